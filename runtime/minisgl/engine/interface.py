@@ -1,0 +1,60 @@
+"""What the scheduler sees of an engine. No torch here: the scheduler's tests and benchmark use stub engines."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from minisgl.wire.plan import StepPlan, StepResult
+
+
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes that the started engine settled on, equal on all ranks."""
+
+    num_pages: int
+    page_size: int
+    max_running: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class EngineStats(msgspec.Struct, kw_only=True):
+    """Counters since start; benchmarks and tests read them."""
+
+    steps: int = 0
+    graph_replays: int = 0
+    eager_decode_steps: int = 0
+    """Pure decode steps that did not run as a CUDA graph although the device is CUDA."""
+    mixed_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    parameter_bytes: int = 0
+    kv_pool_bytes: int = 0
+    load_seconds: float = 0.0
+    capture_seconds: float = 0.0
+    prefill_backend: str = ""
+    decode_backend: str = ""
+
+
+class Engine(Protocol):
+    """Executes plans strictly in the order of `launch`. At most two launched plans are not collected yet."""
+
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    def launch(self, plan: StepPlan) -> Any:
+        """Start the step and return a handle; does not wait for the device."""
+        ...
+
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for a launched step. Handles are collected in the order of their launch."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was launched and free the device."""
+        ...

@@ -1,0 +1,1 @@
+"""Queue, admission to the batch, pages, prefix cache, batch plans and the step loop. Knows no models or kernels."""

@@ -1,0 +1,61 @@
+"""Checks that the scheduler's books are right. Too slow for every step of a loaded server; tests and audits call it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minisgl.scheduler.pages import Owner
+from minisgl.scheduler.radix_cache import RadixCache
+from minisgl.scheduler.request import Phase
+from minisgl.scheduler.scheduler import Scheduler
+
+
+def check(scheduler: Scheduler) -> None:
+    """Every page has one owner, every lock a reason, no row is in two hands. Raises AssertionError."""
+    pool, table, page = scheduler.pool, scheduler.table, scheduler.config.page_size
+    rows = np.flatnonzero(table.phase != Phase.EMPTY).tolist()
+
+    free = pool._stack[: pool.free]
+    assert len(np.unique(free)) == len(free), "a page is free twice"
+    assert (pool.owner[free] == Owner.FREE).all()
+    assert np.count_nonzero(pool.owner == Owner.FREE) == len(free), "a page is lost"
+
+    cached: set[int] = set()
+    if isinstance(scheduler.cache, RadixCache):
+        cached = check_radix(scheduler.cache)
+    assert cached == set(np.flatnonzero(pool.owner == Owner.CACHE).tolist()), "cache and pool disagree"
+
+    own: list[int] = []
+    for slot in rows:
+        pages = table.pages(slot)
+        assert (pool.owner[pages] != Owner.FREE).all(), f"row {slot} holds a free page"
+        own += pages[pool.owner[pages] == Owner.ROW].tolist()
+        assert table.num_pages[slot] * page >= table.computed[slot], f"row {slot} writes outside of its pages"
+        assert table.in_flight[slot] >= 0
+        if table.phase[slot] == Phase.DECODE:
+            ahead = table.computed[slot] - (table.length[slot] - 1)
+            assert 0 <= ahead <= table.in_flight[slot], "more tokens are under way than steps"
+    assert len(own) == len(set(own)), "a page is in two rows' hands"
+    assert sorted(own) == np.flatnonzero(pool.owner == Owner.ROW).tolist(), "a row's page was not given back"
+
+    assert table.num_in_use == len(rows)
+    alive = [r for r in table.requests if r is not None and table.phase[r.slot] != Phase.ENDING]
+    assert len(alive) + len(scheduler.queue) == len(scheduler._alive)
+
+
+def check_radix(cache: RadixCache) -> set[int]:
+    """The pages of the tree, after checking its invariants."""
+    pages: list[int] = []
+    evictable = 0
+    for node in cache.nodes():
+        assert node.parent is not None
+        assert len(node.tokens) == len(node.pages) * cache.page_size > 0
+        assert node.parent.children[node.tokens[: cache.page_size].tobytes()] is node
+        assert node.locks >= sum(child.locks for child in node.children.values()) >= 0
+        pages += node.pages.tolist()
+        evictable += len(node.pages) if node.locks == 0 else 0
+        if node.locks == 0 and not node.children:
+            assert any(entry[2] is node and entry[0] == node.stamp for entry in cache._heap), "a leaf was forgotten"
+    assert len(pages) == len(set(pages)) == cache.num_pages, "a page is cached twice"
+    assert evictable == cache.evictable_pages
+    return set(pages)

@@ -1,0 +1,156 @@
+"""The clients of a scheduler: one ROUTER socket, and for each client a queue that never blocks the step loop."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import zmq
+
+from minisgl.scheduler.scheduler import StepOutput
+from minisgl.wire.messages import WIRE_VERSION, Failed, FromScheduler, Hello, ModelCard, Tokens, ToScheduler, Welcome
+from minisgl.wire.sockets import Codec, WireError, open_socket
+
+logger = logging.getLogger(__name__)
+
+MAX_BACKLOG_BYTES: Final = 64 << 20
+"""What a client that does not read may owe us before it is dropped."""
+MAX_MESSAGES_PER_POLL: Final = 256
+"""Taken in between two steps, so that a burst of requests cannot stall those that run."""
+
+
+class _Client:
+    def __init__(self, identity: bytes, number: int, name: str) -> None:
+        self.identity = identity
+        self.number = number
+        self.name = name
+        self.backlog: deque[bytes] = deque()
+        self.backlog_bytes = 0
+
+
+class Clients:
+    """Clients are numbered in the order of their first HELLO; a number is never used again."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, model: ModelCard, epoch: tuple[int, int]) -> None:
+        self._socket = open_socket(context, zmq.ROUTER)
+        self._socket.bind(address)
+        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._codec: Codec[ToScheduler] = Codec(ToScheduler)
+        self._welcome = Welcome(version=WIRE_VERSION, epoch=epoch, model=model)
+        self._by_identity: dict[bytes, _Client] = {}
+        self._by_number: dict[int, _Client] = {}
+        self._next_number = 0
+        self._gone: list[int] = []
+
+    def receive(self, wait_ms: int) -> Iterator[tuple[int, ToScheduler]]:
+        """Messages of greeted clients, with the client's number; waits for the first at most `wait_ms`."""
+        if wait_ms and not self._socket.poll(wait_ms):
+            return
+        for _ in range(MAX_MESSAGES_PER_POLL):
+            if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                return
+            identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            try:
+                message = self._codec.decode(frames[0] if len(frames) == 1 else b"")
+            except WireError as error:
+                logger.warning("client %s is dropped: %s", identity.hex(), error)
+                self._drop_identity(identity)
+                continue
+            if isinstance(message, Hello):
+                self._greet(identity, message)
+            elif (client := self._by_identity.get(identity)) is not None:
+                yield client.number, message
+
+    def take_gone(self) -> list[int]:
+        """Numbers of clients that went away since the last call."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def send(self, number: int, message: FromScheduler) -> None:
+        client = self._by_number.get(number)
+        if client is not None:
+            self._send(client, self._codec.encode(message))
+
+    def broadcast(self, message: FromScheduler) -> None:
+        frame = self._codec.encode(message)
+        for client in list(self._by_number.values()):
+            self._send(client, frame)
+
+    def send_step(self, output: StepOutput) -> None:
+        """One message to each client that has rows in the step."""
+        for failure in output.failures:
+            self.send(failure.client, Failed(failure.id, failure.code, failure.message))
+        if not len(output.client):
+            return
+        first = int(output.client[0])
+        if (output.client == first).all():
+            self.send(first, _tokens(output, slice(None)))
+            return
+        for number in np.unique(output.client).tolist():
+            self.send(number, _tokens(output, output.client == number))
+
+    def flush(self) -> None:
+        """Try again what peers could not take before."""
+        for client in list(self._by_number.values()):
+            while client.backlog and self._try_send(client, client.backlog[0]):
+                client.backlog_bytes -= len(client.backlog.popleft())
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+    def _greet(self, identity: bytes, hello: Hello) -> None:
+        if hello.version not in (WIRE_VERSION, WIRE_VERSION - 1):
+            logger.warning("client %s speaks wire version %d, not %d", hello.client, hello.version, WIRE_VERSION)
+            message = f"wire version {hello.version} is not understood, only {WIRE_VERSION}: update the older side"
+            self._socket.send_multipart([identity, self._codec.encode(Failed(b"", "wire_version", message))])
+            return
+        # A client that says HELLO again has started anew: what it asked for before is nobody's now.
+        self._drop_identity(identity)
+        client = _Client(identity, self._next_number, hello.client)
+        self._next_number += 1
+        self._by_identity[identity] = self._by_number[client.number] = client
+        self._send(client, self._codec.encode(self._welcome))
+
+    def _send(self, client: _Client, frame: bytes) -> None:
+        if not client.backlog and self._try_send(client, frame):
+            return
+        if client.number not in self._by_number:
+            return
+        client.backlog.append(frame)
+        client.backlog_bytes += len(frame)
+        if client.backlog_bytes > MAX_BACKLOG_BYTES:
+            logger.warning("client %s does not read what it asked for and is dropped", client.name)
+            self._drop_identity(client.identity)
+
+    def _try_send(self, client: _Client, frame: bytes) -> bool:
+        try:
+            self._socket.send_multipart([client.identity, frame], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            logger.info("client %s is gone", client.name)
+            self._drop_identity(client.identity)
+            return False
+        return True
+
+    def _drop_identity(self, identity: bytes) -> None:
+        client = self._by_identity.pop(identity, None)
+        if client is not None:
+            del self._by_number[client.number]
+            client.backlog.clear()
+            self._gone.append(client.number)
+
+
+def _tokens(output: StepOutput, rows: Any) -> Tokens:
+    return Tokens(
+        ids=output.ids[rows].tobytes(),
+        index=output.index[rows].tobytes(),
+        token=output.tokens[rows].tobytes(),
+        finish=output.finish[rows].tobytes(),
+        cached=output.cached[rows].tobytes(),
+    )

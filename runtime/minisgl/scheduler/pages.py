@@ -1,0 +1,71 @@
+"""Who owns each page of the KV pool."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minisgl.wire.plan import IntArray
+
+NO_PAGES: Final[IntArray] = np.empty(0, np.int32)
+
+
+class Owner(IntEnum):
+    """Every page has exactly one owner at any time."""
+
+    FREE = 0
+    ROW = 1
+    """A request's own: nobody else reads it."""
+    CACHE = 2
+    """The prefix cache's: any request that has locked it may read it, nobody writes it."""
+
+
+class PagePool:
+    """A stack of free pages, and the owner of every page."""
+
+    def __init__(self, num_pages: int, shuffle: np.random.Generator | None = None) -> None:
+        """`shuffle`: hand out free pages in random order, and keep a list of the freed ones (for audits)."""
+        self.owner: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
+        # The lowest page lies on top, so that a fresh pool hands out 0, 1, 2, …
+        self._stack: IntArray = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
+        self._free = num_pages
+        self._shuffle = shuffle
+        self._freed: list[IntArray] = []
+
+    @property
+    def free(self) -> int:
+        return self._free
+
+    def allocate(self, count: int) -> IntArray:
+        """`count` ≤ `free` pages for a row."""
+        assert count <= self._free, "allocation must be planned against `free`"
+        if self._shuffle is not None:
+            self._shuffle.shuffle(self._stack[: self._free])
+        self._free -= count
+        pages = self._stack[self._free : self._free + count][::-1].copy()
+        self.owner[pages] = Owner.ROW
+        return pages
+
+    def give_to_cache(self, pages: IntArray) -> None:
+        assert (self.owner[pages] == Owner.ROW).all(), "only a row's own pages can move into the cache"
+        self.owner[pages] = Owner.CACHE
+
+    def release(self, pages: IntArray) -> None:
+        """Pages whose owner lets go of them; no launched step may still write them."""
+        assert (self.owner[pages] != Owner.FREE).all(), "page freed twice"
+        self.owner[pages] = Owner.FREE
+        self._stack[self._free : self._free + len(pages)] = pages
+        self._free += len(pages)
+        if self._shuffle is not None:
+            self._freed.append(pages)
+
+    def take_freed(self) -> IntArray:
+        """Pages that were freed since the last call and are free still or again; empty unless auditing."""
+        if not self._freed:
+            return NO_PAGES
+        freed = np.unique(np.concatenate(self._freed))
+        self._freed.clear()
+        return freed

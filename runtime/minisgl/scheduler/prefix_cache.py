@@ -1,0 +1,76 @@
+"""What the scheduler wants of a prefix cache, and the cache that keeps nothing."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from minisgl.scheduler.pages import NO_PAGES
+from minisgl.wire.plan import IntArray
+
+
+class PrefixCache(Protocol):
+    """Maps token prefixes to KV pages, whole pages only. A handle names a cached prefix; the root handle names
+    the empty one. Pages of a locked prefix stay; those of unlocked ones can be evicted."""
+
+    @property
+    def root(self) -> Any: ...
+
+    @property
+    def evictable_pages(self) -> int:
+        """Pages that `evict` could give back now."""
+        ...
+
+    @property
+    def num_pages(self) -> int:
+        """All pages in the cache, locked or not."""
+        ...
+
+    def match(self, tokens: IntArray) -> tuple[Any, IntArray]:
+        """Handle and pages of the longest cached prefix of `tokens`. Locks nothing."""
+        ...
+
+    def lock(self, handle: Any) -> None: ...
+
+    def unlock(self, handle: Any) -> None: ...
+
+    def continues(self, handle: Any, tokens: IntArray) -> bool:
+        """Whether the cache has, or would not want, the first page of `tokens` behind the prefix `handle`."""
+        ...
+
+    def insert(self, handle: Any, tokens: IntArray, pages: IntArray) -> tuple[Any, int]:
+        """Extend the prefix `handle` by whole pages of `tokens`, whose KV lies in `pages`.
+
+        Returns the handle of the extended prefix and how many leading pages of the extension the cache already
+        had: these of `pages` stay the caller's, the others are the cache's from now on.
+        """
+        ...
+
+    def evict(self, count: int) -> IntArray:
+        """Give back `min(count, evictable_pages)` pages, the least recently used first."""
+        ...
+
+
+class NaiveCache:
+    """No sharing: every request computes its own prompt."""
+
+    root = None
+    evictable_pages = 0
+    num_pages = 0
+
+    def match(self, tokens: IntArray) -> tuple[None, IntArray]:
+        return None, NO_PAGES
+
+    def lock(self, handle: None) -> None:
+        pass
+
+    def unlock(self, handle: None) -> None:
+        pass
+
+    def continues(self, handle: None, tokens: IntArray) -> bool:
+        return True
+
+    def insert(self, handle: None, tokens: IntArray, pages: IntArray) -> tuple[None, int]:
+        return None, len(pages)
+
+    def evict(self, count: int) -> IntArray:
+        return NO_PAGES

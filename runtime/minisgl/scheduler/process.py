@@ -1,0 +1,90 @@
+"""Entry of rank 0's process: start the engine, size the scheduler by it, serve."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+
+from minisgl.config import CacheKind, EngineConfig, SchedulerConfig
+from minisgl.engine.interface import Engine, EngineLimits
+from minisgl.scheduler.clients import Clients
+from minisgl.scheduler.loop import StepLoop
+from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.server import serve
+from minisgl.wire.messages import ModelCard
+
+
+class SchedulerProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher tells rank 0."""
+
+    engine: EngineConfig
+    address: str
+    """Where clients connect: `ipc://…` or `tcp://…`."""
+    followers: tuple[str, ...] = ()
+    """Addresses on which ranks 1, 2, … take plans, in this order."""
+    model_name: str
+    revision: str = ""
+    tokenizer_hashes: dict[str, str] = {}
+    epoch: tuple[int, int] = (0, 0)
+    overlap: bool = True
+    cache: CacheKind = "radix"
+    max_waiting: int = 1 << 20
+
+
+def pack_epoch(epoch: tuple[int, int]) -> int:
+    """(boot time in ms, counter) as one ordered integer below 2⁶²."""
+    boot_ms, counter = epoch
+    return boot_ms << 16 | counter & 0xFFFF
+
+
+def scheduler_config(config: SchedulerProcessConfig, limits: EngineLimits) -> SchedulerConfig:
+    return SchedulerConfig(
+        num_pages=limits.num_pages,
+        page_size=limits.page_size,
+        max_running=limits.max_running,
+        max_model_len=limits.max_model_len,
+        vocab_size=limits.vocab_size,
+        max_step_tokens=config.engine.max_step_tokens,
+        overlap=config.overlap,
+        cache=config.cache,
+        eos_token_ids=limits.eos_token_ids,
+        max_waiting=config.max_waiting,
+        audit=config.engine.audit,
+    )
+
+
+def run(
+    config: SchedulerProcessConfig,
+    create_engine: Callable[[], Engine],
+    *,
+    ready: Callable[[str, ModelCard], None],
+    stop: threading.Event,
+) -> None:
+    """Serve until `stop` is set. `ready` is called with the bound address and the model card once clients can
+    connect. Whatever the engine raises goes through: the process ends with it."""
+    engine = create_engine()
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        limits = engine.limits
+        card = ModelCard(
+            name=config.model_name,
+            revision=config.revision,
+            max_model_len=limits.max_model_len,
+            vocab_size=limits.vocab_size,
+            eos_token_ids=limits.eos_token_ids,
+            tokenizer_hashes=config.tokenizer_hashes,
+        )
+        clients = Clients(context, config.address, card, config.epoch)
+        try:
+            scheduler = Scheduler(scheduler_config(config, limits), pack_epoch(config.epoch))
+            ready(clients.address, card)
+            serve(StepLoop(scheduler, engine), clients, stop)
+        finally:
+            clients.close()
+    finally:
+        context.term()
+        engine.close()

@@ -1,0 +1,41 @@
+"""Requests that wait for a row: by priority, then in the order of arrival."""
+
+from __future__ import annotations
+
+import heapq
+
+from minisgl.scheduler.request import Request
+
+
+class WaitingQueue:
+    """A heap, and an index by id; removed entries are skipped when they come up."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[int, int], Request]] = []
+        self._by_id: dict[bytes, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def push(self, request: Request) -> None:
+        assert request.id not in self._by_id
+        self._by_id[request.id] = request
+        heapq.heappush(self._heap, (request.order, request))
+
+    def peek(self) -> Request | None:
+        while self._heap:
+            request = self._heap[0][1]
+            if self._by_id.get(request.id) is request:
+                return request
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self) -> Request:
+        request = self.peek()
+        assert request is not None
+        heapq.heappop(self._heap)
+        del self._by_id[request.id]
+        return request
+
+    def remove(self, request_id: bytes) -> Request | None:
+        return self._by_id.pop(request_id, None)

@@ -1,0 +1,174 @@
+"""A radix tree over pages of token ids (the idea: SGLang, arXiv 2312.07104), with eviction in O(log n)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+
+from minisgl.scheduler.pages import NO_PAGES
+from minisgl.wire.plan import IntArray
+
+
+class Node:
+    """An edge of the tree: `tokens` continue the parent's prefix, `pages` hold their KV."""
+
+    __slots__ = ("children", "locks", "pages", "parent", "stamp", "tokens")
+
+    def __init__(self, parent: Node | None, tokens: IntArray, pages: IntArray, stamp: int) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.pages = pages
+        self.children: dict[bytes, Node] = {}
+        self.locks = 0
+        self.stamp = stamp
+
+
+class RadixCache:
+    """Invariants: a node's locks ≥ the sum of its children's locks, so below an unlocked node everything is
+    unlocked; `evictable_pages` is the pages of all unlocked nodes; every unlocked leaf has an entry in the heap
+    with its present stamp. Other heap entries are stale and skipped."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.root = Node(None, NO_PAGES, NO_PAGES, 0)
+        self.evictable_pages = 0
+        self.num_pages = 0
+        self._nodes = 0
+        self._clock = 0
+        self._heap: list[tuple[int, int, Node]] = []
+
+    def match(self, tokens: IntArray) -> tuple[Node, IntArray]:
+        node, matched, path = self._walk(self.root, tokens)
+        return node, np.concatenate(path) if matched else NO_PAGES
+
+    def lock(self, handle: Node) -> None:
+        self._clock += 1
+        node: Node | None = handle
+        while node is not None:
+            if node.locks == 0:
+                self.evictable_pages -= len(node.pages)
+            node.locks += 1
+            node.stamp = self._clock
+            node = node.parent
+
+    def unlock(self, handle: Node) -> None:
+        self._clock += 1
+        node: Node | None = handle
+        while node is not None:
+            assert node.locks > 0, "prefix unlocked more often than locked"
+            node.locks -= 1
+            node.stamp = self._clock
+            if node.locks == 0:
+                self.evictable_pages += len(node.pages)
+                self._offer(node)
+            node = node.parent
+
+    def continues(self, handle: Node, tokens: IntArray) -> bool:
+        return tokens[: self.page_size].tobytes() in handle.children
+
+    def insert(self, handle: Node, tokens: IntArray, pages: IntArray) -> tuple[Node, int]:
+        assert len(tokens) == len(pages) * self.page_size, "only whole pages can be cached"
+        node, matched, _ = self._walk(handle, tokens)
+        if matched == len(pages):
+            return node, matched
+        tail = tokens[matched * self.page_size :].copy()
+        self._clock += 1
+        leaf = Node(node, tail, pages[matched:].copy(), self._clock)
+        node.children[tail[: self.page_size].tobytes()] = leaf
+        self._nodes += 1
+        self.num_pages += len(leaf.pages)
+        self.evictable_pages += len(leaf.pages)
+        self._offer(leaf)
+        return leaf, matched
+
+    def evict(self, count: int) -> IntArray:
+        taken: list[IntArray] = []
+        missing = count
+        while missing > 0 and self._heap:
+            stamp, _, node = self._heap[0]
+            if not self._evictable(node, stamp):
+                heapq.heappop(self._heap)
+                continue
+            if len(node.pages) > missing:
+                # A prefix of what the node caches is as good as before: only its tail goes.
+                taken.append(node.pages[-missing:])
+                node.pages = node.pages[:-missing]
+                node.tokens = node.tokens[: len(node.pages) * self.page_size]
+                missing = 0
+            else:
+                heapq.heappop(self._heap)
+                taken.append(node.pages)
+                missing -= len(node.pages)
+                self._remove(node)
+        if not taken:
+            return NO_PAGES
+        pages = np.concatenate(taken)
+        self.num_pages -= len(pages)
+        self.evictable_pages -= len(pages)
+        return pages
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root, parents first."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _walk(self, node: Node, tokens: IntArray) -> tuple[Node, int, list[IntArray]]:
+        """Follow `tokens` down from `node`; split the last node where it matches in part. Returns the node
+        reached, the number of pages matched and these pages."""
+        page = self.page_size
+        position, end = 0, len(tokens) // page * page
+        path: list[IntArray] = []
+        while position < end:
+            child = node.children.get(tokens[position : position + page].tobytes())
+            if child is None:
+                break
+            size = min(len(child.tokens), end - position)
+            differs = np.flatnonzero(child.tokens[:size] != tokens[position : position + size])
+            common = (int(differs[0]) if len(differs) else size) // page
+            if common < len(child.pages):
+                child = self._split(child, common)
+            path.append(child.pages)
+            position += common * page
+            node = child
+            if len(differs):
+                break
+        return node, position // page, path
+
+    def _split(self, node: Node, count: int) -> Node:
+        """Cut off the first `count` pages of `node` as its new parent. `node` keeps the rest, so handles of
+        requests that have locked it stay at the end of their prefix."""
+        assert node.parent is not None
+        assert 0 < count < len(node.pages)
+        cut = count * self.page_size
+        upper = Node(node.parent, node.tokens[:cut], node.pages[:count], node.stamp)
+        upper.locks = node.locks
+        node.parent.children[node.tokens[: self.page_size].tobytes()] = upper
+        node.parent, node.tokens, node.pages = upper, node.tokens[cut:], node.pages[count:]
+        upper.children[node.tokens[: self.page_size].tobytes()] = node
+        self._nodes += 1
+        return upper
+
+    def _evictable(self, node: Node, stamp: int) -> bool:
+        return node.stamp == stamp and node.locks == 0 and not node.children and node.parent is not None
+
+    def _offer(self, node: Node) -> None:
+        """Put a leaf that became evictable on the heap."""
+        if not self._evictable(node, node.stamp):
+            return
+        heapq.heappush(self._heap, (node.stamp, id(node), node))
+        if len(self._heap) > 2 * self._nodes + 64:
+            self._heap = [entry for entry in self._heap if self._evictable(entry[2], entry[0])]
+            heapq.heapify(self._heap)
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.tokens[: self.page_size].tobytes()]
+        leaf.parent = None
+        self._nodes -= 1
+        self._offer(parent)

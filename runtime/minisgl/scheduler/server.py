@@ -1,0 +1,80 @@
+"""The process of rank 0: clients in front, the step loop behind."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from typing import Final
+
+from minisgl.scheduler.clients import Clients
+from minisgl.scheduler.loop import StepLoop
+from minisgl.scheduler.scheduler import RequestError
+from minisgl.wire.messages import Abort, Ack, Failed, Status, Submit, ToScheduler
+
+logger = logging.getLogger(__name__)
+
+STATUS_SECONDS: Final = 0.1
+IDLE_WAIT_MS: Final = 100
+
+
+def serve(loop: StepLoop, clients: Clients, stop: threading.Event) -> None:
+    """Run until `stop` is set. An exception of the engine ends it: whoever watches the process tells the clients."""
+    scheduler = loop.scheduler
+    # The loop makes no reference cycles, so the collector would only pause it: it runs when there is nothing to do.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    next_status = 0.0
+    idle = False
+    while not stop.is_set():
+        for number, message in clients.receive(0 if scheduler.has_work else IDLE_WAIT_MS):
+            _take(loop, clients, number, message)
+        for number in clients.take_gone():
+            scheduler.drop_client(number)
+        if scheduler.has_work:
+            idle = False
+            output = loop.step()
+            if output is not None:
+                clients.send_step(output)
+        elif not idle:
+            idle = True
+            gc.collect()
+        now = time.monotonic()
+        if now >= next_status:
+            next_status = now + STATUS_SECONDS
+            clients.flush()
+            for failure in scheduler.expire(time.time_ns() // 1_000_000):
+                clients.send(failure.client, Failed(failure.id, failure.code, failure.message))
+            clients.broadcast(status(loop))
+
+
+def status(loop: StepLoop) -> Status:
+    scheduler, counters = loop.scheduler, loop.scheduler.counters
+    return Status(
+        waiting=len(scheduler.queue),
+        running=scheduler.table.num_in_use,
+        used_pages=scheduler.config.num_pages - scheduler.available_pages,
+        num_pages=scheduler.config.num_pages,
+        steps=counters.steps,
+        prompt_tokens=counters.prompt_tokens,
+        cached_tokens=counters.cached_tokens,
+        prefill_tokens=counters.prefill_tokens,
+        generated_tokens=counters.generated_tokens,
+        retractions=counters.retractions,
+        finished=counters.finished,
+    )
+
+
+def _take(loop: StepLoop, clients: Clients, number: int, message: ToScheduler) -> None:
+    match message:
+        case Submit():
+            try:
+                loop.scheduler.submit(message, number)
+            except RequestError as error:
+                clients.send(number, Failed(message.id, error.code, error.message))
+            else:
+                clients.send(number, Ack(message.id))
+        case Abort():
+            loop.scheduler.abort(message.id)

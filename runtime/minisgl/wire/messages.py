@@ -1,0 +1,168 @@
+"""Messages between a frontend's tokenizer and the scheduler on rank 0, encoded as msgpack.
+
+Columns (one value per row of a step) travel as packed little-endian arrays: one message per step and client,
+whatever the number of rows. Request identifiers are 16 random bytes made by the frontend.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+WIRE_VERSION: Final = 1
+"""A peer with this version or the one before it is accepted."""
+
+REQUEST_ID_BYTES: Final = 16
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+FINISH_REASONS: Final[tuple[FinishReason | None, ...]] = (None, "stop", "length", "abort", "error")
+"""Index = the code in `Tokens.finish`."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to choose the next token and when to end. Ranges are checked by `validate`, not by the scheduler."""
+
+    max_tokens: int | None = None
+    """Most tokens to generate; None: as many as the context leaves."""
+    temperature: float = 1.0
+    """0: greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 or −1: all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    """int64; the same seed and prompt give the same tokens, whatever else is in the batch."""
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer; the tokenizer room looks for them in the text."""
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):
+    """A request for tokens. `output` holds tokens that an earlier epoch has already given: generation goes on
+    behind them, with the same indices, positions and therefore samples."""
+
+    id: bytes
+    prompt: bytes
+    """int32, at least one token."""
+    output: bytes = b""
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    """Higher goes first."""
+    deadline_ms: int = 0
+    """Unix time in ms after which the request ends in an error; 0: none."""
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """The client is gone or has seen a stop string. Unknown ids are ignored: the request may just have ended."""
+
+    id: bytes
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a client."""
+
+    version: int
+    client: str
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a frontend must know of the model that is served."""
+
+    name: str
+    revision: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer_hashes: dict[str, str]
+    """File name → sha256 of each tokenizer file: frontends must use the same ones."""
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    """Answer to Hello. `epoch` orders engine starts: boot time of the launcher in ms, then a counter."""
+
+    version: int
+    epoch: tuple[int, int]
+    model: ModelCard
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ack"):
+    """The scheduler has queued the request: from now on it ends in a finish reason or in `Failed`."""
+
+    id: bytes
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A request that ended without a full answer, or was never accepted. `code` is stable, see docs."""
+
+    id: bytes
+    code: str
+    message: str
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+    """The tokens of one step for one client, in columns of equal length."""
+
+    ids: bytes
+    """16 bytes a row."""
+    index: bytes
+    """int32: 0 for the first token of the answer."""
+    token: bytes
+    """int32"""
+    finish: bytes
+    """uint8, index into FINISH_REASONS; the row's last message when not 0."""
+    cached: bytes
+    """int32: prompt tokens that came from the prefix cache."""
+
+    def rows(self) -> TokenRows:
+        n = len(self.finish)
+        if len(self.ids) != n * REQUEST_ID_BYTES or not len(self.index) == len(self.token) == len(self.cached) == 4 * n:
+            raise msgspec.ValidationError("the columns of a tokens message differ in length")
+        return TokenRows(
+            [self.ids[i : i + REQUEST_ID_BYTES] for i in range(0, len(self.ids), REQUEST_ID_BYTES)],
+            np.frombuffer(self.index, "<i4"),
+            np.frombuffer(self.token, "<i4"),
+            np.frombuffer(self.finish, np.uint8),
+            np.frombuffer(self.cached, "<i4"),
+        )
+
+
+class TokenRows(msgspec.Struct, frozen=True):
+    """`Tokens`, unpacked."""
+
+    ids: list[bytes]
+    index: NDArray[np.int32]
+    token: NDArray[np.int32]
+    finish: NDArray[np.uint8]
+    cached: NDArray[np.int32]
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
+    """The scheduler's state, sent to every client a few times a second; counters are since start."""
+
+    waiting: int
+    running: int
+    used_pages: int
+    """Pages that requests hold; cached pages that can be evicted do not count."""
+    num_pages: int
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    prefill_tokens: int
+    generated_tokens: int
+    retractions: int
+    finished: int
+
+
+ToScheduler = Hello | Submit | Abort
+FromScheduler = Welcome | Ack | Failed | Tokens | Status

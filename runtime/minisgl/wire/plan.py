@@ -1,0 +1,169 @@
+"""The plan of one engine step: what rank 0's scheduler decides and every rank executes in the same order.
+
+A plan is one packed int32 buffer, so that it is one frame to a follower and one copy to a GPU. Engines execute
+plans strictly in order: everything that changes a device table (page table, sampling parameters, token ids)
+travels inside a plan, so nothing can overtake a step that still reads or writes the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+
+PARAM_COLUMNS: Final = 7
+"""slot, temperature (float bits), top_k, top_p (float bits), min_p (float bits), seed low, seed high."""
+
+_HEADER: Final = 10
+
+
+class PlanError(ValueError):
+    """A frame that is not a plan of this wire version."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. All arrays are int32 views into `buffer`; D decode rows, P prefill segments, T prefill tokens,
+    U page-table updates, N new rows, Z poisoned pages.
+
+    Execution order within a step: poison, new rows' parameters, page-table updates, then the forward pass. In
+    each layer the KV of *all* tokens of the step is stored before any attention reads it: a segment may start
+    behind a prefix that another segment of the same step computes.
+
+    A decode row's input token is the one that the engine sampled last for its slot. The rows whose next token is
+    sampled are, in this order: all decode rows, then the prefill segments with `sample` set. Sampling for a row
+    is keyed on (seed, p) where p is the number of tokens before the sampled one: `decode_positions + 1`, or
+    `prefill_starts + prefill_lengths`.
+    """
+
+    epoch: int
+    step: int
+    decode_slots: IntArray
+    """[D] rows of the tables."""
+    decode_positions: IntArray
+    """[D] position of the input token: its KV is stored there; the row attends to positions 0..this."""
+    prefill_slots: IntArray
+    """[P]"""
+    prefill_starts: IntArray
+    """[P] first position computed: positions before it are in the KV pool already, or stored in this step."""
+    prefill_lengths: IntArray
+    """[P] number of tokens computed, ≥ 1."""
+    prefill_sample: IntArray
+    """[P] 1: the segment ends its prompt, so a token is sampled after it."""
+    prefill_tokens: IntArray
+    """[T] token ids of the segments, one after the other."""
+    page_updates: IntArray
+    """[3, U] slot, index in the slot's page table, page."""
+    new_rows: IntArray
+    """[PARAM_COLUMNS, N] sampling parameters of the rows that join in this step."""
+    poison_pages: IntArray
+    """[Z] pages freed since the last plan; only with audit. The engine fills them with NaN."""
+    buffer: IntArray
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decode_slots) + len(self.prefill_tokens)
+
+    @property
+    def sampled_slots(self) -> IntArray:
+        """[S] slots whose tokens the step returns, in the order of the result."""
+        if not len(self.prefill_slots):
+            return self.decode_slots
+        return np.concatenate((self.decode_slots, self.prefill_slots[self.prefill_sample == 1]))
+
+    def encode(self) -> bytes:
+        return self.buffer.tobytes()
+
+    @staticmethod
+    def build(
+        *,
+        epoch: int,
+        step: int,
+        decode_slots: IntArray,
+        decode_positions: IntArray,
+        prefill_slots: IntArray,
+        prefill_starts: IntArray,
+        prefill_lengths: IntArray,
+        prefill_sample: IntArray,
+        prefill_tokens: IntArray,
+        page_updates: IntArray,
+        new_rows: IntArray,
+        poison_pages: IntArray,
+    ) -> StepPlan:
+        """Pack the parts. `page_updates` is [3, U], `new_rows` [PARAM_COLUMNS, N]; the others 1-D."""
+        header = np.array(
+            (
+                epoch & 0x7FFFFFFF,
+                epoch >> 31,
+                step & 0x7FFFFFFF,
+                step >> 31,
+                len(decode_slots),
+                len(prefill_slots),
+                len(prefill_tokens),
+                page_updates.shape[1],
+                new_rows.shape[1],
+                len(poison_pages),
+            ),
+            np.int32,
+        )
+        parts = (
+            header,
+            decode_slots,
+            decode_positions,
+            prefill_slots,
+            prefill_starts,
+            prefill_lengths,
+            prefill_sample,
+            prefill_tokens,
+            page_updates.ravel(),
+            new_rows.ravel(),
+            poison_pages,
+        )
+        return StepPlan._view(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
+
+    @staticmethod
+    def decode(frame: bytes | memoryview) -> StepPlan:
+        """Raises PlanError when the frame's sizes do not add up."""
+        if len(frame) < _HEADER * 4 or len(frame) % 4:
+            raise PlanError(f"a plan of {len(frame)} bytes is cut off")
+        return StepPlan._view(np.frombuffer(frame, np.int32))
+
+    @staticmethod
+    def _view(buffer: IntArray) -> StepPlan:
+        epoch_low, epoch_high, step_low, step_high, d, p, t, u, n, z = buffer[:_HEADER].tolist()
+        if min(d, p, t, u, n, z) < 0 or _HEADER + 2 * d + 4 * p + t + 3 * u + PARAM_COLUMNS * n + z != len(buffer):
+            raise PlanError("the sizes in a plan's header do not add up to its length")
+        a = _HEADER + d
+        b = a + d
+        c = b + 4 * p
+        e = c + t
+        f = e + 3 * u
+        g = f + PARAM_COLUMNS * n
+        return StepPlan(
+            epoch=epoch_low | epoch_high << 31,
+            step=step_low | step_high << 31,
+            decode_slots=buffer[_HEADER:a],
+            decode_positions=buffer[a:b],
+            prefill_slots=buffer[b : b + p],
+            prefill_starts=buffer[b + p : b + 2 * p],
+            prefill_lengths=buffer[b + 2 * p : b + 3 * p],
+            prefill_sample=buffer[b + 3 * p : c],
+            prefill_tokens=buffer[c:e],
+            page_updates=buffer[e:f].reshape(3, u),
+            new_rows=buffer[f:g].reshape(PARAM_COLUMNS, n),
+            poison_pages=buffer[g:],
+            buffer=buffer,
+        )
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """What one step returned. `tokens` [S] int32 in the order of `StepPlan.sampled_slots`; −1 where the logits
+    were not finite: that request ends in an error, the others go on."""
+
+    step: int
+    tokens: IntArray

@@ -1,0 +1,213 @@
+"""The rank-0 process's loop on real sockets, with the hash model behind it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from minisgl.config import EngineConfig
+from minisgl.engine.interface import EngineLimits
+from minisgl.scheduler import clients as clients_module
+from minisgl.scheduler.process import SchedulerProcessConfig, run
+from minisgl.wire.messages import (
+    FINISH_REASONS,
+    WIRE_VERSION,
+    Abort,
+    Ack,
+    Failed,
+    FromScheduler,
+    Hello,
+    ModelCard,
+    Status,
+    Submit,
+    Tokens,
+    Welcome,
+)
+from minisgl.wire.sockets import Codec, open_socket
+from support.kv_engine import KvEngine, reference
+from support.scheduling import EOS, VOCAB
+
+LIMITS = EngineLimits(num_pages=256, page_size=4, max_running=8, max_model_len=512, vocab_size=VOCAB, eos_token_ids=EOS)
+
+
+class Client:
+    """A frontend's end of the wire."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, version: int = WIRE_VERSION) -> None:
+        self.socket = open_socket(context, zmq.DEALER)
+        self.socket.connect(address)
+        self.codec: Codec[FromScheduler] = Codec(FromScheduler)
+        self.answers: dict[bytes, list[int]] = {}
+        self.finish: dict[bytes, str] = {}
+        self.last_status: Status | None = None
+        self.send(Hello(version, "test"))
+
+    def send(self, message: Any) -> None:
+        self.socket.send(self.codec.encode(message))
+
+    def receive(self, timeout_ms: int = 10_000) -> FromScheduler:
+        assert self.socket.poll(timeout_ms), "the scheduler said nothing"
+        return self.codec.decode(self.socket.recv())
+
+    def wait_for(self, test: Callable[[FromScheduler], bool], timeout: float = 10) -> FromScheduler:
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            message = self.receive()
+            if isinstance(message, Tokens):
+                rows = message.rows()
+                for i, request_id in enumerate(rows.ids):
+                    answer = self.answers.setdefault(request_id, [])
+                    assert rows.index[i] == len(answer)
+                    answer.append(int(rows.token[i]))
+                    if rows.finish[i]:
+                        self.finish[request_id] = str(FINISH_REASONS[rows.finish[i]])
+            if test(message):
+                return message
+        raise AssertionError("the message did not come")
+
+    def submit(self, number: int, prompt: list[int], max_tokens: int, **options: Any) -> bytes:
+        request_id = number.to_bytes(16, "big")
+        options.setdefault("seed", 0)
+        self.send(Submit(id=request_id, prompt=np.array(prompt, "<i4").tobytes(), max_tokens=max_tokens, **options))
+        return request_id
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, ModelCard]]:
+    address = f"ipc://{tmp_path}/s" if request.param == "ipc" else "tcp://127.0.0.1:*"
+    config = SchedulerProcessConfig(
+        engine=EngineConfig(model="", max_step_tokens=32), address=address, model_name="tiny", epoch=(5, 1)
+    )
+    stop, listening = threading.Event(), threading.Event()
+    found: list[tuple[str, ModelCard]] = []
+
+    def ready(address: str, card: ModelCard) -> None:
+        found.append((address, card))
+        listening.set()
+
+    thread = threading.Thread(target=lambda: run(config, lambda: KvEngine(LIMITS), ready=ready, stop=stop))
+    thread.start()
+    assert listening.wait(10)
+    yield found[0]
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def test_hello_is_answered_with_the_model_card(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+    welcome = Client(context, server[0]).receive()
+    assert welcome == Welcome(version=WIRE_VERSION, epoch=(5, 1), model=server[1])
+    assert server[1].vocab_size == VOCAB
+
+
+def test_another_wire_version_is_refused_by_name(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+    message = Client(context, server[0], version=WIRE_VERSION + 7).receive()
+    assert isinstance(message, Failed)
+    assert message.code == "wire_version"
+
+
+def test_two_clients_get_their_own_answers(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+    one, two = Client(context, server[0]), Client(context, server[0])
+    ids = [client.submit(i, [i, 3], 12, ignore_eos=True) for i, client in enumerate((one, two, one, two))]
+    for client, mine in ((one, ids[::2]), (two, ids[1::2])):
+        client.wait_for(lambda _, c=client, m=mine: set(c.finish) == set(m))  # type: ignore[misc]
+        for request_id in mine:
+            number = int.from_bytes(request_id, "big")
+            assert client.answers[request_id] == reference([number, 3], 0, 12, VOCAB, set())
+            assert client.finish[request_id] == "length"
+
+
+def test_ack_comes_before_tokens_and_bad_requests_are_refused(
+    server: tuple[str, ModelCard], context: zmq.Context[Any]
+) -> None:
+    client = Client(context, server[0])
+    bad = client.submit(1, [VOCAB + 5], 3)
+    good = client.submit(2, [1], 3, ignore_eos=True)
+    seen: list[FromScheduler] = []
+    client.wait_for(lambda m: bool(seen.append(m)) or good in client.finish)  # type: ignore[func-returns-value]
+    kinds = [m for m in seen if isinstance(m, Ack | Failed | Tokens)]
+    assert isinstance(kinds[0], Failed)
+    assert (kinds[0].id, kinds[0].code) == (bad, "invalid_token")
+    assert kinds[1] == Ack(good)
+    assert all(isinstance(m, Tokens) for m in kinds[2:])
+
+
+def test_abort_frees_pages_and_status_tells(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+    client = Client(context, server[0])
+    request_id = client.submit(1, [1, 2], 500, ignore_eos=True)
+    client.wait_for(lambda m: isinstance(m, Tokens))
+    client.send(Abort(request_id))
+    status = client.wait_for(lambda m: isinstance(m, Status) and not m.running and m.prompt_tokens > 0)
+    assert isinstance(status, Status)
+    assert (status.running, status.waiting, status.used_pages) == (0, 0, 0)
+    assert request_id not in client.finish
+
+
+def test_a_client_that_goes_away_is_noticed_and_its_requests_end(
+    server: tuple[str, ModelCard], context: zmq.Context[Any]
+) -> None:
+    leaving, staying = Client(context, server[0]), Client(context, server[0])
+    for number in range(8):
+        leaving.submit(number, [number], 500, ignore_eos=True)
+    leaving.wait_for(lambda m: isinstance(m, Tokens))
+    leaving.socket.close(linger=0)
+    staying.wait_for(lambda m: isinstance(m, Status) and not m.running and not m.waiting and m.prompt_tokens >= 8)
+
+
+def test_garbage_drops_its_sender_only(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+    vandal, client = Client(context, server[0]), Client(context, server[0])
+    assert isinstance(vandal.receive(), Welcome)
+    vandal.socket.send(b"\x80\x04pickle")
+    vandal.socket.send_multipart([b"", b"", b""])
+    stranger = open_socket(context, zmq.DEALER)
+    stranger.connect(server[0])
+    stranger.send(client.codec.encode(Abort(bytes(16))))
+    request_id = client.submit(1, [1], 3, ignore_eos=True)
+    client.wait_for(lambda _: request_id in client.finish)
+    assert client.answers[request_id] == reference([1], 0, 3, VOCAB, set())
+
+
+def test_a_deadline_is_enforced_by_the_server(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+    client = Client(context, server[0])
+    request_id = client.submit(1, [1], 500, ignore_eos=True, deadline_ms=1)
+    message = client.wait_for(lambda m: isinstance(m, Failed))
+    assert message == Failed(request_id, "deadline_exceeded", message.message)  # type: ignore[union-attr]
+
+
+def test_a_client_that_does_not_read_is_dropped_and_blocks_nobody(
+    tmp_path: Path, context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients_module, "MAX_BACKLOG_BYTES", 1000)
+    card = ModelCard(name="m", revision="", max_model_len=1, vocab_size=1, eos_token_ids=(), tokenizer_hashes={})
+    clients = clients_module.Clients(context, f"ipc://{tmp_path}/c", card, (0, 0))
+    lazy, reader = Client(context, clients.address), Client(context, clients.address)
+    while len(clients._by_number) < 2:
+        assert list(clients.receive(1000)) == []
+    gone: list[int] = []
+    message = Failed(bytes(16), "code", "x" * 100_000)
+    for _ in range(10_000):
+        clients.send(0, message)
+        gone += clients.take_gone()
+        if gone:
+            break
+    assert gone == [0]
+    clients.send(0, message)
+    clients.send(1, Ack(bytes(16)))
+    assert isinstance(reader.receive(), Welcome)
+    assert reader.receive() == Ack(bytes(16))
+    lazy.socket.close(linger=0)
+    clients.close()

@@ -1,0 +1,119 @@
+"""Random arrivals, chunks, EOS, lengths, aborts, retractions, shared prefixes, deadlines and late engine effects.
+
+After every step: no page or row in two hands, none lost, none written after its release. At the end: nothing left,
+and every answer equal to the undisturbed run's.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from support.scheduling import Answer, Harness
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    harness: Harness
+
+    @initialize(
+        page_size=st.sampled_from([1, 2, 4, 16]),
+        slack=st.integers(0, 40),
+        rows=st.integers(1, 6),
+        budget=st.sampled_from([1, 3, 7, 16, 10_000]),
+        overlap=st.booleans(),
+        cache=st.sampled_from(["radix", "radix", "naive"]),
+        prefixes=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=14), min_size=1, max_size=3),
+    )
+    def start(
+        self, page_size: int, slack: int, rows: int, budget: int, overlap: bool, cache: str, prefixes: list[list[int]]
+    ) -> None:
+        max_model_len = 32
+        self.harness = Harness(
+            pages=(max_model_len + slack) // page_size,
+            page_size=page_size,
+            rows=rows,
+            max_model_len=max_model_len,
+            budget=budget,
+            overlap=overlap,
+            cache=cache,
+        )
+        self.prefixes = prefixes
+        self.now = 0
+        self.ended: set[bytes] = set()
+
+    @rule(
+        prefix=st.integers(0, 2),
+        own=st.lists(st.integers(0, 3), min_size=1, max_size=6),
+        max_tokens=st.integers(1, 12),
+        seed=st.integers(-2, 2),
+        ignore_eos=st.booleans(),
+        priority=st.integers(0, 1),
+        deadline=st.sampled_from([0, 0, 0, 30]),
+        stop=st.lists(st.integers(0, 96), max_size=8),
+    )
+    def arrive(
+        self,
+        prefix: int,
+        own: list[int],
+        max_tokens: int,
+        seed: int,
+        ignore_eos: bool,
+        priority: int,
+        deadline: int,
+        stop: list[int],
+    ) -> None:
+        self.harness.submit(
+            [*self.prefixes[prefix % len(self.prefixes)], *own],
+            max_tokens,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            priority=priority,
+            deadline_ms=self.now + deadline if deadline else 0,
+            stop_token_ids=tuple(stop),
+        )
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.harness.answers)
+    def abort(self, data: st.DataObject) -> None:
+        answer = data.draw(st.sampled_from(list(self.harness.answers.values())))
+        open_before = self._open(answer)
+        assert self.harness.abort(answer) is open_before
+        self.ended.add(answer.submit.id)
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.harness.step()
+            self._pass_time()
+
+    def _pass_time(self) -> None:
+        self.now += 1
+        for failure in self.harness.scheduler.expire(self.now):
+            answer = self.harness.answers[failure.id]
+            assert self._open(answer)
+            self.ended.add(failure.id)
+
+    def _open(self, answer: Answer) -> bool:
+        return answer.finish is None and answer.submit.id not in self.ended
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        self.harness.run()
+        self.harness.check_idle()
+        for answer in self.harness.answers.values():
+            expected = answer.expected()
+            if answer.submit.id in self.ended and answer.finish is None:
+                assert answer.tokens == expected[: len(answer.tokens)]
+            else:
+                assert answer.tokens == expected
+                assert answer.finish == ("length" if len(expected) == answer.submit.max_tokens else "stop") or (
+                    answer.finish == "stop" and len(expected) == answer.submit.max_tokens
+                )
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestSchedulerMachine = SchedulerMachine.TestCase

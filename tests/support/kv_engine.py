@@ -1,0 +1,128 @@
+"""An engine whose KV pool is real and whose model is a hash: wrong, stale or foreign KV changes the next token.
+
+KV at position p is a hash of all tokens up to p, so it depends on the prefix as a transformer's does. The next token
+is a hash of every KV entry that attention would read, of the request's seed and of the position.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from minisgl.engine.interface import EngineLimits, EngineStats
+from minisgl.wire.plan import StepPlan, StepResult
+
+MASK = (1 << 64) - 1
+POISON = 0xDEAD_BEEF_DEAD_BEEF
+START = 0x1234_5678_9ABC_DEF0
+
+
+def mix(a: int, b: int) -> int:
+    """A 64-bit hash of two numbers (the finaliser of splitmix64)."""
+    z = (a * 0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def next_token(kv: np.ndarray, seed: int, position: int, vocab_size: int) -> int:
+    """`kv` [position] uint64: what attention reads for the token at `position`."""
+    weights = np.arange(1, len(kv) + 1, dtype=np.uint64) | np.uint64(1)
+    digest = int((kv * weights).sum(dtype=np.uint64))
+    return mix(mix(digest, seed & MASK), position) % vocab_size
+
+
+def reference(prompt: list[int], seed: int, max_tokens: int, vocab_size: int, eos: set[int]) -> list[int]:
+    """The answer of an undisturbed run; ends with the EOS token if there was one."""
+    kv: list[int] = []
+    for token in prompt:
+        kv.append(mix(kv[-1] if kv else START, token))
+    answer: list[int] = []
+    while len(answer) < max_tokens:
+        token = next_token(np.array(kv, np.uint64), seed, len(kv), vocab_size)
+        answer.append(token)
+        if token in eos:
+            break
+        kv.append(mix(kv[-1], token))
+    return answer
+
+
+class KvEngine:
+    """Effects happen as late as they may: a launched plan is executed when it is collected."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self.limits = limits
+        self.stats = EngineStats()
+        pages_per_row = -(-limits.max_model_len // limits.page_size)
+        self.kv = np.full((limits.num_pages, limits.page_size), POISON, np.uint64)
+        self.page_table = np.full((limits.max_running, pages_per_row), -1, np.int32)
+        self.last_token = np.full(limits.max_running, -1, np.int64)
+        self.seeds = np.zeros(limits.max_running, np.int64)
+        self.log: list[tuple[str, int]] = []
+        self.fail_logits_of: set[int] = set()
+        """Slots whose logits are not finite in the next executed step."""
+        self._queue: deque[StepPlan] = deque()
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        assert len(self._queue) < 2, "at most two launched plans are not collected yet"
+        decoded = StepPlan.decode(plan.encode())
+        self.log.append(("launch", plan.step))
+        self._queue.append(decoded)
+        return decoded
+
+    def collect(self, handle: StepPlan) -> StepResult:
+        assert self._queue.popleft() is handle
+        self.log.append(("collect", handle.step))
+        return StepResult(handle.step, self._execute(handle))
+
+    def close(self) -> None:
+        pass
+
+    def _execute(self, plan: StepPlan) -> np.ndarray:
+        self.kv[plan.poison_pages] = POISON
+        self.last_token[plan.new_rows[0]] = -1
+        self.seeds[plan.new_rows[0]] = np.ascontiguousarray(plan.new_rows[5:7].T).view(np.int64).ravel()
+        slots, index, pages = plan.page_updates
+        self.page_table[slots, index] = pages
+
+        tokens: list[int] = []
+        for slot, position in zip(plan.decode_slots.tolist(), plan.decode_positions.tolist(), strict=True):
+            assert self.last_token[slot] >= 0, "a row decodes before it has a token"
+            self._store(slot, position, int(self.last_token[slot]))
+            tokens.append(self._sample(slot, position + 1))
+        offset = 0
+        for slot, start, length, sample in zip(
+            plan.prefill_slots.tolist(),
+            plan.prefill_starts.tolist(),
+            plan.prefill_lengths.tolist(),
+            plan.prefill_sample.tolist(),
+            strict=True,
+        ):
+            for position in range(start, start + length):
+                self._store(slot, position, int(plan.prefill_tokens[offset]))
+                offset += 1
+            if sample:
+                tokens.append(self._sample(slot, start + length))
+        self.stats.steps += 1
+        self.stats.prefill_tokens += len(plan.prefill_tokens)
+        self.stats.mixed_steps += bool(len(plan.decode_slots) and len(plan.prefill_slots))
+        self.fail_logits_of.clear()
+        return np.array(tokens, np.int32)
+
+    def _store(self, slot: int, position: int, token: int) -> None:
+        before = int(self.kv[self._address(slot, position - 1)]) if position else START
+        self.kv[self._address(slot, position)] = mix(before, token)
+
+    def _address(self, slot: int, position: int) -> tuple[int, int]:
+        page, offset = divmod(position, self.limits.page_size)
+        return int(self.page_table[slot, page]), offset
+
+    def _sample(self, slot: int, position: int) -> int:
+        positions = np.arange(position)
+        kv = self.kv[self.page_table[slot, positions // self.limits.page_size], positions % self.limits.page_size]
+        token = next_token(kv, int(self.seeds[slot]), position, self.limits.vocab_size)
+        if slot in self.fail_logits_of:
+            return -1
+        self.last_token[slot] = token
+        return token

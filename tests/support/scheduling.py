@@ -1,0 +1,151 @@
+"""Drive a scheduler with the hash model and gather each request's answer."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minisgl.config import SchedulerConfig
+from minisgl.engine.interface import EngineLimits
+from minisgl.scheduler.audit import check
+from minisgl.scheduler.loop import StepLoop
+from minisgl.scheduler.request import Phase
+from minisgl.scheduler.scheduler import Failure, Scheduler, StepOutput
+from minisgl.wire.messages import FINISH_REASONS, Submit
+from support.kv_engine import KvEngine, reference
+
+VOCAB = 97
+EOS = (7, 11)
+
+
+@dataclass
+class Answer:
+    submit: Submit
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+    cached: int = 0
+    failure: Failure | None = None
+
+    @property
+    def prompt(self) -> list[int]:
+        return list(map(int, np.frombuffer(self.submit.prompt, np.int32)))
+
+    def expected(self) -> list[int]:
+        eos = set() if self.submit.ignore_eos else set(EOS)
+        eos |= set(self.submit.stop_token_ids)
+        return reference(self.prompt, self.submit.seed, self.submit.max_tokens, VOCAB, eos)
+
+
+class Harness:
+    """A scheduler, the hash model behind a real step loop, and the books of what clients were told."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 64,
+        page_size: int = 4,
+        rows: int = 8,
+        max_model_len: int = 64,
+        budget: int = 16,
+        overlap: bool = True,
+        cache: str = "radix",
+        audit: bool = True,
+        checks: bool = True,
+        max_waiting: int = 1000,
+    ) -> None:
+        self.config = SchedulerConfig(
+            num_pages=pages,
+            page_size=page_size,
+            max_running=rows,
+            max_model_len=max_model_len,
+            vocab_size=VOCAB,
+            max_step_tokens=budget,
+            overlap=overlap,
+            cache=cache,  # type: ignore[arg-type]
+            eos_token_ids=EOS,
+            audit=audit,
+            max_waiting=max_waiting,
+        )
+        limits = EngineLimits(
+            num_pages=pages,
+            page_size=page_size,
+            max_running=rows,
+            max_model_len=max_model_len,
+            vocab_size=VOCAB,
+            eos_token_ids=EOS,
+        )
+        self.engine = KvEngine(limits)
+        self.scheduler = Scheduler(self.config)
+        self.loop = StepLoop(self.scheduler, self.engine)
+        self.answers: dict[bytes, Answer] = {}
+        self.checks = checks
+        self._ids = itertools.count(1)
+
+    def submit(self, prompt: list[int], max_tokens: int = 8, **options: object) -> Answer:
+        request_id = next(self._ids).to_bytes(16, "big")
+        options.setdefault("seed", 0)
+        message = Submit(
+            id=request_id,
+            prompt=np.array(prompt, np.int32).tobytes(),
+            max_tokens=max_tokens,
+            **options,  # type: ignore[arg-type]
+        )
+        self.scheduler.submit(message)
+        self.answers[request_id] = Answer(message)
+        return self.answers[request_id]
+
+    def abort(self, answer: Answer) -> bool:
+        return self.scheduler.abort(answer.submit.id)
+
+    def step(self) -> StepOutput | None:
+        output = self.loop.step()
+        if self.checks:
+            check(self.scheduler)
+            self.check_in_flight()
+        if output is not None:
+            self._take(output)
+        return output
+
+    def run(self, steps: int = 10_000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(steps):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError(f"not done after {steps} steps: {self.scheduler.counters}")
+
+    def check_in_flight(self) -> None:
+        """What a launched step may still write is in its row's hands."""
+        table, pool = self.scheduler.table, self.scheduler.pool
+        for plan in self.engine._queue:
+            page = self.config.page_size
+            slots = np.concatenate((plan.decode_slots, plan.prefill_slots)).tolist()
+            starts = np.concatenate((plan.decode_positions, plan.prefill_starts)).tolist()
+            lengths = [1] * len(plan.decode_slots) + plan.prefill_lengths.tolist()
+            for slot, start, length in zip(slots, starts, lengths, strict=True):
+                assert table.phase[slot] != Phase.EMPTY, f"row {slot} was released under step {plan.step}"
+                written = table.page_table[slot, start // page : (start + length - 1) // page + 1]
+                assert (pool.owner[written] != 0).all(), f"step {plan.step} writes a free page"
+
+    def check_idle(self) -> None:
+        """Nothing is left of the requests: pages, locks, rows, table entries."""
+        scheduler = self.scheduler
+        check(scheduler)
+        assert not scheduler.has_work
+        assert not scheduler._alive
+        assert scheduler.available_pages == self.config.num_pages
+        assert not scheduler.table.unsettled
+        assert all(request is None for request in scheduler.table.requests)
+
+    def _take(self, output: StepOutput) -> None:
+        for row in range(len(output.tokens)):
+            answer = self.answers[output.ids[row].tobytes()]
+            assert answer.finish is None and answer.failure is None, "a token after the end"
+            assert int(output.index[row]) == len(answer.tokens), "a token was lost or came twice"
+            answer.tokens.append(int(output.tokens[row]))
+            answer.finish = FINISH_REASONS[int(output.finish[row])]
+            answer.cached = int(output.cached[row])
+        for failure in output.failures:
+            self.answers[failure.id].failure = failure
