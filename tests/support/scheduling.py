@@ -11,8 +11,9 @@ from minisgl.config import SchedulerConfig
 from minisgl.engine.interface import EngineLimits
 from minisgl.scheduler.audit import check
 from minisgl.scheduler.loop import StepLoop
+from minisgl.scheduler.outcome import Failure, StepOutput
 from minisgl.scheduler.request import Phase
-from minisgl.scheduler.scheduler import Failure, Scheduler, StepOutput
+from minisgl.scheduler.scheduler import Scheduler
 from minisgl.wire.messages import FINISH_REASONS, Submit
 from support.kv_engine import KvEngine, reference
 

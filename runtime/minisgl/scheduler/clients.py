@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import zmq
 
-from minisgl.scheduler.scheduler import StepOutput
+from minisgl.scheduler.outcome import StepOutput
 from minisgl.wire.messages import WIRE_VERSION, Failed, FromScheduler, Hello, ModelCard, Tokens, ToScheduler, Welcome
 from minisgl.wire.sockets import Codec, WireError, open_socket
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BACKLOG_BYTES: Final = 64 << 20
 """What a client that does not read may owe us before it is dropped."""
-MAX_MESSAGES_PER_POLL: Final = 256
+MAX_MESSAGES_PER_POLL: Final = 64
 """Taken in between two steps, so that a burst of requests cannot stall those that run."""
 
 
@@ -36,12 +36,19 @@ class Clients:
 
     def __init__(self, context: zmq.Context[Any], address: str, model: ModelCard, epoch: tuple[int, int]) -> None:
         self._socket = open_socket(context, zmq.ROUTER)
-        self._socket.bind(address)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError:
+            # A socket that stays open would hold up the end of its context, and with it the process, for ever.
+            self._socket.close()
+            raise
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._codec: Codec[ToScheduler] = Codec(ToScheduler)
         self._welcome = Welcome(version=WIRE_VERSION, epoch=epoch, model=model)
         self._by_identity: dict[bytes, _Client] = {}
         self._by_number: dict[int, _Client] = {}
+        self._expelled: dict[bytes, _Client] = {}
+        """By identity; their backlog is the message that tells them so, until it can be sent."""
         self._next_number = 0
         self._gone: list[int] = []
 
@@ -56,8 +63,7 @@ class Clients:
             try:
                 message = self._codec.decode(frames[0] if len(frames) == 1 else b"")
             except WireError as error:
-                logger.warning("client %s is dropped: %s", identity.hex(), error)
-                self._drop_identity(identity)
+                self._expel(identity, identity.hex(), "invalid_message", str(error))
                 continue
             if isinstance(message, Hello):
                 self._greet(identity, message)
@@ -94,21 +100,21 @@ class Clients:
 
     def flush(self) -> None:
         """Try again what peers could not take before."""
-        for client in list(self._by_number.values()):
+        for client in [*self._by_number.values(), *self._expelled.values()]:
             while client.backlog and self._try_send(client, client.backlog[0]):
                 client.backlog_bytes -= len(client.backlog.popleft())
+        self._expelled = {identity: client for identity, client in self._expelled.items() if client.backlog}
 
     def close(self) -> None:
         self._socket.close(linger=0)
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
         if hello.version not in (WIRE_VERSION, WIRE_VERSION - 1):
-            logger.warning("client %s speaks wire version %d, not %d", hello.client, hello.version, WIRE_VERSION)
-            message = f"wire version {hello.version} is not understood, only {WIRE_VERSION}: update the older side"
-            self._socket.send_multipart([identity, self._codec.encode(Failed(b"", "wire_version", message))])
+            reason = f"wire version {hello.version} is not understood, only {WIRE_VERSION}: update the older side"
+            self._expel(identity, hello.client, "wire_version", reason)
             return
         # A client that says HELLO again has started anew: what it asked for before is nobody's now.
-        self._drop_identity(identity)
+        self._forget(identity)
         client = _Client(identity, self._next_number, hello.client)
         self._next_number += 1
         self._by_identity[identity] = self._by_number[client.number] = client
@@ -122,8 +128,7 @@ class Clients:
         client.backlog.append(frame)
         client.backlog_bytes += len(frame)
         if client.backlog_bytes > MAX_BACKLOG_BYTES:
-            logger.warning("client %s does not read what it asked for and is dropped", client.name)
-            self._drop_identity(client.identity)
+            self._expel(client.identity, client.name, "client_dropped", "it does not read what it asked for")
 
     def _try_send(self, client: _Client, frame: bytes) -> bool:
         try:
@@ -134,11 +139,19 @@ class Clients:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             logger.info("client %s is gone", client.name)
-            self._drop_identity(client.identity)
+            self._forget(client.identity)
             return False
         return True
 
-    def _drop_identity(self, identity: bytes) -> None:
+    def _expel(self, identity: bytes, name: str, code: str, reason: str) -> None:
+        """Serve a client no more, and tell it at the next flush: it must not wait for answers that never come."""
+        logger.warning("client %s is dropped: %s", name[:80], reason)
+        self._forget(identity)
+        client = self._expelled[identity] = _Client(identity, -1, name)
+        client.backlog.append(self._codec.encode(Failed(b"", code, reason)))
+
+    def _forget(self, identity: bytes) -> None:
+        self._expelled.pop(identity, None)
         client = self._by_identity.pop(identity, None)
         if client is not None:
             del self._by_number[client.number]

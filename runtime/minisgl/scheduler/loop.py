@@ -6,7 +6,8 @@ from collections import deque
 from typing import Any
 
 from minisgl.engine.interface import Engine
-from minisgl.scheduler.scheduler import Scheduler, StepOutput
+from minisgl.scheduler.outcome import StepOutput
+from minisgl.scheduler.scheduler import Scheduler
 
 
 class StepLoop:

@@ -33,6 +33,10 @@ class PrefixCache(Protocol):
 
     def unlock(self, handle: Any) -> None: ...
 
+    def pages_freed_by_unlock(self, handle: Any) -> int:
+        """Pages that become evictable when the prefix `handle` is unlocked once."""
+        ...
+
     def continues(self, handle: Any, tokens: IntArray) -> bool:
         """Whether the cache has, or would not want, the first page of `tokens` behind the prefix `handle`."""
         ...
@@ -47,6 +51,10 @@ class PrefixCache(Protocol):
 
     def evict(self, count: int) -> IntArray:
         """Give back `min(count, evictable_pages)` pages, the least recently used first."""
+        ...
+
+    def discard(self, handle: Any) -> IntArray:
+        """Forget the unlocked pages of the prefix `handle` and what is cached behind them; gives them back."""
         ...
 
 
@@ -66,6 +74,9 @@ class NaiveCache:
     def unlock(self, handle: None) -> None:
         pass
 
+    def pages_freed_by_unlock(self, handle: None) -> int:
+        return 0
+
     def continues(self, handle: None, tokens: IntArray) -> bool:
         return True
 
@@ -73,4 +84,7 @@ class NaiveCache:
         return None, len(pages)
 
     def evict(self, count: int) -> IntArray:
+        return NO_PAGES
+
+    def discard(self, handle: None) -> IntArray:
         return NO_PAGES

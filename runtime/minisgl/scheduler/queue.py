@@ -8,7 +8,8 @@ from minisgl.scheduler.request import Request
 
 
 class WaitingQueue:
-    """A heap, and an index by id; removed entries are skipped when they come up."""
+    """A heap, and an index by id. Entries that were removed are skipped when they come up, and cleared away when they
+    are the most."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Request]] = []
@@ -21,6 +22,9 @@ class WaitingQueue:
         assert request.id not in self._by_id
         self._by_id[request.id] = request
         heapq.heappush(self._heap, (request.order, request))
+        if len(self._heap) > 2 * len(self._by_id) + 64:
+            self._heap = [entry for entry in self._heap if self._by_id.get(entry[1].id) is entry[1]]
+            heapq.heapify(self._heap)
 
     def peek(self) -> Request | None:
         while self._heap:

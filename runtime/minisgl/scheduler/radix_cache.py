@@ -65,6 +65,14 @@ class RadixCache:
                 self._offer(node)
             node = node.parent
 
+    def pages_freed_by_unlock(self, handle: Node) -> int:
+        count = 0
+        node: Node | None = handle
+        while node is not None and node.locks == 1:
+            count += len(node.pages)
+            node = node.parent
+        return count
+
     def continues(self, handle: Node, tokens: IntArray) -> bool:
         return tokens[: self.page_size].tobytes() in handle.children
 
@@ -107,6 +115,25 @@ class RadixCache:
         pages = np.concatenate(taken)
         self.num_pages -= len(pages)
         self.evictable_pages -= len(pages)
+        return pages
+
+    def discard(self, handle: Node) -> IntArray:
+        top = handle
+        while top.parent is not None and top.parent.parent is not None and top.parent.locks == 0:
+            top = top.parent
+        parent = top.parent
+        if parent is None or top.locks:
+            return NO_PAGES
+        del parent.children[top.tokens[: self.page_size].tobytes()]
+        gone = [top]
+        for node in gone:
+            gone += node.children.values()
+            node.parent = None
+        pages = np.concatenate([node.pages for node in gone])
+        self._nodes -= len(gone)
+        self.num_pages -= len(pages)
+        self.evictable_pages -= len(pages)
+        self._offer(parent)
         return pages
 
     def nodes(self) -> Iterator[Node]:

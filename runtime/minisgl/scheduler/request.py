@@ -55,6 +55,7 @@ class Request(msgspec.Struct, kw_only=True):
     seed: int
     ignore_eos: bool
     stop_token_ids: frozenset[int]
+    """Of the vocabulary."""
     priority: int
     deadline_ms: int
     arrival: int
@@ -105,7 +106,6 @@ class RequestTable:
         self.inserted = column()
         """Leading pages that the prefix cache has seen."""
         self.client = column()
-        self.has_stop_ids: NDArray[np.bool_] = np.zeros(rows, np.bool_)
         self.ids = np.zeros(rows, f"V{REQUEST_ID_BYTES}")
         # Zeroed memory is mapped on first touch: these two cost what requests really use.
         self.tokens: IntArray = np.zeros((rows, max_length), np.int32)
@@ -115,13 +115,13 @@ class RequestTable:
         self.unsettled: set[int] = set()
         """Rows that are RETRACTING or ENDING."""
         self.num_in_use = 0
-        self.num_with_stop_ids = 0
         self._free_rows = list(range(rows - 1, -1, -1))
         self._eos_ids = frozenset(eos_ids)
-        # By token: whether it can end a request. The last entry is that of −1, the token that there is not.
-        self._may_end: NDArray[np.bool_] = np.zeros(vocab_size + 1, np.bool_)
-        self._may_end[[token for token in eos_ids if 0 <= token < vocab_size]] = True
-        self._may_end[-1] = True
+        # By token: how many can end by it, rows with this stop id or all (1). The last entry is that of −1, the
+        # token that there is not.
+        self._may_end: IntArray = np.zeros(vocab_size + 1, np.int32)
+        self._may_end[[token for token in eos_ids if 0 <= token < vocab_size]] = 1
+        self._may_end[-1] = 1
 
     @property
     def has_free_row(self) -> bool:
@@ -144,7 +144,6 @@ class RequestTable:
         self.inserted[slot] = cached
         self.num_pages[slot] = total
         self.client[slot] = request.client
-        self.has_stop_ids[slot] = bool(request.stop_token_ids)
         self.ids[slot] = np.void(request.id)
         self.tokens[slot, :length] = request.tokens
         self.page_table[slot, :cached] = cached_pages
@@ -153,7 +152,7 @@ class RequestTable:
         request.slot = slot
         self.in_prefill.add(slot)
         self.num_in_use += 1
-        self.num_with_stop_ids += bool(request.stop_token_ids)
+        self._may_end[list(request.stop_token_ids)] += 1
         return slot
 
     def launch_prefill(self, slot: int, count: int) -> bool:
@@ -203,9 +202,7 @@ class RequestTable:
         self.length[sampled] = after
         finish = np.zeros(len(sampled), np.uint8)
         # Nearly every step ends nobody: two look-ups over the batch tell, the details are for the few.
-        ends = self._may_end.take(tokens, mode="wrap") | (after >= self.limit.take(sampled))
-        if self.num_with_stop_ids:
-            ends |= self.has_stop_ids.take(sampled)
+        ends = (self._may_end.take(tokens, mode="wrap") > 0) | (after >= self.limit.take(sampled))
         if ends.any():
             for row in ends.nonzero()[0].tolist():
                 finish[row] = self._finish(int(sampled[row]), int(tokens[row]))
@@ -261,7 +258,7 @@ class RequestTable:
         self.phase[slot] = Phase.EMPTY
         self.num_pages[slot] = 0
         self.num_in_use -= 1
-        self.num_with_stop_ids -= bool(request.stop_token_ids)
+        self._may_end[list(request.stop_token_ids)] -= 1
         self._free_rows.append(slot)
         request.slot = None
         return request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections import deque
 from typing import Any
 
@@ -12,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
+from minisgl.scheduler.intake import parse
+from minisgl.scheduler.outcome import Counters, Failure, RequestError, StepOutput
 from minisgl.scheduler.pages import NO_PAGES, Owner, PagePool
 from minisgl.scheduler.prefix_cache import NaiveCache, PrefixCache
 from minisgl.scheduler.queue import WaitingQueue
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.request import ERROR, Phase, Request, RequestTable
-from minisgl.wire.messages import REQUEST_ID_BYTES, Submit
+from minisgl.wire.messages import Submit
 from minisgl.wire.plan import PARAM_COLUMNS, IntArray, StepPlan, StepResult
 
 _NO_SEGMENTS = np.empty((0, 4), np.int32)
@@ -34,52 +35,6 @@ GROWTH_TOKENS_MAX = 4096
 """No request is expected to generate more: max_tokens is often just what the context leaves."""
 RETRY_STEPS = 64
 """A queue head that found no room is tried again after so many steps even if no page was released."""
-
-
-class RequestError(Exception):
-    """A request that cannot be served, with the stable code that its client gets."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """An accepted request that ends without its answer."""
-
-    client: int
-    id: bytes
-    code: str
-    message: str
-
-
-class StepOutput(msgspec.Struct, frozen=True):
-    """News for the clients. Columns of equal length, a row for each token; `ids` has dtype V16."""
-
-    ids: NDArray[np.void]
-    client: IntArray
-    index: IntArray
-    tokens: IntArray
-    finish: NDArray[np.uint8]
-    cached: IntArray
-    failures: list[Failure]
-
-
-class Counters(msgspec.Struct):
-    """Since start."""
-
-    steps: int = 0
-    mixed_steps: int = 0
-    """Steps with decode rows and prefill segments."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    prefill_tokens: int = 0
-    """Computed by prefill segments; after retractions also tokens that were generated before."""
-    generated_tokens: int = 0
-    retractions: int = 0
-    finished: int = 0
-    evicted_pages: int = 0
 
 
 class _Launched(msgspec.Struct, frozen=True):
@@ -137,12 +92,19 @@ class Scheduler:
 
     def submit(self, message: Submit, client: int = 0) -> None:
         """Queue a request. Raises RequestError."""
-        request = self._parse(message, client)
+        if message.id in self._alive:
+            raise RequestError("duplicate_request", "a request with this id is being served already")
+        if len(self.queue) >= self.config.max_waiting:
+            raise RequestError("queue_full", f"{len(self.queue)} requests are waiting already; try again later")
+        request = parse(message, client=client, arrival=self._arrivals, config=self.config)
         self._arrivals += 1
         self._alive[request.id] = request
         self.queue.push(request)
         if request.deadline_ms:
             heapq.heappush(self._deadlines, (request.deadline_ms, request.arrival, request))
+            if len(self._deadlines) > 2 * len(self._alive) + 64:
+                self._deadlines = [entry for entry in self._deadlines if self._alive.get(entry[2].id) is entry[2]]
+                heapq.heapify(self._deadlines)
         self.counters.prompt_tokens += request.prompt_length
 
     def abort(self, request_id: bytes) -> bool:
@@ -240,56 +202,6 @@ class Scheduler:
             if (finish == ERROR).any():
                 output = self._split_failures(slots, output)
         return output
-
-    def _parse(self, message: Submit, client: int) -> Request:
-        config = self.config
-        if len(message.id) != REQUEST_ID_BYTES:
-            raise RequestError("invalid_request", f"a request id has {REQUEST_ID_BYTES} bytes, not {len(message.id)}")
-        if message.id in self._alive:
-            raise RequestError("duplicate_request", "a request with this id is being served already")
-        if len(self.queue) >= config.max_waiting:
-            raise RequestError("queue_full", f"{len(self.queue)} requests are waiting already; try again later")
-        if len(message.prompt) % 4 or len(message.output) % 4 or not message.prompt:
-            raise RequestError("invalid_request", "a prompt is at least one int32 token id")
-        tokens = np.frombuffer(message.prompt + message.output, "<i4").astype(np.int32)
-        prompt_length = len(message.prompt) // 4
-        lowest, highest = int(tokens.min()), int(tokens.max())
-        if lowest < 0 or highest >= config.vocab_size:
-            bad = lowest if lowest < 0 else highest
-            raise RequestError(
-                "invalid_token", f"token id {bad} is outside of the model's vocabulary, 0..{config.vocab_size - 1}"
-            )
-        limit = prompt_length + message.max_tokens
-        if message.max_tokens < 1 or limit <= len(tokens):
-            raise RequestError("invalid_request", "max_tokens leaves no token to generate")
-        if limit > config.max_model_len:
-            raise RequestError(
-                "context_length_exceeded",
-                f"This model's maximum context length is {config.max_model_len} tokens, but {prompt_length} of the "
-                f"prompt and {message.max_tokens} to generate were asked for (context_length_exceeded)",
-            )
-        in_range = (0 <= message.temperature < math.inf and 0 < message.top_p <= 1 and 0 <= message.min_p <= 1) and -(
-            2**63
-        ) <= message.seed < 2**63
-        if not in_range:
-            raise RequestError("invalid_request", "temperature, top_p, min_p or seed is out of range")
-        return Request(
-            id=message.id,
-            client=client,
-            tokens=tokens,
-            prompt_length=prompt_length,
-            limit=limit,
-            temperature=message.temperature,
-            top_k=message.top_k if 0 < message.top_k < config.vocab_size else 0,
-            top_p=message.top_p,
-            min_p=message.min_p,
-            seed=message.seed,
-            ignore_eos=message.ignore_eos,
-            stop_token_ids=frozenset(message.stop_token_ids),
-            priority=message.priority,
-            deadline_ms=message.deadline_ms,
-            arrival=self._arrivals,
-        )
 
     def _plan_decode(self, updates: list[IntArray]) -> tuple[IntArray, IntArray]:
         """Rows that decode in this step and the positions of their input tokens; pages where they need one."""
@@ -413,8 +325,9 @@ class Scheduler:
         return np.array(stays, np.int32)
 
     def _held_pages(self, slot: int) -> int:
-        """About the pages that come free when the row is released."""
-        return int(np.count_nonzero(self.pool.owner[self.table.pages(slot)] == Owner.ROW))
+        """At least so many pages are there for others when the row is released."""
+        own = int(np.count_nonzero(self.pool.owner[self.table.pages(slot)] == Owner.ROW))
+        return own + self.cache.pages_freed_by_unlock(self._handles[slot])
 
     def _share(self, slot: int) -> None:
         """Let the cache have the row's new full pages; the row goes on reading them, locked."""
@@ -441,19 +354,22 @@ class Scheduler:
         retracted request goes back to the queue."""
         table, page = self.table, self.config.page_size
         retracting = table.phase[slot] == Phase.RETRACTING
-        if slot in self._failed_rows:
-            # Pages that gave logits which are not finite must not be found again.
-            self._failed_rows.discard(slot)
-        else:
+        handle = self._handles[slot]
+        failed = slot in self._failed_rows
+        if not failed:
             seen = int(table.inserted[slot])
             full = min(int(table.computed[slot]), int(table.length[slot])) // page
             if full > seen:
                 pages = table.page_table[slot, seen:full]
                 tokens = table.tokens[slot, seen * page : full * page]
-                _, known = self.cache.insert(self._handles[slot], tokens, pages)
+                _, known = self.cache.insert(handle, tokens, pages)
                 self.pool.give_to_cache(pages[known:])
-        self.cache.unlock(self._handles[slot])
+        self.cache.unlock(handle)
         self._handles[slot] = self.cache.root
+        if failed:
+            # Pages that gave logits which are not finite must not be found again, the prompt's included.
+            self._failed_rows.discard(slot)
+            self.pool.release(self.cache.discard(handle))
         pages = table.pages(slot)
         self.pool.release(pages[self.pool.owner[pages] == Owner.ROW])
         request = table.release(slot)

@@ -10,7 +10,7 @@ from typing import Final
 
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
-from minisgl.scheduler.scheduler import RequestError
+from minisgl.scheduler.outcome import RequestError
 from minisgl.wire.messages import Abort, Ack, Failed, Status, Submit, ToScheduler
 
 logger = logging.getLogger(__name__)
@@ -27,20 +27,25 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event) -> None:
     gc.freeze()
     gc.disable()
     next_status = 0.0
-    idle = False
+    idle_turns = 0
     while not stop.is_set():
         for number, message in clients.receive(0 if scheduler.has_work else IDLE_WAIT_MS):
+            # Before the message: a client that has started anew may ask for the same ids again.
+            _drop_gone(loop, clients)
             _take(loop, clients, number, message)
-        for number in clients.take_gone():
-            scheduler.drop_client(number)
+        _drop_gone(loop, clients)
         if scheduler.has_work:
-            idle = False
+            idle_turns = 0
             output = loop.step()
             if output is not None:
                 clients.send_step(output)
-        elif not idle:
-            idle = True
-            gc.collect()
+        else:
+            idle_turns += 1
+            if idle_turns == 2:
+                # A wait has passed and nobody came: at once it would be in the way of a client's next request.
+                # What is alive need not be looked at again: with a large cache that takes a tenth of a second.
+                gc.collect()
+                gc.freeze()
         now = time.monotonic()
         if now >= next_status:
             next_status = now + STATUS_SECONDS
@@ -65,6 +70,11 @@ def status(loop: StepLoop) -> Status:
         retractions=counters.retractions,
         finished=counters.finished,
     )
+
+
+def _drop_gone(loop: StepLoop, clients: Clients) -> None:
+    for number in clients.take_gone():
+        loop.scheduler.drop_client(number)
 
 
 def _take(loop: StepLoop, clients: Clients, number: int, message: ToScheduler) -> None:

@@ -34,10 +34,10 @@ def open_socket(context: zmq.Context[Any], kind: int, *, limit: int = QUEUE_MESS
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.IPV6, 1)
     if kind == zmq.ROUTER:
-        # An unknown peer is an error to the sender instead of a silent drop, and a peer that reconnects under
-        # its identity replaces the socket it lost.
+        # An unknown peer is an error to the sender instead of a silent drop. Who connects again does so under a new
+        # identity: with ROUTER_HANDOVER and heartbeats, peers that take over an identity from one that goes away
+        # make libzmq 4.3.5 abort the process (stream_engine_base.cpp: !_io_error).
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     return socket
 
 
@@ -55,7 +55,8 @@ class Codec(Generic[T]):
         """Raises WireError."""
         try:
             return self._decoder.decode(frame)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            # The last two: text that is not UTF-8, and lists nested thousands deep in a field that is not ours.
             raise WireError(f"message of {len(frame)} bytes not understood: {error}") from error
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from minisgl.scheduler.outcome import RequestError
 from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.request import Phase
-from minisgl.scheduler.scheduler import RequestError
 from minisgl.wire.messages import Submit
 from support.kv_engine import reference
 from support.scheduling import EOS, VOCAB, Harness

@@ -1,0 +1,46 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?=
+TEST_WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
+
+.PHONY: help run test lint bench test-gpu lock clean install
+
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: install  ## install what is missing, serve a tiny model, ask it one question; Ctrl-C stops it (ONCE=1: stop after the answer)
+	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
+
+test: install lint  ## install what is missing, then check style and types and run the tests with coverage
+	@rm -f .coverage .coverage.*
+	$(PYTEST) -n $(TEST_WORKERS) --dist worksteal --cov --cov-report=
+	@.venv/bin/python -m coverage report --skip-covered
+	@.venv/bin/python -m coverage report --include='*/scheduler/*,*/wire/*' --fail-under=90 >/dev/null || \
+		{ echo 'error: less than 90 % of the lines of scheduler and wire are covered' >&2; exit 1; }
+
+lint: install  ## ruff, mypy --strict and the import rules
+	.venv/bin/ruff check runtime tests docs
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+
+bench: install  ## measure the scheduler's CPU time per step and the tiny model's speed on this machine
+	.venv/bin/minisgl bench scheduler
+	.venv/bin/minisgl bench offline --model .cache/tiny-qwen3 --num-requests 16 --input-len 20 200 --output-len 20 60
+
+test-gpu: install  ## run the tests that need a CUDA device
+	$(PYTEST) -m gpu tests
+
+lock: install  ## resolve the dependencies of pyproject.toml anew into the lock files
+	.venv/bin/uv pip compile pyproject.toml -q --upgrade --universal --python-version 3.11 --generate-hashes \
+		--extra frontend --extra engine --extra dev --custom-compile-command 'make lock' -o requirements.lock
+	.venv/bin/uv pip compile pyproject.toml -q --upgrade --python-platform x86_64-manylinux_2_28 --python-version 3.11 \
+		--generate-hashes --extra frontend --extra engine --extra dev --extra cuda -c requirements.lock \
+		--custom-compile-command 'make lock' -o requirements-cuda.lock
+
+clean:  ## remove everything that was built, installed or cached here
+	rm -rf .venv .cache dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find runtime tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+install:
+	@PYTHON='$(PYTHON)' .ci/install

@@ -1,0 +1,116 @@
+"""Serve a tiny model, ask it one question through the openai client, and show the answer as it comes.
+
+`make run` calls this. The model is random, so its answer is nonsense; everything else is as with a real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+CHECKPOINT = Path(__file__).parents[1] / ".cache" / "tiny-qwen3"
+QUESTION = "What does a scheduler do?"
+START_SECONDS = 120
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--once", action="store_true", help="stop after the answer (default: serve until Ctrl-C)")
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="where the tiny model is kept")
+    args = parser.parse_args()
+    phases = Phases()
+    minisgl = [sys.executable, "-m", "minisgl"]
+
+    if not (args.checkpoint / "config.json").exists():
+        phases.begin(f"making a tiny random model in {args.checkpoint}")
+        subprocess.run([*minisgl, "models", "tiny", str(args.checkpoint)], check=True, stdout=subprocess.DEVNULL)
+
+    phases.begin("starting the server")
+    port = free_port()
+    serve = [*minisgl, "serve", str(args.checkpoint), "--port", str(port), "--num-pages", "1024"]
+    # A process group of its own: Ctrl-C comes to this process, which passes it on once.
+    server = subprocess.Popen([*serve, "--log-level", "warning"], process_group=0)
+    try:
+        # Imported while the server starts: it takes as long as much of that.
+        from openai import OpenAI
+
+        wait_until_ready(server, f"http://127.0.0.1:{port}/ready")
+        phases.begin(f"asking: {QUESTION}")
+        ask(OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="not needed"))
+        phases.begin("answered")
+        print(f"\nThe server listens on http://127.0.0.1:{port}/v1, and answers until it is stopped. Try it:\n")
+        print(f"  curl http://127.0.0.1:{port}/v1/chat/completions -H 'Content-Type: application/json' \\")
+        print(f'    -d \'{{"model": "{args.checkpoint.name}", "max_tokens": 20,')
+        print('         "messages": [{"role": "user", "content": "Hello"}]}\'\n')
+        if args.once:
+            return stop(server)
+        print("Ctrl-C stops it.", flush=True)
+        return server.wait()
+    except KeyboardInterrupt:
+        print("\nstopping")
+        return stop(server)
+    finally:
+        server.kill()
+
+
+class Phases:
+    """One line at the beginning of each phase, with the time since the start."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def begin(self, what: str) -> None:
+        print(f"[{time.monotonic() - self._start:4.0f} s] {what}", flush=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            sys.exit("error: the server ended before it was ready; what it said stands above")
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    sys.exit(f"error: the server was not ready within {START_SECONDS} s; is this machine very busy? Try again")
+
+
+def ask(client: OpenAI) -> None:
+    model = client.models.list().data[0].id
+    stream = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": QUESTION}], max_tokens=40, temperature=0, stream=True
+    )
+    print("       answer: ", end="")
+    for chunk in stream:
+        if chunk.choices:
+            print(chunk.choices[0].delta.content or "", end="", flush=True)
+    print()
+
+
+def stop(server: subprocess.Popen[bytes]) -> int:
+    server.send_signal(signal.SIGTERM)
+    return server.wait()
+
+
+if __name__ == "__main__":
+    # Without a terminal, `kill` is how it is stopped: the same way out as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main())

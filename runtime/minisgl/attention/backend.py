@@ -1,0 +1,74 @@
+"""The two kinds of attention backends. A step may use both: one for its decode rows, one for its segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from minisgl.attention.batch import AttentionBatch, PagedKV
+
+
+class BackendUnavailable(ValueError):
+    """The backend that was asked for cannot serve this model on this device."""
+
+    code = "attention_backend_unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The sizes that decide which kernels fit; heads are those of one rank."""
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    pages_per_row: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.query_heads // self.kv_heads
+
+
+class DecodeBackend(Protocol):
+    """Attention of rows with one query token each.
+
+    Per step: `prepare` (host work, never captured), `begin` (device work that all layers share, captured in a
+    CUDA graph), then `decode` once per layer.
+    """
+
+    name: str
+
+    def for_graph(self, size: int) -> DecodeBackend | None:
+        """A backend whose device work for exactly `size` rows can be captured once and replayed after a new
+        `prepare`; None when this backend cannot be captured."""
+        ...
+
+    def prepare(self, batch: AttentionBatch) -> None: ...
+
+    def begin(self, batch: AttentionBatch) -> None: ...
+
+    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the attention of `q` [D, Hq, D] to `out` [D, Hq, D]."""
+        ...
+
+
+class PrefillBackend(Protocol):
+    """Causal attention of segments. Keys and values of all tokens of the step are in the pool when it runs."""
+
+    name: str
+
+    def prepare(self, batch: AttentionBatch) -> None: ...
+
+    def begin(self, batch: AttentionBatch) -> None: ...
+
+    def prefill(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Write the attention of `q` [T', Hq, D] to `out` [T', Hq, D]; `k` and `v` [T', Hkv, D] are the step's own
+        keys and values of the same T' prefill tokens, for kernels that need no prefix from the pool."""
+        ...

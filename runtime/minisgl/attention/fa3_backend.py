@@ -1,0 +1,97 @@
+"""FlashAttention-3 (arXiv:2407.08608) for segments, from the fa3-fwd package.
+
+Its build reads paged keys only with whole tiles: pages that are a multiple of 128 tokens, and enough query rows to
+fill a tile. Segments that begin at position 0 need no pages: they attend to the step's own keys. All else falls back.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from minisgl.attention.backend import AttentionShape, PrefillBackend
+from minisgl.attention.batch import AttentionBatch, PagedKV
+
+_TILE_ROWS = 128
+
+
+def why_not(shape: AttentionShape) -> str | None:
+    """Why this kernel cannot serve `shape`; None: it can."""
+    if shape.device.type != "cuda":
+        return "it needs a CUDA device"
+    if torch.cuda.get_device_capability(shape.device)[0] != 9:
+        return "it needs a Hopper GPU"
+    if shape.dtype != torch.bfloat16:
+        return f"it computes in bfloat16, not in {str(shape.dtype).removeprefix('torch.')}"
+    if shape.head_dim not in (64, 96, 128, 192, 256):
+        return f"it has kernels for head sizes 64, 96, 128, 192 and 256, not {shape.head_dim}"
+    try:
+        importlib.import_module("fa3_fwd_interface")
+    except (ImportError, OSError) as error:
+        return f"fa3-fwd cannot be imported ({error}); install the cuda extra"
+    return None
+
+
+class Fa3Prefill:
+    name = "fa3"
+
+    def __init__(self, shape: AttentionShape, fallback: PrefillBackend) -> None:
+        self._shape = shape
+        self._fallback = fallback
+        self._fa3: Any = importlib.import_module("fa3_fwd_interface")
+        self._batch: AttentionBatch
+        self._longest = 0
+        self._path = ""
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        self._longest = int(np.max(batch.host_prefill_lengths))
+        if not batch.host_prefill_starts.any():
+            self._path = "varlen"
+        elif self._shape.page_size % _TILE_ROWS == 0 and self._longest * self._shape.group > _TILE_ROWS:
+            self._path = "paged"
+        else:
+            self._path = "fallback"
+            self._fallback.prepare(batch)
+
+    def begin(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        if self._path == "fallback":
+            self._fallback.begin(batch)
+        elif self._path == "paged":
+            self._block_tables = batch.page_table[batch.prefill_slots]
+            page = self._shape.page_size
+            last = batch.prefill_kv_lengths - 1
+            self._last_pages = self._block_tables.gather(1, (last // page).long()[:, None])[:, 0]
+            offsets = torch.arange(page, device=last.device)
+            self._beyond = (offsets > (last % page)[:, None])[..., None, None]
+
+    def prefill(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        offsets = self._batch.query_offsets
+        if self._path == "varlen":
+            longest = self._longest
+            out.copy_(self._fa3.flash_attn_varlen_func(q, k, v, offsets, offsets, longest, longest, causal=True))
+        elif self._path == "paged":
+            # Whole tiles are read, and a weight of 0 does not take away a value that is not finite: what an earlier
+            # owner left behind a segment's end must not reach it. The page is the segment's own.
+            values = kv.values[layer]
+            values[self._last_pages] = values[self._last_pages].masked_fill(self._beyond, 0)
+            out.copy_(
+                self._fa3.flash_attn_with_kvcache(
+                    q,
+                    kv.keys[layer],
+                    values,
+                    cache_seqlens=self._batch.prefill_kv_lengths,
+                    page_table=self._block_tables,
+                    cu_seqlens_q=offsets,
+                    max_seqlen_q=self._longest,
+                    softmax_scale=self._shape.head_dim**-0.5,
+                    causal=True,
+                )
+            )
+        else:
+            self._fallback.prefill(layer, kv, q, k, v, out)

@@ -1,0 +1,157 @@
+"""flashinfer's FA2 kernels over the paged pool (arXiv:2501.01005), for decode rows and for segments.
+
+Their work is planned on the host, once per step, from lengths that are there already; page numbers are gathered on
+the device. A plan is copied to the device from pinned memory that the next plan overwrites, so the next one waits for
+that copy; by then it is long done, since at most two steps are in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from minisgl.attention.backend import AttentionShape
+from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.kernels.flashinfer_setup import load_flashinfer, why_not_flashinfer
+from minisgl.wire.plan import IntArray
+
+_WORKSPACE_BYTES = 128 << 20
+
+
+def why_not(shape: AttentionShape) -> str | None:
+    """Why these kernels cannot serve `shape`; None: they can."""
+    if shape.device.type != "cuda":
+        return "it needs a CUDA device"
+    if shape.head_dim not in (64, 128, 256):
+        return f"it has kernels for head sizes 64, 128 and 256, not {shape.head_dim}"
+    d = shape.head_dim
+    return why_not_flashinfer(
+        shape.dtype,
+        "batch_prefill_with_kv_cache_dtype_q_{t}_dtype_kv_{t}_dtype_o_{t}_dtype_idx_i32_"
+        f"head_dim_qk_{d}_head_dim_vo_{d}_posenc_0_use_swa_False_use_logits_cap_False_f16qk_False",
+    )
+
+
+def workspace(shape: AttentionShape) -> torch.Tensor:
+    """Scratch memory that a kernel uses within one call; zeros, as some kernels want at their first use."""
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
+
+
+class FlashInferDecode:
+    name = "flashinfer"
+
+    def __init__(
+        self, shape: AttentionShape, *, size: int | None = None, share: FlashInferDecode | None = None
+    ) -> None:
+        """`size`: always this many rows, in buffers that a CUDA graph can hold on to. `share`: the workspace of this
+        one is used; the two never run at the same time."""
+        self._shape = shape
+        self._workspace: torch.Tensor = workspace(shape) if share is None else share._workspace
+        self._copied = torch.cuda.Event()
+        buffers: dict[str, Any] = {}
+        if size is not None:
+            buffers = {
+                "use_cuda_graph": True,
+                "paged_kv_indptr_buffer": _int32(size + 1, shape),
+                "paged_kv_indices_buffer": _int32(size * shape.pages_per_row, shape),
+                "paged_kv_last_page_len_buffer": _int32(size, shape),
+            }
+        # The tensor-core kernel serves every number of query heads per KV head; it is the prefill kernel.
+        self._wrapper: Any = load_flashinfer().BatchDecodeWithPagedKVCacheWrapper(
+            self._workspace, "NHD", use_tensor_cores=True, backend="fa2", **buffers
+        )
+
+    def for_graph(self, size: int) -> FlashInferDecode:
+        return FlashInferDecode(self._shape, size=size, share=self)
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        shape = self._shape
+        offsets, last = _page_offsets(batch.host_decode_lengths, shape.page_size)
+        pages = _pages(batch, batch.decode_slots, batch.decode_lengths, offsets, shape.page_size)
+        self._copied.synchronize()
+        self._wrapper.plan(
+            torch.from_numpy(offsets),
+            pages,
+            torch.from_numpy(last),
+            shape.query_heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.page_size,
+            q_data_type=shape.dtype,
+            kv_data_type=shape.dtype,
+        )
+        self._copied.record()
+
+    def begin(self, batch: AttentionBatch) -> None:
+        """Everything was planned by `prepare`."""
+
+    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+        self._wrapper.run(q, (kv.keys[layer], kv.values[layer]), out=out)
+
+
+class FlashInferPrefill:
+    name = "flashinfer"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._shape = shape
+        self._copied = torch.cuda.Event()
+        self._wrapper: Any = load_flashinfer().BatchPrefillWithPagedKVCacheWrapper(
+            workspace(shape), "NHD", backend="fa2"
+        )
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        shape = self._shape
+        lengths = batch.host_prefill_starts + batch.host_prefill_lengths
+        offsets, last = _page_offsets(lengths, shape.page_size)
+        queries = np.zeros(batch.num_segments + 1, np.int32)
+        np.cumsum(batch.host_prefill_lengths, out=queries[1:])
+        pages = _pages(batch, batch.prefill_slots, batch.prefill_kv_lengths, offsets, shape.page_size)
+        self._copied.synchronize()
+        self._wrapper.plan(
+            torch.from_numpy(queries),
+            torch.from_numpy(offsets),
+            pages,
+            torch.from_numpy(last),
+            shape.query_heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.page_size,
+            causal=True,
+            q_data_type=shape.dtype,
+            kv_data_type=shape.dtype,
+        )
+        self._copied.record()
+
+    def begin(self, batch: AttentionBatch) -> None:
+        """Everything was planned by `prepare`."""
+
+    def prefill(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        self._wrapper.run(q, (kv.keys[layer], kv.values[layer]), out=out)
+
+
+def _int32(size: int, shape: AttentionShape) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.int32, device=shape.device)
+
+
+def _page_offsets(lengths: IntArray, page_size: int) -> tuple[IntArray, IntArray]:
+    """Where each sequence's pages begin in a list of all [n + 1], and how full its last page is [n]."""
+    counts = -(-lengths // page_size)
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets, (lengths - (counts - 1) * page_size).astype(np.int32)
+
+
+def _pages(
+    batch: AttentionBatch, slots: torch.Tensor, lengths: torch.Tensor, host_offsets: IntArray, page_size: int
+) -> torch.Tensor:
+    """The pages of all sequences, one after the other, int32; the total is known on the host."""
+    total = int(host_offsets[-1])
+    counts = (lengths + (page_size - 1)) // page_size
+    rows = torch.repeat_interleave(counts, output_size=total)
+    begins = counts.cumsum(0) - counts
+    index = torch.arange(total, device=slots.device) - begins[rows]
+    return batch.page_table[slots[rows], index]

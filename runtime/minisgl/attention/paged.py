@@ -1,0 +1,54 @@
+"""Attention over the paged pool: store the step's keys and values, then let the two backends attend."""
+
+from __future__ import annotations
+
+import torch
+
+from minisgl.attention.backend import DecodeBackend, PrefillBackend
+from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.kernels.store_kv import store_kv
+
+
+class PagedAttention:
+    """Implements `interface.Attention` for one step at a time; `start` binds the step."""
+
+    def __init__(self, kv: PagedKV, prefill: PrefillBackend, decode: DecodeBackend) -> None:
+        self._kv = kv
+        self._prefill = prefill
+        self._decode = decode
+        self._batch: AttentionBatch
+        self._locations: torch.Tensor
+
+    def for_graph(self, size: int) -> PagedAttention | None:
+        """For pure decode steps of exactly `size` rows that are captured; None: the decode backend cannot be."""
+        decode = self._decode.for_graph(size)
+        return None if decode is None else PagedAttention(self._kv, self._prefill, decode)
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Host work of the step. Outside of a CUDA graph: a replay needs it again."""
+        if batch.num_decode:
+            self._decode.prepare(batch)
+        if batch.num_segments:
+            self._prefill.prepare(batch)
+
+    def begin(self, batch: AttentionBatch, locations: torch.Tensor) -> None:
+        """Bind the step and do the device work that its layers share. `locations` [T] int64: page * page_size +
+        offset at which each token's key and value are stored."""
+        self._batch, self._locations = batch, locations
+        if batch.num_decode:
+            self._decode.begin(batch)
+        if batch.num_segments:
+            self._prefill.begin(batch)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch = self._batch
+        # Before any attention, for all tokens: a segment may start behind a prefix that another segment of the
+        # same step computes.
+        store_kv(self._kv.keys[layer], self._kv.values[layer], self._locations, k, v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        d = batch.num_decode
+        if d:
+            self._decode.decode(layer, self._kv, q[:d], out[:d])
+        if batch.num_segments:
+            self._prefill.prefill(layer, self._kv, q[d:], k[d:], v[d:], out[d:])
+        return out.flatten(1)

@@ -1,0 +1,83 @@
+"""Which backend attends: the ones asked for by name, or the best that device and model allow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from minisgl.attention import fa3_backend, flashinfer_backend, xqa_backend
+from minisgl.attention.backend import AttentionShape, BackendUnavailable, DecodeBackend, PrefillBackend
+from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
+
+logger = logging.getLogger(__name__)
+
+Backend = TypeVar("Backend")
+_Choice = tuple[Callable[[AttentionShape], str | None], Callable[[AttentionShape], Backend]]
+
+
+def _always(shape: AttentionShape) -> None:
+    """The reference runs everywhere."""
+
+
+def _fa3(shape: AttentionShape) -> PrefillBackend:
+    fallback = TorchPrefill if flashinfer_backend.why_not(shape) else flashinfer_backend.FlashInferPrefill
+    return fa3_backend.Fa3Prefill(shape, fallback(shape))
+
+
+# Best first: `auto` takes the first that can serve.
+_PREFILL: Final[Mapping[str, _Choice[PrefillBackend]]] = {
+    "fa3": (fa3_backend.why_not, _fa3),
+    "flashinfer": (flashinfer_backend.why_not, flashinfer_backend.FlashInferPrefill),
+    "torch": (_always, TorchPrefill),
+}
+_DECODE: Final[Mapping[str, _Choice[DecodeBackend]]] = {
+    "xqa": (xqa_backend.why_not, xqa_backend.XqaDecode),
+    "flashinfer": (flashinfer_backend.why_not, flashinfer_backend.FlashInferDecode),
+    "torch": (_always, TorchDecode),
+}
+
+
+def select_backends(name: str, shape: AttentionShape) -> tuple[PrefillBackend, DecodeBackend]:
+    """The prefill and the decode backend for `name`: `auto`, one name, or `PREFILL,DECODE`.
+
+    One name stands for both phases where the backend serves both, and leaves the other phase to `auto` where it does
+    not. Raises BackendUnavailable with the reason when a backend that was asked for cannot serve `shape`.
+    """
+    prefill, separator, decode = (part.strip() for part in name.partition(","))
+    if not separator:
+        if prefill != "auto" and prefill not in {*_PREFILL, *_DECODE}:
+            raise BackendUnavailable(
+                f"attention backend {name!r} is unknown; use auto, {_names({**_PREFILL, **_DECODE})}"
+            )
+        prefill, decode = (prefill if prefill in kind else "auto" for kind in (_PREFILL, _DECODE))
+    return _select("prefill", prefill, _PREFILL, shape), _select("decode", decode, _DECODE, shape)
+
+
+def _select(phase: str, name: str, choices: Mapping[str, _Choice[Backend]], shape: AttentionShape) -> Backend:
+    if name == "auto":
+        return _best(phase, choices, shape)
+    if name not in choices:
+        raise BackendUnavailable(f"there is no {phase} backend {name!r}; use auto, {_names(choices)}")
+    why_not, make = choices[name]
+    if reason := why_not(shape):
+        raise BackendUnavailable(f"attention backend {name!r} cannot {phase} here: {reason}; or use auto")
+    return make(shape)
+
+
+def _best(phase: str, choices: Mapping[str, _Choice[Backend]], shape: AttentionShape) -> Backend:
+    reasons: list[str] = []
+    for name, (why_not, make) in choices.items():
+        reason = why_not(shape)
+        if reason is None:
+            if shape.device.type == "cuda" and reasons:
+                # The reference is many times slower on a GPU: never fall back to it in silence.
+                level = logging.WARNING if name == "torch" else logging.INFO
+                logger.log(level, "attention backend for %s is %s: %s", phase, name, "; ".join(reasons))
+            return make(shape)
+        reasons.append(f"not {name}, because {reason}")
+    raise AssertionError("the last choice serves every shape")
+
+
+def _names(choices: Mapping[str, object]) -> str:
+    return ", ".join(choices)

@@ -1,0 +1,102 @@
+"""Reference attention in plain torch, on any device, for any head size and page size.
+
+Every position is read from a page that the sequence owns and has written: where a batch needs padding, the row's
+position 0 is read again and masked. So nothing outside of a sequence, not even a NaN, can reach its result.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from minisgl.attention.backend import AttentionShape
+from minisgl.attention.batch import AttentionBatch, PagedKV
+
+_GATHER_ELEMENTS = 1 << 24
+"""Decode rows are taken in groups whose gathered keys have at most this many elements (64 MiB in float32)."""
+
+
+class TorchDecode:
+    name = "torch"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._page_size = shape.page_size
+        self._positions_per_group = _GATHER_ELEMENTS // (shape.kv_heads * shape.head_dim)
+        self._groups: list[tuple[slice, torch.Tensor, torch.Tensor]] = []
+
+    def for_graph(self, size: int) -> None:
+        """Not capturable: shapes follow the lengths of each step."""
+        return
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Nothing is planned on the host alone."""
+
+    def begin(self, batch: AttentionBatch) -> None:
+        self._groups.clear()
+        lengths = batch.host_decode_lengths.tolist()
+        first = 0
+        while first < len(lengths):
+            longest, last = lengths[first], first + 1
+            while last < len(lengths):
+                longest_with = max(longest, lengths[last])
+                if (last + 1 - first) * longest_with > self._positions_per_group:
+                    break
+                longest, last = longest_with, last + 1
+            rows = slice(first, last)
+            positions = torch.arange(longest, device=batch.page_table.device)
+            valid = positions < batch.decode_lengths[rows, None]
+            locations = _locations(batch.page_table, batch.decode_slots[rows, None], positions * valid, self._page_size)
+            self._groups.append((rows, locations, valid[:, None, None, :]))
+            first = last
+
+    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+        keys, values = kv.keys[layer].flatten(0, 1), kv.values[layer].flatten(0, 1)
+        for rows, locations, mask in self._groups:
+            # The query heads of one KV head stand in for query positions: no copy of keys per query head.
+            grouped = q[rows].unflatten(1, (keys.shape[1], -1))
+            k = keys[locations].transpose(1, 2)
+            v = values[locations].transpose(1, 2)
+            out[rows] = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).flatten(1, 2)
+
+
+class TorchPrefill:
+    name = "torch"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self._page_size = shape.page_size
+        self._segments: list[tuple[slice, torch.Tensor, torch.Tensor | None]] = []
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Nothing is planned on the host alone."""
+
+    def begin(self, batch: AttentionBatch) -> None:
+        self._segments.clear()
+        offset = 0
+        lengths = batch.host_prefill_lengths.tolist()
+        for i, (start, length) in enumerate(zip(batch.host_prefill_starts.tolist(), lengths, strict=True)):
+            positions = torch.arange(start + length, device=batch.page_table.device)
+            locations = _locations(batch.page_table, batch.prefill_slots[i], positions, self._page_size)
+            mask = positions <= positions[start:, None] if start else None
+            self._segments.append((slice(offset, offset + length), locations, mask))
+            offset += length
+
+    def prefill(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        keys, values = kv.keys[layer].flatten(0, 1), kv.values[layer].flatten(0, 1)
+        for tokens, locations, mask in self._segments:
+            attended = F.scaled_dot_product_attention(
+                q[tokens].transpose(0, 1)[None],
+                keys[locations].transpose(0, 1)[None],
+                values[locations].transpose(0, 1)[None],
+                attn_mask=mask,
+                is_causal=mask is None,
+                enable_gqa=True,
+            )
+            out[tokens] = attended[0].transpose(0, 1)
+
+
+def _locations(page_table: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Row of the flattened pool at which each position of a sequence is stored; int64, broadcast of the two."""
+    pages = page_table[slots, positions // page_size]
+    return pages.long() * page_size + positions % page_size

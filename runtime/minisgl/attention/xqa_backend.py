@@ -1,0 +1,70 @@
+"""TensorRT-LLM's XQA decode kernel, as flashinfer ships it: it reads the block table and the lengths on the device, so
+a step needs no plan at all and a captured step replays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minisgl.attention.backend import AttentionShape
+from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.attention.flashinfer_backend import workspace
+from minisgl.kernels.flashinfer_setup import load_flashinfer, why_not_flashinfer
+
+_PAGE_SIZES = (16, 32, 64, 128)
+
+
+def why_not(shape: AttentionShape) -> str | None:
+    """Why this kernel cannot serve `shape`; None: it can."""
+    if shape.device.type != "cuda":
+        return "it needs a CUDA device"
+    if torch.cuda.get_device_capability(shape.device)[0] not in (9, 10, 12):
+        return "it needs a Hopper or Blackwell GPU"
+    if shape.page_size not in _PAGE_SIZES:
+        return f"it serves pages of 16, 32, 64 or 128 tokens, not {shape.page_size}"
+    if shape.head_dim % 16 or shape.head_dim > 256:
+        return f"it serves head sizes that are multiples of 16 up to 256, not {shape.head_dim}"
+    return why_not_flashinfer(
+        shape.dtype,
+        f"xqa_input_{{t}}_kv_cache_{{t}}_output_{{t}}_page_size_{shape.page_size}_head_dim_{shape.head_dim}_"
+        f"head_group_ratio_{shape.group}_use_sliding_window_False_use_spec_dec_False",
+    )
+
+
+class XqaDecode:
+    name = "xqa"
+
+    def __init__(self, shape: AttentionShape, *, share: XqaDecode | None = None) -> None:
+        self._shape = shape
+        self._workspace: torch.Tensor = workspace(shape) if share is None else share._workspace
+        load_flashinfer()
+        from flashinfer.decode import xqa_batch_decode_with_kv_cache
+
+        self._run: Any = xqa_batch_decode_with_kv_cache
+        self._block_tables: torch.Tensor
+        self._lengths: torch.Tensor
+
+    def for_graph(self, size: int) -> XqaDecode:
+        return XqaDecode(self._shape, share=self)
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Nothing to plan."""
+
+    def begin(self, batch: AttentionBatch) -> None:
+        self._block_tables = batch.page_table[batch.decode_slots]
+        self._lengths = batch.decode_lengths
+
+    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+        self._run(
+            q.contiguous(),
+            (kv.keys[layer], kv.values[layer]),
+            self._workspace,
+            self._block_tables,
+            self._lengths,
+            self._shape.pages_per_row * self._shape.page_size,
+            bmm1_scale=self._shape.head_dim**-0.5,
+            bmm2_scale=1.0,
+            kv_layout="NHD",
+            out=out,
+        )

@@ -1,0 +1,184 @@
+"""`minisgl bench offline`: output tokens per second of scheduler and engine, beside the floor of the hardware."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from minisgl.cli.arguments import add_engine_arguments, add_json_argument, engine_options, integer
+from minisgl.cli.bench_report import Figure, gpu_names, report
+from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
+from minisgl.cli.roofline import ModelShape, hardware_of
+from minisgl.cli.workloads import WORKLOADS, Sizes, Workload, WorkloadName, floor_tokens_per_second
+from minisgl.launcher.errors import LauncherError
+from minisgl.launcher.model_files import resolve
+
+if TYPE_CHECKING:
+    from minisgl.offline import LLM
+
+_WARM_UP_TOKENS: Final = 16
+"""Longest answer in the warm-up, which else is the workload with another seed."""
+
+_DEFAULTS: Final = Sizes()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        default="qwen3-0.6b",
+        metavar="MODEL",
+        help="directory, Hub id, or one of the built-in configurations, which always have dummy weights: "
+        f"{', '.join(BUILTIN_CONFIGS)} (default: qwen3-0.6b)",
+    )
+    parser.add_argument(
+        "--workload",
+        choices=tuple(WORKLOADS),
+        default="A",
+        help="A: independent requests, C: one request alone, D: requests with a shared prefix (default: A)",
+    )
+    parser.add_argument(
+        "--num-requests",
+        type=integer(1),
+        default=_DEFAULTS.requests,
+        metavar="N",
+        help=f"requests of A and D (default: {_DEFAULTS.requests} requests)",
+    )
+    for flag, what, default in (
+        ("--input-len", "prompts", _DEFAULTS.input_length),
+        ("--output-len", "answers", _DEFAULTS.output_length),
+    ):
+        parser.add_argument(
+            flag,
+            type=integer(1),
+            nargs=2,
+            default=default,
+            metavar=("LO", "HI"),
+            help=f"shortest and longest {what} of A (default: {default[0]} {default[1]} tokens)",
+        )
+    parser.add_argument(
+        "--seed", type=integer(0), default=0, metavar="N", help="of lengths, tokens and sampling (default: 0)"
+    )
+    parser.add_argument(
+        "--repeat",
+        type=integer(1),
+        default=1,
+        metavar="N",
+        help="timed runs, each with the next seed; the median counts (default: 1 run)",
+    )
+    add_json_argument(parser)
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from minisgl.offline import LLM
+
+    sizes = Sizes(requests=args.num_requests, input_length=tuple(args.input_len), output_length=tuple(args.output_len))
+    with _model_directory(args.model) as (directory, builtin):
+        began = time.monotonic()
+        options = engine_options(args) | ({"dummy_weights": True} if builtin else {})
+        with LLM(directory, detokenize=False, **options) as llm:
+            figures: dict[str, Figure] = {"engine_up_seconds": time.monotonic() - began}
+            figures |= _measure(llm, args.workload, sizes, args.seed, args.repeat)
+        config = json.loads((directory / "config.json").read_text())
+    workload = WORKLOADS[args.workload](sizes, config["vocab_size"], args.seed)
+    reference = _floor(args.workload, workload, config, args.tp) if llm.device == "cuda" else {}
+    if reference:
+        figures["f1_ratio"] = _number(figures["tokens_per_second"]) / _number(reference["tokens_per_second"])
+    report("offline", {"model": args.model, "workload": args.workload, **figures}, reference, args.json)
+    return 0
+
+
+def _measure(llm: LLM, name: WorkloadName, sizes: Sizes, seed: int, repeat: int) -> dict[str, Figure]:
+    make = WORKLOADS[name]
+    vocabulary = llm.limits.vocab_size
+    warm_up = make(sizes, vocabulary, seed + repeat)
+    _generate(llm, warm_up, longest_output=_WARM_UP_TOKENS)
+    before = _counters(llm)
+    seconds, rates = [], []
+    for run_seed in range(seed, seed + repeat):
+        workload = make(sizes, vocabulary, run_seed)
+        took = _generate(llm, workload)
+        seconds.append(took)
+        rates.append(workload.output_tokens / took)
+        print(f"seed {run_seed}: {took:.2f} s, {rates[-1]:,.1f} output tokens/s", file=sys.stderr)
+    counted = {key: value - before[key] for key, value in _counters(llm).items()}
+    workload = make(sizes, vocabulary, seed)
+    stats, limits = llm.stats, llm.limits
+    return {
+        "tokens_per_second": statistics.median(rates),
+        "tokens_per_second_min": min(rates),
+        "tokens_per_second_max": max(rates),
+        "seconds": statistics.median(seconds),
+        "runs": repeat,
+        "first_seed": seed,
+        "requests": len(workload.prompts),
+        "prompt_tokens_of_first_seed": workload.prompt_tokens,
+        "output_tokens_of_first_seed": workload.output_tokens,
+        **counted,
+        "device": llm.device,
+        "tensor_parallel": llm.tensor_parallel,
+        "prefill_backend": stats.prefill_backend,
+        "decode_backend": stats.decode_backend,
+        "page_size": limits.page_size,
+        "num_pages": limits.num_pages,
+        "parameter_gib": stats.parameter_bytes / 2**30,
+        "kv_pool_gib": stats.kv_pool_bytes / 2**30,
+        "load_seconds": stats.load_seconds,
+        "capture_seconds": stats.capture_seconds,
+    }
+
+
+def _generate(llm: LLM, workload: Workload, longest_output: int | None = None) -> float:
+    """Seconds. Raises LauncherError `bad_answer` when an answer is not complete: logits were not finite."""
+    began = time.perf_counter()
+    outputs = llm.generate(workload.prompts, workload.params(longest_output))
+    seconds = time.perf_counter() - began
+    failed = [output for output in outputs if output.finish_reason != "length"]
+    if failed:
+        raise LauncherError("bad_answer", f"{len(failed)} of {len(outputs)} answers failed: {failed[0].error}")
+    return seconds
+
+
+def _counters(llm: LLM) -> dict[str, int]:
+    stats, counters = llm.stats, llm.counters
+    return {
+        "steps": stats.steps,
+        "graph_replays": stats.graph_replays,
+        "eager_decode_steps": stats.eager_decode_steps,
+        "mixed_steps": stats.mixed_steps,
+        "prefill_tokens": stats.prefill_tokens,
+        "decode_tokens": stats.decode_tokens,
+        "cached_tokens": counters.cached_tokens,
+        "retractions": counters.retractions,
+    }
+
+
+def _floor(name: WorkloadName, workload: Workload, config: Mapping[str, Any], tp: int) -> dict[str, Figure]:
+    hardware = hardware_of(next(iter(gpu_names()), ""))
+    if hardware is None:
+        return {}
+    return {"tokens_per_second": floor_tokens_per_second(name, workload, ModelShape.from_config(config, tp), hardware)}
+
+
+@contextmanager
+def _model_directory(model: str) -> Iterator[tuple[Path, bool]]:
+    """The directory, and whether it was made from a built-in configuration, without weights."""
+    if model in BUILTIN_CONFIGS and not Path(model).exists():
+        with tempfile.TemporaryDirectory(prefix="minisgl-config-") as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(BUILTIN_CONFIGS[model]))
+            yield Path(folder), True
+    else:
+        yield resolve(model), False
+
+
+def _number(figure: Figure) -> float:
+    assert isinstance(figure, float | int)
+    return figure

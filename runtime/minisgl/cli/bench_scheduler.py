@@ -1,0 +1,243 @@
+"""`minisgl bench scheduler`: CPU time of the scheduler's whole process for each decode step.
+
+Everything is real but the engine: sockets, radix cache, plans, result messages. The process free-runs, since the stub
+engine answers at once, and this process is the client that reads what it sends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import zmq
+
+from minisgl.cli.bench_report import report
+from minisgl.config import SchedulerConfig
+from minisgl.engine.interface import EngineLimits
+from minisgl.engine.stub import StubEngine
+from minisgl.scheduler.clients import Clients
+from minisgl.scheduler.loop import StepLoop
+from minisgl.scheduler.radix_cache import RadixCache
+from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.server import serve
+from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, Submit, Tokens, Welcome
+from minisgl.wire.plan import StepPlan
+from minisgl.wire.sockets import Codec, open_socket
+
+VOCAB_SIZE: Final = 151_936
+PREFIX_PAGES: Final = 16
+TARGET_MS: Final = 0.30
+TARGET_50K_MS: Final = 0.36
+WARM_UP_STEPS: Final = 200
+MINI_SGLANG_MS: Final = 4.8
+"""The reference system at page 256, its better case; 6.5 ms at page 1."""
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """What the scheduler process is to hold while it is measured."""
+
+    address: str
+    running: int
+    steps: int
+    page_size: int
+    prefixes: int
+
+    @property
+    def max_tokens(self) -> int:
+        return self.steps + 2 * WARM_UP_STEPS
+
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Staggered, so that in every step about the same number of rows needs a page."""
+        return [64 + row % 61 for row in range(self.running)]
+
+    @property
+    def num_pages(self) -> int:
+        """With prefixes: filled by them, so that the running requests' growth evicts. Without: room for all."""
+        pages_at_end = sum(-(-(length + self.max_tokens) // self.page_size) for length in self.prompt_lengths)
+        return self.prefixes * PREFIX_PAGES if self.prefixes else pages_at_end
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    cpu_ms: float
+    wall_ms: float
+    evictions_per_step: float
+    steps_without_eviction: int
+    cached_prefixes: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--running", type=int, default=256, help="requests that decode (default: 256)")
+    parser.add_argument("--steps", type=int, default=2000, help="decode steps measured (default: 2000)")
+    parser.add_argument("--page-size", type=int, default=16, help="tokens a page (default: 16)")
+    parser.add_argument(
+        "--prefixes", type=int, default=50_000, help="cached prefixes of the second run (default: 50000)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE (default: do not)")
+
+
+def run(args: argparse.Namespace) -> int:
+    figures: dict[str, float | int] = {}
+    plain = measure(args.running, args.steps, args.page_size, 0)
+    figures["decode_step_cpu_ms"] = plain.cpu_ms
+    figures["decode_step_wall_ms"] = plain.wall_ms
+    full = measure(args.running, args.steps, args.page_size, args.prefixes)
+    figures["decode_step_cpu_ms_50k_prefixes"] = full.cpu_ms
+    figures["decode_step_wall_ms_50k_prefixes"] = full.wall_ms
+    figures["ratio_50k_prefixes_to_plain"] = full.cpu_ms / plain.cpu_ms
+    figures["ratio_reference_system_to_ours"] = MINI_SGLANG_MS / plain.cpu_ms
+    figures["evicted_pages_per_step"] = full.evictions_per_step
+    figures["steps_without_eviction"] = full.steps_without_eviction
+    figures["cached_prefixes_at_end"] = full.cached_prefixes
+    figures["running"], figures["steps"], figures["page_size"] = args.running, args.steps, args.page_size
+    reference = {"decode_step_cpu_ms": TARGET_MS, "decode_step_cpu_ms_50k_prefixes": TARGET_50K_MS}
+    report("scheduler", figures, reference, args.json)
+    return 0
+
+
+def measure(running: int, steps: int, page_size: int, prefixes: int) -> Measurement:
+    # Cached prefixes are lost to the running requests' growth: fill in so many more that `prefixes` stay.
+    growth = running * (steps + 2 * WARM_UP_STEPS + 256) // page_size if prefixes else 0
+    filled = prefixes + -(-growth // PREFIX_PAGES)
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory(prefix="minisgl-bench-") as folder:
+        scenario = Scenario(f"ipc://{folder}/scheduler", running, steps, page_size, filled)
+        process = context.Process(target=_scheduler_process, args=(msgspec.json.encode(scenario), sender), daemon=True)
+        process.start()
+        # This process holds no end to write, so a death of the other one is an end of file here.
+        sender.close()
+        try:
+            _client(scenario, receiver)
+            return msgspec.json.decode(receiver.recv_bytes(), type=Measurement)
+        finally:
+            process.kill()
+            process.join()
+
+
+class _MeasuredEngine(StubEngine):
+    """Reads the process's CPU clock around `steps` decode steps of a full batch, then sets `stop`."""
+
+    def __init__(self, limits: EngineLimits, scenario: Scenario, stop: threading.Event) -> None:
+        super().__init__(limits)
+        self._scenario = scenario
+        self._stop = stop
+        self.full_steps = 0
+        self.start = self.end = (0.0, 0.0)
+        self.evicted_at_start = self.evicted_at_end = 0
+        self.steps_without_eviction = 0
+        self.scheduler: Scheduler | None = None
+        self._evicted = 0
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        if len(plan.decode_slots) == self._scenario.running:
+            self._mark()
+        return super().launch(plan)
+
+    def _mark(self) -> None:
+        assert self.scheduler is not None
+        self.full_steps += 1
+        evicted = self.scheduler.counters.evicted_pages
+        if self.full_steps > WARM_UP_STEPS + 1 and evicted == self._evicted:
+            self.steps_without_eviction += 1
+        self._evicted = evicted
+        if self.full_steps == WARM_UP_STEPS + 1:
+            self.start, self.evicted_at_start = (time.process_time(), time.perf_counter()), evicted
+        elif self.full_steps == WARM_UP_STEPS + 1 + self._scenario.steps:
+            self.end, self.evicted_at_end = (time.process_time(), time.perf_counter()), evicted
+            self._stop.set()
+
+
+def _scheduler_process(encoded: bytes, result: Connection) -> None:
+    scenario = msgspec.json.decode(encoded, type=Scenario)
+    limits = EngineLimits(
+        num_pages=scenario.num_pages,
+        page_size=scenario.page_size,
+        max_running=scenario.running,
+        max_model_len=max(scenario.prompt_lengths) + scenario.max_tokens,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=(VOCAB_SIZE - 1,),
+    )
+    config = SchedulerConfig(
+        num_pages=limits.num_pages,
+        page_size=limits.page_size,
+        max_running=limits.max_running,
+        max_model_len=limits.max_model_len,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=limits.eos_token_ids,
+    )
+    card = ModelCard(
+        name="stub",
+        revision="",
+        max_model_len=limits.max_model_len,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=limits.eos_token_ids,
+        tokenizer_hashes={},
+    )
+    stop = threading.Event()
+    engine = _MeasuredEngine(limits, scenario, stop)
+    engine.scheduler = scheduler = Scheduler(config)
+    context: zmq.Context[Any] = zmq.Context()
+    clients = Clients(context, scenario.address, card, (0, 0))
+    result.send_bytes(b"listening")
+    serve(StepLoop(scheduler, engine), clients, stop)
+    steps = scenario.steps
+    cache = scheduler.cache
+    assert isinstance(cache, RadixCache)
+    measurement = Measurement(
+        cpu_ms=(engine.end[0] - engine.start[0]) / steps * 1000,
+        wall_ms=(engine.end[1] - engine.start[1]) / steps * 1000,
+        evictions_per_step=(engine.evicted_at_end - engine.evicted_at_start) / steps,
+        steps_without_eviction=engine.steps_without_eviction,
+        cached_prefixes=sum(1 for node in cache.nodes() if not node.children),
+    )
+    result.send_bytes(msgspec.json.encode(measurement))
+
+
+def _client(scenario: Scenario, result: Connection) -> None:
+    """Fill the cache, start the running requests, and read tokens until the measurement is there."""
+    assert result.recv_bytes() == b"listening"
+    context: zmq.Context[Any] = zmq.Context()
+    socket = open_socket(context, zmq.DEALER)
+    socket.setsockopt(zmq.RCVTIMEO, 60_000)
+    socket.connect(scenario.address)
+    codec: Codec[FromScheduler] = Codec(FromScheduler)
+    try:
+        socket.send(codec.encode(Hello(WIRE_VERSION, "bench")))
+        assert isinstance(codec.decode(socket.recv()), Welcome)
+        draw = np.random.default_rng(0)
+        finished = 0
+        for number in range(scenario.prefixes):
+            prompt = draw.integers(0, VOCAB_SIZE - 1, PREFIX_PAGES * scenario.page_size, dtype=np.int32)
+            _submit(socket, codec, number, prompt, 1)
+            if number - finished >= 512:
+                finished += _finished(socket, codec)
+        while finished < scenario.prefixes:
+            finished += _finished(socket, codec)
+        for row, length in enumerate(scenario.prompt_lengths):
+            prompt = draw.integers(0, VOCAB_SIZE - 1, length, dtype=np.int32)
+            _submit(socket, codec, scenario.prefixes + row, prompt, scenario.max_tokens)
+        while not result.poll(0):
+            if socket.poll(100):
+                codec.decode(socket.recv())
+    finally:
+        context.destroy(linger=0)
+
+
+def _submit(socket: Any, codec: Codec[FromScheduler], number: int, prompt: np.ndarray[Any, Any], tokens: int) -> None:
+    message = Submit(
+        id=number.to_bytes(16, "big"), prompt=prompt.tobytes(), max_tokens=tokens, seed=number, ignore_eos=True
+    )
+    socket.send(codec.encode(message))
+
+
+def _finished(socket: Any, codec: Codec[FromScheduler]) -> int:
+    message = codec.decode(socket.recv())
+    return sum(map(bool, message.finish)) if isinstance(message, Tokens) else 0

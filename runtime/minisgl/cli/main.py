@@ -1,0 +1,65 @@
+"""`minisgl COMMAND …`: finds the command and turns its errors into one line and an exit code.
+
+0: done. 1: it failed, and the line says why. 2: the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from minisgl.cli import bench_comm, bench_offline, bench_scheduler, models_check, models_tiny, serve, version
+from minisgl.cli.arguments import Parser
+
+_Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(arguments)
+    try:
+        status: int = args.run(args)
+    except Exception as error:
+        # Errors with a stable code are written for people; any other is a bug, and its traceback is needed.
+        if not isinstance(getattr(error, "code", None), str):
+            raise
+        print(f"minisgl: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="minisgl", description="Serve language models behind an OpenAI endpoint.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add(commands, "serve", serve, "serve a model behind an OpenAI endpoint")
+    models = _group(commands, "models", "make and check checkpoint directories")
+    _add(models, "tiny", models_tiny, "write a small random checkpoint, real in every file")
+    _add(models, "check", models_check, "say whether a checkpoint directory can be served")
+    bench = _group(commands, "bench", "measure speed")
+    _add(bench, "offline", bench_offline, "tokens per second of scheduler and engine, without a server")
+    _add(bench, "scheduler", bench_scheduler, "CPU time of the scheduler per step, with a stub engine")
+    _add(bench, "comm", bench_comm, "latency and bandwidth of all-reduce between ranks, by size")
+    _add(commands, "version", version, "print versions of minisgl and of what it runs on")
+    return parser
+
+
+class _Command(Protocol):
+    """What a command's module offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def _add(commands: _Commands, name: str, command: _Command, summary: str) -> None:
+    parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    command.add_arguments(parser)
+    parser.set_defaults(run=command.run)
+
+
+def _group(commands: _Commands, name: str, summary: str) -> _Commands:
+    parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    return parser.add_subparsers(metavar="COMMAND", required=True)

@@ -1,0 +1,74 @@
+"""`minisgl serve MODEL`"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from minisgl.cli.arguments import add_engine_arguments, add_log_arguments, engine_config, integer, number, port
+from minisgl.launcher.model_files import resolve
+from minisgl.launcher.serve import ServeOptions, serve
+
+DEFAULT_PORT: Final = 8000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="directory of a Hugging Face checkpoint, or a Hub id owner/name")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
+    group = parser.add_argument_group("endpoint")
+    group.add_argument("--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: 127.0.0.1)")
+    group.add_argument(
+        "--port",
+        type=port,
+        default=DEFAULT_PORT,
+        metavar="N",
+        help=f"TCP port, 0 for a free one (default: {DEFAULT_PORT})",
+    )
+    group.add_argument(
+        "--served-model-name", metavar="NAME", help="the model's name in the API (default: MODEL, or its last part)"
+    )
+    group.add_argument(
+        "--tokenizers",
+        type=integer(0),
+        default=1,
+        metavar="N",
+        help="tokenizer processes; 0: in the API process (default: 1 process)",
+    )
+    add_engine_arguments(parser)
+    group = parser.add_argument_group("start and stop")
+    group.add_argument(
+        "--startup-timeout",
+        type=number(0),
+        default=1800.0,
+        metavar="S",
+        help="longest start, weights and graphs included, before it counts as failed (default: 1800 seconds)",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=number(0),
+        default=25.0,
+        metavar="S",
+        help="how long running requests may go on after the first Ctrl-C or SIGTERM; a second one ends them "
+        "(default: 25 seconds)",
+    )
+    add_log_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    directory = resolve(args.model, args.revision, with_weights=not args.dummy_weights)
+    options = ServeOptions(
+        engine=engine_config(args, directory),
+        model_name=args.served_model_name or (directory.name if Path(args.model).is_dir() else args.model),
+        revision=args.revision or "",
+        cache=args.cache,
+        overlap=not args.no_overlap,
+        host=args.host,
+        port=args.port,
+        tokenizers=args.tokenizers,
+        startup_timeout=args.startup_timeout,
+        drain_timeout=args.drain_timeout,
+        log_level=args.log_level,
+        log_format=args.log_format,
+    )
+    return serve(options)

@@ -1,0 +1,19 @@
+"""`minisgl version`"""
+
+from __future__ import annotations
+
+import argparse
+
+from minisgl.cli.bench_report import gpu_names, versions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser  # there is nothing to choose
+
+
+def run(args: argparse.Namespace) -> int:
+    del args
+    rows = {**versions(), "gpu": ", ".join(gpu_names()) or "none"}
+    for name, value in rows.items():
+        print(f"{name:<18} {value}")
+    return 0

@@ -1,0 +1,168 @@
+"""One rank's view of its tensor-parallel group: the few collectives that a model and its sampler need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as _c10d
+
+from minisgl.distributed.nccl_report import NcclReport
+
+
+class RendezvousError(Exception):
+    """The ranks did not meet. The message names the address and what to look at."""
+
+    code = "rendezvous_failed"
+
+
+class _Group(Protocol):
+    """The part of torch's process groups that is used; its stubs leave most of it out."""
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> dist.Work | None: ...
+
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> dist.Work | None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class TensorParallel:
+    """Ranks 0..size-1 with NCCL on CUDA or gloo on a CPU; with size 1 every call is free.
+
+    Every rank calls the same collectives in the same order. The group is an object of its own, not the default group
+    of torch.distributed, so a process can build one after the other. On CUDA the collectives run on the current
+    stream, never wait on the host (but for `gather_int` and `barrier`), and can be captured in a graph; close the
+    group only after such graphs are gone.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        rendezvous: str = "",
+        device: torch.device | str = "cpu",
+        timeout_seconds: float = 120.0,
+    ) -> None:
+        """Wait for all ranks at `rendezvous`: `tcp://host:port` (rank 0 listens there), or `file:///path` of a file
+        that does not exist yet. Raises RendezvousError after `timeout_seconds`, which also limits each collective.
+        """
+        assert 0 <= rank < size
+        self.rank = rank
+        self.size = size
+        self.device = torch.device(device)
+        self.transport = "none (one rank)"
+        self._group: _Group | None = None
+        if size == 1:
+            return
+        timeout = timedelta(seconds=timeout_seconds)
+        try:
+            self._store = _meet(rendezvous, rank, size, timeout)
+            if self.device.type == "cuda":
+                self._start_nccl(timeout)
+            else:
+                self._start_gloo(rendezvous, timeout)
+        except (RuntimeError, OSError) as error:
+            raise RendezvousError(
+                f"rank {rank} of {size} did not meet the others at {rendezvous!r} within {timeout_seconds:.0f} s: "
+                f"{error}. Check that all ranks were started with this address and can reach it"
+            ) from error
+
+    def _start_gloo(self, rendezvous: str, timeout: timedelta) -> None:
+        host = urlsplit(rendezvous).hostname or "127.0.0.1"
+        loopback = host in ("127.0.0.1", "localhost", "::1")
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = timeout
+        # The default device follows from the host's name, which need not resolve in a container.
+        options._devices = [gloo.create_device(hostname="127.0.0.1") if loopback else gloo.create_default_device()]
+        self._group = cast(_Group, gloo(self._store, self.rank, self.size, options))
+        self.transport = "gloo, TCP over loopback" if loopback else f"gloo, TCP, met at {host}"
+        self.barrier()
+
+    def _start_nccl(self, timeout: timedelta) -> None:
+        nccl: Any = dist.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = timeout
+        with NcclReport() as report:
+            self._group = cast(_Group, nccl(self._store, self.rank, self.size, options))
+            # NCCL connects at the first collective; it must be over before a graph is captured.
+            self.barrier()
+        self.transport = report.transport()
+
+    def shard(self, count: int) -> slice:
+        """This rank's equal part of `count` things."""
+        assert count % self.size == 0, f"{count} cannot be split over {self.size} ranks"
+        part = count // self.size
+        return slice(self.rank * part, (self.rank + 1) * part)
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks, in place; returns `tensor`, which must be contiguous."""
+        if self._group is not None:
+            options = _c10d.AllreduceOptions()  # the operation is SUM unless said otherwise
+            options.asyncOp = False
+            _wait(self._group.allreduce([tensor], options))
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[...] on each rank to [size, ...] on all, ordered by rank; into `out` (contiguous) where given."""
+        if self._group is None:
+            return tensor.unsqueeze(0) if out is None else out.copy_(tensor.unsqueeze(0))
+        if out is None:
+            out = tensor.new_empty(self.size, *tensor.shape)
+        options = _c10d.AllgatherOptions()
+        options.asyncOp = False
+        _wait(self._group._allgather_base(out.view(-1), tensor.contiguous().view(-1), options))
+        return out
+
+    def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
+        """[S, n] on each rank to [S, size * n] on all: the ranks' columns side by side."""
+        if self._group is None:
+            return tensor
+        return self.all_gather(tensor).movedim(0, -2).flatten(-2)
+
+    def all_gather_pairs(self, values: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 [S] and integer [S] (below 2^31) on each rank to float32 [size, S] and int64 [size, S] on all.
+
+        One small message for both: what a vocabulary-parallel argmax exchanges instead of logits.
+        """
+        pairs = torch.stack((values.contiguous().view(torch.int32), indices.to(torch.int32)))
+        gathered = self.all_gather(pairs)
+        return gathered[:, 0].contiguous().view(torch.float32), gathered[:, 1].to(torch.int64)
+
+    def gather_int(self, value: int) -> list[int]:
+        """The value of every rank, ordered by rank. Waits for the device."""
+        gathered = self.all_gather(torch.tensor([value], dtype=torch.int64, device=self.device))
+        return [int(v) for v in gathered.flatten().tolist()]
+
+    def barrier(self) -> None:
+        """Return when every rank is here and the device has done what was queued before."""
+        if self._group is not None:
+            self.gather_int(0)
+
+    def close(self) -> None:
+        """Leave the group. Idempotent; no collective after it."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.shutdown()
+
+
+def _meet(rendezvous: str, rank: int, size: int, timeout: timedelta) -> _c10d.Store:
+    url = urlsplit(rendezvous)
+    if url.scheme == "file" and url.path:
+        store: _c10d.Store = _c10d.FileStore(url.path, size)
+        store.set_timeout(timeout)
+        return store
+    if url.scheme == "tcp" and url.hostname and url.port:
+        return _c10d.TCPStore(url.hostname, url.port, size, is_master=rank == 0, timeout=timeout)
+    raise RendezvousError(f"rendezvous {rendezvous!r} is neither tcp://host:port nor file:///path")
+
+
+def _wait(work: dist.Work | None) -> None:
+    """On CUDA a synchronous collective is queued on the current stream already, and there is nothing to wait for."""
+    if work is not None:
+        work.wait()

@@ -1,0 +1,128 @@
+"""One step's inputs, packed on the host into a single int32 buffer and sliced on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from minisgl.engine.tables import Tables
+from minisgl.wire.plan import PARAM_COLUMNS, IntArray, StepPlan
+
+_EMPTY = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """Views into one int32 buffer. D decode rows first, then P segments; T tokens, S sampled rows."""
+
+    slots: torch.Tensor
+    """[T]"""
+    positions: torch.Tensor
+    """[T]"""
+    sample_slots: torch.Tensor
+    """[S]"""
+    sample_positions: torch.Tensor
+    """[S] number of tokens before the sampled one."""
+    sample_rows: torch.Tensor
+    """[S] token after which each row samples."""
+    filtered_rows: torch.Tensor
+    """[F] those of the S rows with top-k, top-p or min-p."""
+    prefill_tokens: torch.Tensor
+    """[T − D]"""
+    prefill_slots: torch.Tensor
+    """[P]"""
+    query_offsets: torch.Tensor
+    """[P + 1]"""
+    prefill_kv_lengths: torch.Tensor
+    """[P]"""
+    page_updates: torch.Tensor
+    """[3, U]"""
+    new_rows: torch.Tensor
+    """[PARAM_COLUMNS, N]"""
+    poison_pages: torch.Tensor
+    """[Z]"""
+
+
+class PackedStep:
+    """A plan, expanded to what kernels read. The first four parts have the same place in every pure decode step of
+    one size, so a CUDA graph can read them there."""
+
+    def __init__(self, plan: StepPlan, tables: Tables, decode_rows: int | None = None) -> None:
+        """`decode_rows`: pad a pure decode step to this many rows with the dummy slot."""
+        tables.note_new_rows(plan.new_rows)
+        self.sampled_slots = plan.sampled_slots
+        self.decode_slots, self.decode_positions = plan.decode_slots, plan.decode_positions
+        if decode_rows is not None and (padding := decode_rows - len(plan.decode_slots)):
+            assert not len(plan.prefill_slots)
+            self.decode_slots = np.append(plan.decode_slots, np.full(padding, tables.dummy_slot, np.int32))
+            self.decode_positions = np.append(plan.decode_positions, np.zeros(padding, np.int32))
+        self.prefill_starts, self.prefill_lengths = plan.prefill_starts, plan.prefill_lengths
+        self.sampled = len(self.sampled_slots)
+        self.filtered = tables.filtered(self.sampled_slots)
+        self._plan = plan
+        self._parts = self._decode_parts() if not len(plan.prefill_slots) else self._mixed_parts()
+        self.size = sum(map(len, self._parts))
+
+    @property
+    def num_decode(self) -> int:
+        return len(self.decode_slots)
+
+    @property
+    def num_segments(self) -> int:
+        return len(self.prefill_lengths)
+
+    def _decode_parts(self) -> list[IntArray]:
+        after = self.decode_positions + np.int32(1)
+        rows = np.arange(self.num_decode, dtype=np.int32)
+        first = [self.decode_slots, self.decode_positions, self.decode_slots, after, rows, self.filtered]
+        return [*first, _EMPTY, _EMPTY, np.zeros(1, np.int32), _EMPTY, *self._update_parts()]
+
+    def _mixed_parts(self) -> list[IntArray]:
+        plan, d = self._plan, self.num_decode
+        starts, lengths = plan.prefill_starts, plan.prefill_lengths
+        ends = starts + lengths
+        offsets = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        positions = np.arange(len(plan.prefill_tokens), dtype=np.int32) + np.repeat(starts - offsets[:-1], lengths)
+        last = plan.prefill_sample == 1
+        return [
+            np.concatenate((self.decode_slots, np.repeat(plan.prefill_slots, lengths))),
+            np.concatenate((self.decode_positions, positions)),
+            self.sampled_slots,
+            np.concatenate((self.decode_positions + np.int32(1), ends[last])),
+            np.concatenate((np.arange(d, dtype=np.int32), d - 1 + offsets[1:][last])),
+            self.filtered,
+            plan.prefill_tokens,
+            plan.prefill_slots,
+            offsets,
+            ends,
+            *self._update_parts(),
+        ]
+
+    def _update_parts(self) -> list[IntArray]:
+        return [self._plan.page_updates.ravel(), self._plan.new_rows.ravel(), self._plan.poison_pages]
+
+    def write(self, buffer: IntArray) -> None:
+        """Pack into `buffer` [size] int32."""
+        np.concatenate(self._parts, out=buffer, casting="same_kind")
+
+    def view(self, buffer: torch.Tensor) -> DeviceStep:
+        """The packed `buffer` [≥ size] int32 on the device, sliced."""
+        parts = iter(torch.split(buffer[: self.size], [len(part) for part in self._parts]))
+        return DeviceStep(
+            slots=next(parts),
+            positions=next(parts),
+            sample_slots=next(parts),
+            sample_positions=next(parts),
+            sample_rows=next(parts),
+            filtered_rows=next(parts),
+            prefill_tokens=next(parts),
+            prefill_slots=next(parts),
+            query_offsets=next(parts),
+            prefill_kv_lengths=next(parts),
+            page_updates=next(parts).view(3, -1),
+            new_rows=next(parts).view(PARAM_COLUMNS, -1),
+            poison_pages=next(parts),
+        )

@@ -1,0 +1,75 @@
+"""An engine without a GPU: one worker thread stands in for the device, so that launching does not wait."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine.audit import check_hashes, gather_hashes
+from minisgl.engine.batch import PackedStep
+from minisgl.engine.errors import EngineError
+from minisgl.engine.interface import EngineLimits, EngineStats
+from minisgl.engine.runner import Runner
+from minisgl.wire.plan import StepPlan, StepResult
+
+
+class CpuEngine:
+    """Implements `interface.Engine`. torch releases the interpreter lock while it computes: the scheduler goes on."""
+
+    def __init__(
+        self, runner: Runner, parallel: TensorParallel, limits: EngineLimits, stats: EngineStats, *, audit: bool
+    ) -> None:
+        self.limits = limits
+        self.stats = stats
+        self.runner = runner
+        self._parallel = parallel
+        self._compare_ranks = audit and parallel.size > 1
+        self._failure: BaseException | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="minisgl-forward")
+
+    def launch(self, plan: StepPlan) -> Future[StepResult]:
+        """Raises EngineError when an earlier step failed: its effects on the tables are lost."""
+        self._check()
+        count_step(self.stats, plan)
+        return self._worker.submit(self._run, plan)
+
+    def collect(self, handle: Future[StepResult]) -> StepResult:
+        return handle.result()
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=True)
+        self._parallel.close()
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self._check()
+        try:
+            with torch.inference_mode():
+                return StepResult(plan.step, self._step(plan))
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _step(self, plan: StepPlan) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        packed = PackedStep(plan, self.runner.tables)
+        buffer = np.empty(packed.size, np.int32)
+        packed.write(buffer)
+        tokens = self.runner.run(plan, packed, packed.view(torch.from_numpy(buffer)))
+        if self._compare_ranks:
+            check_hashes(plan.step, gather_hashes(self._parallel, tokens).tolist())
+        return tokens.numpy()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise EngineError(
+                "engine_failed", f"an earlier step failed ({self._failure}); the engine must be started again"
+            ) from self._failure
+
+
+def count_step(stats: EngineStats, plan: StepPlan) -> None:
+    stats.steps += 1
+    stats.prefill_tokens += len(plan.prefill_tokens)
+    stats.decode_tokens += len(plan.decode_slots)
+    stats.mixed_steps += bool(len(plan.prefill_slots) and len(plan.decode_slots))

@@ -1,0 +1,139 @@
+"""An engine on a CUDA device: everything is queued on one stream, and the host waits only for finished results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine.audit import check_hashes, gather_hashes
+from minisgl.engine.batch import PackedStep
+from minisgl.engine.cpu_engine import count_step
+from minisgl.engine.decode_graphs import DecodeGraph, DecodeGraphs, graph_sizes
+from minisgl.engine.interface import EngineLimits, EngineStats
+from minisgl.engine.runner import Runner
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
+
+_RING: Final = 4
+"""Launched steps whose staging memory may be in use: one more than are ever in flight."""
+
+
+class _Staging:
+    """Pinned memory of one launched step: what goes to the device, and what comes back."""
+
+    def __init__(self, capacity: int, max_running: int, ranks: int) -> None:
+        self.step = -1
+        """Of the step that is not collected yet; −1: free."""
+        self._input = torch.empty(capacity, dtype=torch.int32, pin_memory=True)
+        self._tokens = torch.empty(max_running, dtype=torch.int32, pin_memory=True)
+        self._hashes = torch.empty(ranks, dtype=torch.int64, pin_memory=True)
+        self._sampled = 0
+        self._done = torch.cuda.Event()
+
+    def upload(self, packed: PackedStep, buffer: torch.Tensor) -> torch.Tensor:
+        """Queue the one copy of a step's inputs to `buffer`; where they are too large, to memory of their own."""
+        if packed.size > len(self._input):
+            self._input = torch.empty(packed.size, dtype=torch.int32, pin_memory=True)
+        if packed.size > len(buffer):
+            buffer = torch.empty(packed.size, dtype=torch.int32, device=buffer.device)
+        packed.write(self._input.numpy()[: packed.size])
+        buffer[: packed.size].copy_(self._input[: packed.size], non_blocking=True)
+        return buffer
+
+    def download(self, tokens: torch.Tensor, hashes: torch.Tensor | None) -> None:
+        """Queue the copies of a step's results."""
+        self._sampled = len(tokens)
+        self._tokens[: self._sampled].copy_(tokens, non_blocking=True)
+        if hashes is not None:
+            self._hashes.copy_(hashes, non_blocking=True)
+        self._done.record()
+
+    def wait(self) -> tuple[IntArray, list[int]]:
+        """Tokens [S] and hashes, once they are there. Afterwards the input's copy is over as well."""
+        self._done.synchronize()
+        return self._tokens[: self._sampled].numpy().copy(), self._hashes.tolist()
+
+
+class CudaEngine:
+    """Implements `interface.Engine`. A pure decode step is one graph replay between two small copies."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        parallel: TensorParallel,
+        limits: EngineLimits,
+        stats: EngineStats,
+        *,
+        max_step_tokens: int,
+        largest_graph: int,
+        audit: bool,
+        progress: Callable[[float], None],
+    ) -> None:
+        self.limits = limits
+        self.stats = stats
+        self.runner = runner
+        self._parallel = parallel
+        self._compare_ranks = audit and parallel.size > 1
+        self._stream = torch.cuda.Stream()
+        # Holds all but unusual steps: per token three values, per row some fifteen and a few page updates.
+        capacity = 4 * max_step_tokens + 32 * limits.max_running + 1024
+        self._upload = torch.zeros(capacity, dtype=torch.int32, device=runner.tables.page_table.device)
+        self._ring = [_Staging(capacity, limits.max_running, parallel.size) for _ in range(_RING)]
+        self._launched = 0
+        self._graphs = DecodeGraphs()
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._graphs.capture(runner, graph_sizes(largest_graph), self._upload, progress)
+        torch.cuda.synchronize()
+        stats.capture_seconds = time.monotonic() - began
+
+    def launch(self, plan: StepPlan) -> _Staging:
+        staging = self._ring[self._launched % _RING]
+        assert staging.step < 0, "a step is launched while the one that is four steps older is not collected"
+        self._launched += 1
+        staging.step = plan.step
+        graph = self._graphs.find(plan)
+        self._count(plan, graph)
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            packed = PackedStep(plan, self.runner.tables, graph.size if graph else None)
+            buffer = staging.upload(packed, self._upload)
+            tokens = self._replay(plan, graph, packed, buffer) if graph else self._eager(plan, packed, buffer)
+            hashes = gather_hashes(self._parallel, tokens) if self._compare_ranks else None
+            staging.download(tokens, hashes)
+        return staging
+
+    def collect(self, handle: _Staging) -> StepResult:
+        tokens, hashes = handle.wait()
+        step, handle.step = handle.step, -1
+        if self._compare_ranks:
+            check_hashes(step, hashes)
+        return StepResult(step, tokens)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        self._graphs.clear()
+        self._parallel.close()
+
+    def _replay(self, plan: StepPlan, graph: DecodeGraph, packed: PackedStep, buffer: torch.Tensor) -> torch.Tensor:
+        runner, step = self.runner, packed.view(buffer)
+        if buffer is not self._upload:
+            # The graph reads slots and positions where they were when it was captured.
+            self._upload[: 4 * graph.size].copy_(buffer[: 4 * graph.size])
+        runner.apply_updates(step)
+        graph.replay(runner.attention_batch(packed, step))
+        runner.tap(plan, graph.logits[: packed.sampled])
+        if len(packed.filtered):
+            runner.sample_filtered(graph.logits, step, graph.tokens)
+        return graph.tokens[: packed.sampled]
+
+    def _eager(self, plan: StepPlan, packed: PackedStep, buffer: torch.Tensor) -> torch.Tensor:
+        return self.runner.run(plan, packed, packed.view(buffer))
+
+    def _count(self, plan: StepPlan, graph: DecodeGraph | None) -> None:
+        count_step(self.stats, plan)
+        self.stats.graph_replays += graph is not None
+        self.stats.eager_decode_steps += graph is None and not len(plan.prefill_slots)

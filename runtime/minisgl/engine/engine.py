@@ -1,0 +1,216 @@
+"""Start one rank's engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from minisgl.attention.backend import AttentionShape
+from minisgl.attention.paged import PagedAttention
+from minisgl.attention.select import select_backends
+from minisgl.config import EngineConfig
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine import kv_pool
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.decode_graphs import graph_sizes
+from minisgl.engine.errors import EngineError
+from minisgl.engine.interface import EngineLimits, EngineStats
+from minisgl.engine.profile_memory import measure_step
+from minisgl.engine.runner import Runner
+from minisgl.engine.tables import Tables
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import Decoder
+from minisgl.models.random_weights import fill_random
+from minisgl.models.weights import load_weights
+
+Progress = Callable[[str, float], None]
+"""Called with a phase (`load`, `pool`, `capture`) and its share done, 0..1."""
+
+_GRAPH_BYTES: Final = 8 << 20
+"""Of one CUDA graph besides its logits: its nodes, and the activations of a decode step."""
+
+
+def create_engine(config: EngineConfig, progress: Progress | None = None) -> CpuEngine | CudaEngine:
+    """Load the model and allocate everything; with tensor parallelism, wait for the other ranks.
+
+    Raises ModelError, RendezvousError, BackendUnavailable or EngineError: each says what to do next.
+    """
+    report = progress or (lambda phase, share: None)
+    device = _device(config)
+    model_config = ModelConfig.read(config.model)
+    max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
+    model_config.check_sliding_window(max_model_len)
+    model_config.check_tensor_parallel(config.tensor_parallel)
+    parallel = TensorParallel(
+        rank=config.rank, size=config.tensor_parallel, rendezvous=config.rendezvous, device=device
+    )
+    try:
+        return _Start(config, model_config, parallel, device, max_model_len, report).engine()
+    except BaseException:
+        parallel.close()
+        raise
+
+
+class _Start:
+    """The phases of a start, in their order: model, pool, graphs."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        parallel: TensorParallel,
+        device: torch.device,
+        max_model_len: int,
+        report: Progress,
+    ) -> None:
+        self._config = config
+        self._parallel = parallel
+        self._device = device
+        self._max_model_len = max_model_len
+        self._report = report
+        self._free_before = kv_pool.free_memory(device)
+        if device.type == "cuda":
+            kv_pool.check_balance(parallel.gather_int(self._free_before))
+        began = time.monotonic()
+        self._model = self._load(model_config)
+        self._stats = EngineStats(parameter_bytes=self._model.parameter_bytes, load_seconds=time.monotonic() - began)
+        shape = AttentionShape(
+            query_heads=model_config.num_heads // parallel.size,
+            kv_heads=self._model.num_kv_heads_local,
+            head_dim=model_config.head_dim,
+            page_size=config.page_size,
+            pages_per_row=-(-max_model_len // config.page_size),
+            dtype=self._model.parameters.dtype,
+            device=device,
+        )
+        self._shape = shape
+        self._backends = select_backends(config.attention_backend, shape)
+        self._stats.prefill_backend, self._stats.decode_backend = (backend.name for backend in self._backends)
+        limit = config.cuda_graph_max_batch
+        self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
+
+    def engine(self) -> CpuEngine | CudaEngine:
+        config = self._config
+        num_pages = self._num_pages() if config.num_pages is None else config.num_pages
+        runner = self._runner(num_pages)
+        self._stats.kv_pool_bytes = (num_pages + 1) * self._page_bytes()
+        self._report("pool", 1.0)
+        limits = EngineLimits(
+            num_pages=num_pages,
+            page_size=config.page_size,
+            max_running=config.max_running,
+            max_model_len=min(self._max_model_len, num_pages * config.page_size),
+            vocab_size=self._model.config.vocab_size,
+            eos_token_ids=self._model.config.eos_token_ids,
+        )
+        if self._device.type == "cpu":
+            return CpuEngine(runner, self._parallel, limits, self._stats, audit=config.audit)
+        return CudaEngine(
+            runner,
+            self._parallel,
+            limits,
+            self._stats,
+            max_step_tokens=config.max_step_tokens,
+            largest_graph=self._largest_graph,
+            audit=config.audit,
+            progress=lambda share: self._report("capture", share),
+        )
+
+    def _load(self, model_config: ModelConfig) -> Decoder:
+        config = self._config
+        model = Decoder(
+            model_config, self._parallel, _dtype(config, model_config), self._device, max_position=self._max_model_len
+        )
+        if config.dummy_weights:
+            fill_random(model.parameters)
+        else:
+            load_weights(
+                model.parameters,
+                config.model,
+                threads=config.load_threads,
+                progress=lambda done, total: self._report("load", done / total),
+            )
+        self._report("load", 1.0)
+        return model
+
+    def _page_bytes(self) -> int:
+        shape = self._shape
+        return kv_pool.page_bytes(
+            layers=self._model.config.num_layers,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            page_size=shape.page_size,
+            dtype=shape.dtype,
+        )
+
+    def _num_pages(self) -> int:
+        if self._device.type == "cpu":
+            pool_bytes = kv_pool.cpu_pool_bytes(kv_pool.free_memory(self._device), self._parallel.size)
+        else:
+            pool_bytes = self._cuda_pool_bytes()
+        return kv_pool.settle_num_pages(
+            self._parallel,
+            pool_bytes=pool_bytes,
+            bytes_per_page=self._page_bytes(),
+            pages_per_row=self._shape.pages_per_row,
+            rows=self._config.max_running,
+        )
+
+    def _cuda_pool_bytes(self) -> int:
+        """What this rank's share of the device leaves after weights, workspaces, the largest step and the graphs."""
+        config, model = self._config, self._model
+        step_bytes = measure_step(
+            self._runner(0),
+            max_step_tokens=config.max_step_tokens,
+            max_running=config.max_running,
+            max_model_len=self._max_model_len,
+        )
+        torch.cuda.empty_cache()
+        used = self._free_before - kv_pool.free_memory(self._device)
+        logits = self._largest_graph * model.vocab_local * self._shape.dtype.itemsize
+        graphs = 2 * logits + len(graph_sizes(self._largest_graph)) * _GRAPH_BYTES
+        return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs
+
+    def _runner(self, num_pages: int) -> Runner:
+        shape = self._shape
+        kv = kv_pool.allocate(
+            layers=self._model.config.num_layers,
+            num_pages=num_pages,
+            page_size=shape.page_size,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            dtype=shape.dtype,
+            device=self._device,
+            audit=self._config.audit,
+        )
+        tables = Tables(
+            self._config.max_running, shape.pages_per_row, kv.dummy_page, self._model.config.vocab_size, self._device
+        )
+        prefill, decode = self._backends
+        return Runner(self._model, self._parallel, kv, tables, PagedAttention(kv, prefill, decode))
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise EngineError("no_cuda", "no CUDA device is usable here; start with --device cpu, or check the driver")
+    if config.rank >= torch.cuda.device_count():
+        raise EngineError(
+            "too_few_devices",
+            f"rank {config.rank} of {config.tensor_parallel} has no CUDA device: {torch.cuda.device_count()} "
+            "are visible; use a smaller --tp or show more devices (CUDA_VISIBLE_DEVICES)",
+        )
+    torch.cuda.set_device(config.rank)
+    return torch.device("cuda", config.rank)
+
+
+def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    name = config.dtype
+    if name == "auto":
+        name = model.dtype if config.device == "cuda" else "float32"
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

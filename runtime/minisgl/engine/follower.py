@@ -1,0 +1,97 @@
+"""Ranks above 0: execute rank 0's plans in their order, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import zmq
+
+from minisgl.engine.broadcast import QUEUE_PLANS, STOP
+from minisgl.engine.errors import EngineError
+from minisgl.engine.interface import Engine
+from minisgl.wire.plan import StepPlan
+from minisgl.wire.sockets import open_socket
+
+_POLL_MS: Final = 100
+"""How often a waiting follower looks whether it shall stop."""
+
+_IN_FLIGHT: Final = 2
+
+
+class PlanSource:
+    """The socket on which one follower takes plans."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self._socket = open_socket(context, zmq.PULL, limit=QUEUE_PLANS)
+        self._socket.bind(address)
+        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def receive(self, timeout_ms: int) -> bytes | None:
+        """The next frame; None when there was none within `timeout_ms`."""
+        return self._socket.recv() if self._socket.poll(timeout_ms) else None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def follow(engine: Engine, source: PlanSource, *, stop: threading.Event) -> None:
+    """Execute plans until rank 0 says that it ends, or `stop` is set.
+
+    Raises EngineError when a plan is missing or out of order, and whatever the engine raises: the caller's process
+    must then end with an error, for the ranks do not agree any more.
+    """
+    pending: deque[Any] = deque()
+    last: tuple[int, int] | None = None
+    while not stop.is_set():
+        # Only a follower that has nothing to launch waits for results: its device never runs dry.
+        frame = source.receive(0 if pending else _POLL_MS)
+        if frame is None:
+            if pending:
+                engine.collect(pending.popleft())
+            continue
+        if frame == STOP:
+            break
+        plan = StepPlan.decode(frame)
+        _check_order(plan, last)
+        last = plan.epoch, plan.step
+        while len(pending) >= _IN_FLIGHT:
+            engine.collect(pending.popleft())
+        pending.append(engine.launch(plan))
+    while pending:
+        engine.collect(pending.popleft())
+
+
+def _check_order(plan: StepPlan, last: tuple[int, int] | None) -> None:
+    expected = (plan.epoch, 0) if last is None else (last[0], last[1] + 1)
+    if (plan.epoch, plan.step) != expected:
+        raise EngineError(
+            "plan_gap",
+            f"expected plan {expected[1]} of epoch {expected[0]} but got plan {plan.step} of epoch {plan.epoch}: "
+            "plans were lost between rank 0 and this rank, so all ranks must be started again",
+        )
+
+
+def run(
+    address: str,
+    create_engine: Callable[[], Engine],
+    *,
+    ready: Callable[[str], None],
+    stop: threading.Event,
+) -> None:
+    """Entry of a follower's process. `ready` is called with the bound address before the engine starts, because rank
+    0 sends its first plan as soon as its own engine is up. Raises what `follow` raises."""
+    context: zmq.Context[Any] = zmq.Context()
+    source = PlanSource(context, address)
+    try:
+        ready(source.address)
+        engine = create_engine()
+        try:
+            follow(engine, source, stop=stop)
+        finally:
+            engine.close()
+    finally:
+        source.close()
+        context.term()

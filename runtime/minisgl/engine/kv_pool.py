@@ -1,0 +1,109 @@
+"""Size and memory of the paged KV pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from minisgl.attention.batch import PagedKV
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine.errors import EngineError
+
+_CPU_SHARE: Final = 0.25
+"""Of the memory that is available on a machine without GPU, all its ranks together."""
+
+_LARGEST_IMBALANCE: Final = 0.1
+
+
+def page_bytes(*, layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page, keys and values of all layers, on one rank."""
+    return 2 * layers * page_size * kv_heads * head_dim * dtype.itemsize
+
+
+def check_balance(free: list[int]) -> None:
+    """`free` bytes of every rank's device before anything was loaded. Raises EngineError, on every rank alike."""
+    if min(free) < (1 - _LARGEST_IMBALANCE) * max(free):
+        listed = ", ".join(f"rank {rank}: {bytes_ / 2**30:.1f} GiB" for rank, bytes_ in enumerate(free))
+        raise EngineError(
+            "memory_imbalance",
+            f"free memory differs by more than {_LARGEST_IMBALANCE:.0%} between the ranks ({listed}); every rank gets "
+            "the pool of the smallest, so stop what else uses the fuller devices",
+        )
+
+
+def settle_num_pages(
+    parallel: TensorParallel, *, pool_bytes: int, bytes_per_page: int, pages_per_row: int, rows: int
+) -> int:
+    """Pages that every rank can hold, and no more than `rows` sequences of `pages_per_row` pages can fill.
+
+    `pool_bytes` is what this rank has for its pool. Raises EngineError, on every rank alike, when that is nothing.
+    """
+    available = parallel.gather_int(pool_bytes)
+    pages = min(available) // bytes_per_page
+    if pages < 1:
+        smallest = available.index(min(available))
+        raise EngineError(
+            "out_of_memory",
+            f"weights, graphs and activations leave rank {smallest} {min(available) / 2**20:.0f} MiB for the KV pool, "
+            f"of which one page takes {bytes_per_page / 2**20:.2f} MiB; raise the memory fraction, lower the token "
+            "budget of a step, or use more ranks or a smaller model",
+        )
+    return min(pages, rows * pages_per_row)
+
+
+def allocate(
+    *,
+    layers: int,
+    num_pages: int,
+    page_size: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    audit: bool,
+) -> PagedKV:
+    """A pool of `num_pages` pages and the dummy page. Raises EngineError when the memory is not there."""
+    shape = (layers, num_pages + 1, page_size, kv_heads, head_dim)
+    try:
+        # Uninitialized on a CPU: pages of the operating system are only taken when they are written. On CUDA zeros,
+        # for kernels that load whole pages and mask afterwards.
+        new = torch.zeros if device.type == "cuda" else torch.empty
+        kv = PagedKV(new(shape, dtype=dtype, device=device), new(shape, dtype=dtype, device=device))
+    except RuntimeError as error:
+        raise EngineError(
+            "out_of_memory",
+            f"a KV pool of {num_pages} pages ({2 * torch.Size(shape).numel() * dtype.itemsize / 2**30:.1f} GiB) does "
+            f"not fit: {error}; use fewer pages or a smaller memory fraction",
+        ) from error
+    kv.keys[:, kv.dummy_page].zero_()
+    kv.values[:, kv.dummy_page].zero_()
+    if audit:
+        kv.poison(torch.arange(num_pages, device=device))
+    return kv
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of free memory: of the device, or what is available to this process on a machine without GPU."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return _available_ram()
+
+
+def cpu_pool_bytes(available: int, ranks: int) -> int:
+    """What one of `ranks` processes on a machine without GPU takes for its pool."""
+    return int(available * _CPU_SHARE) // ranks
+
+
+def _available_ram() -> int:
+    available = 1 << 62
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) << 10
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, max(int(limit) - int(used), 0))

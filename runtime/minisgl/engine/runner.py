@@ -1,0 +1,102 @@
+"""The device's side of a step: apply the plan's changes, run the model, sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.attention.paged import PagedAttention
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine.batch import DeviceStep, PackedStep
+from minisgl.engine.sampler import Sampler
+from minisgl.engine.tables import Tables
+from minisgl.kernels.step_inputs import step_inputs
+from minisgl.models.decoder import Decoder
+from minisgl.wire.plan import StepPlan
+
+LogitsTap = Callable[[StepPlan, torch.Tensor], None]
+
+
+class Runner:
+    """One rank's model with its tables. Nothing here waits for the device."""
+
+    def __init__(
+        self, model: Decoder, parallel: TensorParallel, kv: PagedKV, tables: Tables, attention: PagedAttention
+    ) -> None:
+        self.tables = tables
+        self.attention = attention
+        self.logits_tap: LogitsTap | None = None
+        """For tests: called with every plan that samples and its logits [S, vocab], which are valid until the next
+        step. With tensor parallelism it is set on every rank or on none: the ranks' logits are gathered for it."""
+        self._model = model
+        self._parallel = parallel
+        self._kv = kv
+        self._sampler = Sampler(tables, parallel, model.vocab_start, model.config.vocab_size)
+
+    def apply_updates(self, step: DeviceStep) -> None:
+        """What the plan changes in the tables, before any forward pass of the step."""
+        if len(step.poison_pages):
+            self._kv.poison(step.poison_pages.long())
+        if step.new_rows.shape[1]:
+            self.tables.set_rows(step.new_rows)
+        if step.page_updates.shape[1]:
+            self.tables.set_pages(step.page_updates)
+
+    def attention_batch(self, packed: PackedStep, step: DeviceStep) -> AttentionBatch:
+        d = packed.num_decode
+        return AttentionBatch(
+            page_table=self.tables.page_table,
+            decode_slots=step.slots[:d],
+            decode_lengths=step.sample_positions[:d],
+            prefill_slots=step.prefill_slots,
+            query_offsets=step.query_offsets,
+            prefill_kv_lengths=step.prefill_kv_lengths,
+            host_decode_lengths=packed.decode_positions + 1,
+            host_prefill_starts=packed.prefill_starts,
+            host_prefill_lengths=packed.prefill_lengths,
+        )
+
+    def logits(
+        self, packed: PackedStep, step: DeviceStep, batch: AttentionBatch, attention: PagedAttention
+    ) -> torch.Tensor:
+        """[S, vocab_local] of the rows that sample. `attention` was prepared for `batch`."""
+        tables = self.tables
+        tokens, locations = step_inputs(
+            step.slots, step.positions, step.prefill_tokens, tables.page_table, tables.last_token, self._kv.page_size
+        )
+        attention.begin(batch, locations)
+        hidden = self._model.forward(tokens, step.positions, attention)
+        if packed.num_segments:
+            hidden = hidden[step.sample_rows]
+        return self._model.local_logits(hidden)
+
+    def tap(self, plan: StepPlan, logits: torch.Tensor) -> None:
+        if self.logits_tap is not None:
+            full = self._parallel.all_gather_last_dim(logits)
+            self.logits_tap(plan, full[:, : self._model.config.vocab_size])
+
+    def sample(self, logits: torch.Tensor, step: DeviceStep) -> torch.Tensor:
+        tokens = self._sampler.sample(logits, step.sample_slots, step.sample_positions)
+        self.tables.set_last_token(step.sample_slots, tokens)
+        return tokens
+
+    def sample_filtered(self, logits: torch.Tensor, step: DeviceStep, tokens: torch.Tensor) -> None:
+        """Correct `tokens`, and the rows' next inputs, where rows filter their logits."""
+        self._sampler.sample_filtered(logits, step.sample_slots, step.sample_positions, tokens, step.filtered_rows)
+        self.tables.set_last_token(step.sample_slots, tokens)
+
+    def run(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> torch.Tensor:
+        """The whole step, eagerly. Returns the sampled tokens [S] int32 on the device."""
+        self.apply_updates(step)
+        batch = self.attention_batch(packed, step)
+        self.attention.prepare(batch)
+        logits = self.logits(packed, step, batch, self.attention)
+        if not packed.sampled:
+            return step.sample_slots
+        self.tap(plan, logits)
+        tokens = self.sample(logits, step)
+        if len(packed.filtered):
+            self.sample_filtered(logits, step, tokens)
+        return tokens

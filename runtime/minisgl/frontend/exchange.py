@@ -1,0 +1,95 @@
+"""One HTTP request and its answer on the way: tokenizer workers put news in, the handler takes them out.
+
+News that the handler has not taken yet are joined, so a client that reads slowly gets fewer and longer pieces, and
+what waits for it is never more than its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from minisgl.frontend.errors import ApiError, ClientGone
+from minisgl.wire.text import Finished
+
+
+class News(msgspec.Struct, frozen=True):
+    """What is new of one choice."""
+
+    choice: int
+    text: str
+    finished: Finished | None
+
+
+class Exchange:
+    """Choices are numbered from 0, one for each prompt."""
+
+    def __init__(self, choices: int) -> None:
+        self.prompt_tokens = [0] * choices
+        self.finished: list[Finished | None] = [None] * choices
+        self._to_accept = choices
+        self._unfinished = choices
+        self._texts: list[list[str]] = [[] for _ in range(choices)]
+        self._new: set[int] = set()
+        self._error: ApiError | ClientGone | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Every choice has its end."""
+        return not self._unfinished
+
+    @property
+    def has_more(self) -> bool:
+        """There is, or will be, something for `news` to give."""
+        return bool(self._unfinished or self._new)
+
+    def accept(self, choice: int, prompt_tokens: int) -> None:
+        self.prompt_tokens[choice] = prompt_tokens
+        self._to_accept -= 1
+        self._wake.set()
+
+    def push(self, choice: int, text: str) -> None:
+        self._texts[choice].append(text)
+        self._new.add(choice)
+        self._wake.set()
+
+    def finish(self, choice: int, finished: Finished) -> None:
+        self.finished[choice] = finished
+        self._unfinished -= 1
+        self._new.add(choice)
+        self._wake.set()
+
+    def fail(self, error: ApiError | ClientGone) -> None:
+        """The answer will never be whole. The first failure counts."""
+        if self._error is None and not self.ended:
+            self._error = error
+        self._wake.set()
+
+    async def accepted(self) -> None:
+        """Wait until the engine has queued every prompt. Raises ApiError or ClientGone."""
+        while self._to_accept:
+            await self._next_event()
+
+    async def news(self) -> list[News]:
+        """Wait for what is new, in the order of choices. Raises ApiError or ClientGone."""
+        while not self._new:
+            await self._next_event()
+        self._raise_error()
+        news = []
+        for choice in sorted(self._new):
+            news.append(News(choice, "".join(self._texts[choice]), self.finished[choice]))
+            self._texts[choice].clear()
+        self._new.clear()
+        return news
+
+    async def _next_event(self) -> None:
+        self._raise_error()
+        await self._wake.wait()
+        self._wake.clear()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error

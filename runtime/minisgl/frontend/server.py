@@ -1,0 +1,179 @@
+"""The frontend's process: a bound socket, the HTTP server on it, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import math
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from minisgl.frontend.app import create_app
+from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.tokenizers import Tokenizers
+from minisgl.tokenizer.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS: Final = 125
+"""Longer than the 90 s for which proxies and connection pools reuse an idle connection: we must not be first to
+close it, or a request is lost in the race."""
+
+SHUTTING_DOWN: Final = "shutting_down"
+
+_BACKLOG: Final = 2048
+_BREAK_OFF_SECONDS: Final = 2
+"""From the error events that end the last streams to the close of their connections by force."""
+
+
+class ServerError(Exception):
+    """The server cannot start. `code` is stable; the message says what to do next."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class FrontendServer:
+    """Construct, then `run` in the main thread. `fail_all` may come from any thread."""
+
+    def __init__(self, config: FrontendConfig) -> None:
+        """Binds the port. Raises ServerError, and TokenizerError with a worker of its own."""
+        self._config = config
+        self._socket = _bind(config)
+        self._worker = Worker(config.tokenizer) if config.tokenizer is not None else None
+        self._tokenizers = Tokenizers(config.tokenizer_addresses, config.stale_seconds)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._worker_error: BaseException | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                create_app(self._tokenizers, config),
+                http="httptools",
+                loop="none",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=math.ceil(config.drain_seconds) + _BREAK_OFF_SECONDS,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def run(self, on_ready: Callable[[int], None] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT: the listener closes at once, answers under way go on for `drain_seconds`,
+        those that are left end in an error. A second signal ends them at once. `on_ready` gets the port once
+        connections are accepted. Raises what ended the worker, where that runs in this process."""
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve(on_ready))
+        if self._worker_error is not None:
+            raise self._worker_error
+
+    def stop(self) -> None:
+        """As SIGTERM does; from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._on_signal)
+
+    def fail_all(self, message: str) -> None:
+        """Something that every answer needs is gone: they end in an error now, and no request is taken any more.
+        From any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._tokenizers.fail_all, "engine_unavailable", message)
+
+    async def _serve(self, on_ready: Callable[[int], None] | None) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._on_signal)
+        if on_ready is not None:
+            self._server.on_started = partial(on_ready, self.port)
+        self._tokenizers.start()
+        thread = None
+        if self._worker is not None:
+            thread = threading.Thread(target=self._run_worker, args=(self._worker, loop), name="tokenizer")
+            thread.start()
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            await self._tokenizers.close()
+            if self._worker is not None and thread is not None:
+                self._worker.stop()
+                await asyncio.to_thread(thread.join)
+            self._loop = None
+
+    def _run_worker(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            worker.serve()
+        except BaseException as error:
+            logger.exception("the tokenizer worker died")
+            self._worker_error = error
+            loop.call_soon_threadsafe(self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._server.should_exit:
+            self._break_off()
+            self._server.force_exit = True
+            return
+        self._server.should_exit = True
+        self._tokenizers.refuse_new(SHUTTING_DOWN, "the server is shutting down")
+        assert self._loop is not None
+        self._loop.call_later(self._config.drain_seconds, self._break_off)
+
+    def _break_off(self) -> None:
+        self._tokenizers.fail_all(SHUTTING_DOWN, "the server is shutting down and cannot complete the answer")
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: uvicorn would send itself the signal again at the end, and the exit code would say that it
+    was killed."""
+
+    on_started: Callable[[], None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.on_started is not None:
+            self.on_started()
+
+
+def _bind(config: FrontendConfig) -> socket.socket:
+    if config.socket_fd is not None:
+        return socket.socket(fileno=config.socket_fd)
+    where = f"{config.host}:{config.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except socket.gaierror as error:
+        raise ServerError("bad_host", f"{config.host!r} is no address of this machine ({error}): set --host") from error
+    except OSError as error:
+        remedy = {
+            errno.EADDRINUSE: "another process listens there: stop it, or choose another --port",
+            errno.EACCES: "ports below 1024 need privileges: choose another --port",
+            errno.EADDRNOTAVAIL: "no network interface has this address: set --host 0.0.0.0 or 127.0.0.1",
+        }.get(error.errno or 0, f"{error.strerror}: choose another --host or --port")
+        raise ServerError("cannot_listen", f"cannot listen on {where}: {remedy}") from error
+    return listener
+
+
+def run(config: FrontendConfig, on_ready: Callable[[int], None] | None = None) -> None:
+    """The frontend's process; see `FrontendServer.run`."""
+    FrontendServer(config).run(on_ready)

@@ -1,0 +1,221 @@
+"""The frontend's side of its tokenizer workers: which of them can serve, and who waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.exchange import Exchange
+from minisgl.frontend.requests import Prompt
+from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams
+from minisgl.wire.sockets import Codec, WireError, open_socket
+from minisgl.wire.text import (
+    TEXT_WIRE_VERSION,
+    Accepted,
+    Cancel,
+    FromTokenizer,
+    Generate,
+    ServedModel,
+    TextFailed,
+    Texts,
+    WorkerState,
+)
+
+logger = logging.getLogger(__name__)
+
+UNAVAILABLE: Final = "engine_unavailable"
+
+
+class Tokenizers:
+    """Binds one address for each worker. All methods belong to the event loop that called `start`."""
+
+    def __init__(self, addresses: Sequence[str], stale_seconds: float) -> None:
+        assert addresses, "a frontend needs a tokenizer worker"
+        self._addresses = addresses
+        self._stale_seconds = stale_seconds
+        self._context = zmq.asyncio.Context()
+        self._links: list[_Link] = []
+        self._closing: _Closing | None = None
+
+    def start(self) -> None:
+        self._links = [_Link(self._context, address) for address in self._addresses]
+
+    async def close(self) -> None:
+        for link in self._links:
+            await link.close()
+        self._context.term()
+
+    @property
+    def model(self) -> ServedModel | None:
+        """The model that is served, once a worker has been welcomed by the scheduler."""
+        return next((link.model for link in self._links if link.model is not None), None)
+
+    def not_ready(self) -> str | None:
+        """Why no request can be served now; None when one can."""
+        if self._closing is not None:
+            return self._closing.message
+        problems = [link.problem(self._stale_seconds) for link in self._links]
+        return None if None in problems else problems[0]
+
+    def submit(self, prompts: Sequence[Prompt], params: SamplingParams) -> Exchange:
+        """Ask for an answer to each prompt. The caller calls `release` at the end, whatever that is. Raises
+        ApiError when no worker can take it."""
+        if self._closing is not None:
+            raise ApiError.of_code(self._closing.code, self._closing.message)
+        able = [link for link in self._links if link.model is not None]
+        if not able:
+            raise ApiError.of_code(UNAVAILABLE, f"{self._links[0].problem(self._stale_seconds)}; try again in a moment")
+        exchange = Exchange(len(prompts))
+        for choice, prompt in enumerate(prompts):
+            min(able, key=lambda link: link.load).submit(exchange, choice, prompt, params)
+        return exchange
+
+    def release(self, exchange: Exchange) -> None:
+        """Nobody waits for the answer any more: what has not ended is cancelled at once."""
+        for link in self._links:
+            link.release(exchange)
+
+    def fail_all(self, code: str, message: str) -> None:
+        """End every answer under way with an error and take no more requests."""
+        self._closing = _Closing(code, message)
+        for link in self._links:
+            link.fail_all(code, message)
+
+    def refuse_new(self, code: str, message: str) -> None:
+        """Take no more requests; those under way go on."""
+        self._closing = _Closing(code, message)
+
+
+class _Closing(msgspec.Struct, frozen=True):
+    """Why no request is taken any more."""
+
+    code: str
+    message: str
+
+
+class _Waiter(msgspec.Struct, frozen=True):
+    exchange: Exchange
+    choice: int
+
+
+class _Link:
+    """One worker. Its requests live and die with the connection."""
+
+    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+        self.model: ServedModel | None = None
+        self._reason = "no tokenizer worker has connected yet"
+        self._heard = 0.0
+        self._waiters: dict[bytes, _Waiter] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+        self._codec: Codec[FromTokenizer] = Codec(FromTokenizer)
+        self._socket = open_socket(context, zmq.DEALER)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.bind(address)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
+
+    @property
+    def load(self) -> int:
+        return len(self._waiters)
+
+    def problem(self, stale_seconds: float) -> str | None:
+        if self.model is None:
+            return self._reason
+        silent = asyncio.get_running_loop().time() - self._heard
+        return f"the engine has said nothing for {silent:.0f} s" if silent > stale_seconds else None
+
+    def submit(self, exchange: Exchange, choice: int, prompt: Prompt, params: SamplingParams) -> None:
+        request_id = secrets.token_bytes(REQUEST_ID_BYTES)
+        self._waiters[request_id] = _Waiter(exchange, choice)
+        self._send(
+            Generate(id=request_id, messages=prompt.messages, prompt=prompt.text, tokens=prompt.tokens, params=params)
+        )
+
+    def release(self, exchange: Exchange) -> None:
+        if exchange.ended:
+            return
+        for request_id in [known for known, waiter in self._waiters.items() if waiter.exchange is exchange]:
+            del self._waiters[request_id]
+            self._send(Cancel(request_id))
+
+    def fail_all(self, code: str, message: str) -> None:
+        waiters, self._waiters = self._waiters, {}
+        for request_id, waiter in waiters.items():
+            waiter.exchange.fail(ApiError.of_code(code, message))
+            self._send(Cancel(request_id))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.remove_done_callback(self._on_task_end)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+
+    def _send(self, message: Generate | Cancel) -> None:
+        # Sent at once as long as the worker's queue has room; otherwise in order, as soon as it has.
+        self._socket.send(self._encoder.encode(message))
+
+    async def _read(self) -> None:
+        while True:
+            frame = await self._socket.recv()
+            try:
+                self._on_message(self._codec.decode(frame))
+            except (WireError, msgspec.ValidationError) as error:
+                self._lose(f"a tokenizer worker sent a message that cannot be understood: {error}")
+
+    async def _watch(self) -> None:
+        while True:
+            event = await recv_monitor_message(self._monitor)
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._lose("the connection to a tokenizer worker was lost")
+
+    def _on_message(self, message: FromTokenizer) -> None:
+        match message:
+            case Texts():
+                for request_id, text in message.rows():
+                    if (waiter := self._waiters.get(request_id)) is not None:
+                        waiter.exchange.push(waiter.choice, text)
+                for finished in message.finished:
+                    if (waiter := self._waiters.pop(finished.id, None)) is not None:
+                        waiter.exchange.finish(waiter.choice, finished)
+            case Accepted():
+                if (waiter := self._waiters.get(message.id)) is not None:
+                    waiter.exchange.accept(waiter.choice, message.prompt_tokens)
+            case TextFailed():
+                if (waiter := self._waiters.pop(message.id, None)) is not None:
+                    waiter.exchange.fail(ApiError.of_code(message.code, message.message, message.param))
+            case WorkerState():
+                self._on_state(message)
+
+    def _on_state(self, state: WorkerState) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        if state.version not in (TEXT_WIRE_VERSION, TEXT_WIRE_VERSION - 1):
+            self._lose(f"the tokenizer worker speaks version {state.version}, not {TEXT_WIRE_VERSION}: update it")
+            return
+        self.model = state.model
+        self._reason = state.reason
+
+    def _lose(self, reason: str) -> None:
+        logger.error("%s; %d requests fail", reason, len(self._waiters))
+        self.model = None
+        self._reason = reason
+        self.fail_all(UNAVAILABLE, reason)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("the link to a tokenizer worker broke", exc_info=error)
+            self._lose("the link to a tokenizer worker broke")

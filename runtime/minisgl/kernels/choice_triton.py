@@ -1,0 +1,93 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""`choose` on CUDA: one read of the logits, whatever their dtype, and no temporary of their size."""
+
+import torch
+import triton
+import triton.language as tl
+
+from minisgl.kernels.random_bits_triton import gumbel_noise, row_keys
+from minisgl.kernels.sampling_rows import SamplingRows
+
+_PART = 8192
+"""Columns of one program: 152k columns make 19 programs a row, so that a single row still fills a part of the GPU."""
+
+_NO_INDEX = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def _first_best(score, index):
+    """Best score and the lowest index that has it."""
+    best = tl.max(score, 0)
+    return best, tl.min(tl.where(score == best, index, _NO_INDEX), 0)
+
+
+# Slices of a step's upload begin anywhere, and sizes change with every step: one compiled kernel serves all.
+@triton.jit(do_not_specialize=["parameter_stride", "first_index"], do_not_specialize_on_alignment=["positions"])
+def _choose_part(
+    logits, parameters, parameter_stride, positions, thresholds, scores, indices, row_stride, columns, first_index,
+    FILTERED: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1)
+    part = tl.program_id(0)
+    temperature = tl.load(parameters + row).to(tl.float32, bitcast=True)
+    first, second = row_keys(
+        tl.load(parameters + 4 * parameter_stride + row),
+        tl.load(parameters + 5 * parameter_stride + row),
+        tl.load(positions + row),
+    )
+    smallest = tl.load(thresholds + row) if FILTERED else 0.0
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    where = tl.zeros((BLOCK,), tl.int32)
+    faults = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, PART, BLOCK):
+        column = part * PART + start + tl.arange(0, BLOCK)
+        mask = column < columns
+        logit = tl.load(logits + row.to(tl.int64) * row_stride + column, mask, other=0.0).to(tl.float32)
+        # Not finite: NaN differs from itself, and so does infinity minus itself.
+        faults += ((logit - logit) != 0.0).to(tl.int32)
+        score = logit
+        if temperature > 0.0:
+            score = logit * tl.div_rn(1.0, temperature) + gumbel_noise(first, second, column + first_index)
+        if FILTERED:
+            mask = mask & (logit >= smallest)
+        score = tl.where(mask, score, float("-inf"))
+        # Each lane meets its columns in ascending order: of equals it keeps the first.
+        where = tl.where(score > best, column, where)
+        best = tl.maximum(best, score)
+    score, index = _first_best(best, where)
+    bad = tl.sum(faults, 0) > 0
+    out = row * tl.num_programs(0) + part
+    tl.store(scores + out, tl.where(bad, float("inf"), score))
+    tl.store(indices + out, tl.where(bad, -1, index + first_index))
+
+
+@triton.jit
+def _choose_row(scores, indices, best_scores, best_indices, parts, PARTS: tl.constexpr):
+    row = tl.program_id(0)
+    part = tl.arange(0, PARTS)
+    score = tl.load(scores + row * parts + part, part < parts, other=float("-inf"))
+    index = tl.load(indices + row * parts + part, part < parts, other=0x7FFFFFFF)
+    best, first = _first_best(score, index)
+    tl.store(best_scores + row, best)
+    tl.store(best_indices + row, first)
+
+
+def choose_cuda(
+    logits: torch.Tensor, rows: SamplingRows, first_index: int, thresholds: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    count, columns = logits.shape
+    assert logits.stride(1) == 1 and rows.table.is_contiguous() and rows.positions.is_contiguous()
+    parts = triton.cdiv(columns, _PART)
+    scores = torch.empty((count, parts), dtype=torch.float32, device=logits.device)
+    indices = torch.empty((count, parts), dtype=torch.int32, device=logits.device)
+    best_scores = torch.empty(count, dtype=torch.float32, device=logits.device)
+    best_indices = torch.empty(count, dtype=torch.int32, device=logits.device)
+    _choose_part[(parts, count)](
+        logits, rows.table, rows.table.stride(0), rows.positions, logits if thresholds is None else thresholds, scores,
+        indices, logits.stride(0), columns, first_index, FILTERED=thresholds is not None, PART=_PART, BLOCK=2048,
+        num_warps=8,
+    )  # fmt: skip
+    _choose_row[(count,)](
+        scores, indices, best_scores, best_indices, parts, PARTS=triton.next_power_of_2(parts), num_warps=1
+    )
+    return best_scores, best_indices

@@ -1,0 +1,50 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""The numbers of `random_bits`, in uint32 arithmetic inside a kernel."""
+
+import triton
+import triton.language as tl
+
+from minisgl.kernels import random_bits
+
+_MIX_1 = tl.constexpr(random_bits.MIX_1)
+_MIX_2 = tl.constexpr(random_bits.MIX_2)
+_MIX_3 = tl.constexpr(random_bits.MIX_3)
+_KEY_1 = tl.constexpr(random_bits.KEY_1)
+_KEY_2 = tl.constexpr(random_bits.KEY_2)
+_STRIDE = tl.constexpr(random_bits.STRIDE)
+
+
+@triton.jit
+def _u32(value: tl.constexpr):
+    return tl.full((), value, tl.uint32)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 16)) * _u32(_MIX_1)
+    x = (x ^ (x >> 15)) * _u32(_MIX_2)
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def row_keys(seed_low, seed_high, position):
+    """Two uint32 key halves of int32 scalars."""
+    low = seed_low.to(tl.uint32, bitcast=True)
+    high = seed_high.to(tl.uint32, bitcast=True)
+    at = position.to(tl.uint32, bitcast=True)
+    first = _mix(_mix(_mix(low ^ _u32(_KEY_1)) ^ high) ^ at)
+    second = _mix(_mix(_mix(high ^ _u32(_KEY_2)) ^ low) ^ at)
+    return first, second
+
+
+@triton.jit
+def gumbel_noise(first, second, index):
+    """float32 noise of the vocabulary indices `index` (int32)."""
+    x = index.to(tl.uint32, bitcast=True) * _u32(_STRIDE) + first
+    x = (x ^ (x >> 16)) * _u32(_MIX_1)
+    x = ((x ^ (x >> 15)) + second) * _u32(_MIX_2)
+    x = (x ^ (x >> 16)) * _u32(_MIX_3)
+    x = x ^ (x >> 15)
+    v = tl.minimum((x.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994039535522)
+    series = v * (1.0 + v * (0.5 + v * 0.3333333333333333))
+    return -tl.log(tl.where(v < 0.00390625, series, -tl.log(1.0 - v)))

@@ -1,0 +1,27 @@
+"""Inputs of a forward pass that follow from the engine's tables."""
+
+from __future__ import annotations
+
+import torch
+
+
+def step_inputs(
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    prefill_tokens: torch.Tensor,
+    page_table: torch.Tensor,
+    last_token: torch.Tensor,
+    page_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [T] int32 and the pool locations [T] int64 at which their keys and values are stored.
+
+    `slots` and `positions` [T] int32 are those of the decode rows, then of the prefill tokens; `prefill_tokens` are
+    the ids of the latter. A decode row's token is its slot's `last_token`.
+    """
+    if slots.is_cuda:
+        from minisgl.kernels.step_inputs_triton import step_inputs_cuda
+
+        return step_inputs_cuda(slots, positions, prefill_tokens, page_table, last_token, page_size)
+    decode = last_token[slots[: len(slots) - len(prefill_tokens)]]
+    pages = page_table[slots, positions // page_size]
+    return torch.cat((decode, prefill_tokens)), pages.long() * page_size + positions % page_size

@@ -1,0 +1,46 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""`step_inputs` on CUDA: one launch instead of seven."""
+
+import torch
+import triton
+import triton.language as tl
+
+
+# Slices of a step's upload begin anywhere, and sizes change with every step: one compiled kernel serves all.
+@triton.jit(
+    do_not_specialize=["total", "decode", "pages_per_row"],
+    do_not_specialize_on_alignment=["slots", "positions", "prefill_tokens"],
+)
+def _step_inputs(
+    slots, positions, prefill_tokens, page_table, last_token, tokens, locations, total, decode, pages_per_row,
+    PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = token < total
+    slot = tl.load(slots + token, mask, other=0).to(tl.int64)
+    position = tl.load(positions + token, mask, other=0)
+    page = tl.load(page_table + slot * pages_per_row + position // PAGE_SIZE, mask, other=0).to(tl.int64)
+    tl.store(locations + token, page * PAGE_SIZE + position % PAGE_SIZE, mask)
+    is_decode = token < decode
+    sampled = tl.load(last_token + slot, mask & is_decode, other=0)
+    given = tl.load(prefill_tokens + token - decode, mask & (token >= decode), other=0)
+    tl.store(tokens + token, tl.where(is_decode, sampled, given), mask)
+
+
+def step_inputs_cuda(
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    prefill_tokens: torch.Tensor,
+    page_table: torch.Tensor,
+    last_token: torch.Tensor,
+    page_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    total = len(slots)
+    tokens = torch.empty(total, dtype=torch.int32, device=slots.device)
+    locations = torch.empty(total, dtype=torch.int64, device=slots.device)
+    block = 128
+    _step_inputs[(triton.cdiv(total, block),)](
+        slots, positions, prefill_tokens, page_table, last_token, tokens, locations, total,
+        total - len(prefill_tokens), page_table.stride(0), PAGE_SIZE=page_size, BLOCK=block,
+    )  # fmt: skip
+    return tokens, locations

@@ -1,0 +1,1 @@
+"""The supervisor of one machine: starts the processes of `serve`, watches them and stops them together."""

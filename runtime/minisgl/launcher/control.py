@@ -1,0 +1,52 @@
+"""What the launcher and one of its children say to each other, as JSON lines on a socket pair.
+
+The end of the stream is a message too: to the launcher, that the child is gone; to a child, that the launcher is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """First line to a child. `target` is `module:function`, called with (config as JSON, Control)."""
+
+    target: str
+    config: msgspec.Raw
+    log_level: str
+
+
+class GroupFailed(msgspec.Struct, frozen=True, tag="group_failed"):
+    """Another process of the group died. End what clients wait for with an error, then exit."""
+
+    message: str
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """What a child does until it is ready, for people: `weights 40 %`."""
+
+    text: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The child does its work from now on."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The child ends because of something the user can act on; its exit follows."""
+
+    code: str
+    message: str
+
+
+ToChild = Start | GroupFailed
+FromChild = Progress | Ready | Refused
+
+to_child: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)
+from_child: Final[msgspec.json.Decoder[FromChild]] = msgspec.json.Decoder(FromChild)
+
+
+def encode(message: ToChild | FromChild) -> bytes:
+    return msgspec.json.encode(message) + b"\n"

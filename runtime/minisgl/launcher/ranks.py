@@ -1,0 +1,60 @@
+"""The ranks of a tensor-parallel group on this machine: how they find each other, and what each of them is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from minisgl.config import EngineConfig
+from minisgl.engine.interface import Engine
+from minisgl.launcher.devices import rank_environment
+from minisgl.launcher.process import ProcessSpec
+
+
+class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank above 0 needs to know."""
+
+    engine: EngineConfig
+    plans: str
+    """Address on which it takes rank 0's plans."""
+
+
+def rank0_config(engine: EngineConfig, directory: Path) -> EngineConfig:
+    """`engine` with a place in the run directory where its ranks meet: unlike a port, nobody else can take it."""
+    return msgspec.structs.replace(engine, rank=0, rendezvous=f"file://{directory}/rendezvous")
+
+
+def follower_configs(rank0: EngineConfig, directory: Path) -> list[FollowerConfig]:
+    """One for each of ranks 1, 2, …"""
+    return [
+        FollowerConfig(engine=msgspec.structs.replace(rank0, rank=rank), plans=f"ipc://{directory}/plans{rank}")
+        for rank in range(1, rank0.tensor_parallel)
+    ]
+
+
+def follower_spec(config: FollowerConfig) -> ProcessSpec:
+    engine = config.engine
+    return ProcessSpec(
+        name=f"rank{engine.rank}",
+        target="minisgl.launcher.roles:follower",
+        config=config,
+        environment=rank_environment(engine.device, engine.tensor_parallel),
+    )
+
+
+def start_rank0(
+    config: EngineConfig, plans: Sequence[str], progress: Callable[[str, float], None] | None = None
+) -> Engine:
+    """Rank 0's engine; `plans` are the addresses of its followers. Raises what `create_engine` raises."""
+    from minisgl.engine.engine import create_engine
+
+    engine = create_engine(config, progress)
+    if not plans:
+        return engine
+    import zmq
+
+    from minisgl.engine.broadcast import PlanBroadcast, TensorParallelEngine
+
+    return TensorParallelEngine(engine, PlanBroadcast(zmq.Context.instance(), plans))

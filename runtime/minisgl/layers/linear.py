@@ -1,0 +1,69 @@
+"""Linear layers split over the ranks as in Megatron-LM (arXiv:1909.08053, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.layers.parameters import Parameters
+
+
+class Projection(NamedTuple):
+    """One projection of a checkpoint and the rows of it that this rank computes."""
+
+    name: str
+    out_features: int
+    rows: slice
+
+
+class ColumnParallelLinear:
+    """Output features split over the ranks; several projections of one input are one matrix product.
+
+    [T, in] to [T, rows of all projections, side by side].
+    """
+
+    def __init__(
+        self, parameters: Parameters, in_features: int, projections: Sequence[Projection], *, bias: bool
+    ) -> None:
+        local = sum(p.rows.stop - p.rows.start for p in projections)
+        self.weight = parameters.new(local, in_features)
+        self.bias = parameters.new(local) if bias else None
+        begin = 0
+        for name, out_features, rows in projections:
+            end = begin + rows.stop - rows.start
+            parameters.add_source(f"{name}.weight", (out_features, in_features), self.weight[begin:end], rows)
+            if self.bias is not None:
+                parameters.add_source(f"{name}.bias", (out_features,), self.bias[begin:end], rows)
+            begin = end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class RowParallelLinear:
+    """Input features split over the ranks; [T, in of this rank] to [T, out], summed over the ranks."""
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        name: str,
+        in_features: int,
+        out_features: int,
+        parallel: TensorParallel,
+        *,
+        bias: bool,
+    ) -> None:
+        self._parallel = parallel
+        columns = parallel.shard(in_features)
+        self.weight = parameters.new(out_features, columns.stop - columns.start)
+        parameters.add_source(f"{name}.weight", (out_features, in_features), self.weight, slice(None), columns)
+        self.bias = parameters.replicated(f"{name}.bias", out_features) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self._parallel.all_reduce_sum(F.linear(x, self.weight))
+        # Only after the sum: added on every rank before it, the bias would count once per rank.
+        return out if self.bias is None else out + self.bias

@@ -1,0 +1,34 @@
+"""Root mean square layer normalization (Zhang & Sennrich, arXiv:1910.07467)."""
+
+from __future__ import annotations
+
+import torch
+
+from minisgl.layers.parameters import Parameters
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalize the last dimension; the mean square is taken in float32 whatever the dtype of `x`."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * normed.to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (norm of x + residual, x + residual); both inputs and outputs [T, hidden]."""
+    residual = residual + x
+    return rms_norm(residual, weight, eps), residual
+
+
+class RMSNorm:
+    def __init__(self, parameters: Parameters, name: str, size: int, eps: float) -> None:
+        self.weight = parameters.replicated(f"{name}.weight", size)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add `x` to the residual stream, and normalize it for the next block; None: `x` begins the stream."""
+        if residual is None:
+            return rms_norm(x, self.weight, self.eps), x
+        return add_rms_norm(x, residual, self.weight, self.eps)

@@ -1,0 +1,84 @@
+"""Rotary position embedding, and the normalization of queries and keys that precedes it in Qwen3."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from minisgl.layers.norm import rms_norm
+from minisgl.layers.rope_config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
+    """[head_dim / 2] float32 on the CPU: radians per position of each pair of dimensions."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / rope.theta**exponents
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "llama3":
+        return _llama3(rope, frequencies)
+    if rope.kind == "yarn":
+        return _yarn(rope, frequencies, head_dim)
+    return frequencies
+
+
+def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
+    """Wavelengths that pre-training saw many periods of stay, long ones are stretched, between them it blends."""
+    periods = rope.original_max_position * frequencies / (2 * math.pi)
+    keep = (periods - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    keep = keep.clamp(0, 1)
+    return (1 - keep) * frequencies / rope.factor + keep * frequencies
+
+
+def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """NTK by parts (arXiv:2309.00071, 3.2): the blend is linear in the dimension between two rotation counts."""
+
+    def dimension_of(rotations: float) -> float:
+        period = rope.original_max_position / (rotations * 2 * math.pi)
+        return head_dim * math.log(period) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low if high != low else 0.001
+    stretch = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return stretch * frequencies / rope.factor + (1 - stretch) * frequencies
+
+
+class Rotary:
+    """cos and sin of every position, computed once in float32."""
+
+    def __init__(self, rope: RopeConfig, head_dim: int, max_position: int, device: torch.device) -> None:
+        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inverse_frequencies(rope, head_dim))
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
+        self._cos_sin = table.to(device)
+
+    def at(self, positions: torch.Tensor) -> torch.Tensor:
+        """[T] integer positions to [T, head_dim] float32: cos of the head_dim / 2 angles, then sin.
+
+        All layers of a step share the rows, so they are gathered once per step.
+        """
+        return self._cos_sin[positions]
+
+
+def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (i, i + D/2) of [T, H, D]; in float32, returned in x's dtype."""
+    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def qk_norm_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos_sin: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalize each head of q [T, Hq, D] and k [T, Hkv, D] (where there are weights [D]), then rotate them."""
+    if q_weight is not None and k_weight is not None:
+        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
+    return rotate(q, cos_sin), rotate(k, cos_sin)

@@ -1,0 +1,62 @@
+"""Token embedding and output head, split over the ranks by rows of the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.layers.parameters import Parameters
+
+
+class VocabularyShard:
+    """This rank's rows [start, start + size) of the vocabulary, equally many on every rank.
+
+    The last ranks' rows may go past the end of the vocabulary: that padding is zero and is never chosen.
+    """
+
+    def __init__(self, vocab_size: int, parallel: TensorParallel) -> None:
+        self.vocab_size = vocab_size
+        self.size = -(-vocab_size // parallel.size)
+        self.start = parallel.rank * self.size
+        self.real = max(0, min(self.size, vocab_size - self.start))
+
+    def new_weight(self, parameters: Parameters, name: str, hidden: int) -> torch.Tensor:
+        weight = parameters.new(self.size, hidden)
+        weight[self.real :].zero_()
+        rows = slice(self.start, self.start + self.real)
+        parameters.add_source(f"{name}.weight", (self.vocab_size, hidden), weight[: self.real], rows)
+        return weight
+
+
+class VocabParallelEmbedding:
+    """[T] token ids to [T, hidden]; the rank that owns a token's row adds it, the others add zero."""
+
+    def __init__(
+        self, parameters: Parameters, name: str, hidden: int, shard: VocabularyShard, parallel: TensorParallel
+    ) -> None:
+        self._parallel = parallel
+        self._shard = shard
+        self.weight = shard.new_weight(parameters, name, hidden)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self._parallel.size == 1:
+            return F.embedding(tokens, self.weight)
+        local = tokens - self._shard.start
+        elsewhere = (local < 0) | (local >= self._shard.size)
+        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return self._parallel.all_reduce_sum(rows.masked_fill_(elsewhere.unsqueeze(-1), 0))
+
+
+class LMHead:
+    """[S, hidden] to [S, size of the shard]: the logits of this rank's rows."""
+
+    def __init__(self, weight: torch.Tensor, shard: VocabularyShard) -> None:
+        self.weight = weight
+        self._shard = shard
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = F.linear(hidden, self.weight)
+        # Lowest finite value, not −inf: a check for finite logits must not trip over the padding.
+        logits[:, self._shard.real :] = torch.finfo(logits.dtype).min
+        return logits

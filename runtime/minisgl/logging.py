@@ -1,0 +1,98 @@
+"""Log lines: one JSON object each where a machine reads them, coloured text on a terminal.
+
+Rooms log with `logging.getLogger(__name__)`. Child processes always write JSON to stderr; the launcher, which reads
+it, renders every line in the format that was asked for, so text that is not a log line (a traceback, a library's
+warning) keeps its place and gets the process's name.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Final, Literal, TextIO
+
+import msgspec
+
+LogFormat = Literal["auto", "text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_COLOURS: Final = {"debug": "2", "warning": "33", "error": "31", "critical": "31"}
+_STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One log line."""
+
+    time: datetime
+    level: str
+    process: str
+    logger: str = ""
+    message: str
+    extra: dict[str, str | int | float | bool | None] = {}
+    traceback: str = ""
+
+
+_decoder: Final = msgspec.json.Decoder(Line)
+
+
+class Renderer:
+    """Turns lines into text for one stream."""
+
+    def __init__(self, format: LogFormat, stream: TextIO) -> None:
+        terminal = stream.isatty()
+        self.json = format == "json" or (format == "auto" and not terminal)
+        self._colours = terminal and not self.json
+
+    def render(self, line: Line) -> str:
+        if self.json:
+            return msgspec.json.encode(line).decode()
+        extra = "".join(f" {name}={value}" for name, value in line.extra.items())
+        text = f"{line.time.astimezone():%H:%M:%S} {line.level:<7} {line.process:<11} {line.message}{extra}"
+        if self._colours and line.level in _COLOURS:
+            text = f"\033[{_COLOURS[line.level]}m{text}\033[0m"
+        return f"{text}\n{line.traceback}" if line.traceback else text
+
+
+class _Handler(logging.Handler):
+    def __init__(self, process: str, format: LogFormat, stream: TextIO) -> None:
+        super().__init__()
+        self._process = process
+        self._stream = stream
+        self._renderer = Renderer(format, stream)
+        self._exceptions = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES}
+        line = Line(
+            time=datetime.fromtimestamp(record.created, UTC),
+            level=record.levelname.lower(),
+            process=self._process,
+            logger=record.name,
+            message=record.getMessage(),
+            extra={k: v if isinstance(v, str | int | float | bool | None) else str(v) for k, v in extra.items()},
+            traceback=self._exceptions.formatException(record.exc_info) if record.exc_info else "",
+        )
+        try:
+            self._stream.write(self._renderer.render(line) + "\n")
+            self._stream.flush()
+        except OSError:
+            # Nobody reads the stream any more; there is nowhere left to say so.
+            return
+
+
+def set_up(process: str, level: LogLevel = "info", format: LogFormat = "auto", stream: TextIO | None = None) -> None:
+    """Send every log record of this process to `stream` (stderr). `process` names the writer in each line."""
+    root = logging.getLogger()
+    root.handlers[:] = [_Handler(process, format, stream or sys.stderr)]
+    root.setLevel(level.upper())
+
+
+def parse(text: str, process: str) -> Line:
+    """The line that one of our processes wrote; any other text becomes a warning in the name of `process`."""
+    if text.startswith('{"time":'):
+        try:
+            return _decoder.decode(text)
+        except msgspec.MsgspecError:
+            pass
+    return Line(time=datetime.now(UTC), level="warning", process=process, message=text)

@@ -1,0 +1,1 @@
+"""Architectures from Hugging Face configs, and their checkpoints. Importing this package does not import torch."""

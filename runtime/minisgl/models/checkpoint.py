@@ -1,0 +1,116 @@
+"""Which tensors a checkpoint directory holds, from the headers of its safetensors files alone. No torch here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from minisgl.models.config import read_json
+from minisgl.models.errors import ModelError
+
+_AGAIN: Final = "download the file again"
+_MAX_HEADER: Final = 100_000_000
+"""Limit of the format itself; a larger length field means that the file is something else."""
+ITEM_BYTES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2}
+"""The element types that are loaded."""
+
+
+class StoredTensor(NamedTuple):
+    file: Path
+    dtype: str
+    """As safetensors spells it: F32, BF16, F16, …"""
+    shape: tuple[int, ...]
+
+    def bytes_of(self, elements: int) -> int:
+        return elements * ITEM_BYTES[self.dtype]
+
+
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """By name. Raises ModelError when there are no weights, or a file is cut off or damaged."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in _weight_files(directory):
+        tensors.update(_read_header(file))
+    return tensors
+
+
+def check_tensor(name: str, shape: tuple[int, ...], tensors: Mapping[str, StoredTensor]) -> StoredTensor:
+    """The stored tensor that is to have `shape`. Raises ModelError when it is missing or different."""
+    stored = tensors.get(name)
+    if stored is None:
+        raise ModelError(
+            "missing_tensor",
+            f"the checkpoint has no tensor {name}; a file may be missing: compare the directory with the model's page "
+            "and check that config.json belongs to these weights",
+        )
+    if stored.shape != shape:
+        raise ModelError(
+            "wrong_shape",
+            f"{stored.file.name}: {name} has shape {list(stored.shape)}, config.json asks for {list(shape)}; "
+            "check that config.json belongs to these weights",
+        )
+    if stored.dtype not in ITEM_BYTES:
+        raise ModelError(
+            "wrong_dtype",
+            f"{stored.file.name}: {name} is stored as {stored.dtype}; only {', '.join(ITEM_BYTES)} are supported, "
+            "use a checkpoint that is not quantized",
+        )
+    return stored
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError("malformed_json", f"{index} has no weight_map; {_AGAIN}")
+        names = sorted({str(name) for name in weight_map.values()})
+        if strange := [name for name in names if Path(name).name != name]:
+            raise ModelError("malformed_json", f"{index} names {strange[0]!r}, which is not in its directory; {_AGAIN}")
+        files = [directory / name for name in names]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise ModelError(
+                "missing_file", f"{index.name} names {', '.join(missing)}, not in {directory}; download it"
+            )
+        return files
+    if (directory / "model.safetensors").is_file():
+        return [directory / "model.safetensors"]
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        others = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
+        remedy = "convert them to safetensors" if others else "download the *.safetensors files of the model"
+        found = "only weights in PyTorch's pickle format" if others else "no weights"
+        raise ModelError("no_weights", f"{directory} holds {found}; {remedy}")
+    return files
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if size < 8 or length > min(size - 8, _MAX_HEADER):
+                raise ModelError("corrupt_checkpoint", f"{file} is cut off or not a safetensors file; {_AGAIN}")
+            header: Any = json.loads(stream.read(length))
+        tensors = {}
+        end = 0
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            shape = tuple(int(n) for n in entry["shape"])
+            first, last = entry["data_offsets"]
+            stored = StoredTensor(file, entry["dtype"], shape)
+            if stored.dtype in ITEM_BYTES and last - first != stored.bytes_of(math.prod(shape)):
+                raise ModelError("corrupt_checkpoint", f"{file}: size and shape of {name} disagree; {_AGAIN}")
+            if 8 + length + last > size:
+                raise ModelError("corrupt_checkpoint", f"{file} is cut off within tensor {name}; {_AGAIN}")
+            tensors[name] = stored
+            end = max(end, last)
+        if 8 + length + end != size:
+            raise ModelError("corrupt_checkpoint", f"{file} is longer than its header says; {_AGAIN}")
+        return tensors
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ModelError("corrupt_checkpoint", f"{file}: its header cannot be read ({error}); {_AGAIN}") from error

@@ -1,0 +1,202 @@
+"""The decoder-only transformer that Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE are cases of."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from minisgl.attention.interface import Attention
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.layers.activation import GATED_ACTIVATIONS
+from minisgl.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
+from minisgl.layers.norm import RMSNorm
+from minisgl.layers.parameters import Parameters
+from minisgl.layers.rotary import Rotary, qk_norm_rope
+from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
+from minisgl.models.config import ModelConfig, MoeConfig
+from minisgl.moe.experts import run_experts
+from minisgl.moe.routing import route
+
+
+class SelfAttention:
+    def __init__(
+        self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, name: str, layer: int
+    ) -> None:
+        self._layer = layer
+        self._head_dim = config.head_dim
+        self._eps = config.rms_norm_eps
+        heads = parallel.shard(config.num_heads)
+        kv_heads = local_kv_heads(config, parallel)
+        self._heads = [_length(heads), _length(kv_heads), _length(kv_heads)]
+        self.qkv = ColumnParallelLinear(
+            parameters,
+            config.hidden_size,
+            [
+                Projection(f"{name}.q_proj", config.num_heads * config.head_dim, _scaled(heads, config.head_dim)),
+                Projection(f"{name}.k_proj", config.num_kv_heads * config.head_dim, _scaled(kv_heads, config.head_dim)),
+                Projection(f"{name}.v_proj", config.num_kv_heads * config.head_dim, _scaled(kv_heads, config.head_dim)),
+            ],
+            bias=config.qkv_bias,
+        )
+        self.q_norm = parameters.replicated(f"{name}.q_norm.weight", config.head_dim) if config.qk_norm else None
+        self.k_norm = parameters.replicated(f"{name}.k_norm.weight", config.head_dim) if config.qk_norm else None
+        self.out = RowParallelLinear(
+            parameters,
+            f"{name}.o_proj",
+            config.num_heads * config.head_dim,
+            config.hidden_size,
+            parallel,
+            bias=config.output_bias,
+        )
+
+    def forward(self, x: torch.Tensor, cos_sin: torch.Tensor, attention: Attention) -> torch.Tensor:
+        q, k, v = torch.split(self.qkv.forward(x).view(len(x), -1, self._head_dim), self._heads, dim=1)
+        q, k = qk_norm_rope(q, k, cos_sin, self.q_norm, self.k_norm, self._eps)
+        return self.out.forward(attention.attend(self._layer, q, k, v))
+
+
+class FeedForward:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, name: str) -> None:
+        size = config.intermediate_size
+        self._activation = GATED_ACTIVATIONS[config.activation]
+        self.gate_up = ColumnParallelLinear(
+            parameters,
+            config.hidden_size,
+            [Projection(f"{name}.{part}", size, parallel.shard(size)) for part in ("gate_proj", "up_proj")],
+            bias=config.mlp_bias,
+        )
+        self.down = RowParallelLinear(
+            parameters, f"{name}.down_proj", size, config.hidden_size, parallel, bias=config.mlp_bias
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down.forward(self._activation(self.gate_up.forward(x)))
+
+
+class SparseFeedForward:
+    """Mixture of experts; every rank holds an equal part of every expert's intermediate features."""
+
+    def __init__(
+        self, config: ModelConfig, moe: MoeConfig, parallel: TensorParallel, parameters: Parameters, name: str
+    ) -> None:
+        self._parallel = parallel
+        self._moe = moe
+        self._activation = GATED_ACTIVATIONS[config.activation]
+        hidden, size, part = config.hidden_size, moe.intermediate_size, parallel.shard(moe.intermediate_size)
+        local = part.stop - part.start
+        self.router = parameters.replicated(f"{name}.gate.weight", moe.num_experts, hidden)
+        self.gate_up = parameters.new(moe.num_experts, 2 * local, hidden)
+        self.down = parameters.new(moe.num_experts, hidden, local)
+        for index in range(moe.num_experts):
+            expert = f"{name}.experts.{index}"
+            parameters.add_source(f"{expert}.gate_proj.weight", (size, hidden), self.gate_up[index, :local], part)
+            parameters.add_source(f"{expert}.up_proj.weight", (size, hidden), self.gate_up[index, local:], part)
+            parameters.add_source(f"{expert}.down_proj.weight", (hidden, size), self.down[index], slice(None), part)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, experts = route(
+            F.linear(x, self.router), self._moe.experts_per_token, renormalize=self._moe.renormalize
+        )
+        return self._parallel.all_reduce_sum(
+            run_experts(x, weights, experts, self.gate_up, self.down, self._activation)
+        )
+
+
+class DecoderLayer:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
+        name = f"model.layers.{layer}"
+        eps, hidden = config.rms_norm_eps, config.hidden_size
+        self.attention_norm = RMSNorm(parameters, f"{name}.input_layernorm", hidden, eps)
+        self.attention = SelfAttention(config, parallel, parameters, f"{name}.self_attn", layer)
+        self.feed_forward_norm = RMSNorm(parameters, f"{name}.post_attention_layernorm", hidden, eps)
+        self.feed_forward: FeedForward | SparseFeedForward
+        if config.moe is not None and config.moe.layers[layer]:
+            self.feed_forward = SparseFeedForward(config, config.moe, parallel, parameters, f"{name}.mlp")
+        else:
+            self.feed_forward = FeedForward(config, parallel, parameters, f"{name}.mlp")
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, cos_sin: torch.Tensor, attention: Attention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.attention_norm.forward(x, residual)
+        x = self.attention.forward(x, cos_sin, attention)
+        x, residual = self.feed_forward_norm.forward(x, residual)
+        return self.feed_forward.forward(x), residual
+
+
+class Decoder:
+    """One rank's part of a model. Its parameters are not filled: see `load_weights` and `fill_random`.
+
+    Neither `forward` nor `local_logits` waits for the device, and shapes follow from T and S alone: both can be
+    captured in a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parallel: TensorParallel,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        max_position: int | None = None,
+    ) -> None:
+        """`max_position`: positions stay below it; None: what the model reaches. Raises ModelError where the model
+        cannot be split over the ranks.
+        """
+        config.check_tensor_parallel(parallel.size)
+        device = torch.device(device)
+        self.config = config
+        self.parameters = Parameters(dtype, device)
+        shard = VocabularyShard(config.vocab_size, parallel)
+        self.vocab_start = shard.start
+        """First token of this rank's shard of the vocabulary."""
+        self.vocab_local = shard.size
+        """Tokens in the shard, the same on every rank; those past the vocabulary's end have the lowest logit."""
+        self.num_kv_heads_local = _length(local_kv_heads(config, parallel))
+        """KV heads on this rank: what a page of its KV pool holds per layer and token."""
+
+        self.embedding = VocabParallelEmbedding(
+            self.parameters, "model.embed_tokens", config.hidden_size, shard, parallel
+        )
+        self.rotary = Rotary(config.rope, config.head_dim, max_position or config.max_model_len, device)
+        self.layers = [DecoderLayer(config, parallel, self.parameters, i) for i in range(config.num_layers)]
+        self.norm = RMSNorm(self.parameters, "model.norm", config.hidden_size, config.rms_norm_eps)
+        if config.tied_embeddings:
+            self.head = LMHead(self.embedding.weight, shard)
+        else:
+            self.head = LMHead(shard.new_weight(self.parameters, "lm_head", config.hidden_size), shard)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the parameters that this rank holds."""
+        return self.parameters.num_bytes
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """tokens and positions [T] int32 or int64 to final hidden states [T, hidden] in the model's dtype."""
+        x = self.embedding.forward(tokens)
+        cos_sin = self.rotary.at(positions)
+        residual = None
+        for layer in self.layers:
+            x, residual = layer.forward(x, residual, cos_sin, attention)
+        x, _ = self.norm.forward(x, residual)
+        return x
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Rows of `forward`'s result [S, hidden] to [S, vocab_local]: the logits of this rank's shard, in the model's
+        dtype. The ranks' shards side by side, cut to `config.vocab_size`, are the logits of the model."""
+        return self.head.forward(hidden)
+
+
+def local_kv_heads(config: ModelConfig, parallel: TensorParallel) -> slice:
+    """The KV heads that this rank's query heads read: with fewer KV heads than ranks, neighbours hold the same one."""
+    if parallel.size <= config.num_kv_heads:
+        return parallel.shard(config.num_kv_heads)
+    head = parallel.rank * config.num_kv_heads // parallel.size
+    return slice(head, head + 1)
+
+
+def _scaled(part: slice, size: int) -> slice:
+    return slice(part.start * size, part.stop * size)
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)

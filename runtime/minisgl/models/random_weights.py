@@ -1,0 +1,39 @@
+"""Random weights that keep activations near unit variance, so that logits stay finite in every dtype."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from minisgl.layers.parameters import Parameters
+
+
+def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """The whole checkpoint tensor `name`, float32 on the CPU; follows from (seed, name, shape) alone."""
+    tensor = torch.empty(shape)
+    _fill(tensor, name, shape[-1], f"{seed}/{name}")
+    return tensor
+
+
+def fill_random(parameters: Parameters, seed: int = 0) -> None:
+    """Fill every parameter. On a CPU the model is the same however it is split over ranks; on other devices each part
+    is drawn on the device, which takes seconds for any size, and depends on the split."""
+    for source in parameters.sources:
+        if parameters.device.type == "cpu":
+            source.into.copy_(random_tensor(source.name, source.shape, seed)[source.take])
+        else:
+            # Ranks that hold the same part (KV heads with fewer of them than ranks) must draw the same values.
+            part = "/".join(str(take.start) for take in source.take)
+            _fill(source.into, source.name, source.shape[-1], f"{seed}/{source.name}/{part}")
+
+
+def _fill(tensor: torch.Tensor, name: str, fan_in: int, key: str) -> None:
+    generator = torch.Generator(device=tensor.device)
+    generator.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "little"))
+    if name.endswith("norm.weight"):
+        tensor.uniform_(0.9, 1.1, generator=generator)
+    elif name.endswith(".bias"):
+        tensor.normal_(0.0, 0.1, generator=generator)
+    else:
+        tensor.normal_(0.0, fan_in**-0.5, generator=generator)

@@ -1,0 +1,74 @@
+"""The chosen experts' feed-forward.
+
+N stands for the intermediate size on this rank: every rank holds 1/size of each expert, so load and memory are
+equal whatever the router chooses, and the caller sums over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+GatedActivation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def run_experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: GatedActivation,
+) -> torch.Tensor:
+    """x [T, H], weights and experts [T, K], gate_up [E, 2 N, H], down [E, H, N] to [T, H].
+
+    Sums in a fixed order on every device. On CUDA nothing waits for the device and all shapes follow from T, so
+    the call can be captured in a graph.
+    """
+    if not x.is_cuda:
+        chosen = experts_one_by_one(x, experts, gate_up, down, activation)
+    elif x.dtype == torch.bfloat16:
+        chosen = experts_grouped(x, experts, gate_up, down, activation)
+    else:
+        chosen = experts_dense(x, experts, gate_up, down, activation)
+    return (chosen * weights.unsqueeze(-1)).sum(dim=1)
+
+
+def experts_one_by_one(
+    x: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: GatedActivation
+) -> torch.Tensor:
+    """Reference: one expert after the other, only those that a token chose. [T, K, H]"""
+    chosen = x.new_empty(*experts.shape, x.shape[-1])
+    for expert in sorted(set(experts.flatten().tolist())):
+        token, place = torch.where(experts == expert)
+        chosen[token, place] = F.linear(activation(F.linear(x[token], gate_up[expert])), down[expert])
+    return chosen
+
+
+def experts_grouped(
+    x: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: GatedActivation
+) -> torch.Tensor:
+    """Rows sorted by expert, then one grouped matrix product per projection. [T, K, H]"""
+    top_k = experts.shape[1]
+    sorted_experts, order = experts.flatten().sort(stable=True)
+    ids = torch.arange(gate_up.shape[0], device=x.device)
+    ends = torch.searchsorted(sorted_experts, ids, right=True).to(torch.int32)
+    rows = x[order // top_k]
+    inner = activation(F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))
+    outer = F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
+    chosen = torch.empty_like(outer)
+    chosen[order] = outer
+    return chosen.view(*experts.shape, -1)
+
+
+def experts_dense(
+    x: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: GatedActivation
+) -> torch.Tensor:
+    """Every expert on every token: slow, for dtypes that have no grouped matrix product. [T, K, H]"""
+    chosen = x.new_zeros(*experts.shape, x.shape[-1])
+    for expert in range(gate_up.shape[0]):
+        out = F.linear(activation(F.linear(x, gate_up[expert])), down[expert])
+        chosen = torch.where((experts == expert).unsqueeze(-1), out.unsqueeze(1), chosen)
+    return chosen

@@ -1,0 +1,17 @@
+"""Choice of the experts of each token."""
+
+from __future__ import annotations
+
+import torch
+
+
+def route(router_logits: torch.Tensor, top_k: int, *, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, E] to (weights [T, K] in the logits' dtype, expert ids [T, K] int64).
+
+    Probabilities are taken in float32 over all experts; `renormalize` makes the chosen ones sum to 1.
+    """
+    probabilities = torch.softmax(router_logits, dim=-1, dtype=torch.float32)
+    weights, experts = torch.topk(probabilities, top_k, dim=-1)
+    if renormalize:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights.to(router_logits.dtype), experts

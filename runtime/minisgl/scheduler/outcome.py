@@ -1,0 +1,55 @@
+"""What comes out of the scheduler: news for clients, refusals and counters."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from minisgl.wire.plan import IntArray
+
+
+class RequestError(Exception):
+    """A request that cannot be served, with the stable code that its client gets."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An accepted request that ends without its answer."""
+
+    client: int
+    id: bytes
+    code: str
+    message: str
+
+
+class StepOutput(msgspec.Struct, frozen=True):
+    """News for the clients. Columns of equal length, a row for each token; `ids` has dtype V16."""
+
+    ids: NDArray[np.void]
+    client: IntArray
+    index: IntArray
+    tokens: IntArray
+    finish: NDArray[np.uint8]
+    cached: IntArray
+    failures: list[Failure]
+
+
+class Counters(msgspec.Struct):
+    """Since start."""
+
+    steps: int = 0
+    mixed_steps: int = 0
+    """Steps with decode rows and prefill segments."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefill_tokens: int = 0
+    """Computed by prefill segments; after retractions also tokens that were generated before."""
+    generated_tokens: int = 0
+    retractions: int = 0
+    finished: int = 0
+    evicted_pages: int = 0

@@ -1,0 +1,149 @@
+"""A checkpoint's chat template, rendered as transformers renders it: the same text, in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from minisgl.tokenizer.errors import PromptError
+from minisgl.wire.text import ChatMessage
+
+MAX_RENDERED_CHARACTERS: Final = 32 << 20
+"""Beyond this a template is not formatting a conversation any more."""
+
+_MAX_ERROR_CHARACTERS: Final = 300
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks the assistant's tokens for training; here its body is rendered as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's way)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _PublicNamespace(Namespace):
+    """`namespace()` that cannot be used to reach the internals of Python objects."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # No named parameter: templates may write namespace(self=…).
+        self = args[0]
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _refuse_private(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace has no attribute {name!r}")
+
+
+def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    # A function in place of the class: a template sees no attributes of it.
+    return dict(*args, **kwargs)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(message)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    # jinja2's own filter escapes HTML characters and non-ASCII letters, which a model has never seen.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+class ChatTemplate:
+    """`source` is Jinja from the checkpoint, `special_tokens` the strings it may name (`bos_token` …).
+
+    A template that cannot be compiled fails each chat request, not the process: completions still work.
+    """
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        self.source = source
+        self._special_tokens = special_tokens
+        self._knows_developer = "developer" in source
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        functions: dict[str, Callable[..., Any]] = {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "dict": _new_dict,
+            "namespace": _PublicNamespace,
+        }
+        environment.globals.update(functions)
+        self._template: jinja2.Template | None = None
+        self._error = ""
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            self._error = _short(error)
+
+    def render(self, messages: Sequence[ChatMessage], **variables: Any) -> str:
+        """The prompt's text, with the beginning of the assistant's turn. Raises PromptError."""
+        if self._template is None:
+            raise PromptError(
+                "chat_template_error",
+                f"the model's chat template cannot be compiled ({self._error}): use /v1/completions, or repair it",
+            )
+        turns = [{"role": self._role(message), "content": message.content} for message in messages]
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in self._template.generate(
+                **self._special_tokens,
+                messages=turns,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **variables,
+            ):
+                size += len(piece)
+                if size > MAX_RENDERED_CHARACTERS:
+                    raise PromptError(
+                        "chat_template_error",
+                        f"the model's chat template made more than {MAX_RENDERED_CHARACTERS} characters of these "
+                        "messages",
+                        "messages",
+                    )
+                pieces.append(piece)
+        except PromptError:
+            raise
+        except Exception as error:  # a template can fail in any way that Python can
+            raise PromptError(
+                "chat_template_error",
+                f"the model's chat template does not accept these messages: {_short(error)}",
+                "messages",
+            ) from error
+        return "".join(pieces)
+
+    def _role(self, message: ChatMessage) -> str:
+        return "system" if message.role == "developer" and not self._knows_developer else message.role
+
+
+def _short(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= _MAX_ERROR_CHARACTERS else text[:_MAX_ERROR_CHARACTERS] + "…"

@@ -1,0 +1,197 @@
+"""Keeps the text of chat messages from being read as control tokens.
+
+A template puts control tokens (`<|im_end|>`) around contents, and the tokenizer then finds them by their text, so a
+content that spells one could end its turn and begin another in anybody's name. Contents are therefore marked before
+they are rendered: a character that the request does not contain goes behind the first character of everything in a
+content that is a control token or could become one together with its neighbours. After rendering, the marks are taken
+out again and their positions kept. A control token that spans one was spelled, at least in part, by a content: the text
+is cut there and the parts are encoded one by one, which gives ordinary tokens for the same characters. Where nothing
+is forged, which is nearly always, the tokens are exactly those of the rendered text.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+from tokenizers import Encoding, Tokenizer
+
+from minisgl.wire.text import ChatMessage
+
+_MARKS: Final = range(0xE000, 0xF900)
+"""Private use characters: no template treats them as space, and they have no upper or lower case."""
+
+
+class MarkedMessages(msgspec.Struct, frozen=True):
+    messages: Sequence[ChatMessage]
+    mark: str
+    """The character of the marks; empty when no content needs one."""
+
+
+class RenderedChat(msgspec.Struct, frozen=True):
+    text: str
+    marks: Sequence[int] = ()
+    """Ascending positions in `text`. A control token that begins before one and ends behind it is forged."""
+
+
+class ControlTokens:
+    """Control tokens are the special ones, and the others that the chat template writes itself: some checkpoints do
+    not flag the borders of their turns as special."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+        self._tokenizer = tokenizer
+        control = {
+            token_id: token
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+            # A token of one character has no inside to cut at, and none is known.
+            if len(token.content.strip()) > 1 and (token.special or token.content in template)
+        }
+        self._ids = frozenset(control)
+        # Splits a text like any control token, without swallowing spaces of its neighbours.
+        self._separator = next((token.content for token in control.values() if not (token.lstrip or token.rstrip)), "")
+        self._all = _Finder(token.content for token in control.values())
+        # What a model said before may hold markers that the template itself looks for, as `</think>` to drop old
+        # thoughts. Only those that are not special, and only in the assistant's turns.
+        self._assistant = _Finder(
+            token.content for token in control.values() if token.special or not _looks_for(template, token.content)
+        )
+
+    def mark(self, messages: Sequence[ChatMessage]) -> MarkedMessages:
+        """The messages with a mark wherever a control token could be forged."""
+        found = [
+            (self._assistant if message.role == "assistant" else self._all).positions(message.content)
+            for message in messages
+        ]
+        if not any(found):
+            return MarkedMessages(messages, "")
+        mark = _unused_character([message.content for message in messages])
+        return MarkedMessages(
+            [
+                ChatMessage(message.role, _insert(message.content, positions, mark)) if positions else message
+                for message, positions in zip(messages, found, strict=True)
+            ],
+            mark,
+        )
+
+    def unmark(self, rendered: str, mark: str) -> RenderedChat:
+        """Take the marks out of a rendered text."""
+        if not mark or mark not in rendered:
+            return RenderedChat(rendered)
+        pieces = rendered.split(mark)
+        marks, position = [], 0
+        for piece in pieces[:-1]:
+            position += len(piece)
+            marks.append(position)
+        return RenderedChat("".join(pieces), marks)
+
+    def encode(self, chat: RenderedChat) -> list[int]:
+        """Token ids of the text; its control tokens are those that the template wrote."""
+        pieces = [_Piece(chat.text, chat.marks, "")]
+        ids: dict[int, list[int]] = {}
+        todo = [0]
+        while todo:
+            encodings = self._tokenizer.encode_batch(
+                [pieces[i].separator + pieces[i].text for i in todo], add_special_tokens=False
+            )
+            cut: dict[int, list[_Piece]] = {}
+            for i, encoding in zip(todo, encodings, strict=True):
+                cuts = self._forged(encoding, pieces[i])
+                if cuts:
+                    cut[i] = pieces[i].cut(cuts, self._separator)
+                else:
+                    ids[i] = encoding.ids[1:] if pieces[i].separator else encoding.ids
+            # Cutting renumbers what lies behind; nearly always there is nothing to cut, or one round is enough.
+            new_pieces: list[_Piece] = []
+            new_ids: dict[int, list[int]] = {}
+            todo = []
+            for i, piece in enumerate(pieces):
+                if i in cut:
+                    todo.extend(range(len(new_pieces), len(new_pieces) + len(cut[i])))
+                    new_pieces.extend(cut[i])
+                else:
+                    new_ids[len(new_pieces)] = ids[i]
+                    new_pieces.append(piece)
+            pieces, ids = new_pieces, new_ids
+        return [token for i in range(len(pieces)) for token in ids[i]]
+
+    def _forged(self, encoding: Encoding, piece: _Piece) -> list[int]:
+        """Positions in the piece's text at which forged control tokens must be cut."""
+        if not piece.marks:
+            return []
+        shift = len(piece.separator)
+        first = 1 if shift else 0
+        cuts = []
+        for token_id, (start, end) in zip(encoding.ids[first:], encoding.offsets[first:], strict=True):
+            if token_id in self._ids:
+                at = bisect_right(piece.marks, start - shift)
+                if at < len(piece.marks) and piece.marks[at] < end - shift:
+                    cuts.append(piece.marks[at])
+        return cuts
+
+
+class _Piece(msgspec.Struct, frozen=True):
+    text: str
+    marks: Sequence[int]
+    separator: str
+    """Stands before the text when it is encoded, so that it is not taken for the beginning of a text, where some
+    tokenizers add a space."""
+
+    def cut(self, cuts: Sequence[int], separator: str) -> list[_Piece]:
+        pieces = []
+        for start, end in zip((0, *cuts), (*cuts, len(self.text)), strict=True):
+            inside = self.marks[bisect_right(self.marks, start) : bisect_left(self.marks, end)]
+            marks = [mark - start for mark in inside]
+            pieces.append(_Piece(self.text[start:end], marks, separator if start else self.separator))
+        return pieces
+
+
+class _Finder:
+    """Finds where control tokens begin in a text, or could begin once something is put before or behind it."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        known = sorted(set(tokens))
+        rests: dict[str, list[str]] = {}
+        for token in known:
+            rests.setdefault(token[0], []).append(re.escape(token[1:]))
+        # One character is consumed and the rest looked at, so that overlapping matches are found as well; and each
+        # branch begins with a literal, which keeps the scan of a long text fast.
+        branches = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
+        self._pattern = re.compile("|".join(branches)) if branches else None
+        self._prefixes = {token[:n] for token in known for n in range(1, len(token))}
+        self._suffixes = {token[n:] for token in known for n in range(1, len(token))}
+        self._longest = max(map(len, known), default=1)
+
+    def positions(self, text: str) -> list[int]:
+        """Ascending positions for marks."""
+        if self._pattern is None:
+            return []
+        found = {match.end() for match in self._pattern.finditer(text)}
+        # A template may put the text between others as it is, or stripped of its outer spaces.
+        for stripped in {text, text.rstrip()}:
+            for n in range(1, min(self._longest, len(stripped) + 1)):
+                if stripped[-n:] in self._prefixes:
+                    found.add(len(stripped) - n + 1)
+        for begin in {0, len(text) - len(text.lstrip())}:
+            if any(text[begin : begin + n] in self._suffixes for n in range(1, min(self._longest, len(text) + 1))):
+                found.add(begin)
+        return sorted(found)
+
+
+def _looks_for(template: str, token: str) -> bool:
+    """Whether the template tests contents for the token or splits them at it."""
+    quoted = rf"(?:'{re.escape(token)}'|\"{re.escape(token)}\")"
+    return re.search(rf"{quoted}\s+(?:not\s+)?in\b|split\(\s*{quoted}", template) is not None
+
+
+def _unused_character(texts: Sequence[str]) -> str:
+    candidates = map(chr, _MARKS)
+    # A text that holds all 6,400 of them has no meaning to anybody: it may lose one of its characters.
+    return next((mark for mark in candidates if not any(mark in text for text in texts)), chr(_MARKS.stop - 1))
+
+
+def _insert(text: str, positions: Sequence[int], mark: str) -> str:
+    bounds = zip((0, *positions), (*positions, len(text)), strict=True)
+    return mark.join(text[start:end] for start, end in bounds)

@@ -1,0 +1,38 @@
+"""Token ids to text, one token at a time, never splitting a character."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from typing import Final
+
+from minisgl.tokenizer.token_bytes import TokenBytes
+
+_Utf8: Final = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """One answer. All its pieces together equal a full decode of its tokens behind their prompt, special tokens
+    skipped. Bytes that are not UTF-8 become U+FFFD; those of a character that has only begun are held back until it is
+    complete or `finish` gives up on it.
+
+    Where a checkpoint spells single bytes as tokens (byte fallback), one bad byte makes the tokenizer library replace
+    all its neighbours with U+FFFD, good characters too. Here they stay: they may have been sent already.
+    """
+
+    def __init__(self, tokens: TokenBytes, prompt: Iterable[int]) -> None:
+        """`prompt`: its token ids. An answer behind a prompt without any text begins a text."""
+        self._tokens = tokens
+        self._at_start = all(tokens.is_special(token) for token in prompt)
+        self._utf8 = _Utf8("replace")
+
+    def step(self, token: int) -> str:
+        """The text that is complete with this token; often one token's, sometimes empty."""
+        if self._at_start and not self._tokens.is_special(token):
+            self._at_start = False
+            return self._utf8.decode(self._tokens.at_start(token))
+        return self._utf8.decode(self._tokens.inside(token))
+
+    def finish(self) -> str:
+        """What is left of a character that was never completed, as U+FFFD."""
+        return self._utf8.decode(b"", True)

@@ -1,0 +1,132 @@
+"""The tokenizer files of a checkpoint directory, read without transformers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from tokenizers import Tokenizer
+
+from minisgl.tokenizer.errors import TokenizerError
+from minisgl.wire.text import SamplingDefaults
+
+TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+"""Every file that decides how text becomes token ids and what is sampled by default."""
+
+_SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+_REMEDY: Final = (
+    "download the complete checkpoint, or write the file with transformers: "
+    "AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY)"
+)
+
+
+class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tokenizer room takes from a checkpoint."""
+
+    tokenizer: Tokenizer
+    special_tokens: dict[str, str]
+    """`bos_token`, `eos_token` …, as the chat template knows them; absent where the model has none."""
+    chat_template: str | None
+    add_bos_token: bool | None
+    """An explicit setting, which wins over tokenizer.json; None: not said."""
+    defaults: SamplingDefaults
+    hashes: dict[str, str]
+
+
+def hash_tokenizer_files(directory: str | Path) -> dict[str, str]:
+    """File name → sha256 (hex) of each tokenizer file that is there: `ModelCard.tokenizer_hashes`."""
+    root = Path(directory)
+    return {
+        name: hashlib.sha256((root / name).read_bytes()).hexdigest()
+        for name in TOKENIZER_FILES
+        if (root / name).is_file()
+    }
+
+
+def load_model_files(directory: str | Path) -> ModelFiles:
+    """Raises TokenizerError where a file is missing or broken."""
+    root = Path(directory)
+    config = _read_json(root / "tokenizer_config.json")
+    special_tokens = _special_tokens(_read_json(root / "special_tokens_map.json"), config)
+    add_bos_token = config.get("add_bos_token")
+    return ModelFiles(
+        tokenizer=_load_tokenizer(root),
+        special_tokens=special_tokens,
+        chat_template=_chat_template(root, config),
+        add_bos_token=add_bos_token if isinstance(add_bos_token, bool) else None,
+        defaults=_sampling_defaults(root / "generation_config.json"),
+        hashes=hash_tokenizer_files(root),
+    )
+
+
+def _load_tokenizer(root: Path) -> Tokenizer:
+    path = root / "tokenizer.json"
+    if not path.is_file():
+        if (root / "tokenizer.model").is_file():
+            raise TokenizerError(
+                "tokenizer_missing",
+                f"{root} has only a sentencepiece tokenizer.model, which is not read: {_REMEDY}",
+            )
+        raise TokenizerError("tokenizer_missing", f"{path} does not exist: {_REMEDY}")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError("tokenizer_broken", f"{path} cannot be read ({error}): {_REMEDY}") from error
+    # Both are settings of training time that some checkpoints carry along; they would cut or lengthen prompts.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TokenizerError("tokenizer_broken", f"{path} is not a JSON object ({error}): {_REMEDY}") from error
+
+
+def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for source in sources:
+        for name in _SPECIAL_TOKENS:
+            value = source.get(name)
+            if isinstance(value, dict):
+                value = value.get("content")
+            if isinstance(value, str):
+                tokens[name] = value
+    return tokens
+
+
+def _chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
+    """A file of its own wins over tokenizer_config.json, as in transformers."""
+    if (root / "chat_template.jinja").is_file():
+        return (root / "chat_template.jinja").read_text("utf-8")
+    template = _read_json(root / "chat_template.json").get("chat_template", config.get("chat_template"))
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _sampling_defaults(path: Path) -> SamplingDefaults:
+    config = _read_json(path)
+    known = {name: config[name] for name in SamplingDefaults.__struct_fields__ if config.get(name) is not None}
+    try:
+        return msgspec.convert(known, SamplingDefaults)
+    except msgspec.ValidationError as error:
+        raise TokenizerError(
+            "generation_config_broken", f"{path}: {error}. Correct the value, or remove the file to use 1.0"
+        ) from error

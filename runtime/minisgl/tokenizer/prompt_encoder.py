@@ -1,0 +1,120 @@
+"""From requests to prompt token ids, many at a time; a request that cannot be encoded fails alone."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from minisgl.tokenizer.chat_template import ChatTemplate
+from minisgl.tokenizer.control_tokens import ControlTokens, RenderedChat
+from minisgl.tokenizer.errors import PromptError
+from minisgl.tokenizer.model_files import ModelFiles
+from minisgl.wire.text import ChatMessage, Generate
+
+Prompt: TypeAlias = "array[int]"
+"""int32 token ids."""
+
+
+class PromptEncoder:
+    """Thread-safe: nothing changes after construction."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._tokenizer = files.tokenizer
+        self._template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
+        self._control = ControlTokens(files.tokenizer, files.chat_template or "")
+        bos = files.special_tokens.get("bos_token")
+        self._bos_id = None if bos is None else files.tokenizer.token_to_id(bos)
+        self._prefix = self._default_prefix(files)
+
+    def encode(self, requests: Sequence[Generate]) -> list[Prompt | PromptError]:
+        """The prompt of each request, or what is wrong with it."""
+        results: list[Prompt | PromptError | None] = [None] * len(requests)
+        plain: list[int] = []
+        texts: list[str] = []
+        for i, request in enumerate(requests):
+            try:
+                if request.tokens is not None:
+                    results[i] = array("i", request.tokens) or self._finish([])
+                    continue
+                chat = self._rendered(request)
+                if chat.marks:
+                    results[i] = self._finish(self._control.encode(chat))
+                    continue
+            except PromptError as error:
+                results[i] = error
+            except BaseException as error:
+                results[i] = _not_encoded(error)
+            else:
+                plain.append(i)
+                texts.append(chat.text)
+        for i, encoded in zip(plain, self._encode_texts(texts), strict=True):
+            results[i] = encoded
+        return [result for result in results if result is not None]
+
+    def encode_chat(self, messages: Sequence[ChatMessage], **variables: object) -> list[int]:
+        """Token ids of one conversation; `variables` go to the chat template. Raises PromptError."""
+        return self._finish(self._control.encode(self._render(messages, **variables))).tolist()
+
+    def _rendered(self, request: Generate) -> RenderedChat:
+        if request.messages is not None:
+            return self._render(request.messages)
+        assert request.prompt is not None
+        return RenderedChat(request.prompt)
+
+    def _render(self, messages: Sequence[ChatMessage], **variables: object) -> RenderedChat:
+        if self._template is None:
+            raise PromptError(
+                "no_chat_template",
+                "this model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): "
+                "use /v1/completions",
+                "messages",
+            )
+        marked = self._control.mark(messages)
+        return self._control.unmark(self._template.render(marked.messages, **variables), marked.mark)
+
+    def _encode_texts(self, texts: list[str]) -> list[Prompt | PromptError]:
+        try:
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except BaseException as error:
+            if len(texts) == 1:
+                return [_not_encoded(error)]
+            # One of them spoils the batch; the others must not pay for it.
+            return [result for text in texts for result in self._encode_texts([text])]
+        results: list[Prompt | PromptError] = []
+        for encoding in encodings:
+            try:
+                results.append(self._finish(encoding.ids))
+            except PromptError as error:
+                results.append(error)
+        return results
+
+    def _finish(self, ids: list[int]) -> Prompt:
+        """With the BOS that the tokenizer adds by default, once: a template or a prompt may bring its own."""
+        prefix = self._prefix
+        if prefix and ids[: len(prefix)] != prefix:
+            ids = prefix + ids
+        if not ids:
+            if self._bos_id is None:
+                raise PromptError(
+                    "empty_prompt", "the prompt is empty, and this model has no token to begin a text with", "prompt"
+                )
+            ids = [self._bos_id]
+        return array("i", ids)
+
+    def _default_prefix(self, files: ModelFiles) -> list[int]:
+        """What the tokenizer puts before a text. What it may put behind one (an EOS) has no place in a prompt."""
+        if files.add_bos_token is not None:
+            return [self._bos_id] if files.add_bos_token and self._bos_id is not None else []
+        bare = files.tokenizer.encode("a", add_special_tokens=False).ids
+        full = files.tokenizer.encode("a", add_special_tokens=True).ids
+        starts = (n for n in range(len(full)) if full[n : n + len(bare)] == bare)
+        return full[: next(starts, 0)] if bare else []
+
+
+def _not_encoded(error: BaseException) -> PromptError:
+    """The library raises plain Exception, and a panic in it is no Exception at all. None of them may take the other
+    requests along; only what is meant to end the process goes on."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    return PromptError("invalid_prompt", f"the tokenizer cannot encode this text: {str(error)[:200]}")

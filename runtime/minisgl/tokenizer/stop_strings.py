@@ -1,0 +1,52 @@
+"""Stop strings: where an answer ends, and how much of it is safe to send before that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Looks for the earliest of several strings in a text that arrives in pieces.
+
+    Only a suffix that is a proper prefix of some stop string is held back: everything before it can never become part
+    of a match. The stop string itself is not part of the answer. The match that is complete first counts, and of
+    those that are complete at the same character the longest, so the answer does not depend on how the text is cut
+    into pieces.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops), "an empty stop string would match everywhere"
+        self._stops = tuple(stops)
+        self._longest = max(map(len, stops), default=0)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """The text that is safe to send now. After a match (`stopped`) there is none."""
+        if not self._stops:
+            return piece
+        if self.stopped or not piece:
+            return ""
+        # A match that is complete now ends in the new piece; of the text before it only the held part matters.
+        text = self._held + piece
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)[1]]
+        keep = self._partial(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """The held text, when the answer ended for another reason."""
+        held, self._held = self._held, ""
+        return held
+
+    def _partial(self, text: str) -> int:
+        """Length of the longest suffix that is a proper prefix of a stop string."""
+        for length in range(min(self._longest - 1, len(text)), 0, -1):
+            suffix = text[-length:]
+            if any(len(stop) > length and stop.startswith(suffix) for stop in self._stops):
+                return length
+        return 0

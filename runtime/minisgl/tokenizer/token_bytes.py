@@ -1,0 +1,83 @@
+"""The bytes that each token adds to a text.
+
+Decoding token by token with a tokenizer's own `decode` means to decode a window of tokens again at every step, and to
+guess from replacement characters whether one is complete. With the bytes of each token, the rest is the standard
+library's incremental UTF-8 decoder.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The printable stand-in of each byte in byte-level BPE (Radford et al., GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_ALPHABET: Final = _byte_level_alphabet()
+
+
+class TokenBytes:
+    """Bytes by token id, worked out when a token is seen first."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._special = frozenset(
+            token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        decoders = _decoder_types(msgspec.json.decode(tokenizer.to_str()).get("decoder"))
+        self._byte_level = "ByteLevel" in decoders
+        self._byte_fallback = "ByteFallback" in decoders
+        # Tokens are decoded behind this one, because some decoders strip the space at the beginning of a text.
+        self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
+        self._anchor_text = tokenizer.decode(self._anchor)
+        self._cache: dict[int, bytes] = dict.fromkeys(self._special, b"")
+
+    def is_special(self, token: int) -> bool:
+        """Special tokens have no text."""
+        return token in self._special
+
+    def inside(self, token: int) -> bytes:
+        """What the token adds within a text; nothing for special tokens and ids that the tokenizer does not know."""
+        known = self._cache.get(token)
+        if known is None:
+            known = self._cache[token] = self._compute(token)
+        return known
+
+    def at_start(self, token: int) -> bytes:
+        """What the token adds at the very beginning of a text, where some decoders drop one space."""
+        inside = self.inside(token)
+        if inside.startswith(b" ") and self._tokenizer.decode([token]) == inside[1:].decode("utf-8", "replace"):
+            return inside[1:]
+        return inside
+
+    def _compute(self, token: int) -> bytes:
+        text = self._tokenizer.id_to_token(token) if token >= 0 else None
+        if text is None:
+            return b""
+        if self._byte_fallback and (match := _BYTE_TOKEN.fullmatch(text)):
+            return bytes([int(match[1], 16)])
+        if self._byte_level:
+            try:
+                return bytes(_ALPHABET[character] for character in text)
+            except KeyError:
+                # An added token: its text is what it says.
+                return text.encode()
+        decoded = self._tokenizer.decode([*self._anchor, token])
+        return decoded.removeprefix(self._anchor_text).encode()
+
+
+def _decoder_types(decoder: Any) -> set[str]:
+    if not isinstance(decoder, dict):
+        return set()
+    nested = (_decoder_types(part) for part in decoder.get("decoders", ()))
+    return {str(decoder.get("type"))}.union(*nested)

@@ -1,0 +1,129 @@
+"""Documentation that cannot be checked goes stale: what it names must be there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from minisgl.cli.main import build_parser
+from minisgl.frontend import errors, requests
+from support.cli_reference import PAGE, commands, flags, render
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def test_cli_page_is_what_the_program_says() -> None:
+    assert PAGE.read_text() == render(), "run `PYTHONPATH=tests .venv/bin/python -m support.cli_reference`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if not target.startswith("https://"):
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_that_pages_use_exist(page: Path) -> None:
+    actions = [action for _, parser in commands(build_parser()) for action in flags(parser)]
+    ours = {flag for action in actions for flag in action.option_strings}
+    lines = page.read_text().splitlines()
+    if page.name == "reference-flags.md":
+        lines = [line.split("|")[3] for line in lines if line.startswith("| `")]
+    used = set(re.findall(r"`(--[a-z][a-z-]+)", "\n".join(line for line in lines if "pip install" not in line)))
+    used |= {flag for line in lines if "minisgl serve" in line for flag in re.findall(r"(--[a-z][a-z-]+)", line)}
+    assert used <= ours | {"--strict"}
+
+
+def test_every_flag_of_the_reference_system_is_mapped() -> None:
+    page = (ROOT / "docs" / "reference-flags.md").read_text()
+    theirs = """--model-path --dtype --tensor-parallel-size --tp-size --max-running-requests --max-seq-len-override
+        --memory-ratio --dummy-weight --disable-pynccl --host --port --cuda-graph-max-bs --graph --num-tokenizer
+        --tokenizer-count --max-prefill-length --max-extend-length --num-pages --page-size --attention-backend --attn
+        --model-source --cache-type --moe-backend --shell-mode cuda_graph_bs distributed_timeout offline_mode
+        MINISGL_DISABLE_OVERLAP_SCHEDULING MINISGL_FLASHINFER_USE_TENSOR_CORES MINISGL_PYNCCL_MAX_BUFFER_SIZE
+        MINISGL_SHELL_MAX_TOKENS MINISGL_SHELL_TOP_K MINISGL_SHELL_TOP_P MINISGL_SHELL_TEMPERATURE LOG_LEVEL LOG_PID"""
+    mapped = set(re.findall(r"`([^`]+)`", "".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))))
+    assert set(theirs.split()) == mapped
+
+
+def test_api_page_names_every_field_and_no_other() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    named = set(re.findall(r"`([a-z_]+)`", page))
+    fields = {*requests.ChatBody.__struct_fields__, *requests.CompletionBody.__struct_fields__}
+    assert fields <= named
+    table = page.partition("## Fields of both")[2].partition("## Not supported")[0]
+    assert set(re.findall(r"^\| `([a-z_]+)`", table, re.MULTILINE)) <= fields
+    section = page.partition("## Not supported yet")[2].partition("## Answers")[0]
+    unsupported = set(re.findall(r"`([a-z_]+)`", section)) - {"unknown_parameter", "unsupported_parameter"}
+    assert unsupported == set(requests._NEUTRAL)
+
+
+def test_api_page_names_every_code_with_its_status() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    documented = {
+        code: int(status)
+        for status, codes in re.findall(r"^\| (\d{3}) \| (.*) \|$", page, re.MULTILINE)
+        for code in re.findall(r"`([a-z_]+)`", codes)
+    }
+    assert errors._STATUS.items() <= documented.items()
+    frontend = "\n".join(path.read_text() for path in (ROOT / "runtime/minisgl/frontend").glob("*.py"))
+    raised = re.findall(r'ApiError\(\s*(\d{3}), "([a-z_]+)"', frontend)
+    assert raised
+    assert {code: int(status) for status, code in raised}.items() <= documented.items()
+
+
+def test_lock_files_name_no_index_and_pin_everything() -> None:
+    for lock in ROOT.glob("requirements*.lock"):
+        text = lock.read_text()
+        assert not re.search(r"https?://|--index|--find-links|@ file:", text), lock.name
+        for block in re.split(r"\n(?=[a-z])", text.partition("make lock\n")[2]):
+            assert re.match(r"[a-z0-9.-]+(\[[a-z,]+\])?==\S+", block), f"{lock.name}: {block[:80]}"
+            assert "--hash=sha256:" in block, f"{lock.name}: {block[:80]}"
+
+
+def test_lock_satisfies_the_project() -> None:
+    """Every dependency that pyproject.toml names is in the lock, inside its bounds."""
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = {"requirements.lock": ("frontend", "engine", "dev"), "requirements-cuda.lock": tuple(extras)}
+    for name, chosen in wanted.items():
+        locked = dict(re.findall(r"^([a-z0-9-]+)==([^ ;\\]+)", (ROOT / name).read_text(), re.MULTILINE))
+        for text in [*project["dependencies"], *(text for extra in chosen for text in extras[extra])]:
+            requirement = Requirement(text)
+            bounds = {specifier.operator for specifier in requirement.specifier}
+            assert bounds & {"==", "<", "<="}, f"{text} has no upper bound"
+            assert bounds & {"==", ">", ">="}, f"{text} has no lower bound"
+            assert requirement.specifier.contains(locked[requirement.name]), text
+
+
+def test_make_help_has_a_line_for_every_target() -> None:
+    done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
+    helped = {line.split()[1] for line in done.stdout.splitlines()}
+    assert {"help", "run", "test", "lint", "bench", "clean", "lock", "test-gpu"} == helped
+
+
+def test_the_project_speaks_only_of_itself() -> None:
+    files = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.split()
+    if not files:
+        pytest.skip("not a git checkout")
+    foreign = re.compile("/wor" + r"k/|pypi\.o" + r"rg|pythonh" + r"osted\.|files\.pyth", re.IGNORECASE)
+    for name in files:
+        path = ROOT / name
+        if path.suffix in (".py", ".md", ".toml", ".lock", "") and path.is_file():
+            found = foreign.search(path.read_text(errors="replace"))
+            assert found is None, f"{name}: {found[0] if found else ''}"

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl.models.tiny import write_tiny_checkpoint
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the shape that kernels compiled ahead of time serve: heads of 128, two query heads per KV head."""
+    folder = tmp_path_factory.mktemp("model")
+    write_tiny_checkpoint(folder, "qwen3", hidden=256, heads=4, kv_heads=2, head_dim=128)
+    return folder

@@ -1,0 +1,149 @@
+"""Every attention backend against dense float64 attention, in bfloat16 on a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from minisgl.attention import fa3_backend, flashinfer_backend, xqa_backend
+from minisgl.attention.backend import AttentionShape, DecodeBackend, PrefillBackend
+from minisgl.attention.fa3_backend import Fa3Prefill
+from minisgl.attention.flashinfer_backend import FlashInferDecode, FlashInferPrefill
+from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
+from minisgl.attention.xqa_backend import XqaDecode
+from minisgl.kernels.store_kv import store_kv
+from support.dense_attention import DenseCase, Sequences, attention_shape
+
+DECODE = Sequences(decode=(1, 2, 63, 64, 65, 700, 1500, 17))
+FRESH = Sequences(segments=((0, 1), (0, 300), (0, 64), (0, 129)))
+EXTEND = Sequences(segments=((64, 200), (0, 33), (700, 5), (128, 128)))
+MIXED = Sequences(decode=(5, 900, 64), segments=((0, 65), (192, 100)))
+SHARED = Sequences(decode=(70,), segments=((64, 20), (0, 150)), shares=(1, None))
+
+Why = Callable[[AttentionShape], str | None]
+
+
+def _shape(
+    group: int = 2, page_size: int = 64, kv_heads: int = 2, dtype: torch.dtype = torch.bfloat16
+) -> AttentionShape:
+    return attention_shape(
+        query_heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=128,
+        page_size=page_size,
+        longest=2048,
+        dtype=dtype,
+        device="cuda",
+    )
+
+
+def _check(case: DenseCase, prefill: PrefillBackend, decode: DecodeBackend) -> None:
+    result, expected = case.run(prefill, decode).double().cpu(), case.expected()
+    assert result.isfinite().all()
+    assert float((result - expected).norm() / expected.norm()) < 1e-2
+    torch.testing.assert_close(result, expected, atol=3e-2, rtol=3e-2)
+
+
+def _require(why_not: Why, shape: AttentionShape) -> None:
+    if reason := why_not(shape):
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sequences", [DECODE, EXTEND, MIXED, SHARED], ids=["decode", "extend", "mixed", "shared"])
+def test_torch(sequences: Sequences, dtype: torch.dtype) -> None:
+    shape = _shape(dtype=dtype)
+    _check(DenseCase(shape, sequences), TorchPrefill(shape), TorchDecode(shape))
+
+
+@pytest.mark.parametrize("group", [2, 5, 8])
+@pytest.mark.parametrize("nan_tails", [False, True], ids=["zero_tails", "nan_tails"])
+def test_xqa_decode(group: int, nan_tails: bool) -> None:
+    shape = _shape(group)
+    _require(xqa_backend.why_not, shape)
+    _check(DenseCase(shape, DECODE, nan_tails=nan_tails), TorchPrefill(shape), XqaDecode(shape))
+
+
+@pytest.mark.parametrize("page_size", [16, 64, 128])
+@pytest.mark.parametrize("group", [2, 5])
+@pytest.mark.parametrize("nan_tails", [False, True], ids=["zero_tails", "nan_tails"])
+def test_flashinfer_decode(group: int, page_size: int, nan_tails: bool) -> None:
+    shape = _shape(group, page_size)
+    _require(flashinfer_backend.why_not, shape)
+    _check(DenseCase(shape, DECODE, nan_tails=nan_tails), TorchPrefill(shape), FlashInferDecode(shape))
+
+
+@pytest.mark.parametrize("sequences", [FRESH, EXTEND, MIXED, SHARED], ids=["fresh", "extend", "mixed", "shared"])
+@pytest.mark.parametrize("nan_tails", [False, True], ids=["zero_tails", "nan_tails"])
+def test_flashinfer_prefill(sequences: Sequences, nan_tails: bool) -> None:
+    shape = _shape()
+    _require(flashinfer_backend.why_not, shape)
+    _check(DenseCase(shape, sequences, nan_tails=nan_tails), FlashInferPrefill(shape), TorchDecode(shape))
+
+
+@pytest.mark.parametrize("page_size", [64, 128])
+@pytest.mark.parametrize("group", [2, 5])
+@pytest.mark.parametrize("sequences", [FRESH, EXTEND, MIXED, SHARED], ids=["fresh", "extend", "mixed", "shared"])
+@pytest.mark.parametrize("nan_tails", [False, True], ids=["zero_tails", "nan_tails"])
+def test_fa3_prefill(sequences: Sequences, group: int, page_size: int, nan_tails: bool) -> None:
+    shape = _shape(group, page_size)
+    _require(fa3_backend.why_not, shape)
+    if sequences is SHARED and page_size > 64:
+        pytest.skip("the shared prefix is one page of 64 tokens")
+    _check(DenseCase(shape, sequences, nan_tails=nan_tails), Fa3Prefill(shape, TorchPrefill(shape)), TorchDecode(shape))
+
+
+@pytest.mark.parametrize("make", [XqaDecode, FlashInferDecode], ids=["xqa", "flashinfer"])
+def test_a_decode_graph_replays_for_other_lengths(make: type[XqaDecode] | type[FlashInferDecode]) -> None:
+    shape = _shape()
+    _require(xqa_backend.why_not if make is XqaDecode else flashinfer_backend.why_not, shape)
+    first = DenseCase(shape, Sequences(decode=(700, 2, 65, 64)), seed=1)
+    second = DenseCase(shape, Sequences(decode=(702, 6, 67, 62)), seed=2)
+    assert first.kv.keys.shape == second.kv.keys.shape
+    decode = make(shape).for_graph(4)
+    out = torch.empty_like(first.q)
+    batch = first.batch
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        store_kv(first.kv.keys[0], first.kv.values[0], first.locations, first.k, first.v)
+        for _ in range(2):
+            decode.prepare(batch)
+            decode.begin(batch)
+            decode.decode(0, first.kv, first.q, out)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        decode.begin(batch)
+        decode.decode(0, first.kv, first.q, out)
+        graph.capture_end()
+        for case in (first, second):
+            # A replay sees what the captured tensors hold now.
+            for ours, theirs in (
+                (batch.page_table, case.batch.page_table),
+                (batch.decode_slots, case.batch.decode_slots),
+                (batch.decode_lengths, case.batch.decode_lengths),
+                (first.q, case.q),
+                (first.kv.keys, case.kv.keys),
+                (first.kv.values, case.kv.values),
+            ):
+                ours.copy_(theirs.clone())
+            store_kv(first.kv.keys[0], first.kv.values[0], case.locations, case.k, case.v)
+            decode.prepare(case.batch)
+            graph.replay()
+            stream.synchronize()
+            torch.testing.assert_close(out.flatten(1).double().cpu(), case.expected(), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 8])
+def test_store_kv_writes_the_rows_and_nothing_else(heads: int) -> None:
+    keys, values = (torch.full((9, 16, heads, 128), -7.0, dtype=torch.bfloat16, device="cuda") for _ in "kv")
+    wide = torch.randn(11, 5 * heads, 128, dtype=torch.bfloat16, device="cuda")
+    k, v = wide[:, heads : 2 * heads].contiguous(), wide[:, 3 * heads : 4 * heads]
+    locations = torch.randperm(9 * 16, device="cuda")[:11]
+    expected_keys, expected_values = keys.clone(), values.clone()
+    expected_keys.flatten(0, 1)[locations] = k
+    expected_values.flatten(0, 1)[locations] = v
+    store_kv(keys, values, locations, k, v)
+    assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)

@@ -1,0 +1,186 @@
+"""A whole engine on a CUDA device, with hand-built plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.attention.backend import BackendUnavailable
+from minisgl.config import EngineConfig
+from minisgl.engine.engine import create_engine
+from minisgl.engine.interface import Engine
+from minisgl.wire.plan import StepPlan
+from support.plans import Segment, make_plan, new_row
+
+ROWS = 8
+PROMPTS = [np.random.default_rng(i).integers(3, 500, 20 + 37 * i).tolist() for i in range(ROWS)]
+PAGES = [(slot, index, slot * 8 + 7 - index) for slot in range(ROWS) for index in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def freed() -> Iterator[None]:
+    yield
+    torch.cuda.empty_cache()
+
+
+def _config(checkpoint: Path, **settings: object) -> EngineConfig:
+    defaults = {
+        "model": str(checkpoint),
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "page_size": 64,
+        "num_pages": ROWS * 8,
+        "max_running": ROWS,
+        "max_step_tokens": 2048,
+    }
+    return EngineConfig(**(defaults | settings))  # type: ignore[arg-type]
+
+
+def _plans(steps: int, rows: list[list[int]], decoded: int = ROWS) -> list[StepPlan]:
+    """All prompts at once, then decode steps of `decoded` rows; the last row joins in a mixed step."""
+    first = [Segment(slot, 0, prompt) for slot, prompt in enumerate(PROMPTS[:-1])]
+    plans = [make_plan(0, prefill=first, pages=PAGES, rows=rows[:-1])]
+    last = Segment(ROWS - 1, 0, PROMPTS[-1])
+    decode = [(slot, len(PROMPTS[slot])) for slot in range(min(decoded, ROWS - 1))]
+    plans.append(make_plan(1, decode=decode, prefill=[last], rows=rows[-1:]))
+    for step in range(2, steps):
+        decode = [(slot, len(PROMPTS[slot]) + step - 1 - (slot == ROWS - 1)) for slot in range(decoded)]
+        plans.append(make_plan(step, decode=decode))
+    return plans
+
+
+def _run(engine: Engine, plans: list[StepPlan]) -> list[list[int]]:
+    tokens, pending = [], []
+    for plan in plans:
+        pending.append(engine.launch(plan))
+        if len(pending) == 2:
+            tokens.append(engine.collect(pending.pop(0)).tokens.tolist())
+    return tokens + [engine.collect(handle).tokens.tolist() for handle in pending]
+
+
+def _greedy() -> list[list[int]]:
+    return [new_row(slot) for slot in range(ROWS)]
+
+
+@dataclass
+class Answer:
+    tokens: list[list[int]]
+    logits: list[torch.Tensor]
+
+
+def _answer(config: EngineConfig, plans: list[StepPlan]) -> Answer:
+    engine = create_engine(config)
+    logits: list[torch.Tensor] = []
+    engine.runner.logits_tap = lambda plan, tapped: logits.append(tapped.clone().float().cpu())
+    answer = Answer(_run(engine, plans), logits)
+    engine.close()
+    return answer
+
+
+def _assert_equal_where_the_gap_allows(plans: list[StepPlan], expected: Answer, actual: Answer) -> None:
+    """Logits agree as long as the tokens before them do; the first token that differs must be a near tie."""
+    agree = [True] * ROWS
+    compared = 0
+    answers = (expected.logits, actual.logits, expected.tokens, actual.tokens)
+    for plan, reference, logits, reference_tokens, tokens in zip(plans, *answers, strict=True):
+        for row, slot in enumerate(plan.sampled_slots.tolist()):
+            if not agree[slot]:
+                continue
+            compared += 1
+            error = logits[row] - reference[row]
+            assert float(error.norm() / reference[row].norm()) < 3e-2
+            if reference_tokens[row] != tokens[row]:
+                best, second = reference[row].topk(2).values.tolist()
+                assert best - second <= 2 * float(error.abs().max())
+                agree[slot] = False
+    assert compared > sum(len(plan.sampled_slots) for plan in plans) // 2
+
+
+def test_tokens_are_those_of_a_cpu_where_the_gap_allows(checkpoint: Path) -> None:
+    plans = _plans(24, _greedy())
+    cpu = _answer(_config(checkpoint, device="cpu", dtype="float32"), plans)
+    _assert_equal_where_the_gap_allows(plans, cpu, _answer(_config(checkpoint), plans))
+
+
+def _with_and_without_graphs(checkpoint: Path, backends: str) -> Iterator[tuple[list[StepPlan], Answer, Answer]]:
+    """Steps of each captured size, eagerly and replayed."""
+    engines = []
+    for largest in (0, ROWS):
+        try:
+            engines.append(create_engine(_config(checkpoint, cuda_graph_max_batch=largest, attention_backend=backends)))
+        except BackendUnavailable as error:
+            pytest.skip(str(error))
+    if engines[0].stats.decode_backend == "torch":
+        pytest.skip("no backend that can be captured is here")
+    for decoded in (1, 2, 3, 4, 6, 8):
+        plans = _plans(6, _greedy(), decoded)
+        answers = []
+        for engine in engines:
+            logits: list[torch.Tensor] = []
+            engine.runner.logits_tap = lambda plan, tapped, logits=logits: logits.append(tapped.clone().float().cpu())
+            answers.append(Answer(_run(engine, plans), logits))
+        yield plans, answers[0], answers[1]
+    counted = [(engine.stats.graph_replays, engine.stats.eager_decode_steps) for engine in engines]
+    assert counted == [(0, 6 * 4), (6 * 4, 0)]
+    for engine in engines:
+        engine.close()
+
+
+@pytest.mark.parametrize("backends", ["auto", "flashinfer,xqa", "torch,xqa"])
+def test_a_graph_gives_bitwise_what_an_eager_step_gives(checkpoint: Path, backends: str) -> None:
+    for _, eager, replayed in _with_and_without_graphs(checkpoint, backends):
+        assert replayed.tokens == eager.tokens
+        for ours, theirs in zip(replayed.logits, eager.logits, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_a_planned_decode_can_be_captured(checkpoint: Path) -> None:
+    """flashinfer splits the work of a captured step otherwise than that of an eager one: not bitwise."""
+    for plans, eager, replayed in _with_and_without_graphs(checkpoint, "flashinfer"):
+        _assert_equal_where_the_gap_allows(plans, eager, replayed)
+
+
+def test_padded_rows_write_to_no_page_of_others(checkpoint: Path) -> None:
+    """Five rows run in the graph of six; unowned pages and unwritten positions are NaN."""
+    plans = [*_plans(12, _greedy(), 5), make_plan(12, decode=[(7, len(PROMPTS[7]))])]
+    eager = _answer(_config(checkpoint, cuda_graph_max_batch=0, audit=True), plans)
+    padded = _answer(_config(checkpoint, audit=True), plans)
+    assert all(token >= 0 for step in eager.tokens + padded.tokens for token in step)
+    _assert_equal_where_the_gap_allows(plans, eager, padded)
+
+
+def test_sampled_tokens_do_not_depend_on_graph_padding_or_filtered_neighbours(checkpoint: Path) -> None:
+    plain = [new_row(slot, temperature=1.0, seed=slot) for slot in range(ROWS)]
+    mixed = [*plain[:4], *(new_row(slot, temperature=1.0, top_k=5, top_p=0.9, seed=slot) for slot in range(4, ROWS))]
+    answers = []
+    for rows in (plain, mixed):
+        engine = create_engine(_config(checkpoint))
+        answers.append(_run(engine, _plans(16, rows)))
+        assert engine.stats.eager_decode_steps == 0 or engine.stats.decode_backend == "torch"
+        engine.close()
+    assert [step[:4] for step in answers[0][2:]] == [step[:4] for step in answers[1][2:]]
+    assert answers[0] != answers[1]
+
+
+def test_the_pool_takes_its_share_of_the_device(checkpoint: Path) -> None:
+    free, total = torch.cuda.mem_get_info()
+    engine = create_engine(
+        _config(checkpoint, num_pages=None, memory_fraction=0.3, max_running=256, max_model_len=None)
+    )
+    used = free - torch.cuda.mem_get_info()[0]
+    assert engine.stats.kv_pool_bytes > 0 and used <= 0.3 * free + (2 << 30) <= total
+    engine.close()
+
+
+def test_poisoned_pages_fault_only_their_readers(checkpoint: Path) -> None:
+    engine = create_engine(_config(checkpoint, audit=True))
+    assert all(token >= 0 for step in _run(engine, _plans(8, _greedy())) for token in step)
+    decode = [(slot, len(PROMPTS[slot]) + 7 - (slot == ROWS - 1)) for slot in range(ROWS)]
+    (tokens,) = _run(engine, [make_plan(8, decode=decode, poison=[2 * 8 + 7])])
+    assert [token < 0 for token in tokens] == [slot == 2 for slot in range(ROWS)]
+    engine.close()

@@ -1,0 +1,86 @@
+"""The sampling kernels against the torch version on the CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from minisgl.kernels.choice import choose
+from minisgl.kernels.sampling_rows import SamplingRows
+from minisgl.kernels.step_inputs import step_inputs
+from minisgl.kernels.thresholds import thresholds
+from support.sampling import sampling_rows
+
+
+def _cuda(rows: SamplingRows) -> SamplingRows:
+    return SamplingRows(rows.table.cuda(), rows.positions.cuda())
+
+
+def _logits(count: int, vocabulary: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(count, vocabulary, generator=torch.Generator().manual_seed(count)) * 4).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("count", "vocabulary"), [(1, 151_936), (3, 100), (64, 8192), (33, 8193), (8, 32_001)])
+def test_the_same_tokens_as_on_a_cpu(count: int, vocabulary: int, dtype: torch.dtype) -> None:
+    logits = _logits(count, vocabulary, dtype)
+    temperatures = [(0.0, 1.0, 0.6, 2.5)[i % 4] for i in range(count)]
+    rows = sampling_rows(count, temperature=temperatures, seeds=[(i - 3) * 0x1234_5678_9ABC for i in range(count)])
+    values, indices = choose(logits, rows, 1000)
+    cuda_values, cuda_indices = choose(logits.cuda(), _cuda(rows), 1000)
+    assert torch.equal(cuda_indices.cpu(), indices)
+    torch.testing.assert_close(cuda_values.cpu(), values, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocabulary", [100, 5000, 151_936])
+def test_the_same_thresholds_and_filtered_tokens_as_on_a_cpu(vocabulary: int, dtype: torch.dtype) -> None:
+    count = 24
+    logits = _logits(count, vocabulary, dtype)
+    rows = sampling_rows(
+        count,
+        temperature=[0.3 + 0.1 * i for i in range(count)],
+        top_k=[(0, 1, 5, 50, vocabulary - 1, vocabulary)[i % 6] for i in range(count)],
+        top_p=[(1.0, 0.9, 0.5, 0.99, 0.0)[i % 5] for i in range(count)],
+        min_p=[(0.0, 0.0, 0.05, 1.0)[i % 4] for i in range(count)],
+    )
+    limits, cuda_limits = thresholds(logits, rows), thresholds(logits.cuda(), _cuda(rows))
+    stays, cuda_stays = logits.float() >= limits[:, None], logits.float() >= cuda_limits.cpu()[:, None]
+    same = (stays == cuda_stays).all(1)
+    # exp differs in its last bits between the devices, which may move one token across the edge of top-p.
+    assert same.sum() >= count - 1
+    tokens = choose(logits.cuda(), _cuda(rows), 0, cuda_limits)[1].cpu()
+    assert torch.equal(tokens[same], choose(logits, rows, 0, limits)[1][same])
+
+
+def test_rows_that_are_not_finite_have_no_token() -> None:
+    logits = _logits(6, 20_000, torch.bfloat16)
+    logits[1, 19_999], logits[2, 0], logits[4, 9000] = math.nan, math.inf, -math.inf
+    for temperature in (0.0, 1.0):
+        rows = _cuda(sampling_rows(6, temperature=temperature, top_p=0.9))
+        for limits in (None, thresholds(logits.cuda(), rows)):
+            indices = choose(logits.cuda(), rows, 0, limits)[1].tolist()
+            assert [index < 0 for index in indices] == [False, True, True, False, True, False]
+
+
+def test_lowest_of_equal_logits() -> None:
+    logits = torch.zeros(2, 50_000, device="cuda")
+    logits[1, [49_999, 30_000, 12_345]] = 1.0
+    assert choose(logits, _cuda(sampling_rows(2, temperature=0.0)), 0)[1].tolist() == [0, 12_345]
+
+
+def test_inputs_of_a_step() -> None:
+    generator = torch.Generator().manual_seed(0)
+    page_table = torch.randint(0, 1000, (20, 33), generator=generator, dtype=torch.int32)
+    last_token = torch.randint(0, 1000, (20,), generator=generator, dtype=torch.int32)
+    for total, prefill in ((1, 0), (7, 7), (300, 290), (129, 1)):
+        slots = torch.randint(0, 20, (total,), generator=generator, dtype=torch.int32)
+        positions = torch.randint(0, 33 * 16, (total,), generator=generator, dtype=torch.int32)
+        tokens = torch.arange(prefill, dtype=torch.int32)
+        given = (slots, positions, tokens, page_table, last_token)
+        expected = step_inputs(*given, 16)
+        result = step_inputs(*(tensor.cuda() for tensor in given), 16)
+        for ours, theirs in zip(result, expected, strict=True):
+            assert torch.equal(ours.cpu(), theirs)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from minisgl.attention import flashinfer_backend, xqa_backend
+from minisgl.attention.backend import BackendUnavailable
+from minisgl.attention.select import select_backends
+from minisgl.kernels import flashinfer_setup
+from support.dense_attention import attention_shape
+
+CPU = attention_shape(
+    query_heads=4, kv_heads=2, head_dim=128, page_size=64, longest=256, dtype=torch.bfloat16, device="cpu"
+)
+
+
+@pytest.mark.parametrize("name", ["auto", "torch", "torch,torch", " torch , auto "])
+def test_a_machine_without_gpu_gets_the_reference(name: str) -> None:
+    prefill, decode = select_backends(name, CPU)
+    assert (prefill.name, decode.name) == ("torch", "torch")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("flash", "is unknown; use auto, fa3, flashinfer, torch, xqa"),
+        ("xqa,torch", "no prefill backend 'xqa'; use auto, fa3, flashinfer, torch"),
+        ("torch,fa3", "no decode backend 'fa3'; use auto, xqa, flashinfer, torch"),
+        ("fa3", "'fa3' cannot prefill here: it needs a CUDA device"),
+        ("xqa", "'xqa' cannot decode here: it needs a CUDA device"),
+        ("torch,flashinfer", "'flashinfer' cannot decode here: it needs a CUDA device"),
+    ],
+)
+def test_a_backend_that_cannot_serve_is_refused_with_the_reason(name: str, message: str) -> None:
+    with pytest.raises(BackendUnavailable, match=message) as refused:
+        select_backends(name, CPU)
+    assert refused.value.code == "attention_backend_unavailable"
+
+
+def test_reasons_name_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    hopper = dataclasses.replace(CPU, device=torch.device("cuda"))
+    odd = dataclasses.replace(hopper, page_size=48)
+    assert "pages of 16, 32, 64 or 128 tokens, not 48" in str(xqa_backend.why_not(odd))
+    assert "head sizes" in str(flashinfer_backend.why_not(dataclasses.replace(hopper, head_dim=80)))
+    single = dataclasses.replace(hopper, dtype=torch.float32)
+    assert "bfloat16 or float16, not in float32" in str(xqa_backend.why_not(single))
+
+
+def test_a_missing_compiled_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setattr(flashinfer_setup, "load_flashinfer", lambda: None)
+    monkeypatch.setenv(flashinfer_setup.KERNELS_DIR, str(tmp_path))
+    reason = flashinfer_setup.why_not_flashinfer(torch.bfloat16, "xqa_input_{t}_page_size_64")
+    assert "has no kernel xqa_input_bf16_page_size_64" in str(reason)
+
+
+def test_falling_back_to_the_reference_on_a_gpu_is_a_warning_with_reasons(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    prefill, decode = select_backends("auto", dataclasses.replace(CPU, device=torch.device("cuda"), head_dim=80))
+    assert (prefill.name, decode.name) == ("torch", "torch")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert (
+        "not fa3, because it needs a Hopper GPU; not flashinfer, because it has kernels for head sizes" in caplog.text
+    )

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from minisgl.cli.bench_report import report, table
+from minisgl.cli.main import main
+from minisgl.cli.workloads import WORKLOADS, Sizes
+from support.served import RUNTIME
+from support.tiny_checkpoint import tiny_checkpoint
+
+_SECTIONS = ["bench", "machine", "versions", "command", "figures", "reference"]
+
+
+def test_report_writes_every_section(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "figures.json"
+    report("x", {"a_ms": 0.25, "n": 3}, {"a_ms": 0.3}, str(path))
+    document = json.loads(path.read_text())
+    assert list(document) == _SECTIONS
+    assert document["figures"] == {"a_ms": 0.25, "n": 3}
+    assert document["versions"]["minisgl"]
+    assert document["machine"]["cores"] >= 1
+
+
+def test_table_shows_references_beside_figures_and_on_their_own() -> None:
+    rows = [line.split() for line in table("x", {"a": 0.25, "b": "cpu"}, {"a": 1234.5, "c": 7}).splitlines()]
+    assert rows[2:] == [["a", "0.25", "1,234"], ["b", "cpu"], ["c", "7"]]
+
+
+def test_workload_a_is_the_published_one() -> None:
+    workload = WORKLOADS["A"](Sizes(), 151_936, 0)
+    random.seed(0)
+    prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))] for _ in range(256)]
+    lengths = [random.randint(100, 1024) for _ in range(256)]
+    assert workload.prompts == prompts
+    assert workload.output_lengths == lengths
+    assert (workload.prompt_tokens, workload.output_tokens) == (142_827, 133_966)
+    assert {params.temperature for params in workload.params()} == {0.6}
+    assert all(params.ignore_eos for params in workload.params())
+
+
+def test_workload_c_is_one_request() -> None:
+    workload = WORKLOADS["C"](Sizes(), 151_936, 0)
+    assert (workload.prompt_tokens, workload.output_lengths, workload.temperature) == (4, [1024], 0.1)
+
+
+def test_workload_d_shares_a_prefix_that_is_new_each_time() -> None:
+    workload = WORKLOADS["D"](Sizes(), 151_936, 0)
+    assert {len(prompt) for prompt in workload.prompts} == {2048 + 128}
+    assert len({tuple(prompt[:2048]) for prompt in workload.prompts}) == 1
+    assert len({tuple(prompt[2048:]) for prompt in workload.prompts}) == 256
+    assert set(workload.output_lengths) == {128}
+    assert WORKLOADS["D"](Sizes(), 151_936, 1).prompts[0][:8] != workload.prompts[0][:8]
+
+
+def test_prompts_stay_inside_a_small_vocabulary() -> None:
+    workload = WORKLOADS["A"](Sizes(requests=20), 300, 0)
+    assert max(max(prompt) for prompt in workload.prompts) == 299
+
+
+def test_offline_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "offline.json"
+    sizes = "--num-requests 6 --input-len 3 40 --output-len 2 12 --repeat 2"
+    engine = "--device cpu --num-pages 200 --max-running 4 --max-step-tokens 16"
+    model = ["--model", str(tiny_checkpoint()), "--json", str(path)]
+    assert main(["bench", "offline", *model, *sizes.split(), *engine.split()]) == 0
+    document = json.loads(path.read_text())
+    assert list(document) == _SECTIONS
+    figures = document["figures"]
+    assert figures["tokens_per_second_min"] <= figures["tokens_per_second"] <= figures["tokens_per_second_max"]
+    assert figures["prefill_backend"] == figures["decode_backend"] == "torch"
+    assert figures["mixed_steps"] > 0, "a budget of 16 tokens a step mixes prompts and decodes"
+    assert figures["eager_decode_steps"] == 0
+    assert document["reference"] == {}, "no floor is known for a CPU"
+    assert "tokens_per_second" in capsys.readouterr().out
+
+
+def test_comm_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(RUNTIME))
+    path = tmp_path / "comm.json"
+    assert main(["bench", "comm", "--device", "cpu", "--sizes", "4096", "1000", "--json", str(path)]) == 0
+    figures = json.loads(path.read_text())["figures"]
+    assert figures["transport"].startswith("gloo")
+    assert figures["latency_us_4KiB"] > 0
+    assert figures["bus_gb_per_s_1000B"] > 0

@@ -1,0 +1,171 @@
+"""Parsing, errors and exit codes, in this process; nothing here starts a server."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from minisgl import __version__
+from minisgl.cli import serve, version
+from minisgl.cli.main import build_parser, main
+from minisgl.config import EngineConfig
+from minisgl.launcher.serve import ServeOptions
+from support.cli_reference import commands, flags
+from support.tiny_checkpoint import tiny_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "COMMAND"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["serve"], "MODEL"),
+        (["serve", "m", "--tp", "0"], "--tp: '0' is not a whole number, 1 or more"),
+        (["serve", "m", "--tp", "two"], "--tp: 'two' is not a whole number"),
+        (["serve", "m", "--port", "65536"], "--port: '65536' is not a whole number, 0 to 65535"),
+        (["serve", "m", "--page-size", "257"], "--page-size: '257' is not a whole number, 1 to 256"),
+        (["serve", "m", "--memory-fraction", "0"], "--memory-fraction: '0' is not a number above 0, up to 1"),
+        (["serve", "m", "--memory-fraction", "nan"], "--memory-fraction: 'nan' is not a number"),
+        (["serve", "m", "--drain-timeout", "-1"], "--drain-timeout"),
+        (["serve", "m", "--attention-backend", "fast"], "--attention-backend: 'fast' is not auto, one of torch"),
+        (["serve", "m", "--attention-backend", "fa3,xqa,torch"], "--attention-backend"),
+        (["serve", "m", "--device", "tpu"], "--device"),
+        (["serve", "m", "--max-run", "3"], "unrecognized arguments: --max-run"),
+        (["bench", "offline", "--input-len", "5"], "--input-len"),
+    ],
+)
+def test_bad_command_line_is_one_line_and_exit_code_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert words in error
+    assert "--help)" in error
+
+
+def test_errors_for_people_are_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "./no-such-model"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("minisgl: error: there is no directory './no-such-model'")
+    assert error.count("\n") == 1
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: argparse.Namespace) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(version, "run", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["version"])
+
+
+def test_every_flag_has_help_with_its_default() -> None:
+    for name, parser in commands(build_parser()):
+        for action in flags(parser):
+            assert action.help, f"{name} {action.dest}"
+            if action.option_strings:
+                assert "(default: " in action.help, f"{name} {action.dest}"
+
+
+def _seen_by_launcher(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
+    seen: list[ServeOptions] = []
+
+    def instead(options: ServeOptions) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr(serve, "serve", instead)
+    return seen
+
+
+def test_serve_flags_reach_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _seen_by_launcher(monkeypatch)
+    model = tiny_checkpoint()
+    every_flag = (
+        "--tp 2 --device cpu --dtype bfloat16 --max-running 8 --max-model-len 99 --max-step-tokens 64 --page-size 4 "
+        "--num-pages 50 --memory-fraction 0.5 --cache naive --no-overlap --attention-backend fa3,xqa "
+        "--cuda-graph-max-batch 0 --dummy-weights --audit --host 0.0.0.0 --port 0 --served-model-name m --tokenizers 3 "
+        "--startup-timeout 9 --drain-timeout 1.5 --log-level debug --log-format json --revision r"
+    )
+    assert main(["serve", str(model), *every_flag.split()]) == 0
+    assert seen == [
+        ServeOptions(
+            engine=EngineConfig(
+                model=str(model),
+                device="cpu",
+                dtype="bfloat16",
+                tensor_parallel=2,
+                max_running=8,
+                max_model_len=99,
+                max_step_tokens=64,
+                page_size=4,
+                num_pages=50,
+                memory_fraction=0.5,
+                attention_backend="fa3,xqa",
+                cuda_graph_max_batch=0,
+                dummy_weights=True,
+                audit=True,
+            ),
+            model_name="m",
+            revision="r",
+            cache="naive",
+            overlap=False,
+            host="0.0.0.0",
+            port=0,
+            tokenizers=3,
+            startup_timeout=9,
+            drain_timeout=1.5,
+            log_level="debug",
+            log_format="json",
+        )
+    ]
+
+
+def test_serve_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = _seen_by_launcher(monkeypatch)
+    model = tiny_checkpoint()
+    main(["serve", str(model), "--device", "cpu"])
+    defaults = EngineConfig(model=str(model), device="cpu")
+    assert seen == [ServeOptions(engine=defaults, model_name=model.name, startup_timeout=1800, drain_timeout=25)], (
+        "the command line and the configuration must not have two opinions"
+    )
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["minisgl"] == __version__
+    assert {"python", "torch", "gpu"} <= rows.keys()
+
+
+def test_models_tiny_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model"
+    assert main(["models", "tiny", str(out), "--arch", "qwen3-moe"]) == 0
+    assert main(["models", "check", str(out)]) == 0
+    assert "can be served" in capsys.readouterr().out
+    for weights in out.glob("*.safetensors"):
+        weights.unlink()
+    assert main(["models", "check", str(out)]) == 1
+    assert "problem: " in capsys.readouterr().out
+
+
+def test_tiny_knows_every_architecture() -> None:
+    from minisgl.cli.models_tiny import ARCHITECTURES
+    from minisgl.models.tiny import TINY_ARCHS
+
+    assert set(ARCHITECTURES) == set(TINY_ARCHS)
+
+
+def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from minisgl.launcher import devices
+
+    monkeypatch.setattr(devices, "cuda_device_count", lambda: 1)
+    monkeypatch.setattr(serve, "serve", lambda _: SimpleNamespace())
+    assert main(["serve", str(tiny_checkpoint()), "--device", "cuda", "--tp", "2"]) == 1
+    assert "2 CUDA device(s) are needed, 1 can be used" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl.distributed.measure import measure_all_reduce
+from minisgl.distributed.nccl_report import describe
+from minisgl.distributed.tensor_parallel import RendezvousError, TensorParallel
+from support.ranks import run_ranks
+
+
+def test_one_rank_needs_no_group() -> None:
+    alone = TensorParallel()
+    values = torch.tensor([1.0, 2.0])
+    assert alone.all_reduce_sum(values) is values
+    assert alone.all_gather_last_dim(values) is values
+    assert alone.all_gather(values).tolist() == [[1.0, 2.0]]
+    assert alone.gather_int(5) == [5]
+    gathered, indices = alone.all_gather_pairs(values, torch.tensor([3, 4]))
+    assert gathered.tolist() == [[1.0, 2.0]]
+    assert indices.tolist() == [[3, 4]]
+    alone.barrier()
+    alone.close()
+    assert "one rank" in alone.transport
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [2, 3])
+def test_collectives_see_all_ranks_in_order(size: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    def work(parallel: TensorParallel) -> None:
+        rank = parallel.rank
+        mine = torch.full((4, 2), rank + 1, dtype=dtype)
+        assert parallel.all_reduce_sum(mine) is mine
+        assert (mine == sum(range(1, size + 1))).all()
+
+        columns = torch.tensor([[10 * rank, 10 * rank + 1], [100 + rank, 200 + rank]], dtype=dtype)
+        side_by_side = parallel.all_gather_last_dim(columns)
+        assert side_by_side[0].tolist() == [10 * r + c for r in range(size) for c in (0, 1)]
+        assert side_by_side[1].tolist() == [h + r for r in range(size) for h in (100, 200)]
+        out = torch.empty(size, 2, 2, dtype=dtype)
+        assert parallel.all_gather(columns, out) is out
+        assert torch.equal(out[rank], columns)
+
+        values, indices = parallel.all_gather_pairs(
+            torch.tensor([rank + 0.5, -float("inf")]), torch.tensor([2_000_000_000 + rank, rank])
+        )
+        assert values.tolist() == [[r + 0.5, -float("inf")] for r in range(size)]
+        assert indices.tolist() == [[2_000_000_000 + r, r] for r in range(size)]
+        assert parallel.gather_int(2**40 + rank) == [2**40 + r for r in range(size)]
+        parallel.barrier()
+        assert parallel.transport == "gloo, TCP over loopback"
+
+    run_ranks(size, tmp_path, work)
+
+
+def test_equal_parts(tmp_path: Path) -> None:
+    parts = run_ranks(2, tmp_path, lambda parallel: parallel.shard(6))
+    assert parts == [slice(0, 3), slice(3, 6)]
+
+
+def test_groups_one_after_the_other_and_close_twice(tmp_path: Path) -> None:
+    for _ in range(2):
+        run_ranks(2, tmp_path, lambda parallel: (parallel.gather_int(1), parallel.close()))
+
+
+def test_a_rank_that_does_not_come_is_an_error_with_the_address(tmp_path: Path) -> None:
+    rendezvous = f"file://{tmp_path}/meet"
+    with pytest.raises(RendezvousError, match="rank 0 of 2") as caught:
+        TensorParallel(rank=0, size=2, rendezvous=rendezvous, timeout_seconds=0.5)
+    assert rendezvous in str(caught.value)
+    assert caught.value.code == "rendezvous_failed"
+
+
+@pytest.mark.parametrize("rendezvous", ["", "tcp://host", "http://host:1", "file://"])
+def test_an_address_of_no_known_form_is_refused(rendezvous: str) -> None:
+    with pytest.raises(RendezvousError, match="neither"):
+        TensorParallel(rank=0, size=2, rendezvous=rendezvous)
+
+
+def test_all_reduce_is_measured_by_size(tmp_path: Path) -> None:
+    sizes = [4, 4096, 1 << 20]
+    for timings in run_ranks(2, tmp_path, lambda parallel: measure_all_reduce(parallel, sizes, torch.float32)):
+        assert [timing.num_bytes for timing in timings] == sizes
+        for timing in timings:
+            assert timing.algorithm_bandwidth == pytest.approx(timing.num_bytes / timing.seconds)
+            assert timing.bus_bandwidth == pytest.approx(timing.algorithm_bandwidth)
+
+
+@pytest.mark.parametrize(
+    ("log", "transport"),
+    [
+        ("", "NCCL, transport unknown"),
+        ("h:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct", "NCCL, SHM/direct/direct"),
+        ("NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n", "NCCL, P2P/CUMEM"),
+        (
+            "NCCL INFO GPU/0-6000 (0) + NVL[480.0] - GPU/0-7000\nChannel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read",
+            "NCCL, P2P/CUMEM/read over NVLink",
+        ),
+        (
+            "Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0\nChannel 01/0 : 0[0] -> 1[0] via P2P/IPC",
+            "NCCL, NET/Socket/0 and P2P/IPC",
+        ),
+    ],
+)
+def test_the_transport_is_read_from_the_log_of_nccl(log: str, transport: str) -> None:
+    assert describe(log) == transport

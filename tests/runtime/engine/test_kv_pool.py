@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+import torch
+
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine import kv_pool
+from minisgl.engine.errors import EngineError
+
+
+class Ranks:
+    """Stands in for a group whose other ranks have given values."""
+
+    def __init__(self, *others: int) -> None:
+        self._others = others
+
+    def gather_int(self, value: int) -> list[int]:
+        return [value, *self._others]
+
+
+def _settle(pool_bytes: int, *others: int) -> int:
+    ranks = cast(TensorParallel, Ranks(*others))
+    return kv_pool.settle_num_pages(ranks, pool_bytes=pool_bytes, bytes_per_page=1000, pages_per_row=50, rows=4)
+
+
+def test_bytes_of_a_page() -> None:
+    # Qwen3-0.6B: 112 KiB per token in bfloat16.
+    size = kv_pool.page_bytes(layers=28, kv_heads=8, head_dim=128, page_size=64, dtype=torch.bfloat16)
+    assert size == 64 * 112 * 1024
+
+
+def test_every_rank_takes_the_pages_of_the_smallest() -> None:
+    assert _settle(70_999, 65_000, 80_000) == 65
+
+
+def test_no_more_pages_than_all_rows_can_fill() -> None:
+    assert _settle(10**9) == 200
+
+
+@pytest.mark.parametrize("pool_bytes", [999, 0, -5_000_000])
+def test_too_little_memory_says_which_rank_and_what_to_change(pool_bytes: int) -> None:
+    with pytest.raises(EngineError, match=r"rank 0 .*raise the memory fraction") as refused:
+        _settle(pool_bytes, 10**6)
+    assert refused.value.code == "out_of_memory"
+
+
+def test_unequal_devices_are_an_error_that_names_the_ranks() -> None:
+    kv_pool.check_balance([100 << 30, 91 << 30])
+    with pytest.raises(EngineError, match=r"rank 0: 100.0 GiB, rank 1: 80.0 GiB") as refused:
+        kv_pool.check_balance([100 << 30, 80 << 30])
+    assert refused.value.code == "memory_imbalance"
+
+
+def test_audit_fills_all_but_the_dummy_page_with_nan() -> None:
+    kv = kv_pool.allocate(
+        layers=2,
+        num_pages=3,
+        page_size=4,
+        kv_heads=1,
+        head_dim=8,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        audit=True,
+    )
+    assert kv.dummy_page == 3
+    for pool in (kv.keys, kv.values):
+        assert pool[:, :3].isnan().all() and (pool[:, 3] == 0).all()
+        pool.zero_()
+    kv.poison(torch.tensor([1]))
+    assert kv.keys[:, 1].isnan().all() and not kv.keys[:, [0, 2, 3]].isnan().any()
+
+
+def test_the_ranks_of_a_machine_without_gpu_share_its_memory() -> None:
+    assert 2 * kv_pool.cpu_pool_bytes(1 << 30, 2) == kv_pool.cpu_pool_bytes(1 << 30, 1) < 1 << 30
+    assert kv_pool.free_memory(torch.device("cpu")) > 0

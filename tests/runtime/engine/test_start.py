@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl.config import EngineConfig
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.engine import create_engine
+from minisgl.engine.errors import EngineError
+from minisgl.models.config import ModelConfig
+from minisgl.models.errors import ModelError
+from minisgl.models.tiny import write_tiny_checkpoint
+
+
+def test_limits_follow_from_configuration_model_and_pool(start: Callable[..., CpuEngine], checkpoint: Path) -> None:
+    model = ModelConfig.read(checkpoint)
+    limits = start(num_pages=10, page_size=16).limits
+    assert (limits.num_pages, limits.page_size, limits.max_running, limits.max_model_len) == (10, 16, 8, 160)
+    assert (limits.vocab_size, limits.eos_token_ids) == (model.vocab_size, model.eos_token_ids)
+    assert start(num_pages=10, page_size=16, max_model_len=100).limits.max_model_len == 100
+    assert start(num_pages=None, audit=False).limits.max_model_len == model.max_model_len
+
+
+def test_the_pool_is_no_larger_than_all_rows_can_fill(start: Callable[..., CpuEngine]) -> None:
+    limits = start(num_pages=None, max_running=3, max_model_len=50, page_size=16, audit=False).limits
+    assert limits.num_pages == 3 * 4
+
+
+def test_progress_names_the_phases(checkpoint: Path) -> None:
+    seen: list[tuple[str, float]] = []
+    config = EngineConfig(model=str(checkpoint), num_pages=4)
+    create_engine(config, lambda phase, share: seen.append((phase, share))).close()
+    assert seen[-1] == ("pool", 1.0)
+    shares = [share for phase, share in seen if phase == "load"]
+    assert shares == sorted(shares) and shares[-1] == 1.0
+
+
+def test_dummy_weights_need_only_the_configuration(
+    start: Callable[..., CpuEngine], checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    engine = start(model=str(tmp_path), dummy_weights=True)
+    assert engine.stats.parameter_bytes > 0
+
+
+def test_a_sliding_window_that_would_matter_is_refused(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, "mistral")
+    config = (tmp_path / "config.json").read_text()
+    assert '"sliding_window": null' in config
+    (tmp_path / "config.json").write_text(config.replace('"sliding_window": null', '"sliding_window": 32'))
+    with pytest.raises(ModelError, match="--max-model-len 32"):
+        create_engine(EngineConfig(model=str(tmp_path), num_pages=64))
+    create_engine(EngineConfig(model=str(tmp_path), num_pages=64, max_model_len=32)).close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_cuda_without_a_device_says_what_to_do(checkpoint: Path) -> None:
+    with pytest.raises(EngineError, match="--device cpu"):
+        create_engine(EngineConfig(model=str(checkpoint), device="cuda"))
+
+
+def test_no_cuda_library_is_imported_on_a_cpu(checkpoint: Path) -> None:
+    script = (
+        "import sys; from minisgl.config import EngineConfig; from minisgl.engine.engine import create_engine\n"
+        f"create_engine(EngineConfig(model={str(checkpoint)!r}, num_pages=4)).close()\n"
+        "assert not {'triton', 'flashinfer', 'transformers'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, env={"PYTHONPATH": ":".join(sys.path)})

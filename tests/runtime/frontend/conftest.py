@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.frontend_stack import FrontendStack
+
+
+@pytest.fixture(scope="session")
+def shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendStack]:
+    stack = FrontendStack(tmp_path_factory.mktemp("stack"), workers=2)
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def stack(shared_stack: FrontendStack) -> FrontendStack:
+    """For tests that leave the processes as they are."""
+    shared_stack.scheduler.reset()
+    return shared_stack
+
+
+@pytest.fixture
+def make_stack(tmp_path: Path) -> Iterator[Callable[..., FrontendStack]]:
+    """For tests that break something: a stack of their own."""
+    made: list[FrontendStack] = []
+
+    def make(**options: Any) -> FrontendStack:
+        made.append(FrontendStack(tmp_path / str(len(made)), **options))
+        return made[-1]
+
+    yield make
+    for stack in made:
+        stack.close()

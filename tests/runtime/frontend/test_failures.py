@@ -1,0 +1,249 @@
+"""Processes that die, stall or end: never a truncated success, and /ready tells the truth."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.server import FrontendServer, ServerError
+from minisgl.wire.messages import Abort, Ack, Submit
+from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.frontend_stack import FrontendStack, ids
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+MakeStack = Callable[..., FrontendStack]
+
+
+class Answer:
+    """A request in a thread: a stream whose text is read as it comes, or a whole answer."""
+
+    def __init__(self, stack: FrontendStack, stream: bool) -> None:
+        self.text = ""
+        self.response: httpx.Response | None = None
+        self.error: Exception | None = None
+        self._started = threading.Event()
+        self._url = str(stack.http.base_url.join("/v1/chat/completions"))
+        self._thread = threading.Thread(target=self._run, args=(stream,))
+        self._thread.start()
+
+    def wait_for_start(self) -> None:
+        assert self._started.wait(WAIT_SECONDS)
+
+    def result(self) -> None:
+        self._thread.join(WAIT_SECONDS)
+        assert not self._thread.is_alive()
+
+    def _run(self, stream: bool) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=CHAT | {"stream": stream}, timeout=WAIT_SECONDS) as response:
+                self.response = response
+                for piece in response.iter_text():
+                    self.text += piece
+                    self._started.set()
+        except httpx.HTTPError as error:
+            self.error = error
+
+
+def assert_broken(streamed: Answer, whole: Answer, code: str) -> None:
+    streamed.result()
+    whole.result()
+    assert isinstance(streamed.error, httpx.RemoteProtocolError), "the connection breaks"
+    assert f'"code":"{code}"' in streamed.text
+    assert "[DONE]" not in streamed.text
+    assert whole.response is not None
+    assert whole.response.status_code == 503
+    assert whole.response.headers["retry-after"]
+    assert f'"code":"{code}"' in whole.text
+
+
+def two_answers(stack: FrontendStack) -> tuple[Answer, Answer]:
+    """A stream that has begun, and a whole answer that the engine has queued."""
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    streamed, whole = Answer(stack, True), Answer(stack, False)
+    streamed.wait_for_start()
+    stack.scheduler.wait_for(Submit, 2)
+    return streamed, whole
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dead_scheduler_fails_all_answers_and_a_new_one_is_used(make_stack: MakeStack, workers: int) -> None:
+    stack = make_stack(workers=workers)
+    streamed, whole = two_answers(stack)
+    stack.scheduler.close()
+    assert_broken(streamed, whole, "engine_unavailable")
+    refused = stack.wait_until_ready(False)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+    early = stack.http.post("/v1/chat/completions", json=CHAT)
+    assert (early.status_code, early.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert stack.http.get("/v1/models").status_code == 503
+    assert stack.http.get("/health").status_code == 200
+    stack.scheduler = FakeScheduler(stack.scheduler_address, card("org/next"), answer_with(ids("ok")))
+    assert stack.wait_until_ready().json() == {"status": "ready", "model": "org/next"}
+    after = stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2})
+    assert after.json()["choices"][0]["message"]["content"] == "ok"
+
+
+def test_a_dead_worker_fails_its_answers(make_stack: MakeStack) -> None:
+    stack = make_stack(workers=1)
+    streamed, whole = two_answers(stack)
+    pid = stack.workers[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert_broken(streamed, whole, "engine_unavailable")
+    stack.wait_until_ready(False)
+    stack.start_worker(0)
+    stack.wait_until_ready()
+
+
+def test_a_message_from_outside_fails_all_answers(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    streamed, whole = two_answers(stack)
+    stack.server.fail_all("rank1 has died")
+    assert_broken(streamed, whole, "engine_unavailable")
+    assert "rank1 has died" in whole.text
+    assert "rank1 has died" in stack.http.get("/ready").text
+    assert len(stack.scheduler.wait_for(Abort, 2)) == 2
+
+
+def test_not_ready_before_the_scheduler_has_answered(make_stack: MakeStack) -> None:
+    stack = make_stack(wait=False)
+    stack.scheduler.close()
+    response = stack.wait_until_ready(False)
+    assert response.json()["error"]["message"]
+    assert stack.http.get("/health").json() == {"status": "ok"}
+    assert stack.http.post("/v1/completions", json={"prompt": "a"}).status_code == 503
+
+
+def test_not_ready_when_the_engine_is_silent(make_stack: MakeStack) -> None:
+    stack = make_stack(stale_seconds=0.3)
+    stack.scheduler.speaks = False
+    assert "said nothing" in stack.wait_until_ready(False).text
+    stack.scheduler.speaks = True
+    stack.wait_until_ready()
+
+
+def test_a_scheduler_that_does_not_queue_in_time_is_an_error(make_stack: MakeStack) -> None:
+    stack = make_stack(accept_seconds=0.1)
+    response = stack.http.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert stack.scheduler.wait_for(Abort)[0].id == stack.scheduler.received(Submit)[0].id
+
+
+def test_a_silent_stream_is_kept_open_by_comments(make_stack: MakeStack) -> None:
+    stack = make_stack(ping_seconds=0.05)
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    with stack.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True, "max_tokens": 1}) as response:
+        lines = response.iter_lines()
+        while next(lines) != ": ping":
+            continue
+        (submit,) = stack.scheduler.received(Submit)
+        stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
+        rest = [line for line in lines if line.startswith("data:")]
+    assert rest[-1] == "data: [DONE]"
+    assert '"content":"a"' in rest[-3]
+
+
+def test_an_orderly_end_completes_what_runs(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    streamed, whole = two_answers(stack)
+    stack.server.stop()
+    assert_listener_closes(stack)
+    for submit in stack.scheduler.received(Submit):
+        stack.scheduler.send(row(submit.id, 1, ids("b")[0], "length"), to=submit)
+    streamed.result()
+    whole.result()
+    assert streamed.error is None
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    assert '"content":"ab"' in whole.text
+    stack.join()
+
+
+def assert_listener_closes(stack: FrontendStack) -> None:
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS).close()
+        except OSError:
+            return
+
+
+def test_what_does_not_end_in_time_ends_in_an_error(make_stack: MakeStack) -> None:
+    stack = make_stack(drain_seconds=0.2)
+    streamed, whole = two_answers(stack)
+    stack.server.stop()
+    assert_broken(streamed, whole, "shutting_down")
+    stack.join()
+
+
+def test_a_second_signal_ends_at_once(make_stack: MakeStack) -> None:
+    stack = make_stack(drain_seconds=600)
+    streamed, whole = two_answers(stack)
+    stack.server.stop()
+    stack.server.stop()
+    assert_broken(streamed, whole, "shutting_down")
+    stack.join()
+
+
+SERVE = """
+import sys, msgspec
+from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.server import run
+run(msgspec.json.decode(sys.argv[1], type=FrontendConfig), lambda port: print(port, flush=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_with_exit_code_0(tmp_path: Path, number: signal.Signals) -> None:
+    config = FrontendConfig(port=0, tokenizer_addresses=(f"ipc://{tmp_path}/text",))
+    command = [sys.executable, "-c", SERVE, msgspec.json.encode(config).decode()]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        process.send_signal(number)
+        assert process.wait(WAIT_SECONDS) == 0
+
+
+def config(**changes: Any) -> FrontendConfig:
+    return FrontendConfig(tokenizer_addresses=("ipc:///nowhere",), **changes)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=rf"127\.0\.0\.1:{port}: another process .* --port") as raised:
+            FrontendServer(config(port=port))
+    assert raised.value.code == "cannot_listen"
+    assert "\n" not in str(raised.value)
+
+
+def test_a_host_that_is_not_ours_is_named() -> None:
+    with pytest.raises(ServerError, match="--host"):
+        FrontendServer(config(host="203.0.113.1", port=0))
+    with pytest.raises(ServerError, match="--host") as raised:
+        FrontendServer(config(host="no such host", port=0))
+    assert raised.value.code == "bad_host"
+
+
+def test_an_inherited_socket_is_served(make_stack: MakeStack) -> None:
+    inherited = socket.socket()
+    inherited.bind(("127.0.0.1", 0))
+    port = inherited.getsockname()[1]
+    stack = make_stack(socket_fd=inherited.detach())
+    assert stack.server.port == port
+    assert stack.http.get("/health").status_code == 200

@@ -1,0 +1,155 @@
+"""The links to tokenizer workers, with a worker that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.requests import Prompt
+from minisgl.frontend.tokenizers import Tokenizers
+from minisgl.wire.messages import SamplingParams
+from minisgl.wire.sockets import open_socket
+from minisgl.wire.text import (
+    TEXT_WIRE_VERSION,
+    Accepted,
+    Cancel,
+    Finished,
+    Generate,
+    SamplingDefaults,
+    ServedModel,
+    Texts,
+    WorkerState,
+)
+from support.fake_scheduler import WAIT_SECONDS, card
+
+READY = WorkerState(
+    version=TEXT_WIRE_VERSION,
+    model=ServedModel(card=card(), epoch=(1, 1), defaults=SamplingDefaults()),
+    status=None,
+)
+PROMPTS = [Prompt(text="a")]
+
+
+class PlayedWorker:
+    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+        self._socket = open_socket(context, zmq.DEALER)
+        self._socket.connect(address)
+
+    async def say(self, *messages: msgspec.Struct | bytes) -> None:
+        for message in messages:
+            await self._socket.send(message if isinstance(message, bytes) else msgspec.msgpack.encode(message))
+
+    async def hear(self) -> Generate | Cancel:
+        frame = await asyncio.wait_for(self._socket.recv(), WAIT_SECONDS)
+        return msgspec.msgpack.decode(frame, type=Generate | Cancel)  # type: ignore[arg-type]
+
+    def leave(self) -> None:
+        self._socket.close(linger=0)
+
+
+class Links:
+    def __init__(self, tokenizers: Tokenizers, workers: list[PlayedWorker]) -> None:
+        self.tokenizers = tokenizers
+        self.workers = workers
+
+    async def until(self, ready: bool) -> str | None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while (self.tokenizers.not_ready() is None) != ready:
+                await asyncio.sleep(0)
+        return self.tokenizers.not_ready()
+
+
+@pytest.fixture
+async def links(tmp_path: Path) -> AsyncIterator[Links]:
+    addresses = [f"ipc://{tmp_path}/{n}" for n in range(2)]
+    tokenizers = Tokenizers(addresses, stale_seconds=60)
+    tokenizers.start()
+    context = zmq.asyncio.Context()
+    made = Links(tokenizers, [PlayedWorker(context, address) for address in addresses])
+    yield made
+    for worker in made.workers:
+        worker.leave()
+    context.term()
+    await tokenizers.close()
+
+
+async def test_one_able_worker_is_enough(links: Links) -> None:
+    with pytest.raises(ApiError) as raised:
+        links.tokenizers.submit(PROMPTS, SamplingParams())
+    assert (raised.value.status, raised.value.code) == (503, "engine_unavailable")
+    await links.workers[1].say(READY)
+    await links.until(True)
+    links.tokenizers.submit(PROMPTS, SamplingParams())
+    assert isinstance(await links.workers[1].hear(), Generate)
+
+
+async def test_requests_are_spread_and_stay_with_their_worker(links: Links) -> None:
+    for worker in links.workers:
+        await worker.say(READY)
+    while not all(link.model for link in links.tokenizers._links):
+        await asyncio.sleep(0)
+    exchanges = [links.tokenizers.submit(PROMPTS, SamplingParams()) for _ in range(4)]
+    heard = [[(await worker.hear()).id for _ in range(2)] for worker in links.workers]
+    for exchange in exchanges:
+        links.tokenizers.release(exchange)
+        links.tokenizers.release(exchange)
+    cancelled = [[await worker.hear() for _ in range(2)] for worker in links.workers]
+    assert [[message.id for message in messages] for messages in cancelled] == heard
+    assert all(isinstance(message, Cancel) for messages in cancelled for message in messages)
+
+
+async def test_news_are_joined_until_they_are_taken(links: Links) -> None:
+    worker = links.workers[0]
+    await worker.say(READY)
+    await links.until(True)
+    exchange = links.tokenizers.submit(PROMPTS, SamplingParams())
+    request_id = (await worker.hear()).id
+    end = Finished(id=request_id, reason="stop", prompt_tokens=1, cached_tokens=0, completion_tokens=3)
+    await worker.say(
+        Accepted(request_id, 1),
+        Texts(ids=request_id, texts=["a"], finished=[]),
+        Texts(ids=request_id, texts=["b"], finished=[end]),
+        Texts(ids=request_id, texts=["late"], finished=[]),
+    )
+    await exchange.accepted()
+    while not exchange.ended:
+        await asyncio.sleep(0)
+    assert exchange.has_more
+    (news,) = await exchange.news()
+    assert (news.text, news.finished) == ("ab", end)
+    assert not exchange.has_more
+    assert exchange.prompt_tokens == [1]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (b"\xc1", "cannot be understood"),
+        (Texts(ids=b"short", texts=["a"], finished=[]), "cannot be understood"),
+        (msgspec.structs.replace(READY, version=TEXT_WIRE_VERSION + 7), "version"),
+        (None, "was lost"),
+    ],
+    ids=["noise", "columns", "version", "disconnect"],
+)
+async def test_a_link_that_breaks_fails_its_requests(links: Links, message: Any, reason: str) -> None:
+    worker = links.workers[0]
+    await worker.say(READY)
+    await links.until(True)
+    exchange = links.tokenizers.submit(PROMPTS, SamplingParams())
+    await worker.hear()
+    if message is None:
+        worker.leave()
+    else:
+        await worker.say(message)
+    with pytest.raises(ApiError, match=reason) as raised:
+        await exchange.accepted()
+    assert raised.value.status == 503
+    assert reason in (await links.until(False) or "")

@@ -1,0 +1,267 @@
+"""Every bad request gets an OpenAI error that names what is wrong, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from minisgl.wire.messages import Submit
+from support.fake_scheduler import answer_with
+from support.frontend_stack import EOS, FrontendStack, ids
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"prompt": "Hi"}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert list(body) == ["error"]
+    error: dict[str, Any] = body["error"]
+    assert sorted(error) == ["code", "message", "param", "type"]
+    assert isinstance(error["code"], str)
+    assert error["message"]
+    return error
+
+
+@pytest.fixture(autouse=True)
+def alive_afterwards(stack: FrontendStack) -> Iterator[None]:
+    yield
+    assert stack.scheduler.received(Submit) == [], "no bad request reaches the scheduler"
+    stack.scheduler.answer = answer_with([*ids("ok"), -EOS])
+    response = stack.http.post("/v1/chat/completions", json=CHAT)
+    assert response.json()["choices"][0]["message"]["content"] == "ok"
+
+
+def both(**cases: Any) -> list[Any]:
+    return [pytest.param(*case, id=name) for name, case in cases.items()]
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    both(
+        temperature_low=({"temperature": -0.1}, "temperature", "invalid_value"),
+        temperature_high=({"temperature": 2.1}, "temperature", "invalid_value"),
+        temperature_text=({"temperature": "1"}, "temperature", "invalid_value"),
+        temperature_bool=({"temperature": True}, "temperature", "invalid_value"),
+        top_p_zero=({"top_p": 0}, "top_p", "invalid_value"),
+        top_p_high=({"top_p": 1.01}, "top_p", "invalid_value"),
+        top_k=({"top_k": -2}, "top_k", "invalid_value"),
+        top_k_fraction=({"top_k": 1.5}, "top_k", "invalid_value"),
+        min_p=({"min_p": 1.5}, "min_p", "invalid_value"),
+        seed=({"seed": 2**63}, "seed", "invalid_value"),
+        max_tokens_zero=({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        max_tokens_negative=({"max_tokens": -1}, "max_tokens", "invalid_value"),
+        max_tokens_text=({"max_tokens": "5"}, "max_tokens", "invalid_value"),
+        stop_empty=({"stop": ""}, "stop", "invalid_value"),
+        stop_long=({"stop": "x" * 257}, "stop", "invalid_value"),
+        stop_many=({"stop": ["x"] * 17}, "stop", "invalid_value"),
+        stop_part=({"stop": ["a", ""]}, "stop[1]", "invalid_value"),
+        stop_type=({"stop": 5}, "stop", "invalid_value"),
+        stream=({"stream": "yes"}, "stream", "invalid_value"),
+        ignore_eos=({"ignore_eos": 1}, "ignore_eos", "invalid_value"),
+        n=({"n": 2}, "n", "unsupported_parameter"),
+        n_bool=({"n": True}, "n", "unsupported_parameter"),
+        presence_penalty=({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
+        logit_bias=({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+        unknown=({"guided_json": {}}, "guided_json", "unknown_parameter"),
+        unknown_option=({"stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
+    ),
+)
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)], ids=["chat", "completion"]
+)
+def test_parameters(
+    stack: FrontendStack, path: str, body: dict[str, Any], change: dict[str, Any], param: str, code: str
+) -> None:
+    error = error_of(stack.http.post(path, json=body | change), 400)
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    both(
+        no_messages=({}, "messages", "missing_required_parameter"),
+        empty=({"messages": []}, "messages", "invalid_value"),
+        many=({"messages": CHAT["messages"] * 2049}, "messages", "invalid_value"),
+        type=({"messages": "Hi"}, "messages", "invalid_value"),
+        no_role=({"messages": [{"content": "Hi"}]}, "messages[0].role", "missing_required_parameter"),
+        role=({"messages": [{"role": "boss", "content": "Hi"}]}, "messages[0].role", "invalid_value"),
+        tool=(
+            {"messages": [*CHAT["messages"], {"role": "tool", "content": "Hi", "tool_call_id": "1"}]},
+            "messages[1].role",
+            "unsupported_parameter",
+        ),
+        no_content=({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
+        content=({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_value"),
+        image=(
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+            "unsupported_parameter",
+        ),
+        part=(
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+            "invalid_value",
+        ),
+        tool_calls=(
+            {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
+            "messages[0].tool_calls",
+            "unsupported_parameter",
+        ),
+        tools=(CHAT | {"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+        tool_choice=(CHAT | {"tool_choice": "auto"}, "tool_choice", "unsupported_parameter"),
+        response_format=(
+            CHAT | {"response_format": {"type": "json_object"}},
+            "response_format",
+            "unsupported_parameter",
+        ),
+        logprobs=(CHAT | {"logprobs": True}, "logprobs", "unsupported_parameter"),
+        max_completion_tokens=(CHAT | {"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
+        prompt=(CHAT | {"prompt": "x"}, "prompt", "unknown_parameter"),
+    ),
+)
+def test_chat_bodies(stack: FrontendStack, body: dict[str, Any], param: str, code: str) -> None:
+    error = error_of(stack.http.post("/v1/chat/completions", json=body), 400)
+    assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    both(
+        missing=({}, "prompt", "missing_required_parameter"),
+        empty_text=({"prompt": ""}, "prompt", "empty_prompt"),
+        empty_list=({"prompt": []}, "prompt", "invalid_value"),
+        empty_ids=({"prompt": [[]]}, "prompt[0]", "invalid_value"),
+        mixed=({"prompt": [1, "a"]}, "prompt", "invalid_value"),
+        fraction=({"prompt": [1.5]}, "prompt[0]", "invalid_value"),
+        boolean=({"prompt": [[1, True]]}, "prompt[0]", "invalid_value"),
+        negative=({"prompt": [-1]}, "prompt", "invalid_token"),
+        beyond=({"prompt": [512]}, "prompt", "invalid_token"),
+        far_beyond=({"prompt": [2**40]}, "prompt", "invalid_value"),
+        many=({"prompt": ["a"] * 129}, "prompt", "invalid_value"),
+        echo=({"prompt": "a", "echo": True}, "echo", "unsupported_parameter"),
+        logprobs=({"prompt": "a", "logprobs": 0}, "logprobs", "unsupported_parameter"),
+        suffix=({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),
+        best_of=({"prompt": "a", "best_of": 2}, "best_of", "unsupported_parameter"),
+    ),
+)
+def test_completion_bodies(stack: FrontendStack, body: dict[str, Any], param: str, code: str) -> None:
+    error = error_of(stack.http.post("/v1/completions", json=body), 400)
+    assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"messages": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": 1e999}',
+        b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": -Infinity}',
+    ],
+    ids=range(15),
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_bodies_that_are_no_requests(stack: FrontendStack, path: str, body: bytes) -> None:
+    error = error_of(stack.http.post(path, content=body, headers={"content-type": "application/json"}), 400)
+    assert len(error["message"]) < 400
+
+
+def test_input_is_not_repeated(stack: FrontendStack) -> None:
+    secret = "s" * 10_000
+    for body in ({secret: 1}, {"prompt": {secret: 1}}, {"prompt": "a", "temperature": secret}):
+        response = stack.http.post("/v1/completions", json=body)
+        error_of(response, 400)
+        assert len(response.text) < 400
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {name: None for name in ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "user")},
+        {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "repetition_penalty": 1.0},
+        {"stream_options": {"include_usage": True}},
+        {"stream": False, "user": "me"},
+        {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logprobs": False, "store": False},
+    ],
+)
+def test_what_asks_for_nothing_is_fine(stack: FrontendStack, change: dict[str, Any]) -> None:
+    stack.scheduler.answer = answer_with([-EOS])
+    response = stack.http.post("/v1/chat/completions", json=CHAT | change)
+    assert response.status_code == 200, response.text
+    stack.scheduler.reset()
+
+
+def test_content_types(stack: FrontendStack) -> None:
+    stack.scheduler.answer = answer_with([-EOS])
+    body = json.dumps(CHAT).encode()
+    for kind in ("application/json", "application/json; charset=utf-8", "Application/Problem+JSON"):
+        assert stack.http.post("/v1/chat/completions", content=body, headers={"content-type": kind}).status_code == 200
+    assert stack.http.post("/v1/chat/completions", content=body).status_code == 200
+    stack.scheduler.reset()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        response = stack.http.post("/v1/chat/completions", content=body, headers={"content-type": kind})
+        assert error_of(response, 415)["code"] == "unsupported_media_type"
+
+
+def test_the_size_of_a_body_is_limited_as_said_and_as_sent(make_stack: Callable[..., FrontendStack]) -> None:
+    http = make_stack(max_body_bytes=100_000).http
+    headers = {"content-type": "application/json"}
+    frame = b'{"prompt": "%s"}'
+    fitting = frame % (b"x" * (100_000 - len(frame) + 2))
+    assert len(fitting) == 100_000
+    big = fitting + b" "
+
+    def pieces(body: bytes) -> Iterator[bytes]:
+        for start in range(0, len(body), 10_000):
+            yield body[start : start + 10_000]
+
+    for send in (bytes, pieces):
+        error = error_of(http.post("/v1/completions", content=send(fitting), headers=headers), 400)
+        assert error["code"] == "context_length_exceeded"
+        error = error_of(http.post("/v1/completions", content=send(big), headers=headers), 413)
+        assert error["code"] == "body_too_large"
+
+
+def test_paths_and_methods(stack: FrontendStack) -> None:
+    assert error_of(stack.http.get("/nowhere"), 404)["code"] == "not_found"
+    assert error_of(stack.http.post("/v1/completions/", json=COMPLETION), 404)["type"] == "not_found_error"
+    response = stack.http.get("/v1/completions")
+    assert error_of(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+    assert error_of(stack.http.post("/v1/models"), 405)
+
+
+def test_request_ids(stack: FrontendStack) -> None:
+    def answered(given: str) -> str:
+        return stack.http.get("/health", headers={"x-request-id": given}).headers["x-request-id"]
+
+    assert answered("abc-1") == "abc-1"
+    assert answered("x" * 200) != "x" * 200
+    assert answered("") != answered("")
+
+
+def test_our_own_faults_have_the_same_shape(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(stack.server._tokenizers, "submit", lambda *_: 1 / 0)
+        error = error_of(stack.http.post("/v1/completions", json=COMPLETION), 500)
+    assert (error["code"], error["type"]) == ("internal_error", "server_error")
+    assert "division" not in error["message"]

@@ -1,0 +1,34 @@
+"""Rooms that start fast: what is in sys.modules after their import, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from support.served import RUNTIME
+
+_FAST = {
+    "minisgl": ("torch", "transformers", "numpy"),
+    "minisgl.config": ("torch", "transformers", "numpy"),
+    "minisgl.logging": ("torch", "transformers", "numpy"),
+    "minisgl.wire.messages": ("torch", "transformers"),
+    "minisgl.wire.sockets": ("torch", "transformers"),
+    "minisgl.scheduler.process": ("torch", "transformers"),
+    "minisgl.tokenizer.worker": ("torch", "transformers", "fastapi"),
+    "minisgl.frontend.server": ("torch", "transformers"),
+    "minisgl.launcher.child": ("torch", "transformers", "fastapi", "numpy"),
+    "minisgl.launcher.serve": ("torch", "transformers", "fastapi"),
+    "minisgl.cli.main": ("torch", "transformers", "fastapi"),
+    "minisgl.offline": ("torch", "transformers", "fastapi"),
+}
+
+
+@pytest.mark.parametrize("module", _FAST)
+def test_import_leaves_out(module: str) -> None:
+    code = f"import sys, {module}; print(*(name for name in {_FAST[module]!r} if name in sys.modules))"
+    environment = {**os.environ, "PYTHONPATH": str(RUNTIME)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert (done.stdout.split(), done.stderr) == ([], "")

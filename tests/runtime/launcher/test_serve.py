@@ -1,0 +1,141 @@
+"""`minisgl serve` on a tiny model, from outside: real processes, the official client, signals."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from support.served import Served, eventually
+from support.tiny_checkpoint import tiny_checkpoint
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    started: list[Served] = []
+    # Not pytest's own directory, whose name leaves no room for a socket's.
+    with tempfile.TemporaryDirectory(prefix="served-") as folder:
+
+        def start(*flags: str, model: Path | None = None) -> Served:
+            served = Served(model or tiny_checkpoint(), Path(folder), *flags)
+            started.append(served)
+            return served
+
+        yield start
+        for served in started:
+            served.kill()
+
+
+def _client(served: Served) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def _long_stream(served: Served, tokens: int = 1500) -> openai.Stream[openai.types.chat.ChatCompletionChunk]:
+    return _client(served).chat.completions.create(
+        model=_client(served).models.list().data[0].id,
+        messages=[{"role": "user", "content": "Count"}],
+        max_tokens=tokens,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+
+
+@pytest.mark.parametrize("flags", [("--tp", "2"), ("--tokenizers", "0", "--no-overlap", "--cache", "naive")])
+def test_chat_then_a_clean_end_under_load(flags: tuple[str, ...], serve: Serve) -> None:
+    served = serve(*flags, "--served-model-name", "tiny")
+    served.wait_until_ready()
+    answer = _client(served).chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "Hello"}], max_tokens=7, temperature=0
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 7
+
+    stream = _long_stream(served, tokens=60)
+    next(stream)
+    children = served.children()
+    assert len(children) == 3 + ("--tp" in flags) - ("--tokenizers" in flags)
+    served.popen.send_signal(signal.SIGTERM)
+    assert list(stream)[-1].choices[0].finish_reason == "length", "what has begun may finish"
+    assert served.popen.wait(20) == 0
+    assert served.children() == {}
+    assert served.leftovers() == []
+
+
+@pytest.mark.parametrize("victim", ["rank0", "rank1", "tokenizer0", "frontend"])
+def test_death_of_any_process_ends_streams_and_group(victim: str, serve: Serve) -> None:
+    served = serve(*(["--tp", "2"] if victim == "rank1" else []))
+    served.wait_until_ready()
+    stream = _long_stream(served)
+    next(stream)
+    outcome: list[BaseException | None] = []
+
+    def read() -> None:
+        try:
+            for _ in stream:
+                pass
+        except Exception as error:
+            outcome.append(error)
+        else:
+            outcome.append(None)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    os.kill(served.children()[victim], signal.SIGKILL)
+    assert served.popen.wait(10) == 1
+    reader.join(10)
+    assert len(outcome) == 1 and outcome[0] is not None, "a stream that was cut off must not look complete"
+    assert served.status("/ready") == 0
+    assert served.children() == {}
+    assert served.leftovers() == []
+    assert f"{victim} (pid" in served.log.read_text()
+
+
+def test_second_signal_breaks_streams_off(serve: Serve) -> None:
+    served = serve("--drain-timeout", "600")
+    served.wait_until_ready()
+    stream = _long_stream(served)
+    next(stream)
+    served.popen.send_signal(signal.SIGINT)
+    eventually(lambda: any("a second signal ends them" in line["message"] for line in served.lines()))
+    served.popen.send_signal(signal.SIGINT)
+    with pytest.raises(openai.OpenAIError):
+        list(stream)
+    assert served.popen.wait(10) == 0
+    assert served.children() == {}
+
+
+def test_nothing_is_left_of_a_killed_launcher(serve: Serve) -> None:
+    served = serve()
+    served.wait_until_ready()
+    assert served.leftovers()
+    served.kill()
+    eventually(lambda: not served.children() and not served.leftovers())
+
+
+def test_a_broken_checkpoint_is_named_in_one_line(serve: Serve, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_checkpoint(), broken)
+    for weights in broken.glob("*.safetensors"):
+        weights.unlink()
+    served = serve(model=broken)
+    assert served.popen.wait(60) == 1
+    assert served.lines()[-1]["message"].startswith("rank0: ")
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_port_in_use_is_known_before_anything_is_loaded(serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        served = serve("--port", str(taken.getsockname()[1]))
+        assert served.popen.wait(20) == 1
+    assert "cannot listen on 127.0.0.1 port" in served.log.read_text()
+    assert "--port" in served.log.read_text()

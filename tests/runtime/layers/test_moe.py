@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from minisgl.layers.activation import silu_and_mul
+from minisgl.moe.experts import experts_dense, experts_grouped, run_experts
+from minisgl.moe.routing import route
+
+TOKENS, HIDDEN, EXPERTS, INNER, TOP_K = 21, 32, 6, 16, 2
+
+
+def weights(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(TOKENS, HIDDEN, generator=generator)
+    gate_up = torch.randn(EXPERTS, 2 * INNER, HIDDEN, generator=generator) * HIDDEN**-0.5
+    down = torch.randn(EXPERTS, HIDDEN, INNER, generator=generator) * INNER**-0.5
+    return x.to(dtype), gate_up.to(dtype), down.to(dtype)
+
+
+def test_routing_takes_the_most_probable_experts() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
+    chosen, experts = route(logits, 2, renormalize=False)
+    assert experts.tolist() == [[1, 3]]
+    torch.testing.assert_close(chosen, torch.softmax(logits, -1)[:, [1, 3]])
+    chosen, _ = route(logits, 2, renormalize=True)
+    torch.testing.assert_close(chosen, torch.softmax(torch.tensor([[3.0, 2.0]]), -1))
+
+
+@pytest.mark.parametrize("variant", [experts_dense, experts_grouped])
+@pytest.mark.parametrize("crowded", [False, True], ids=["spread", "one expert for all"])
+def test_the_ways_for_cuda_agree_with_the_loop(variant: Callable[..., torch.Tensor], crowded: bool) -> None:
+    x, gate_up, down = weights(torch.bfloat16)
+    generator = torch.Generator().manual_seed(1)
+    experts = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(TOKENS)])
+    if crowded:
+        experts[:] = torch.tensor([3, 0])
+    picks = torch.rand(TOKENS, TOP_K, generator=generator).bfloat16()
+    expected = run_experts(x, picks, experts, gate_up, down, silu_and_mul)
+    chosen = variant(x, experts, gate_up, down, silu_and_mul)
+    torch.testing.assert_close((chosen * picks.unsqueeze(-1)).sum(1), expected, rtol=2e-2, atol=2e-2)

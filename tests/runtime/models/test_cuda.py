@@ -1,0 +1,108 @@
+"""Models on a GPU: what a CPU cannot show."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.layers.activation import silu_and_mul
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import Decoder
+from minisgl.models.random_weights import fill_random
+from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
+from minisgl.moe.experts import experts_dense, experts_grouped, experts_one_by_one
+from support.ranks import all_logits, load, process_rank_main, tcp_rendezvous
+from support.sequence_attention import SequenceAttention
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SEQUENCES = [[3, 1, 4, 1, 5, 9, 2, 6], list(range(100, 160))]
+
+
+@pytest.mark.parametrize("arch", TINY_ARCHS)
+def test_logits_are_those_of_the_cpu(arch: str, tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, arch)
+    expected = all_logits(load(checkpoint), SEQUENCES)
+    exact = all_logits(load(checkpoint, device="cuda"), SEQUENCES).cpu()
+    torch.testing.assert_close(exact, expected, rtol=1e-3, atol=1e-3)
+    rounded = all_logits(load(checkpoint, dtype=torch.bfloat16, device="cuda"), SEQUENCES).cpu().float()
+    limit = 0.15 if arch == "qwen3-moe" else 0.03
+    assert (rounded - expected).norm() / expected.norm() < limit
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("arch", TINY_ARCHS)
+@torch.inference_mode()
+def test_a_captured_step_equals_an_eager_one(arch: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = load(write_tiny_checkpoint(tmp_path, arch), dtype=dtype, device="cuda")
+    tokens = torch.zeros(8, dtype=torch.int32, device="cuda")
+    positions = torch.arange(8, dtype=torch.int32, device="cuda")
+
+    def step() -> torch.Tensor:
+        return model.local_logits(model.forward(tokens, positions, SequenceAttention([1] * 8)))
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    # Other tokens choose other experts: nothing of the captured run's choice may be frozen in the graph.
+    for start in (0, 100, 300):
+        tokens.copy_(torch.arange(start, start + 8, device="cuda"))
+        graph.replay()
+        torch.testing.assert_close(captured, step(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 300])
+def test_grouped_and_dense_experts_agree_with_the_loop(tokens: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16)
+    gate_up = (torch.randn(16, 2 * 96, 256, device="cuda") / 16).bfloat16()
+    down = (torch.randn(16, 256, 96, device="cuda") / 10).bfloat16()
+    experts = torch.stack([torch.randperm(16, device="cuda")[:4] for _ in range(tokens)])
+    expected = experts_one_by_one(x, experts, gate_up, down, silu_and_mul)
+    for variant in (experts_grouped, experts_dense):
+        chosen = variant(x, experts, gate_up, down, silu_and_mul)
+        torch.testing.assert_close(chosen, expected, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("arch", TINY_ARCHS)
+def test_random_weights_give_finite_logits(arch: str, tmp_path: Path) -> None:
+    config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch))
+    model = Decoder(config, TensorParallel(), torch.bfloat16, "cuda")
+    fill_random(model.parameters)
+    assert all_logits(model, SEQUENCES).isfinite().all()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus_compute_the_logits_of_one(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", "qwen3-moe")
+    single = load(checkpoint)
+    expected = all_logits(single, [list(range(40))])
+    outs = [tmp_path / f"rank-{rank}.pt" for rank in range(2)]
+    context, rendezvous = multiprocessing.get_context("spawn"), tcp_rendezvous()
+    processes = [
+        context.Process(
+            target=process_rank_main,
+            args=(rank, 2, rendezvous, f"cuda:{rank}", torch.float32, checkpoint, outs[rank]),
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(180)
+    assert [process.exitcode for process in processes] == [0, 0]
+    for out in outs:
+        result = torch.load(out)
+        torch.testing.assert_close(result["logits"], expected, rtol=1e-3, atol=1e-3)
+        assert result["transport"].startswith("NCCL, P2P")

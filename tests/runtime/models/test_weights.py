@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import Decoder
+from minisgl.models.errors import ModelError
+from minisgl.models.random_weights import fill_random
+from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
+from minisgl.models.weights import load_weights
+from support.ranks import all_logits, load, run_ranks
+
+
+def empty(checkpoint: Path, parallel: TensorParallel | None = None) -> Decoder:
+    return Decoder(ModelConfig.read(checkpoint), parallel or TensorParallel(), torch.float32, "cpu")
+
+
+def edit(file: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("arch", TINY_ARCHS)
+def test_every_parameter_is_filled_exactly_once(arch: str, size: int, tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", arch, vocab=575)
+
+    def check(parallel: TensorParallel) -> None:
+        model = empty(checkpoint, parallel)
+        padding = max(0, model.vocab_start + model.vocab_local - 575)
+        tables = 1 if model.config.tied_embeddings else 2
+        for source in model.parameters.sources:
+            source.into.zero_()
+        for source in model.parameters.sources:
+            assert not source.into.isnan().any(), f"{source.name} overlaps another source"
+            source.into.fill_(torch.nan)
+        filled = sum(source.into.numel() for source in model.parameters.sources)
+        assert 4 * (filled + tables * padding * model.config.hidden_size) == model.parameter_bytes
+        load_weights(model.parameters, checkpoint)
+        for source in model.parameters.sources:
+            assert source.into.isfinite().all(), source.name
+
+    run_ranks(size, tmp_path, check)
+
+
+def test_a_rank_reads_only_its_part_and_reports_progress(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", "mistral")
+    whole = load_weights(empty(checkpoint).parameters, checkpoint)
+    assert whole == sum(w.nbytes for file in checkpoint.glob("*.safetensors") for w in load_file(file).values())
+
+    def read(parallel: TensorParallel) -> list[tuple[int, int]]:
+        seen: list[tuple[int, int]] = []
+        load_weights(empty(checkpoint, parallel).parameters, checkpoint, progress=lambda *at: seen.append(at))
+        return seen
+
+    for seen in run_ranks(2, tmp_path, read):
+        total = seen[0][1]
+        assert total <= 0.6 * whole
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+        assert seen[-1] == (total, total)
+
+
+def failure(checkpoint: Path) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        load_weights(empty(checkpoint).parameters, checkpoint)
+    return caught.value
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
+    edit(checkpoint / "model.safetensors", lambda t: t.pop("model.layers.1.self_attn.k_proj.bias"))
+    error = failure(checkpoint)
+    assert error.code == "missing_tensor"
+    assert "model.layers.1.self_attn.k_proj.bias" in str(error)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
+    edit(checkpoint / "model.safetensors", lambda t: t.update({"model.norm.weight": torch.ones(64)}))
+    error = failure(checkpoint)
+    assert error.code == "wrong_shape"
+    assert all(part in str(error) for part in ("model.safetensors", "model.norm.weight", "[64]", "[128]"))
+
+
+def test_an_element_type_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
+    edit(
+        checkpoint / "model.safetensors",
+        lambda t: t.update({"model.norm.weight": torch.ones(128).to(torch.float8_e4m3fn)}),
+    )
+    error = failure(checkpoint)
+    assert error.code == "wrong_dtype"
+    assert "F8_E4M3" in str(error)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) * 2 // 3],
+        lambda data: data[:5],
+        lambda data: data + b"more",
+        lambda data: data[:20] + b"\xff" * 8 + data[28:],
+        lambda data: b"\xff" * 8 + data[8:],
+        lambda data: (2).to_bytes(8, "little") + b"[]",
+        lambda data: b"<html>not found</html>",
+    ],
+    ids=["cut in the data", "cut in the length", "longer", "bad header", "bad length", "a list", "a web page"],
+)
+def test_a_damaged_file_is_named(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "llama")
+    file = checkpoint / "model-00002-of-00002.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    error = failure(checkpoint)
+    assert error.code == "corrupt_checkpoint"
+    assert file.name in str(error)
+    assert "download" in str(error)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "llama")
+    (checkpoint / "model-00002-of-00002.safetensors").unlink()
+    error = failure(checkpoint)
+    assert error.code == "missing_file"
+    assert "model-00002-of-00002.safetensors" in str(error)
+    (checkpoint / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    assert failure(checkpoint).code == "malformed_json"
+    for file in checkpoint.glob("model*"):
+        file.unlink()
+    assert failure(checkpoint).code == "no_weights"
+    (checkpoint / "pytorch_model.bin").write_bytes(b"")
+    assert "convert" in str(failure(checkpoint))
+
+
+def test_unknown_tensors_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
+    expected = all_logits(load(checkpoint), [[1, 2, 3]])
+    derived = {"lm_head.weight": torch.zeros(576, 128), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    edit(checkpoint / "model.safetensors", lambda t: t.update(derived))
+    with caplog.at_level(logging.WARNING):
+        load(checkpoint)
+    assert not caplog.records
+    edit(checkpoint / "model.safetensors", lambda t: t.update({"vision.weight": torch.ones(1)}))
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(all_logits(load(checkpoint), [[1, 2, 3]]), expected)
+    (record,) = caplog.records
+    assert "vision.weight" in record.getMessage()
+
+
+def test_weights_without_an_index_may_lie_in_any_files(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "llama")
+    expected = all_logits(load(checkpoint), [[1, 2, 3]])
+    (checkpoint / "model.safetensors.index.json").unlink()
+    assert torch.equal(all_logits(load(checkpoint), [[1, 2, 3]]), expected)
+
+
+@pytest.mark.parametrize("arch", TINY_ARCHS)
+def test_random_weights_give_finite_logits_that_do_not_depend_on_the_split(arch: str, tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", arch)
+
+    def logits(parallel: TensorParallel) -> torch.Tensor:
+        model = empty(checkpoint, parallel)
+        fill_random(model.parameters, seed=3)
+        return all_logits(model, [list(range(30))], parallel)
+
+    alone = logits(TensorParallel())
+    assert alone.isfinite().all()
+    assert 0.3 < alone.std() < 3
+    torch.testing.assert_close(run_ranks(2, tmp_path, logits)[1], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_an_index_is_data_not_a_path_outside(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", "llama")
+    outside = tmp_path / "outside.safetensors"
+    outside.write_bytes((checkpoint / "model-00001-of-00002.safetensors").read_bytes())
+    index = {"weight_map": {"model.norm.weight": "../outside.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    error = failure(checkpoint)
+    assert error.code == "malformed_json"
+    assert "outside" in str(error)

@@ -1,0 +1,194 @@
+"""`LLM` on a tiny model: the public way in, without a server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minisgl import LLM, SamplingParams
+from minisgl.launcher.errors import LauncherError
+from minisgl.offline import OfflineError, Output
+from support.served import RUNTIME, launched_by
+from support.tiny_checkpoint import tiny_checkpoint
+
+_SMALL: dict[str, Any] = {
+    "device": "cpu",
+    "num_pages": 256,
+    "page_size": 4,
+    "max_running": 8,
+    "max_model_len": 256,
+    "audit": True,
+}
+_GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    torch.set_num_threads(1)
+    with LLM(tiny_checkpoint(), **_SMALL) as llm:
+        yield llm
+
+
+def _greedy(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "max_tokens": 12, "ignore_eos": True, **changes})
+
+
+def test_one_text(llm: LLM) -> None:
+    [output] = llm.generate("Hello there", _GREEDY)
+    assert output.finish_reason == "length"
+    assert len(output.token_ids) == output.usage.completion_tokens == 12
+    assert output.usage.prompt_tokens > 0
+    assert output.text
+    assert output.error == ""
+
+
+def test_many_prompts_keep_their_order(llm: LLM) -> None:
+    prompts = [[7 + i, 8, 9] for i in range(20)]
+    together = llm.generate(prompts, [_greedy(max_tokens=3 + i % 5) for i in range(20)])
+    alone = [llm.generate([prompt], _greedy(max_tokens=3 + i % 5))[0] for i, prompt in enumerate(prompts)]
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+
+
+def test_a_second_call_is_answered_from_the_cache(llm: LLM) -> None:
+    prompt = list(range(40, 60))
+    [first] = llm.generate([prompt], _GREEDY)
+    [second] = llm.generate([prompt], _GREEDY)
+    assert second.usage.cached_tokens == 16
+    assert second.token_ids == first.token_ids
+
+
+def test_chat_with_one_and_with_several(llm: LLM) -> None:
+    hello = [{"role": "user", "content": "Hello"}]
+    longer = [{"role": "system", "content": "Be brief"}, *hello]
+    [one] = llm.chat(hello, _GREEDY)
+    both = llm.chat([hello, longer], _GREEDY)
+    assert both[0].token_ids == one.token_ids
+    assert both[1].usage.prompt_tokens > both[0].usage.prompt_tokens
+
+
+def test_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
+    [whole] = llm.generate("Hello there", _greedy(max_tokens=40))
+    stop = whole.text[10:13]
+    [stopped] = llm.generate("Hello there", _greedy(max_tokens=40, stop=(stop,)))
+    assert stopped.finish_reason == "stop"
+    assert stopped.text == whole.text[: whole.text.index(stop)]
+    assert len(stopped.token_ids) == stopped.usage.completion_tokens < 40
+
+
+def test_stop_token(llm: LLM) -> None:
+    [whole] = llm.generate([[5, 6, 7]], _GREEDY)
+    first = whole.token_ids[3]
+    [stopped] = llm.generate([[5, 6, 7]], _greedy(stop_token_ids=(first,)))
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == whole.token_ids[: whole.token_ids.index(first) + 1]
+
+
+def test_a_seed_gives_the_same_answer_in_any_company(llm: LLM) -> None:
+    seeded = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
+    other = SamplingParams(temperature=1.0, max_tokens=11, ignore_eos=True)
+    [alone] = llm.generate([[1, 2, 3]], seeded)
+    among = llm.generate([[9, 9], [1, 2, 3], [4]], [other, seeded, other])
+    assert among[1].token_ids == alone.token_ids
+
+
+def test_without_parameters_the_checkpoint_decides(llm: LLM) -> None:
+    [output] = llm.generate([[1, 2, 3]])
+    assert output.finish_reason in ("stop", "length")
+    assert output.usage.completion_tokens + 3 <= llm.limits.max_model_len
+
+
+def test_no_prompts(llm: LLM) -> None:
+    assert llm.generate([], _GREEDY) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "code", "words"),
+    [
+        ([[1], [10**6]], _GREEDY, "invalid_token", "prompt 1: token id 1000000"),
+        ([[1], [2**40]], _GREEDY, "invalid_prompt", "prompt 1"),
+        ([[1], []], _GREEDY, "empty_prompt", "prompt 1"),
+        ([[1]], _greedy(max_tokens=10**6), "context_length_exceeded", "maximum context length"),
+        ([[1]], _greedy(temperature=-1), "invalid_request", "temperature"),
+        ([[1]], _greedy(stop="text"), "invalid_request", "stop is a tuple"),
+        ([[1]], _greedy(stop=("",)), "invalid_request", "stop is a tuple"),
+        ([[1]], [], "invalid_request", "1 prompts, but 0"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_runs(
+    prompts: list[list[int]], params: Any, code: str, words: str, llm: LLM
+) -> None:
+    steps = llm.counters.steps
+    with pytest.raises(OfflineError, match=words) as refused:
+        llm.generate(prompts, params)
+    assert refused.value.code == code
+    assert llm.counters.steps == steps
+
+
+def test_an_unknown_role_is_refused(llm: LLM) -> None:
+    with pytest.raises(OfflineError, match="conversation 0"):
+        llm.chat([{"role": "wizard", "content": "x"}])
+
+
+def test_ctrl_c_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    [expected] = llm.generate([[3, 1, 4]], _GREEDY)
+    step = llm._loop.step
+    steps = 0
+
+    def step_with_a_signal() -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step()
+
+    monkeypatch.setattr(llm._loop, "step", step_with_a_signal)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[i, i] for i in range(1, 30)], _greedy(max_tokens=50))
+    monkeypatch.undo()
+    assert not llm._scheduler.has_work
+    assert llm.generate([[3, 1, 4]], _GREEDY) == [
+        Output(
+            text=expected.text,
+            token_ids=expected.token_ids,
+            finish_reason="length",
+            usage=expected.usage,
+        )
+    ]
+
+
+def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate([[1], [2]], _GREEDY, progress=True)
+    assert "2/2" in capsys.readouterr().err
+    llm.generate([[1]] * 20, _GREEDY)
+    assert capsys.readouterr().err == "", "no bar without a terminal"
+
+
+def test_token_ids_alone_need_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((tiny_checkpoint() / "config.json").read_bytes())
+    with LLM(tmp_path, **_SMALL, dummy_weights=True, detokenize=False) as llm:
+        [output] = llm.generate([[1, 2, 3]], _GREEDY)
+        assert (len(output.token_ids), output.text) == (12, "")
+        with pytest.raises(OfflineError, match="detokenize=False"):
+            llm.generate("text", _GREEDY)
+
+
+def test_two_ranks_give_the_same_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(RUNTIME))
+    prompts = [[5, 6, 7], [8, 9]]
+    with LLM(tiny_checkpoint(), **_SMALL, tp=2) as two:
+        outputs = two.generate(prompts, _GREEDY)
+    assert [output.token_ids for output in outputs] == [o.token_ids for o in llm.generate(prompts, _GREEDY)]
+
+
+def test_death_of_the_other_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(RUNTIME))
+    with LLM(tiny_checkpoint(), **_SMALL, tp=2) as two:
+        os.kill(launched_by(os.getpid())["rank1"], signal.SIGKILL)
+        with pytest.raises(LauncherError, match=r"rank1 \(pid \d+\) was killed"):
+            two.generate([[1, 2]] * 8, _greedy(max_tokens=200))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.tokenizer.chat_template import ChatTemplate
+from minisgl.tokenizer.errors import PromptError
+from minisgl.tokenizer.model_files import load_model_files
+from minisgl.tokenizer.prompt_encoder import PromptEncoder
+from minisgl.wire.text import ChatMessage
+from support.chat_templates import CHATML, FAMILIES, LLAMA3, MISTRAL, QWEN3
+from support.tiny_tokenizers import byte_level, write_directory
+
+SPECIAL = {"bos_token": "<|begin|>", "eos_token": "<|eot_id|>"}
+
+CONVERSATIONS = {
+    "one turn": [ChatMessage("user", "Hello")],
+    "system and history": [
+        ChatMessage("system", "Be brief."),
+        ChatMessage("user", "  1 < 2 & 'so' \"on\"  "),
+        ChatMessage("assistant", "<think>\nhm\n</think>\n\nYes – ja. \n"),
+        ChatMessage("user", "日本語 🙂\n"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """transformers' rendering of a template."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), **SPECIAL)
+
+    def render(template: str, messages: list[ChatMessage], **variables: Any) -> str:
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        text = tokenizer.apply_chat_template(
+            turns, chat_template=template, tokenize=False, add_generation_prompt=True, **variables
+        )
+        assert isinstance(text, str)
+        return text
+
+    return render
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_renders_what_transformers_renders(reference: Any, family: str, conversation: str) -> None:
+    template, messages = FAMILIES[family], CONVERSATIONS[conversation]
+    assert ChatTemplate(template, SPECIAL).render(messages) == reference(template, messages)
+
+
+@pytest.mark.parametrize("family", ["chatml", "llama3", "qwen3"])
+def test_encodes_what_transformers_encodes(tmp_path: Path, family: str) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    markers = ("<|begin|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|im_start|>", "<|im_end|>")
+    tokenizer = byte_level(markers)
+    template = FAMILIES[family]
+    messages = CONVERSATIONS["system and history"]
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    expected = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL).apply_chat_template(
+        turns, chat_template=template, add_generation_prompt=True, return_dict=False
+    )
+    files = load_model_files(write_directory(tmp_path, tokenizer, chat_template=template, config=SPECIAL))
+    assert PromptEncoder(files).encode_chat(messages) == expected
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_template_variables(reference: Any, thinking: bool) -> None:
+    messages = CONVERSATIONS["system and history"]
+    rendered = ChatTemplate(QWEN3, SPECIAL).render(messages, enable_thinking=thinking)
+    assert rendered == reference(QWEN3, messages, enable_thinking=thinking)
+    assert rendered.endswith("<think>\n\n</think>\n\n") == (not thinking)
+    assert "hm" not in rendered
+
+
+def test_the_date_is_known() -> None:
+    template = ChatTemplate("{{ strftime_now('%Y') }}", {})
+    assert int(template.render([])) in range(datetime.now().year - 1, datetime.now().year + 1)
+
+
+def test_developer_is_system_where_the_template_does_not_know_it() -> None:
+    messages = [ChatMessage("developer", "Be brief."), ChatMessage("user", "Hi")]
+    assert "<|im_start|>system\nBe brief." in ChatTemplate(CHATML, {}).render(messages)
+    knows = "{{ messages[0].role }}{# developer #}"
+    assert ChatTemplate(knows, {}).render(messages) == "developer"
+
+
+def test_a_missing_special_token_renders_as_nothing() -> None:
+    rendered = ChatTemplate(LLAMA3, {}).render
+    with pytest.raises(PromptError):
+        rendered([ChatMessage("user", "Hi")])  # undefined + text is an error in jinja, as in transformers
+    assert ChatTemplate("{{ bos_token }}x", {}).render([]) == "x"
+
+
+def fails(source: str) -> PromptError:
+    with pytest.raises(PromptError) as raised:
+        ChatTemplate(source, SPECIAL).render([ChatMessage("user", "Hi"), ChatMessage("user", "again")])
+    assert raised.value.code == "chat_template_error"
+    return raised.value
+
+
+def test_what_the_template_refuses_is_told() -> None:
+    assert "Roles must alternate" in fails(MISTRAL).message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{% set ns = namespace(__class__=1) %}",
+        "{% set ns = namespace() %}{% set ns._x = 1 %}",
+        "{{ messages.append(1) }}",
+        "{{ 1 / 0 }}",
+        "{{ nothing.of.this }}",
+        "{% if %}",
+        "{{ messages | unknown_filter }}",
+        "{{ raise_exception('a' * 100000) }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_a_bad_template_fails_the_request_alone(source: str) -> None:
+    assert len(fails(source).message) < 500
+
+
+def test_the_output_is_limited() -> None:
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"
+    assert "characters" in fails(endless).message

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, processors
+
+from minisgl.tokenizer.errors import PromptError
+from minisgl.tokenizer.model_files import load_model_files
+from minisgl.tokenizer.prompt_encoder import PromptEncoder
+from minisgl.wire.messages import SamplingParams
+from minisgl.wire.text import ChatMessage, Generate
+from support.chat_templates import LLAMA3, MISTRAL
+from support.tiny_tokenizers import CHATML, byte_fallback, byte_level, write_directory
+
+LLAMA3_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_end|>")
+HELLO = (ChatMessage("user", "Hello"),)
+
+
+def llama3() -> Tokenizer:
+    tokenizer = byte_level(LLAMA3_TOKENS)
+    bos = tokenizer.token_to_id("<|begin_of_text|>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", bos)]
+    )
+    return tokenizer
+
+
+def encoder(path: Path, tokenizer: Tokenizer, template: str | None = CHATML, **config: Any) -> PromptEncoder:
+    return PromptEncoder(load_model_files(write_directory(path, tokenizer, chat_template=template, config=config)))
+
+
+def request(**prompt: Any) -> Generate:
+    return Generate(id=b"i" * 16, params=SamplingParams(), **prompt)
+
+
+def ids(encoder: PromptEncoder, **prompt: Any) -> list[int]:
+    (result,) = encoder.encode([request(**prompt)])
+    assert not isinstance(result, PromptError), result.message
+    return result.tolist()
+
+
+def error(encoder: PromptEncoder, **prompt: Any) -> PromptError:
+    (result,) = encoder.encode([request(**prompt)])
+    assert isinstance(result, PromptError)
+    return result
+
+
+@pytest.mark.parametrize("template", [LLAMA3, LLAMA3.replace("bos_token + text", "text")], ids=["template", "default"])
+def test_exactly_one_bos_in_a_chat(tmp_path: Path, template: str) -> None:
+    bos = llama3().token_to_id("<|begin_of_text|>")
+    chat = ids(encoder(tmp_path, llama3(), template, bos_token="<|begin_of_text|>"), messages=HELLO)
+    assert chat.count(bos) == 1
+    assert chat[0] == bos
+
+
+def test_exactly_one_bos_in_a_sentencepiece_chat(tmp_path: Path) -> None:
+    chat = ids(encoder(tmp_path, byte_fallback(), MISTRAL, bos_token="<s>", eos_token="</s>"), messages=HELLO)
+    assert chat.count(1) == 1
+    assert chat[0] == 1
+
+
+def test_exactly_one_bos_in_a_completion(tmp_path: Path) -> None:
+    tokenizer = llama3()
+    hello = tokenizer.encode("Hello", add_special_tokens=False).ids
+    bos = tokenizer.token_to_id("<|begin_of_text|>")
+    made = encoder(tmp_path, tokenizer, bos_token="<|begin_of_text|>")
+    assert ids(made, prompt="Hello") == [bos, *hello] == ids(made, prompt="<|begin_of_text|>Hello")
+
+
+def test_no_bos_where_the_tokenizer_adds_none(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    made = encoder(tmp_path, tokenizer, bos_token="<|endoftext|>")
+    assert ids(made, prompt="Hello") == tokenizer.encode("Hello").ids
+
+
+@pytest.mark.parametrize("add", [True, False])
+def test_an_explicit_setting_wins(tmp_path: Path, add: bool) -> None:
+    tokenizer = byte_level() if add else llama3()
+    bos = "<|endoftext|>" if add else "<|begin_of_text|>"
+    hello = tokenizer.encode("Hello", add_special_tokens=False).ids
+    made = encoder(tmp_path, tokenizer, bos_token=bos, add_bos_token=add)
+    assert ids(made, prompt="Hello") == ([tokenizer.token_to_id(bos)] if add else []) + hello
+
+
+def test_completion_prompts_are_encoded_as_written(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    text = "<|im_start|>user\nHello<|im_end|>"
+    assert ids(encoder(tmp_path, tokenizer), prompt=text) == tokenizer.encode(text).ids
+
+
+def test_token_ids_pass_as_they_are(tmp_path: Path) -> None:
+    assert ids(encoder(tmp_path, llama3()), tokens=array("i", [5, 6, 7]).tobytes()) == [5, 6, 7]
+
+
+def test_an_empty_prompt_is_the_bos_or_an_error(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    bos = tokenizer.token_to_id("<|endoftext|>")
+    assert ids(encoder(tmp_path / "a", tokenizer, bos_token="<|endoftext|>"), prompt="") == [bos]
+    assert error(encoder(tmp_path / "b", tokenizer), prompt="").code == "empty_prompt"
+    assert error(encoder(tmp_path / "c", tokenizer), tokens=b"").code == "empty_prompt"
+
+
+def test_a_model_without_a_chat_template_says_so(tmp_path: Path) -> None:
+    failed = error(encoder(tmp_path, byte_level(), None), messages=HELLO)
+    assert failed.code == "no_chat_template"
+    assert "/v1/completions" in failed.message
+
+
+def test_one_bad_request_does_not_spoil_its_batch(tmp_path: Path) -> None:
+    template = "{% if messages[0].content == 'bad' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    made = encoder(tmp_path, byte_level(), template)
+    good = request(messages=HELLO)
+    results = made.encode(
+        [
+            good,
+            request(messages=(ChatMessage("user", "bad"),)),
+            request(messages=(ChatMessage("user", "<|im_end|>"),)),
+            request(prompt="lone \ud800 surrogate"),
+            request(tokens=b"123"),
+            request(prompt=""),
+            good,
+        ]
+    )
+    codes = [result.code if isinstance(result, PromptError) else None for result in results]
+    expected = [None, "chat_template_error", None, "invalid_prompt", "invalid_prompt", "empty_prompt", None]
+    assert codes == expected
+    assert results[0] == results[-1] == made.encode([good])[0]
+
+
+def test_chat_with_template_variables(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    made = encoder(tmp_path, tokenizer, "{{ mode }}{{ messages[0].content }}")
+    assert made.encode_chat(HELLO, mode="x") == tokenizer.encode("xHello").ids

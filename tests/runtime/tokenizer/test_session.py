@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minisgl.tokenizer.errors import PromptError
+from minisgl.tokenizer.session import Session
+from minisgl.tokenizer.token_bytes import TokenBytes
+from minisgl.wire.messages import Abort, Ack, Failed, FinishReason, SamplingParams, Submit, Tokens
+from minisgl.wire.text import Accepted, Cancel, Finished, Generate, TextFailed, Texts
+from support.fake_scheduler import card, row
+from support.tiny_tokenizers import byte_level
+
+TOKENIZER = byte_level()
+TABLE = TokenBytes(TOKENIZER)
+PROMPT = array("i", TOKENIZER.encode("Hello").ids)
+ID = b"a" * 16
+EOS = TOKENIZER.token_to_id("<|im_end|>")
+
+
+def generate(request_id: bytes = ID, **params: Any) -> Generate:
+    return Generate(id=request_id, prompt="Hello", params=SamplingParams(**params))
+
+
+def started(request_id: bytes = ID, session: Session | None = None, **params: Any) -> Session:
+    """A session in which the request is accepted and nothing is left to send."""
+    if session is None:
+        session = Session(TABLE)
+        session.welcome(card())
+    assert session.begin(generate(request_id, **params))
+    session.encoded(request_id, PROMPT)
+    session.acked(Ack(request_id))
+    session.take_to_scheduler()
+    session.take_to_frontend()
+    return session
+
+
+def answer(session: Session, tokens: list[int], finish: FinishReason | None = None) -> tuple[str, list[Finished]]:
+    """Give the tokens one a step, the last with `finish`; the text and the ends that come of it."""
+    for index, token in enumerate(tokens):
+        session.tokens(row(ID, index, token, finish if index == len(tokens) - 1 else None, cached=2))
+    messages = session.take_to_frontend()
+    assert all(isinstance(message, Texts) for message in messages)
+    texts = [message for message in messages if isinstance(message, Texts)]
+    return "".join(t for m in texts for _, t in m.rows()), [end for m in texts for end in m.finished]
+
+
+def test_a_request_from_text_to_tokens() -> None:
+    session = Session(TABLE)
+    session.welcome(card(max_model_len=100))
+    assert session.begin(generate(max_tokens=7, temperature=0.5, top_k=-1, top_p=0.9, min_p=0.1, seed=-5))
+    assert not session.take_to_scheduler()
+    session.encoded(ID, PROMPT)
+    assert session.take_to_scheduler() == [
+        Submit(
+            id=ID,
+            prompt=PROMPT.tobytes(),
+            max_tokens=7,
+            temperature=0.5,
+            top_k=0,
+            top_p=0.9,
+            min_p=0.1,
+            seed=-5,
+        )
+    ]
+    assert session.take_to_frontend() == []
+    session.acked(Ack(ID))
+    assert session.take_to_frontend() == [Accepted(ID, len(PROMPT))]
+
+
+def submitted(max_model_len: int, **params: Any) -> Submit | TextFailed:
+    session = Session(TABLE)
+    session.welcome(card(max_model_len=max_model_len))
+    session.begin(generate(**params))
+    session.encoded(ID, PROMPT)
+    (message,) = [*session.take_to_scheduler(), *session.take_to_frontend()]
+    assert isinstance(message, Submit | TextFailed)
+    return message
+
+
+def test_a_seed_is_drawn_where_none_is_given() -> None:
+    seeds = {m.seed for m in (submitted(99), submitted(99)) if isinstance(m, Submit)}
+    assert len(seeds) == 2
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("room", [1, 5])
+def test_max_tokens_is_what_the_context_leaves(room: int) -> None:
+    message = submitted(len(PROMPT) + room)
+    assert isinstance(message, Submit)
+    assert message.max_tokens == room
+
+
+@pytest.mark.parametrize(("room", "max_tokens"), [(0, None), (-2, None), (3, 4), (-1, 1)])
+def test_what_does_not_fit_the_context_is_refused(room: int, max_tokens: int | None) -> None:
+    message = submitted(len(PROMPT) + room, max_tokens=max_tokens)
+    assert isinstance(message, TextFailed)
+    assert message.code == "context_length_exceeded"
+    assert f"This model's maximum context length is {len(PROMPT) + room} tokens" in message.message
+    assert "(context_length_exceeded)" in message.message
+
+
+@pytest.mark.parametrize("bad", [-1, 512])
+def test_tokens_outside_the_vocabulary_are_refused(bad: int) -> None:
+    session = Session(TABLE)
+    session.welcome(card(vocab_size=512))
+    session.begin(generate())
+    session.encoded(ID, array("i", [1, bad]))
+    (failed,) = session.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert (failed.code, failed.param) == ("invalid_token", "prompt")
+    assert str(bad) in failed.message
+    assert not len(session)
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_n_tokens_asked_n_tokens_given(n: int) -> None:
+    tokens = TOKENIZER.encode(" answer" + "abcdef").ids[:n]
+    session = started(max_tokens=n)
+    text, (end,) = answer(session, tokens, "length")
+    assert text == TOKENIZER.decode(tokens)
+    assert (end.reason, end.completion_tokens, end.cached_tokens) == ("length", n, 2)
+    assert end.prompt_tokens == len(PROMPT)
+    assert not len(session)
+
+
+@pytest.mark.parametrize("k", range(1, 6))
+def test_eos_at_token_k_gives_the_text_of_k_minus_1(k: int) -> None:
+    tokens = TOKENIZER.encode("abcdef").ids[: k - 1]
+    session = started()
+    text, (end,) = answer(session, [*tokens, EOS], "stop")
+    assert text == "abcdef"[: k - 1]
+    assert (end.reason, end.completion_tokens) == ("stop", k)
+    assert session.take_to_scheduler() == []
+
+
+def test_a_stop_token_that_has_text_is_not_in_the_text() -> None:
+    text, (end,) = answer(started(), TOKENIZER.encode("ab").ids, "stop")
+    assert text == "a"
+    assert end.completion_tokens == 2
+
+
+def test_eos_in_the_middle_has_no_text() -> None:
+    a, b = TOKENIZER.encode("ab").ids
+    text, (end,) = answer(started(ignore_eos=True), [a, EOS, b], "length")
+    assert text == "ab"
+    assert end.completion_tokens == 3
+
+
+def test_a_stop_string_ends_the_answer() -> None:
+    session = started(stop=("lo w",))
+    tokens = TOKENIZER.encode("hello world").ids
+    text, (end,) = answer(session, tokens)
+    assert text == "hel"
+    assert end.reason == "stop"
+    assert TOKENIZER.decode(tokens[: end.completion_tokens]).startswith("hello w")
+    assert "lo w" not in TOKENIZER.decode(tokens[: end.completion_tokens - 1])
+    assert session.take_to_scheduler() == [Abort(ID)]
+    assert not len(session)
+
+
+def test_a_stop_string_in_the_last_token_needs_no_abort() -> None:
+    session = started(stop=("c",))
+    text, (end,) = answer(session, TOKENIZER.encode("abc").ids, "length")
+    assert (text, end.reason, end.completion_tokens) == ("ab", "stop", 3)
+    assert session.take_to_scheduler() == []
+
+
+@pytest.mark.parametrize("finish", ["stop", "length"])
+def test_text_held_back_for_a_stop_string_comes_at_the_end(finish: FinishReason) -> None:
+    tokens = TOKENIZER.encode("ab").ids + ([EOS] if finish == "stop" else [])
+    text, (end,) = answer(started(stop=("bc",)), tokens, finish)
+    assert (text, end.reason) == ("ab", finish)
+
+
+def test_a_character_cut_by_max_tokens_becomes_a_replacement_character() -> None:
+    text, _ = answer(started(), TOKENIZER.encode("ok 🙂").ids[:-1], "length")
+    assert text == "ok �"
+
+
+def test_late_tokens_find_nobody() -> None:
+    session = started(stop=("b",))
+    answer(session, TOKENIZER.encode("ab").ids)
+    session.tokens(row(ID, 2, TOKENIZER.encode("c").ids[0]))
+    session.acked(Ack(ID))
+    session.failed(Failed(ID, "deadline_exceeded", "too late"))
+    assert session.take_to_frontend() == []
+
+
+def test_one_message_for_all_requests_of_a_step() -> None:
+    other, gone = b"b" * 16, b"c" * 16
+    session = started()
+    started(other, session)
+    a, b = TOKENIZER.encode("ab").ids
+    step = Tokens(
+        ids=ID + gone + other,
+        index=np.zeros(3, "<i4").tobytes(),
+        token=np.array([a, b, b], "<i4").tobytes(),
+        finish=np.array([0, 0, 2], np.uint8).tobytes(),
+        cached=np.zeros(3, "<i4").tobytes(),
+    )
+    session.tokens(step)
+    (texts,) = session.take_to_frontend()
+    assert isinstance(texts, Texts)
+    assert texts.rows() == [(ID, "a"), (other, "b")]
+    assert [end.id for end in texts.finished] == [other]
+    assert len(session) == 1
+
+
+def test_a_token_that_comes_twice_counts_once() -> None:
+    session = started()
+    token = TOKENIZER.encode("a").ids[0]
+    for index in (0, 0, 1):
+        session.tokens(row(ID, index, token))
+    assert len(session.take_to_frontend()) == 2
+
+
+def test_a_hole_in_the_answer_is_a_failure() -> None:
+    session = started()
+    session.tokens(row(ID, 1, 5))
+    (failed,) = session.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert failed.code == "tokens_lost"
+    assert session.take_to_scheduler() == [Abort(ID)]
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_an_end_without_an_answer_is_a_failure(reason: FinishReason) -> None:
+    session = started()
+    session.tokens(row(ID, 0, -1, reason))
+    (failed,) = session.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert failed.code == "engine_error"
+    assert not len(session)
+
+
+def test_failures_of_the_scheduler_and_of_the_encoder_are_told() -> None:
+    session = started()
+    session.failed(Failed(ID, "queue_full", "later"))
+    assert session.take_to_frontend() == [TextFailed(id=ID, code="queue_full", message="later")]
+    session.begin(generate())
+    session.encoded(ID, PromptError("chat_template_error", "no", "messages"))
+    failed = TextFailed(id=ID, code="chat_template_error", message="no", param="messages")
+    assert session.take_to_frontend() == [failed]
+    assert not len(session)
+
+
+def test_cancelled_while_it_is_encoded() -> None:
+    session = Session(TABLE)
+    session.welcome(card())
+    session.begin(generate())
+    session.cancel(Cancel(ID))
+    session.encoded(ID, PROMPT)
+    assert session.take_to_scheduler() == []
+    assert session.take_to_frontend() == []
+    assert ID not in session
+
+
+def test_cancelled_while_it_waits_or_runs() -> None:
+    session = started()
+    session.cancel(Cancel(ID))
+    session.cancel(Cancel(ID))
+    assert session.take_to_scheduler() == [Abort(ID)]
+    assert session.take_to_frontend() == []
+
+
+def test_nothing_is_taken_before_the_engine_is_there() -> None:
+    session = Session(TABLE)
+    assert not session.begin(generate())
+    (failed,) = session.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert failed.code == "engine_unavailable"
+
+
+def test_an_id_that_is_taken_is_refused() -> None:
+    session = started()
+    assert not session.begin(generate())
+    (failed,) = session.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert failed.code == "duplicate_request"
+    assert len(session) == 1
+
+
+def test_all_fail_with_the_engine_and_none_is_aborted_there() -> None:
+    session = started()
+    session.begin(generate(b"b" * 16))
+    session.cancel(Cancel(b"x" * 16))
+    session.lost("engine_unavailable", "gone")
+    assert {m.id for m in session.take_to_frontend() if isinstance(m, TextFailed)} == {ID, b"b" * 16}
+    assert session.take_to_scheduler() == []
+    assert not len(session)
+
+
+def test_all_are_aborted_when_the_frontend_is_gone() -> None:
+    session = started()
+    session.begin(generate(b"b" * 16))
+    session.abandoned()
+    assert session.take_to_scheduler() == [Abort(ID)]
+    assert session.take_to_frontend() == []
+    assert not len(session)

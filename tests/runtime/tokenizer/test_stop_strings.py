@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl.tokenizer.stop_strings import StopStrings
+
+ALPHABET = "abc"
+stop_lists = st.lists(st.text(ALPHABET, min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+def naive(text: str, stops: list[str]) -> tuple[str, bool]:
+    """Character by character: the first character that completes a stop string ends the text before it."""
+    for end in range(1, len(text) + 1):
+        matches = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if matches:
+            return text[: min(matches)], True
+    return text, False
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(ALPHABET, max_size=6), max_size=8), stop_lists)
+def test_equals_the_naive_search_however_the_text_is_cut(pieces: list[str], stops: list[str]) -> None:
+    matcher = StopStrings(stops)
+    sent = "".join(matcher.push(piece) for piece in pieces)
+    expected, stopped = naive("".join(pieces), stops)
+    assert matcher.stopped == stopped
+    assert sent + matcher.finish() == expected
+
+
+@settings(deadline=None)
+@given(st.text(ALPHABET, max_size=20), stop_lists)
+def test_holds_back_only_what_may_become_a_stop_string(text: str, stops: list[str]) -> None:
+    matcher = StopStrings(stops)
+    sent = "".join(matcher.push(character) for character in text)
+    if not matcher.stopped:
+        held = text[len(sent) :]
+        assert sent + held == text
+        assert not held or any(len(stop) > len(held) and stop.startswith(held) for stop in stops)
+
+
+def test_without_stop_strings_everything_passes() -> None:
+    matcher = StopStrings(())
+    assert matcher.push("anything") == "anything"
+    assert matcher.finish() == ""
+
+
+def test_nothing_follows_a_match() -> None:
+    matcher = StopStrings(["END"])
+    assert matcher.push("text EN") == "text "
+    assert matcher.push("D more") == ""
+    assert matcher.stopped
+    assert matcher.push("more") == "" == matcher.finish()
+
+
+def test_a_false_start_is_released() -> None:
+    matcher = StopStrings(["\n\nUser:"])
+    assert matcher.push("a\n\nUs") == "a"
+    assert matcher.push("eful") == "\n\nUseful"

@@ -1,0 +1,234 @@
+"""The worker as a process of its own, between a frontend and a scheduler that speak the wire contract."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+import zmq
+
+from minisgl.tokenizer.config import TokenizerConfig
+from minisgl.tokenizer.errors import TokenizerError
+from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.tokenizer.worker import Worker, run
+from minisgl.wire.messages import WIRE_VERSION, Abort, Ack, Failed, Hello, SamplingParams, Submit, Tokens, Welcome
+from minisgl.wire.sockets import Codec, open_socket
+from minisgl.wire.text import Accepted, Cancel, ChatMessage, FromTokenizer, Generate, TextFailed, Texts, WorkerState
+from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.tiny_tokenizers import CHATML, byte_level, write_directory
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+TOKENIZER = byte_level()
+TEMPLATE = "{% if messages[0].content == 'bad' %}{{ raise_exception('bad message') }}{% endif %}" + CHATML
+
+
+class Frontend:
+    """What a frontend does on the wire: binds, sends, reads until it has seen what it waits for."""
+
+    def __init__(self, address: str) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._socket = open_socket(self._context, zmq.DEALER)
+        self._socket.bind(address)
+        self._codec: Codec[FromTokenizer] = Codec(FromTokenizer)
+
+    def send(self, message: Generate | Cancel) -> None:
+        self._socket.send(self._codec.encode(message))
+
+    def generate(self, number: int, prompt: str | None = "Hello", **changes: Any) -> bytes:
+        request_id = b"%016d" % number
+        params = changes.pop("params", SamplingParams(max_tokens=3))
+        self.send(Generate(id=request_id, prompt=prompt, params=params, **changes))
+        return request_id
+
+    def wait_for(self, kind: type[M], matches: Callable[[M], bool] = lambda _: True) -> M:
+        """The next message of the kind that matches; those before it are dropped."""
+        while self._socket.poll(int(WAIT_SECONDS * 1000)):
+            message = self._codec.decode(self._socket.recv())
+            if isinstance(message, kind) and matches(message):
+                return message
+        raise AssertionError(f"waited for {kind.__name__}")
+
+    def wait_for_end(self, request_id: bytes) -> tuple[str, Any]:
+        """The text that still comes, and the end of the answer or its failure."""
+        text = ""
+        while True:
+            message: Any = self.wait_for(msgspec.Struct)
+            if isinstance(message, TextFailed) and message.id == request_id:
+                return text, message
+            if isinstance(message, Texts):
+                text += "".join(piece for known, piece in message.rows() if known == request_id)
+                for end in message.finished:
+                    if end.id == request_id:
+                        return text, end
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+class Stack:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.scheduler_address = f"ipc://{path}/scheduler"
+        self.frontend_address = f"ipc://{path}/frontend"
+        self.scheduler = FakeScheduler(self.scheduler_address, card(), answer_with(TOKENIZER.encode("xyz").ids))
+        self.frontend = Frontend(self.frontend_address)
+
+    def config(self) -> TokenizerConfig:
+        return TokenizerConfig(
+            model=str(self.path / "model"),
+            scheduler_address=self.scheduler_address,
+            frontend_address=self.frontend_address,
+        )
+
+    def wait_until_served(self) -> WorkerState:
+        return self.frontend.wait_for(WorkerState, lambda state: state.model is not None)
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    write_directory(tmp_path / "model", TOKENIZER, chat_template=TEMPLATE, generation_config={"top_p": 0.5})
+    made = Stack(tmp_path)
+    yield made
+    made.frontend.close()
+    made.scheduler.close()
+
+
+@pytest.fixture
+def worker(stack: Stack) -> Iterator[Worker]:
+    made = Worker(stack.config())
+    thread = threading.Thread(target=made.serve)
+    thread.start()
+    yield made
+    made.stop()
+    thread.join()
+
+
+def test_a_process_serves_until_sigterm(stack: Stack) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=run, args=(stack.config(), ready.set))
+    process.start()
+    assert ready.wait(WAIT_SECONDS)
+    state = stack.wait_until_served()
+    assert state.model is not None
+    assert state.model.card == card()
+    assert state.model.defaults.top_p == 0.5
+    request = stack.frontend.generate(1)
+    text, end = stack.frontend.wait_for_end(request)
+    assert (text, end.reason, end.completion_tokens) == ("xyz", "length", 3)
+    process.terminate()
+    process.join(WAIT_SECONDS)
+    assert process.exitcode == 0
+
+
+def test_hello_then_requests_in_batches(stack: Stack, worker: Worker) -> None:
+    stack.wait_until_served()
+    (hello,) = stack.scheduler.received(Hello)
+    assert hello == Hello(WIRE_VERSION, "tokenizer0")
+    requests = [stack.frontend.generate(n, params=SamplingParams(max_tokens=1)) for n in range(200)]
+    submits = stack.scheduler.wait_for(Submit, 200)
+    assert [submit.id for submit in submits] == requests
+    assert stack.frontend.wait_for_end(requests[-1])[0] == "x"
+
+
+def test_errors_stay_with_their_request(stack: Stack, worker: Worker) -> None:
+    stack.wait_until_served()
+    bad = stack.frontend.generate(1, None, messages=(ChatMessage("user", "bad"),))
+    long = stack.frontend.generate(2, "x" * 1000)
+    good = stack.frontend.generate(3, None, messages=(ChatMessage("user", "good"),))
+    failed = {m.id: m.code for m in (stack.frontend.wait_for(TextFailed), stack.frontend.wait_for(TextFailed))}
+    assert failed == {bad: "chat_template_error", long: "context_length_exceeded"}
+    assert stack.frontend.wait_for_end(good)[0] == "xyz"
+
+
+def test_a_cancelled_request_is_aborted_and_forgotten(stack: Stack, worker: Worker) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, TOKENIZER.encode("x").ids[0])]
+    stack.wait_until_served()
+    request = stack.frontend.generate(1, params=SamplingParams())
+    stack.frontend.wait_for(Texts)
+    stack.frontend.send(Cancel(request))
+    assert stack.scheduler.wait_for(Abort) == [Abort(request)]
+    # What the scheduler had sent before it knew, and a sign that it has been read.
+    stack.scheduler.send(row(request, 1, 5), Failed(request, "deadline_exceeded", "late"))
+    stack.scheduler.answer = answer_with(TOKENIZER.encode("ok").ids)
+    after = stack.frontend.generate(2, params=SamplingParams(max_tokens=2))
+    assert stack.frontend.wait_for_end(after)[0] == "ok"
+    assert len(worker._session) == 0
+
+
+def test_all_requests_fail_when_the_scheduler_dies_and_the_next_one_is_greeted(stack: Stack, worker: Worker) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    stack.wait_until_served()
+    request = stack.frontend.generate(1)
+    stack.frontend.wait_for(Accepted)
+    stack.scheduler.close()
+    assert stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
+    _, failed = stack.frontend.wait_for_end(request)
+    assert failed.code == "engine_unavailable"
+    early = stack.frontend.generate(2)
+    assert stack.frontend.wait_for_end(early)[1].code == "engine_unavailable"
+    stack.scheduler = FakeScheduler(stack.scheduler_address, card("next"), answer_with(TOKENIZER.encode("xyz").ids))
+    stack.wait_until_served()
+    after = stack.frontend.generate(3)
+    assert stack.frontend.wait_for_end(after)[0] == "xyz"
+    assert [submit.id for submit in stack.scheduler.received(Submit)] == [after]
+
+
+def test_all_requests_are_aborted_when_the_frontend_dies(stack: Stack, worker: Worker) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    stack.wait_until_served()
+    requests = [stack.frontend.generate(n) for n in range(3)]
+    stack.scheduler.wait_for(Submit, 3)
+    stack.frontend.close()
+    assert {abort.id for abort in stack.scheduler.wait_for(Abort, 3)} == set(requests)
+    stack.frontend = Frontend(stack.frontend_address)
+    stack.wait_until_served()
+
+
+def test_the_same_tokenizer_files_or_none(stack: Stack, worker: Worker) -> None:
+    stack.wait_until_served()
+    hashes = hash_tokenizer_files(stack.path / "model")
+    agreeing = Welcome(version=WIRE_VERSION, epoch=(1, 2), model=card(tokenizer_hashes=hashes))
+    stack.scheduler.send(agreeing)
+    state = stack.frontend.wait_for(WorkerState, lambda state: state.model is not None and state.model.epoch == (1, 2))
+    assert state.model is not None
+    assert state.model.card.tokenizer_hashes == hashes
+    stack.scheduler.send(msgspec.structs.replace(agreeing, model=card(tokenizer_hashes={"tokenizer.json": "00"})))
+    state = stack.frontend.wait_for(WorkerState, lambda state: state.model is None)
+    assert "tokenizer.json" in state.reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Failed(b"", "wire_version", "wire version 1 is not understood"),
+        Welcome(version=WIRE_VERSION + 5, epoch=(1, 1), model=card()),
+    ],
+)
+def test_a_scheduler_that_refuses_or_cannot_be_understood_is_told(stack: Stack, worker: Worker, message: Any) -> None:
+    stack.wait_until_served()
+    stack.scheduler.send(message)
+    assert "version" in stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
+
+
+def test_a_broken_tokens_message_fails_the_answers(stack: Stack, worker: Worker) -> None:
+    stack.scheduler.answer = lambda submit: [
+        Ack(submit.id),
+        Tokens(ids=submit.id, index=b"", token=b"", finish=b"\0", cached=b""),
+    ]
+    stack.wait_until_served()
+    _, failed = stack.frontend.wait_for_end(stack.frontend.generate(1))
+    assert failed.code == "engine_error"
+
+
+def test_a_missing_tokenizer_is_an_error_at_once(tmp_path: Path) -> None:
+    config = TokenizerConfig(model=str(tmp_path), scheduler_address="ipc:///nowhere", frontend_address="ipc:///nowhere")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        run(config)

@@ -1,0 +1,107 @@
+"""Chat templates in the manner of the well-known families, each with the features that its family uses."""
+
+from __future__ import annotations
+
+CHATML = """\
+{%- for message in messages %}
+    {%- if loop.first and message.role != 'system' %}
+        {{- '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+LLAMA3 = """\
+{%- set ns = namespace(first=true) %}
+{%- for message in messages %}
+    {%- set text = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim %}
+    {%- if loop.index0 == 0 %}
+        {%- set text = bos_token + text %}
+    {%- endif %}
+    {{- text + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+MISTRAL = """\
+{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system = messages[0]['content'] + '\\n\\n' %}
+    {%- set turns = messages[1:] %}
+{%- else %}
+    {%- set system = '' %}
+    {%- set turns = messages %}
+{%- endif %}
+{%- for message in turns %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Roles must alternate user/assistant/user/assistant') }}
+    {%- endif %}
+    {%- if message['role'] == 'user' %}
+        {{- '[INST] ' + (system if loop.first else '') + message['content'] + ' [/INST]' }}
+    {%- else %}
+        {{- ' ' + message['content'] | trim + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+QWEN3 = """\
+{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- if message.role == 'user' %}
+        {%- set ns.last = messages|length - 1 - loop.index0 %}
+        {%- break %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set content = message.content %}
+        {%- if '</think>' in content %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' + content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+GENERATION_TAG = """\
+{% for message in messages %}
+{% if message.role == 'assistant' %}
+<|assistant|>
+{% generation %}
+{{ message.content }}{{ eos_token }}
+{% endgeneration %}
+{% else %}
+{{ '<|' + message.role + '|>' }}
+{{ message.content }}
+{% endif %}
+{% if loop.index > 3 %}{% break %}{% endif %}
+{% endfor %}
+{{ messages | map(attribute='content') | list | tojson }}
+{{ dict(a='<é>') | tojson(indent=2) }}
+{% if tools is none %}no tools{% endif %}
+{% if add_generation_prompt %}<|assistant|>{% endif %}
+"""
+
+FAMILIES = {
+    "chatml": CHATML,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "qwen3": QWEN3,
+    "generation-tag": GENERATION_TAG,
+}

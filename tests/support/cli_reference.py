@@ -1,0 +1,66 @@
+"""docs/cli.md from the parsers themselves: `python -m support.cli_reference` writes it, a test compares it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from minisgl.cli.main import build_parser
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+
+_INTRODUCTION = """# Command line
+
+`minisgl COMMAND`, or `python -m minisgl COMMAND`. Flags are never abbreviated. The exit code is 0 when all went well,
+1 when something failed (one line on stderr says what, and what to do), 2 when the command line is wrong.
+
+This page is written by `python -m support.cli_reference` from the program itself.
+"""
+
+
+def render() -> str:
+    return "\n".join([_INTRODUCTION, *(_section(name, parser) for name, parser in commands(build_parser()))])
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The commands that do something, with their full names."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not groups:
+        yield parser.prog, parser
+    for group in groups:
+        for child in group.choices.values():
+            yield from commands(child)
+
+
+def flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+
+
+def _section(name: str, parser: argparse.ArgumentParser) -> str:
+    lines = [f"## {name}", "", parser.description or "", ""]
+    if flags(parser):
+        lines += ["| argument | meaning | default and unit |", "|---|---|---|", *map(_row, flags(parser)), ""]
+    return "\n".join(lines)
+
+
+def _row(action: argparse.Action) -> str:
+    parts = re.fullmatch(r"(.*?)(?: \(default: (.*)\))?", action.help or "", re.DOTALL)
+    assert parts is not None
+    meaning, default = parts.groups()
+    name = f"`{' '.join([*action.option_strings[:1], *_value(action)])}`"
+    return f"| {name} | {meaning} | {default or 'required'} |".replace("|`", "| `")
+
+
+def _value(action: argparse.Action) -> list[str]:
+    if action.nargs == 0:
+        return []
+    if action.choices:
+        return ["\\|".join(map(str, action.choices))]
+    metavar = action.metavar if action.metavar is not None else action.dest.upper()
+    return [metavar if isinstance(metavar, str) else " ".join(metavar)]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())

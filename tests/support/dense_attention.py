@@ -1,0 +1,141 @@
+"""Random batches over a paged pool, and what attention must give for them, computed densely in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from minisgl.attention.backend import AttentionShape, DecodeBackend, PrefillBackend
+from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.attention.paged import PagedAttention
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """D decode rows by their lengths, then P segments by (start, length). A segment with `shares` reads its prefix
+    from the pages of the segment of that number, which is stored in the same step."""
+
+    decode: Sequence[int] = ()
+    segments: Sequence[tuple[int, int]] = ()
+    shares: Sequence[int | None] = ()
+
+
+def attention_shape(
+    *, query_heads: int, kv_heads: int, head_dim: int, page_size: int, longest: int, dtype: torch.dtype, device: str
+) -> AttentionShape:
+    return AttentionShape(
+        query_heads=query_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        pages_per_row=-(-longest // page_size),
+        dtype=dtype,
+        device=torch.device(device),
+    )
+
+
+class DenseCase:
+    """A pool whose unowned pages and unwritten positions are NaN, a batch over it, and the right answer."""
+
+    def __init__(self, shape: AttentionShape, sequences: Sequences, seed: int = 0, *, nan_tails: bool = True) -> None:
+        """`nan_tails`: positions of a sequence's last page that are not written yet hold NaN as well; False: zero."""
+        self.shape = shape
+        random = np.random.default_rng(seed)
+        generator = torch.Generator().manual_seed(seed)
+        device, dtype, page = shape.device, shape.dtype, shape.page_size
+        lengths = [*sequences.decode, *(start + length for start, length in sequences.segments)]
+        counts = [-(-length // page) for length in lengths]
+        num_pages = sum(counts) + 7
+        free = random.permutation(num_pages).tolist()
+        rows = len(lengths)
+        self.slots = random.permutation(rows + 3)[:rows].astype(np.int32)
+        table = np.full((rows + 4, shape.pages_per_row), num_pages, np.int32)
+        owned = [[free.pop() for _ in range(count)] for count in counts]
+        shares = list(sequences.shares) or [None] * len(sequences.segments)
+        for index, other in enumerate(shares):
+            if other is not None:
+                start = sequences.segments[index][0]
+                assert start % page == 0 and shares[other] is None and start <= sum(sequences.segments[other])
+                d = len(sequences.decode)
+                owned[d + index][: start // page] = owned[d + other][: start // page]
+        for slot, pages in zip(self.slots, owned, strict=True):
+            table[slot, : len(pages)] = pages
+
+        size = (1, num_pages + 1, page, shape.kv_heads, shape.head_dim)
+        keys, values = torch.full(size, torch.nan), torch.full(size, torch.nan)
+        if not nan_tails:
+            used = sorted({p for pages in owned for p in pages})
+            keys[:, used] = values[:, used] = 0.0
+        new_tokens = [(length - 1, 1) for length in sequences.decode] + list(sequences.segments)
+        sources = [None] * len(sequences.decode) + [
+            None if other is None else len(sequences.decode) + other for other in shares
+        ]
+        self._history = [
+            tuple(torch.randn(length, shape.kv_heads, shape.head_dim, generator=generator).to(dtype) for _ in "kv")
+            for length in lengths
+        ]
+        queries, locations = [], []
+        for index, ((start, length), pages) in enumerate(zip(new_tokens, owned, strict=True)):
+            total = start + length
+            at = np.array(pages)[np.arange(total) // page] * page + np.arange(total) % page
+            source = sources[index]
+            for pool, mine, theirs in zip(
+                (keys, values), self._history[index], self._history[source or 0], strict=True
+            ):
+                if source is None:
+                    pool[0].flatten(0, 1)[at[:start]] = mine[:start].float()
+                else:
+                    mine[:start] = theirs[:start]
+            queries.append(torch.randn(length, shape.query_heads, shape.head_dim, generator=generator).to(dtype))
+            locations.append(at[start:])
+        new_keys, new_values = (
+            [history[kind][start:] for (start, _), history in zip(new_tokens, self._history, strict=True)]
+            for kind in (0, 1)
+        )
+        self._starts = [start for start, _ in new_tokens]
+        self.q, self.k, self.v = (torch.cat(part).to(device) for part in (queries, new_keys, new_values))
+        self.locations = torch.from_numpy(np.concatenate(locations)).to(device)
+        self.kv = PagedKV(keys.to(dtype).to(device), values.to(dtype).to(device))
+
+        d = len(sequences.decode)
+        prefill_lengths = np.array([length for _, length in sequences.segments], np.int32)
+        offsets = np.concatenate(([0], np.cumsum(prefill_lengths))).astype(np.int32)
+
+        def put(values: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(values.astype(np.int32)).to(device)
+
+        self.batch = AttentionBatch(
+            page_table=put(table),
+            decode_slots=put(self.slots[:d]),
+            decode_lengths=put(np.array(sequences.decode)),
+            prefill_slots=put(self.slots[d:]),
+            query_offsets=put(offsets),
+            prefill_kv_lengths=put(np.array(lengths[d:])),
+            host_decode_lengths=np.array(sequences.decode, np.int32),
+            host_prefill_starts=np.array([start for start, _ in sequences.segments], np.int32),
+            host_prefill_lengths=prefill_lengths,
+        )
+        self.queries = queries
+
+    def run(self, prefill: PrefillBackend, decode: DecodeBackend) -> torch.Tensor:
+        """[T, Hq * D] as the backends give it."""
+        attention = PagedAttention(self.kv, prefill, decode)
+        attention.prepare(self.batch)
+        attention.begin(self.batch, self.locations)
+        return attention.attend(0, self.q, self.k, self.v)
+
+    def expected(self) -> torch.Tensor:
+        """[T, Hq * D] float64 on the CPU."""
+        results = []
+        for start, q, (k, v) in zip(self._starts, self.queries, self._history, strict=True):
+            group = self.shape.group
+            wide_k = k.double().repeat_interleave(group, 1)
+            wide_v = v.double().repeat_interleave(group, 1)
+            scores = torch.einsum("qhd,khd->hqk", q.double(), wide_k) * self.shape.head_dim**-0.5
+            later = torch.arange(len(k))[None] > torch.arange(start, len(k))[:, None]
+            weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+            results.append(torch.einsum("hqk,khd->qhd", weights, wide_v).flatten(1))
+        return torch.cat(results)

@@ -1,0 +1,44 @@
+"""One rank of the test of NCCL: in a module of its own, so that a spawned process can import it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from minisgl.distributed.measure import measure_all_reduce
+from minisgl.distributed.tensor_parallel import TensorParallel
+
+
+def rank_main(rank: int, size: int, rendezvous: str, out: Path) -> None:
+    torch.cuda.set_device(rank)
+    parallel = TensorParallel(rank=rank, size=size, rendezvous=rendezvous, device=f"cuda:{rank}")
+    assert parallel.gather_int(2**40 + rank) == [2**40 + r for r in range(size)]
+    source = torch.zeros(4, 3, device="cuda", dtype=torch.bfloat16)
+    gathered = torch.empty(size, 4, 3, device="cuda", dtype=torch.bfloat16)
+    indices = torch.full((4,), 2_000_000_000 + rank, device="cuda")
+
+    def step() -> tuple[torch.Tensor, ...]:
+        parallel.all_gather(source, gathered)
+        total = parallel.all_reduce_sum(source.clone())
+        return total, parallel.all_gather_last_dim(source), *parallel.all_gather_pairs(source[:, 0].float(), indices)
+
+    step()
+    parallel.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        total, columns, values, winners = step()
+    for value in (1, 5):
+        source.fill_(value + rank)
+        graph.replay()
+        parallel.barrier()
+        each = [float(value + r) for r in range(size)]
+        assert (total == sum(each)).all()
+        assert columns[0].tolist() == [v for v in each for _ in range(3)]
+        assert gathered[:, 0, 0].tolist() == values[:, 0].tolist() == each
+        assert winners[:, 0].tolist() == [2_000_000_000 + r for r in range(size)]
+    graph.reset()
+    timings = measure_all_reduce(parallel, [16 << 10, 64 << 20])
+    assert timings[0].seconds < timings[1].seconds
+    parallel.close()
+    out.write_text(parallel.transport)

@@ -1,0 +1,65 @@
+"""What must hold for the outcome of a case."""
+
+from __future__ import annotations
+
+import torch
+
+from minisgl.engine.interface import EngineStats
+from support.numerics_cases import Case
+from support.numerics_reference import TOLERANCE, Reference
+from support.numerics_run import Outcome, is_disturbed
+from support.numerics_workload import ANSWER, Workload, cached_tokens
+
+
+def check_numbers(work: Workload, outcome: Outcome, reference: Reference) -> float:
+    """Tokens and logits of all requests are the reference's. Returns the largest difference of a logit."""
+    asks = (*work.asks, *work.earlier)
+    worst = 0.0
+    for number, answer in enumerate(reference.answers(asks)):
+        ask, decided = asks[number], answer.decided
+        assert ask.sampling.temperature == 0
+        if number == work.probe:
+            assert decided == len(answer.tokens) == ANSWER, "rounding decides a token: the probe needs another prompt"
+        if not ask.sampling.stop_token_ids:
+            assert len(outcome.tokens[number]) == ask.max_tokens
+        elif decided == len(answer.tokens):
+            assert len(outcome.tokens[number]) == decided, f"request {number} did not end with its stop token"
+        # Where rounding decides, the answers may part. The logits of that choice are still the same ones.
+        compared = min(decided + 1, len(answer.tokens))
+        logits = torch.stack([outcome.logits[number, index] for index in range(compared)])
+        difference = (logits - answer.logits[:compared]).abs().amax(1)
+        wrong = (~(difference <= TOLERANCE)).nonzero()[:, 0].tolist()
+        assert not wrong, f"request {number}: logits of tokens {wrong} are off by {difference[wrong].tolist()}"
+        assert outcome.tokens[number][:decided] == answer.tokens[:decided], f"request {number} got other tokens"
+        worst = max(worst, float(difference.max()))
+    return worst
+
+
+def check_features(case: Case, work: Workload, outcome: Outcome, stats: EngineStats) -> None:
+    """The case was what it says: nothing of it passes because a feature was off."""
+    counters = outcome.counters
+    assert outcome.cached[work.probe] == cached_tokens(case)
+    assert stats.prefill_tokens == counters.prefill_tokens
+    if case.retraction:
+        assert counters.retractions > 0
+        assert is_disturbed(outcome), outcome.retracted_at
+        # What retracted requests had computed is computed again, unless it is still in the cache.
+        assert counters.prefill_tokens > counters.prompt_tokens - counters.cached_tokens
+    else:
+        assert counters.retractions == 0
+        assert counters.prefill_tokens == counters.prompt_tokens - counters.cached_tokens
+    if case.overlap:
+        # All but those before which there was nothing left to launch, at the end of each part of the workload.
+        assert outcome.steps_ahead() >= 0.9 * counters.steps
+    else:
+        assert outcome.steps_ahead() == 0
+    if case.company == "others":
+        assert outcome.was_joined, "no step decoded the probe beside another's prompt"
+        assert stats.mixed_steps == counters.mixed_steps > 0
+        others = set(range(len(work.asks))) - {work.probe}
+        assert len(others) == 32
+        assert len(outcome.peers & others) >= 8 if case.retraction else outcome.peers == others
+    assert outcome.audited_pages > 0, "there was no page that nobody owned"
+    first_use = list(dict.fromkeys(outcome.pages))
+    # A few pages may be in order by chance.
+    assert len(first_use) < 6 or first_use != sorted(first_use), "pages were handed out in order"

@@ -1,0 +1,154 @@
+"""The second rank of a pair: a process that follows one engine after the other, so that torch is imported once.
+
+On its standard input comes a line with a `FollowerConfig` for each engine, on its standard output goes a `Followed`
+when that engine has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import zmq
+
+from minisgl.config import EngineConfig
+from minisgl.engine import follower
+from minisgl.engine.broadcast import PlanBroadcast, TensorParallelEngine
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.interface import EngineLimits, EngineStats
+from minisgl.launcher.ranks import FollowerConfig, follower_configs, rank0_config
+from minisgl.wire.plan import StepPlan, StepResult
+from support.numerics_run import start
+
+_ROOT = Path(__file__).parents[2]
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """What a rank has to say of an engine that has ended."""
+
+    parameter_bytes: int
+    results: str
+    """Hash of the plans' sampled rows and their tokens, in the order of steps."""
+
+
+class Witness:
+    """An engine that hashes what it was told to run and what came out."""
+
+    def __init__(self, engine: CpuEngine) -> None:
+        self._engine = engine
+        self._hash = hashlib.sha256()
+        self._rows: dict[int, bytes] = {}
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._engine.limits
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._engine.stats
+
+    def launch(self, plan: StepPlan) -> Any:
+        self._rows[plan.step] = plan.sampled_slots.tobytes()
+        return self._engine.launch(plan)
+
+    def collect(self, handle: Any) -> StepResult:
+        result = self._engine.collect(handle)
+        self._hash.update(self._rows.pop(result.step) + result.tokens.tobytes())
+        return result
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def followed(self) -> Followed:
+        return Followed(self.stats.parameter_bytes, self._hash.hexdigest())
+
+
+@dataclass
+class Pair:
+    """Rank 0 of two, in this process. `followed` has an entry for each rank once the engines have ended."""
+
+    engine: TensorParallelEngine
+    rank0: CpuEngine
+    followed: list[Followed]
+
+
+class SecondRank:
+    """The process of rank 1; a new one after a failure, for the old one may hang in a collective."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    @contextmanager
+    def pair(self, config: EngineConfig, folder: Path) -> Iterator[Pair]:
+        """Start both ranks, and end them after the block. `folder` is new: there the ranks meet."""
+        config = rank0_config(msgspec.structs.replace(config, tensor_parallel=2), folder)
+        [second] = follower_configs(config, folder)
+        process = self._process = self._process or _start()
+        assert process.stdin is not None and process.stdout is not None
+        context: zmq.Context[Any] = zmq.Context()
+        with ExitStack() as resources:
+            resources.callback(context.term)
+            try:
+                process.stdin.write(msgspec.json.encode(second).decode() + "\n")
+                process.stdin.flush()
+                rank0 = start(config)
+                witness = Witness(rank0)
+                pair = Pair(TensorParallelEngine(witness, PlanBroadcast(context, [second.plans])), rank0, [])
+                resources.callback(pair.engine.close)
+                yield pair
+            except BaseException:
+                self._process = None
+                process.kill()
+                process.wait()
+                raise
+        line = process.stdout.readline()
+        assert line, f"rank 1 ended with exit code {process.wait()}"
+        pair.followed = [witness.followed(), msgspec.json.decode(line, type=Followed)]
+
+    def close(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+
+
+def _start() -> subprocess.Popen[str]:
+    paths = os.pathsep.join([str(_ROOT / "runtime"), str(_ROOT / "tests")])
+    return subprocess.Popen(
+        [sys.executable, "-m", "support.numerics_ranks"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        config = msgspec.json.decode(line, type=FollowerConfig)
+        witnesses: list[Witness] = []
+
+        def create(engine: EngineConfig = config.engine, witnesses: list[Witness] = witnesses) -> Witness:
+            rank = start(engine)
+            # Gathering the logits that rank 0 shows takes both ranks.
+            rank.runner.logits_tap = lambda plan, logits: None
+            witnesses.append(Witness(rank))
+            return witnesses[0]
+
+        follower.run(config.plans, create, ready=lambda address: None, stop=threading.Event())
+        print(msgspec.json.encode(witnesses[0].followed()).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Attention without a KV pool, for tests of models alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+
+class SequenceAttention:
+    """Causal attention over whole sequences that lie one after the other in the batch."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = list(lengths)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        outputs = []
+        parts = zip(*(torch.split(tensor, self._lengths) for tensor in (q, k, v)), strict=True)
+        for query, key, value in parts:
+            q_heads, k_heads, v_heads = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+            out = F.scaled_dot_product_attention(q_heads, k_heads, v_heads, is_causal=True, enable_gqa=True)
+            outputs.append(out[0].transpose(0, 1).flatten(1))
+        return torch.cat(outputs)
