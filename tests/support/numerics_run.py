@@ -154,7 +154,7 @@ def serve(work: Workload, config: SchedulerConfig, engine: Engine, cpu: CpuEngin
     outcome.counters = scheduler.counters
     observer = Observer(engine, scheduler, work, outcome)
     if cpu is not None:
-        cpu.runner.logits_tap = observer.tap((cpu.runner._kv.keys, cpu.runner._kv.values))
+        cpu.runner.logits_tap = observer.tap((cpu.runner.kv.keys, cpu.runner.kv.values))
     loop = StepLoop(scheduler, observer)
 
     def run(asks: dict[int, Ask]) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from minisgl.cli.arguments import add_json_argument, integer
 from minisgl.cli.bench_report import report
 from minisgl.config import SchedulerConfig
 from minisgl.engine.interface import EngineLimits
@@ -74,13 +75,14 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--running", type=int, default=256, help="requests that decode (default: 256)")
-    parser.add_argument("--steps", type=int, default=2000, help="decode steps measured (default: 2000)")
-    parser.add_argument("--page-size", type=int, default=16, help="tokens a page (default: 16)")
-    parser.add_argument(
-        "--prefixes", type=int, default=50_000, help="cached prefixes of the second run (default: 50000)"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE (default: do not)")
+    for flag, low, default, what in (
+        ("--running", 1, 256, "requests that decode"),
+        ("--steps", 1, 2000, "decode steps that are measured"),
+        ("--page-size", 1, 16, "tokens a page holds"),
+        ("--prefixes", 1, 50_000, "cached prefixes of the second run"),
+    ):
+        parser.add_argument(flag, type=integer(low), default=default, metavar="N", help=f"{what} (default: {default})")
+    add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Final
+
+from minisgl.cli.arguments import integer
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3-moe")
+
+_SIZES: Final = {
+    "layers": (2, "decoder layers"),
+    "hidden": (128, "width of the model"),
+    "heads": (4, "query heads"),
+    "kv_heads": (2, "key and value heads"),
+    "head_dim": (32, "width of a head; the kernels for CUDA want 128"),
+    "vocab": (576, "tokens of the vocabulary"),
+    "max_position": (2048, "longest prompt plus answer in tokens"),
+    "seed": (0, "of the weights"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="directory to write; it is made when missing")
     parser.add_argument("--arch", choices=ARCHITECTURES, default="qwen3", help="architecture (default: qwen3)")
+    for name, (default, what) in _SIZES.items():
+        flag = "--" + name.replace("_", "-")
+        low = 0 if name == "seed" else 1
+        parser.add_argument(flag, type=integer(low), default=default, metavar="N", help=f"{what} (default: {default})")
 
 
 def run(args: argparse.Namespace) -> int:
     from minisgl.models.tiny import write_tiny_checkpoint
 
-    write_tiny_checkpoint(args.out, args.arch)
+    write_tiny_checkpoint(args.out, args.arch, **{name: getattr(args, name) for name in _SIZES})
     print(f"{args.arch} checkpoint written to {args.out}")
     return 0

@@ -32,13 +32,13 @@ class Runner:
         step. With tensor parallelism it is set on every rank or on none: the ranks' logits are gathered for it."""
         self._model = model
         self._parallel = parallel
-        self._kv = kv
+        self.kv = kv
         self._sampler = Sampler(tables, parallel, model.vocab_start, model.config.vocab_size)
 
     def apply_updates(self, step: DeviceStep) -> None:
         """What the plan changes in the tables, before any forward pass of the step."""
         if len(step.poison_pages):
-            self._kv.poison(step.poison_pages.long())
+            self.kv.poison(step.poison_pages.long())
         if step.new_rows.shape[1]:
             self.tables.set_rows(step.new_rows)
         if step.page_updates.shape[1]:
@@ -64,7 +64,7 @@ class Runner:
         """[S, vocab_local] of the rows that sample. `attention` was prepared for `batch`."""
         tables = self.tables
         tokens, locations = step_inputs(
-            step.slots, step.positions, step.prefill_tokens, tables.page_table, tables.last_token, self._kv.page_size
+            step.slots, step.positions, step.prefill_tokens, tables.page_table, tables.last_token, self.kv.page_size
         )
         attention.begin(batch, locations)
         hidden = self._model.forward(tokens, step.positions, attention)

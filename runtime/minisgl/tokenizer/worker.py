@@ -101,7 +101,8 @@ class Worker:
         if self._scheduler.take_lost():
             self._lose_scheduler("engine_unavailable", "the connection to the engine was lost")
         if self._frontend.take_lost():
-            logger.warning("the frontend is gone; %d requests are aborted", len(self._session))
+            aborted = len(self._session)
+            logger.log(logging.WARNING if aborted else logging.INFO, "the frontend is gone; %d requests end", aborted)
             self._session.abandoned()
         self._encode()
         for request in self._session.take_to_scheduler():
