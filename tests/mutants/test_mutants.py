@@ -34,7 +34,7 @@ def test_the_named_test_catches_the_bug(patch: Path, tmp_path: Path) -> None:
     )
     assert applied.returncode == 0, f"{patch.name} does not apply any more, renew it: {applied.stderr}"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-cov"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV"))}
     environment["PYTHONPATH"] = f"{tmp_path}/runtime:{tmp_path}/tests"
     run = subprocess.run(
         [*command, *named],
