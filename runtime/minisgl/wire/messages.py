@@ -39,6 +39,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop: tuple[str, ...] = ()
     """Strings that end the answer; the tokenizer room looks for them in the text."""
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    """No EOS, stop token or stop string ends the answer before so many tokens."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that were generated already."""
+    frequency_penalty: float = 0.0
+    """The same, times how often."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens of prompt and answer are divided by it where positive, multiplied where negative."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits, by token id."""
+    logprobs: int | None = None
+    """Report the log-probability of each chosen token, and of the so many likeliest; 0: of the chosen one only."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, which is then computed without the prefix cache."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):
@@ -57,10 +72,20 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     seed: int
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int = -1
+    """Log-probabilities of the so many likeliest tokens beside the chosen one's; −1: none at all."""
+    prompt_logprobs: int = -1
     priority: int = 0
     """Higher goes first."""
     deadline_ms: int = 0
     """Unix time in ms after which the request ends in an error; 0: none."""
+    cache_salt: bytes = b""
+    """Requests share cached prefixes only with those of the same salt."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -110,7 +135,28 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
-class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities of the raw distribution (before temperature, penalties and bias) at some positions in a row:
+    N of one request, with K likeliest tokens each, best first."""
+
+    chosen: bytes
+    """float32 [N]"""
+    top_ids: bytes
+    """int32 [N, K]"""
+    top: bytes
+    """float32 [N, K]"""
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
+    """Of prompt tokens `start`, `start + 1`, …, given those before them. All of them come, in order, before the
+    request's first token. The first token of a prompt has none: `start` is at least 1."""
+
+    id: bytes
+    start: int
+    logprobs: TokenLogprobs
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens", omit_defaults=True):
     """The tokens of one step for one client, in columns of equal length."""
 
     ids: bytes
@@ -123,6 +169,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
     """uint8, index into FINISH_REASONS; the row's last message when not 0."""
     cached: bytes
     """int32: prompt tokens that came from the prefix cache."""
+    logprobs: dict[int, TokenLogprobs] = {}
+    """Of the rows that asked for them, by row; N is 1."""
 
     def rows(self) -> TokenRows:
         n = len(self.finish)
@@ -165,4 +213,4 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
 
 
 ToScheduler = Hello | Submit | Abort
-FromScheduler = Welcome | Ack | Failed | Tokens | Status
+FromScheduler = Welcome | Ack | Failed | PromptLogprobs | Tokens | Status
