@@ -15,10 +15,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (norm of x + residual, x + residual); both inputs and outputs [T, hidden]."""
-    residual = residual + x
+    """Returns (norm of x + residual, x + residual); inputs and outputs [T, hidden]. Without a residual `x` is the sum.
+    On CUDA the sum takes the place of `residual`."""
+    if x.is_cuda:
+        from minisgl.kernels.norm_triton import rms_norm_cuda
+
+        return rms_norm_cuda(x, residual, weight, eps), x if residual is None else residual
+    residual = x if residual is None else residual + x
     return rms_norm(residual, weight, eps), residual
 
 
@@ -29,6 +34,4 @@ class RMSNorm:
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Add `x` to the residual stream, and normalize it for the next block; None: `x` begins the stream."""
-        if residual is None:
-            return rms_norm(x, self.weight, self.eps), x
         return add_rms_norm(x, residual, self.weight, self.eps)

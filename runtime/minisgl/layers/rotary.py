@@ -79,6 +79,10 @@ def qk_norm_rope(
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalize each head of q [T, Hq, D] and k [T, Hkv, D] (where there are weights [D]), then rotate them."""
+    if q.is_cuda:
+        from minisgl.kernels.rotary_triton import qk_norm_rope_cuda
+
+        return qk_norm_rope_cuda(q, k, cos_sin, q_weight, k_weight, eps)
     if q_weight is not None and k_weight is not None:
         q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
     return rotate(q, cos_sin), rotate(k, cos_sin)

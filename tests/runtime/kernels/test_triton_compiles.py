@@ -11,7 +11,15 @@ pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from minisgl.kernels import choice_triton, step_inputs_triton, store_kv_triton, thresholds_triton
+from minisgl.kernels import (
+    activation_triton,
+    choice_triton,
+    norm_triton,
+    rotary_triton,
+    step_inputs_triton,
+    store_kv_triton,
+    thresholds_triton,
+)
 
 INT, INTS, LONGS, FLOATS, HALVES = "i32", "*i32", "*i64", "*fp32", "*bf16"
 
@@ -43,6 +51,29 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
         *(
             (thresholds_triton._thresholds, CHOOSE | SCORES | {"logits": dtype}, {"BLOCK": 4096})
             for dtype in (HALVES, FLOATS)
+        ),
+        *(
+            (
+                norm_triton._add_rms_norm,
+                dict.fromkeys(("x", "residual", "weight", "out"), HALVES)
+                | {"x_stride": INT, "width": INT, "eps": "fp32"},
+                {"ADD": add, "BLOCK": 1024},
+            )
+            for add in (False, True)
+        ),
+        (
+            activation_triton._silu_and_mul,
+            dict.fromkeys(("gate_up", "out"), HALVES) | {"width": INT},
+            {"BLOCK": 1024},
+        ),
+        *(
+            (
+                rotary_triton._norm_rope,
+                dict.fromkeys(("q", "k", "q_out", "k_out", "q_weight", "k_weight"), HALVES)
+                | {"cos_sin": FLOATS, "q_stride": INT, "k_stride": INT, "eps": "fp32"},
+                {"Q_HEADS": 16, "K_HEADS": 8, "HALF": 64, "NORM": norm, "HEADS": 32, "PAIRS": 64},
+            )
+            for norm in (False, True)
         ),
     ],
 )
