@@ -12,6 +12,16 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.layers.parameters import Parameters
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """[T, in] and [out, in] to [T, out]."""
+    if x.is_cuda and bias is None:
+        from minisgl.kernels.skinny_linear_triton import fits, skinny_linear
+
+        if fits(x, weight):
+            return skinny_linear(x, weight)
+    return F.linear(x, weight, bias)
+
+
 class Projection(NamedTuple):
     """One projection of a checkpoint and the rows of it that this rank computes."""
 
@@ -41,7 +51,7 @@ class ColumnParallelLinear:
             begin = end
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class RowParallelLinear:
@@ -64,6 +74,6 @@ class RowParallelLinear:
         self.bias = parameters.replicated(f"{name}.bias", out_features) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self._parallel.all_reduce_sum(F.linear(x, self.weight))
+        out = self._parallel.all_reduce_sum(linear(x, self.weight))
         # Only after the sum: added on every rank before it, the bias would count once per rank.
         return out if self.bias is None else out + self.bias

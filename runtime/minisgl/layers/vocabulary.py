@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.layers.linear import linear
 from minisgl.layers.parameters import Parameters
 
 
@@ -56,7 +57,7 @@ class LMHead:
         self._shard = shard
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = F.linear(hidden, self.weight)
+        logits = linear(hidden, self.weight)
         # Lowest finite value, not −inf: a check for finite logits must not trip over the padding.
         logits[:, self._shard.real :] = torch.finfo(logits.dtype).min
         return logits

@@ -16,6 +16,7 @@ from minisgl.kernels import (
     choice_triton,
     norm_triton,
     rotary_triton,
+    skinny_linear_triton,
     step_inputs_triton,
     store_kv_triton,
     thresholds_triton,
@@ -74,6 +75,18 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
                 {"Q_HEADS": 16, "K_HEADS": 8, "HALF": 64, "NORM": norm, "HEADS": 32, "PAIRS": 64},
             )
             for norm in (False, True)
+        ),
+        *(
+            (
+                kernel,
+                dict.fromkeys(("x", "weight", "out"), HALVES) | dict.fromkeys(("inputs", "outputs", "rows"), INT),
+                {"ROWS": rows, "BLOCK_N": block_n, "BLOCK_K": block_k},
+            )
+            for kernel, rows, block_n, block_k in (
+                (skinny_linear_triton._vector, 1, 2, 1024),
+                (skinny_linear_triton._vector, 4, 2, 1024),
+                (skinny_linear_triton._matrix, 16, 16, 128),
+            )
         ),
     ],
 )

@@ -1,0 +1,32 @@
+"""Products of a few rows against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minisgl.kernels.skinny_linear_triton import MAX_ROWS, fits
+from minisgl.layers.linear import linear
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1024, 4096), (3072, 1024), (1024, 6145), (5120, 17), (2048, 2048)])
+@pytest.mark.parametrize("rows", range(1, MAX_ROWS + 2))
+def test_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    draw = torch.Generator("cuda").manual_seed(rows)
+    x = torch.randn(rows, inputs, generator=draw, device="cuda").to(dtype)
+    weight = (torch.randn(outputs, inputs, generator=draw, device="cuda") / inputs**0.5).to(dtype)
+    assert fits(x, weight) is (rows <= MAX_ROWS)
+    exact = x.double() @ weight.double().T
+    ours = linear(x, weight)
+    assert ours.shape == exact.shape
+    assert float((ours.double() - exact).norm() / exact.norm()) < (3e-3 if dtype is torch.bfloat16 else 4e-4)
+
+
+def test_what_does_not_fit_goes_another_way() -> None:
+    weight = torch.randn(64, 1000, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2, 1000, device="cuda", dtype=torch.bfloat16)
+    assert not fits(x, weight)
+    assert linear(x, weight).shape == (2, 64)
+    bias = torch.ones(64, device="cuda", dtype=torch.bfloat16)
+    torch.testing.assert_close(linear(x, weight, bias), linear(x, weight) + bias, atol=0.5, rtol=2e-2)
