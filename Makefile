@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?=
 TEST_WORKERS ?= 2
+DEMO = .cache/demo/config.json
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
 .PHONY: help run test lint bench test-gpu lock clean install
@@ -9,10 +10,10 @@ PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: install  ## install what is missing, serve a tiny model, ask it one question; Ctrl-C stops it (ONCE=1: stop after the answer)
+run: install $(DEMO)  ## install what is missing, train and serve a demo model, ask it one question; Ctrl-C stops it (ONCE=1: stop after the answer)
 	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
 
-test: install lint  ## install what is missing, then check style and types and run the tests with coverage
+test: install lint $(DEMO)  ## install what is missing, then check style and types and run the tests with coverage
 	@rm -f .coverage .coverage.*
 	$(PYTEST) -n $(TEST_WORKERS) --dist worksteal --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
@@ -24,9 +25,15 @@ lint: install  ## ruff, mypy --strict and the import rules
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 
-bench: install  ## measure the scheduler's CPU time per step and the tiny model's speed on this machine
+# Trained anew when what it is made from has changed.
+$(DEMO): $(wildcard runtime/minisgl/models/demo*.py) runtime/minisgl/models/tiny_tokenizer.py | install
+	@echo 'training the demo model, which takes a minute or two'
+	@.venv/bin/minisgl models demo $(@D)
+
+bench: install $(DEMO)  ## measure scheduler and frontend CPU time and the demo model's speed on this machine
 	.venv/bin/minisgl bench scheduler
-	.venv/bin/minisgl bench offline --model .cache/tiny-qwen3 --num-requests 16 --input-len 20 200 --output-len 20 60
+	.venv/bin/minisgl bench frontend
+	.venv/bin/minisgl bench offline --model .cache/demo --num-requests 16 --input-len 20 200 --output-len 20 60
 
 test-gpu: install  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu tests

@@ -1,6 +1,6 @@
-"""Serve a tiny model, ask it one question through the openai client, and show the answer as it comes.
+"""Serve the demo model, ask it one question through the openai client, and show the answer as it comes.
 
-`make run` calls this. The model is random, so its answer is nonsense; everything else is as with a real one.
+`make run` calls this. The model is trained here, to answer questions about minisgl, so that a right answer can be seen.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minisgl.models.demo_answers import LESSONS
+
 if TYPE_CHECKING:
     from openai import OpenAI
 
-CHECKPOINT = Path(__file__).parents[1] / ".cache" / "tiny-qwen3"
+CHECKPOINT = Path(__file__).parents[1] / ".cache" / "demo"
 QUESTION = "What does a scheduler do?"
 START_SECONDS = 120
 
@@ -27,14 +29,14 @@ START_SECONDS = 120
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true", help="stop after the answer (default: serve until Ctrl-C)")
-    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="where the tiny model is kept")
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="where the demo model is kept")
     args = parser.parse_args()
     phases = Phases()
     minisgl = [sys.executable, "-m", "minisgl"]
 
     if not (args.checkpoint / "config.json").exists():
-        phases.begin(f"making a tiny random model in {args.checkpoint}")
-        subprocess.run([*minisgl, "models", "tiny", str(args.checkpoint)], check=True, stdout=subprocess.DEVNULL)
+        phases.begin(f"training a very small model in {args.checkpoint}, which takes a minute or two, once")
+        subprocess.run([*minisgl, "models", "demo", str(args.checkpoint)], check=True, stdout=subprocess.DEVNULL)
 
     phases.begin("starting the server")
     port = free_port()
@@ -48,11 +50,13 @@ def main() -> int:
         wait_until_ready(server, f"http://127.0.0.1:{port}/ready")
         phases.begin(f"asking: {QUESTION}")
         ask(OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="not needed"))
-        phases.begin("answered")
-        print(f"\nThe server listens on http://127.0.0.1:{port}/v1, and answers until it is stopped. Try it:\n")
+        phases.begin("answered, word for word what it was taught")
+        print(f"\nTo chat with it, open http://127.0.0.1:{port}/ in a browser, or run\n")
+        print(f"  .venv/bin/minisgl chat http://127.0.0.1:{port}\n")
+        print(f"The server listens on http://127.0.0.1:{port}/v1, and answers until it is stopped. Try it:\n")
         print(f"  curl http://127.0.0.1:{port}/v1/chat/completions -H 'Content-Type: application/json' \\")
-        print(f'    -d \'{{"model": "{args.checkpoint.name}", "max_tokens": 20,')
-        print('         "messages": [{"role": "user", "content": "Hello"}]}\'\n')
+        print(f'    -d \'{{"model": "{args.checkpoint.name}", "temperature": 0,')
+        print('         "messages": [{"role": "user", "content": "What is a page?"}]}\'\n')
         if args.once:
             return stop(server)
         print("Ctrl-C stops it.", flush=True)
@@ -96,13 +100,19 @@ def wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
 def ask(client: OpenAI) -> None:
     model = client.models.list().data[0].id
     stream = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": QUESTION}], max_tokens=40, temperature=0, stream=True
+        model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, stream=True
     )
     print("       answer: ", end="")
+    answer = ""
     for chunk in stream:
         if chunk.choices:
-            print(chunk.choices[0].delta.content or "", end="", flush=True)
+            piece = chunk.choices[0].delta.content or ""
+            print(piece, end="", flush=True)
+            answer += piece
     print()
+    taught = next(lesson.answer for lesson in LESSONS if QUESTION in lesson.questions)
+    if answer != taught:
+        sys.exit(f"error: that is not what the model was taught: {taught}")
 
 
 def stop(server: subprocess.Popen[bytes]) -> int:

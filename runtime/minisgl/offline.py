@@ -11,12 +11,13 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast, get_args
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from minisgl.config import CacheKind, Device, DType, EngineConfig, SchedulerConfig
+from minisgl.config import CacheKind, ConfigError, Device, DType, EngineConfig, SchedulerConfig, checked
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.launcher.devices import choose_device, default_page_size
 from minisgl.launcher.followers import Followers
@@ -37,6 +38,7 @@ from minisgl.wire.messages import (
     ModelCard,
     SamplingParams,
     Submit,
+    TokenLogprobs,
     Tokens,
 )
 from minisgl.wire.text import ChatMessage, Finished, Generate, TextFailed, Texts
@@ -59,6 +61,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
 
 
+class Logprob(msgspec.Struct, frozen=True):
+    """Of one token, given those before it: in the raw distribution, before temperature, penalties and biases."""
+
+    token_id: int
+    logprob: float
+    top: dict[int, float]
+    """The likeliest tokens by id, best first; as many as were asked for."""
+
+
 class Output(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one prompt."""
 
@@ -69,6 +80,10 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     error: str = ""
     """Why the answer is not complete, when `finish_reason` is `error`."""
+    logprobs: list[Logprob] | None = None
+    """Of each of `token_ids`; None: not asked for."""
+    prompt_logprobs: list[Logprob] | None = None
+    """Of the prompt's tokens but the first, which has none; None: not asked for."""
 
 
 class OfflineError(Exception):
@@ -111,23 +126,30 @@ class LLM:
         detokenize: bool = True,
     ) -> None:
         directory = resolve(os.fspath(model), revision, with_weights=not dummy_weights)
-        chosen = choose_device(device, tp)
-        config = EngineConfig(
-            model=str(directory),
-            device=chosen,
-            dtype=dtype,
-            tensor_parallel=tp,
-            page_size=page_size or default_page_size(chosen),
-            num_pages=num_pages,
-            memory_fraction=memory_fraction,
-            max_running=max_running,
-            max_model_len=max_model_len,
-            max_step_tokens=max_step_tokens,
-            attention_backend=attention_backend,
-            cuda_graph_max_batch=cuda_graph_max_batch,
-            dummy_weights=dummy_weights,
-            audit=audit,
+        _check_choice("device", device, ("auto", "cpu", "cuda"))
+        _check_choice("cache", cache, get_args(CacheKind))
+        given = checked(
+            EngineConfig(
+                model=str(directory),
+                dtype=dtype,
+                tensor_parallel=tp,
+                page_size=1 if page_size is None else page_size,
+                num_pages=num_pages,
+                memory_fraction=memory_fraction,
+                max_running=max_running,
+                max_model_len=max_model_len,
+                max_step_tokens=max_step_tokens,
+                attention_backend=attention_backend,
+                cuda_graph_max_batch=cuda_graph_max_batch,
+                dummy_weights=dummy_weights,
+                audit=audit,
+            )
         )
+        chosen = choose_device(device, tp)
+        config = msgspec.structs.replace(
+            given, device=chosen, page_size=default_page_size(chosen) if page_size is None else page_size
+        )
+        self._closed = False
         self.device: Device = chosen
         self.tensor_parallel = tp
         files = load_model_files(directory) if detokenize else None
@@ -184,7 +206,7 @@ class LLM:
         `params`: for all of them, or one each; None: what the checkpoint recommends. `progress` shows a bar; None:
         for long batches on a terminal. Raises OfflineError before anything runs when a prompt cannot be served.
         """
-        given = [prompts] if isinstance(prompts, str) else prompts
+        given = [prompts] if isinstance(prompts, str) else _checked_prompts(prompts)
         wanted = self._params(params, len(given))
         return self._run([_generate(*each) for each in zip(range(len(given)), given, wanted, strict=True)], progress)
 
@@ -204,6 +226,7 @@ class LLM:
 
     def close(self) -> None:
         """Free the device and end the other ranks."""
+        self._closed = True
         self._resources.close()
 
     def __enter__(self) -> Self:
@@ -217,13 +240,25 @@ class LLM:
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
         if params is None:
             params = self._recommended
-        if isinstance(params, SamplingParams):
-            return [params] * count
-        if len(params) != count:
-            raise OfflineError("invalid_request", f"there are {count} prompts, but {len(params)} sampling parameters")
-        return params
+        each = [params] * count if isinstance(params, SamplingParams) else list(params)
+        if len(each) != count:
+            raise OfflineError("invalid_request", f"there are {count} prompts, but {len(each)} sampling parameters")
+        for number, one in enumerate(each):
+            if not isinstance(one, SamplingParams):
+                raise OfflineError(
+                    "invalid_request", f"prompt {number}: its parameters are no SamplingParams, but {one!r:.80}"
+                )
+            try:
+                checked(one)
+            except ConfigError as error:
+                raise OfflineError("invalid_request", f"prompt {number}: {error}") from error
+            if one.max_tokens is not None and one.max_tokens < 1:
+                raise OfflineError("invalid_request", f"prompt {number}: max_tokens: expected 1 or more")
+        return each
 
     def _run(self, generates: list[Generate], progress: bool | None) -> list[Output]:
+        if self._closed:
+            raise OfflineError("closed", "this LLM is closed: make a new one")
         submits = self._text.submits(generates) if self._text else [_submit(g, self.limits) for g in generates]
         answers = _Answers(submits)
         try:
@@ -265,6 +300,29 @@ class LLM:
             self._followers.check(patience)
 
 
+def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+def _checked_prompts(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """Raises OfflineError for what is neither a text nor a list of token ids."""
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
+        raise OfflineError("invalid_request", f"prompts: expected a text or a list of prompts, got {prompts!r:.80}")
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            continue
+        if isinstance(prompt, int):
+            raise OfflineError("invalid_request", "prompts: token ids of one prompt are a list in the list: [[1, 2]]")
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence | np.ndarray):
+            raise OfflineError(
+                "invalid_request", f"prompt {number}: expected a text or a list of token ids, got {prompt!r:.80}"
+            )
+        if not len(prompt):
+            raise OfflineError("invalid_request", f"prompt {number}: a list of no token ids")
+    return prompts
+
+
 class _Answers:
     """The sampled tokens of all requests of a call in one array: a step is taken in without a loop over its rows.
 
@@ -273,7 +331,11 @@ class _Answers:
 
     def __init__(self, submits: Sequence[Submit]) -> None:
         room = np.array([submit.max_tokens for submit in submits], np.int64)
-        self._prompt_tokens = [len(submit.prompt) // 4 for submit in submits]
+        self._prompts = [np.frombuffer(submit.prompt, "<i4") for submit in submits]
+        self._logprobs: dict[int, list[Logprob]] = {i: [] for i, each in enumerate(submits) if each.logprobs >= 0}
+        self._of_prompts: dict[int, list[Logprob]] = {
+            i: [] for i, each in enumerate(submits) if each.prompt_logprobs >= 0
+        }
         self._start = np.cumsum(room) - room
         self._tokens = np.empty(int(room.sum()), np.int32)
         self._count = np.zeros(len(submits), np.int64)
@@ -288,6 +350,11 @@ class _Answers:
         self._cached[rows] = output.cached
         self._finish[rows] = output.finish
         self._errors.update((failure.client, failure.message) for failure in output.failures)
+        for row, logprobs in output.logprobs.items():
+            self._logprobs[int(rows[row])] += _logprobs(output.tokens[row : row + 1], logprobs)
+        for number, prompt in output.prompt_logprobs:
+            tokens = self._prompts[number][prompt.start :]
+            self._of_prompts[number] += _logprobs(tokens[: len(prompt.logprobs.chosen) // 4], prompt.logprobs)
 
     def output(self, number: int, text: str = "", ended: Finished | None = None) -> Output:
         """`ended`: what the text says of the end, which a stop string brings about earlier than the scheduler."""
@@ -301,12 +368,23 @@ class _Answers:
             token_ids=self._tokens[start : start + count].tolist(),
             finish_reason=cast(Literal["stop", "length", "error"], reason),
             usage=Usage(
-                prompt_tokens=self._prompt_tokens[number],
+                prompt_tokens=len(self._prompts[number]),
                 cached_tokens=int(self._cached[number]),
                 completion_tokens=count,
             ),
             error=error,
+            logprobs=self._logprobs[number][:count] if number in self._logprobs else None,
+            prompt_logprobs=self._of_prompts.get(number),
         )
+
+
+def _logprobs(tokens: NDArray[np.int32], columns: TokenLogprobs) -> list[Logprob]:
+    count = len(tokens)
+    chosen = np.frombuffer(columns.chosen, "<f4").tolist()
+    ids = np.frombuffer(columns.top_ids, "<i4").reshape(count, -1).tolist()
+    values = np.frombuffer(columns.top, "<f4").reshape(count, -1).tolist()
+    tops = [dict(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+    return [Logprob(*each) for each in zip(tokens.tolist(), chosen, tops, strict=True)]
 
 
 class _TextRoom:
@@ -354,6 +432,7 @@ class _TextRoom:
                     token=output.tokens.tobytes(),
                     finish=output.finish.tobytes(),
                     cached=output.cached.tobytes(),
+                    logprobs=output.logprobs,
                 )
             )
         for message in self._session.take_to_frontend():
@@ -430,6 +509,13 @@ def _submit(generate: Generate, limits: EngineLimits) -> Submit:
         seed=random.getrandbits(63) if params.seed is None else params.seed,
         ignore_eos=params.ignore_eos,
         stop_token_ids=params.stop_token_ids,
+        min_tokens=params.min_tokens,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        logprobs=-1 if params.logprobs is None else params.logprobs,
+        prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
     )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from minisgl.cli.main import build_parser
-from minisgl.frontend import errors, requests
-from support.cli_reference import PAGE, commands, flags, render
+from minisgl.cli.main import build_parser, main
+from minisgl.frontend import bodies, errors
+from support.cli_reference import CONFIGURATION_PAGE, PAGE, commands, flags, render, render_configuration
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -18,6 +19,21 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 def test_cli_page_is_what_the_program_says() -> None:
     assert PAGE.read_text() == render(), "run `PYTHONPATH=tests .venv/bin/python -m support.cli_reference`"
+
+
+def test_configuration_page_lists_what_the_program_takes() -> None:
+    assert CONFIGURATION_PAGE.read_text() == render_configuration(), "run `python -m support.cli_reference`"
+
+
+def test_the_configuration_that_the_page_shows_is_what_the_program_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example, printed = re.findall(r"```yaml\n(.*?)```", CONFIGURATION_PAGE.read_text(), re.DOTALL)
+    (tmp_path / "serve.yaml").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINISGL_PORT", "9001")
+    assert main(["serve", "--config", "serve.yaml", "--max-running", "128", "--print-config"]) == 0
+    assert set(printed.splitlines()) <= set(capsys.readouterr().out.splitlines())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -34,9 +50,19 @@ def test_flags_that_pages_use_exist(page: Path) -> None:
     lines = page.read_text().splitlines()
     if page.name == "reference-flags.md":
         lines = [line.split("|")[3] for line in lines if line.startswith("| `")]
-    used = set(re.findall(r"`(--[a-z][a-z-]+)", "\n".join(line for line in lines if "pip install" not in line)))
-    used |= {flag for line in lines if "minisgl serve" in line for flag in re.findall(r"(--[a-z][a-z-]+)", line)}
+    used = set(re.findall(r"`(--[a-z][a-z0-9-]+)", "\n".join(line for line in lines if "pip install" not in line)))
+    used |= {flag for line in lines if "minisgl serve" in line for flag in re.findall(r"(--[a-z][a-z0-9-]+)", line)}
     assert used <= ours | {"--strict"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_pages_show_are_understood(page: Path) -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    for line in "".join(blocks).replace("\\\n", " ").splitlines():
+        words = line.split(" | ")[0].split()
+        program = next((at for at, word in enumerate(words) if word in ("minisgl", ".venv/bin/minisgl")), None)
+        if program is not None and all("=" in word for word in words[:program]):
+            build_parser().parse_args(shlex.split(line.split(" | ")[0], comments=True)[program + 1 :])
 
 
 def test_every_flag_of_the_reference_system_is_mapped() -> None:
@@ -54,13 +80,11 @@ def test_every_flag_of_the_reference_system_is_mapped() -> None:
 def test_api_page_names_every_field_and_no_other() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     named = set(re.findall(r"`([a-z_]+)`", page))
-    fields = {*requests.ChatBody.__struct_fields__, *requests.CompletionBody.__struct_fields__}
-    assert fields <= named
+    fields = {*bodies.ChatBody.__struct_fields__, *bodies.CompletionBody.__struct_fields__}
+    others = (bodies.NativeBody, bodies.NativeSampling, bodies.TokenizeBody, bodies.DetokenizeBody)
+    assert fields.union(*(body.__struct_fields__ for body in others)) <= named
     table = page.partition("## Fields of both")[2].partition("## Not supported")[0]
     assert set(re.findall(r"^\| `([a-z_]+)`", table, re.MULTILINE)) <= fields
-    section = page.partition("## Not supported yet")[2].partition("## Answers")[0]
-    unsupported = set(re.findall(r"`([a-z_]+)`", section)) - {"unknown_parameter", "unsupported_parameter"}
-    assert unsupported == set(requests._NEUTRAL)
 
 
 def test_api_page_names_every_code_with_its_status() -> None:

@@ -9,15 +9,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+from minisgl.models.demo_answers import LESSONS
+from support.demo_checkpoint import demo_checkpoint
 from support.served import RUNTIME
 
 _QUICKSTART = Path(__file__).parents[2] / "docs" / "quickstart.py"
 
 
-def test_quickstart(tmp_path: Path) -> None:
+def test_quickstart() -> None:
     with tempfile.TemporaryDirectory(prefix="quick-") as temporary:
         done = subprocess.run(
-            [sys.executable, str(_QUICKSTART), "--once", "--checkpoint", str(tmp_path / "model")],
+            [sys.executable, str(_QUICKSTART), "--once", "--checkpoint", str(demo_checkpoint())],
             capture_output=True,
             text=True,
             check=False,
@@ -25,6 +27,25 @@ def test_quickstart(tmp_path: Path) -> None:
         )
         left = list(Path(temporary).iterdir())
     assert done.returncode == 0, done.stderr
-    assert re.search(r"answer: .*\S", done.stdout)
+    [answer] = re.findall(r"answer: (.*)", done.stdout)
+    assert answer in [lesson.answer for lesson in LESSONS if "What does a scheduler do?" in lesson.questions]
     assert re.search(r"listens on http://127\.0\.0\.1:\d+/v1", done.stdout)
     assert left == []
+
+
+def test_the_page_s_python_without_a_server_runs() -> None:
+    page = _QUICKSTART.with_suffix(".md").read_text().partition("## Without a server")[2]
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    # Tests share the machine: little of its memory is enough.
+    code = code.replace('LLM(".cache/demo")', f"LLM({str(demo_checkpoint())!r}, num_pages=256)")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(RUNTIME), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] in [
+        lesson.answer for lesson in LESSONS if "What is a page?" in lesson.questions
+    ]

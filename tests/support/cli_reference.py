@@ -1,4 +1,5 @@
-"""docs/cli.md from the parsers themselves: `python -m support.cli_reference` writes it, a test compares it."""
+"""docs/cli.md and the table of docs/configuration.md from the parsers themselves: `python -m support.cli_reference`
+writes them, a test compares them."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minisgl.cli.main import build_parser
+from minisgl.cli.settings import Setting
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+CONFIGURATION_PAGE = PAGE.with_name("configuration.md")
 
 _INTRODUCTION = """# Command line
 
@@ -22,6 +25,20 @@ This page is written by `python -m support.cli_reference` from the program itsel
 
 def render() -> str:
     return "\n".join([_INTRODUCTION, *(_section(name, parser) for name, parser in commands(build_parser()))])
+
+
+def render_configuration() -> str:
+    """The page with its table, which is its end, as the program has it."""
+    [serve] = [parser for name, parser in commands(build_parser()) if name == "minisgl serve"]
+    settings = serve.get_default("settings")
+    rows = [f"| `{each.key}` | `{each.variable}` | {_flag(each)} |" for each in settings.all]
+    table = "\n".join(["| key | variable | flag |", "|---|---|---|", *rows])
+    before, heading, _ = CONFIGURATION_PAGE.read_text().partition("## All of them\n")
+    return f"{before}{heading}\n{table}\n"
+
+
+def _flag(setting: Setting) -> str:
+    return f"`{(setting.action.option_strings or [str(setting.action.metavar)])[0]}`"
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -64,3 +81,4 @@ def _value(action: argparse.Action) -> list[str]:
 
 if __name__ == "__main__":
     PAGE.write_text(render())
+    CONFIGURATION_PAGE.write_text(render_configuration())

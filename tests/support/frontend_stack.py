@@ -21,7 +21,9 @@ from support.tiny_tokenizers import CHATML, byte_level, write_directory
 TOKENIZER = byte_level()
 EOS = TOKENIZER.token_to_id("<|im_end|>")
 
-TEMPLATE = "{% if messages[0].content == 'bad' %}{{ raise_exception('bad message') }}{% endif %}" + CHATML
+TEMPLATE = (
+    "{{ note or '' }}{% if messages[0].content == 'bad' %}{{ raise_exception('bad message') }}{% endif %}" + CHATML
+)
 
 
 def ids(text: str) -> list[int]:

@@ -1,17 +1,20 @@
 """An engine whose KV pool is real and whose model is a hash: wrong, stale or foreign KV changes the next token.
 
 KV at position p is a hash of all tokens up to p, so it depends on the prefix as a transformer's does. The next token
-is a hash of every KV entry that attention would read, of the request's seed and of the position.
+is a hash of every KV entry that attention would read, of the request's seed and of the position. A token's score is the
+token itself; a prompt token's comes from the KV before it.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
 from minisgl.engine.interface import EngineLimits, EngineStats
-from minisgl.wire.plan import StepPlan, StepResult
+from minisgl.wire.plan import LogprobColumns, PromptPart, RowLogprobs, StepPlan, StepResult
+from minisgl.wire.row_controls import RowControls, decode_controls
 
 MASK = (1 << 64) - 1
 POISON = 0xDEAD_BEEF_DEAD_BEEF
@@ -31,6 +34,21 @@ def next_token(kv: np.ndarray, seed: int, position: int, vocab_size: int) -> int
     weights = np.arange(1, len(kv) + 1, dtype=np.uint64) | np.uint64(1)
     digest = int((kv * weights).sum(dtype=np.uint64))
     return mix(mix(digest, seed & MASK), position) % vocab_size
+
+
+def prompt_scores(prompt: list[int]) -> list[float]:
+    """Of all prompt tokens but the first."""
+    scores, before = [], START
+    for token in prompt[:-1]:
+        before = mix(before, token)
+        scores.append(float(before % 1000))
+    return scores
+
+
+def columns(chosen: list[float], tops: int) -> LogprobColumns:
+    """The likeliest tokens are 0, 1, 2, … at every position, with scores like their ids."""
+    ids = np.tile(np.arange(tops, dtype=np.int32), (len(chosen), 1))
+    return LogprobColumns(np.array(chosen, np.float32), ids, ids.astype(np.float32))
 
 
 def reference(prompt: list[int], seed: int, max_tokens: int, vocab_size: int, eos: set[int]) -> list[int]:
@@ -59,6 +77,7 @@ class KvEngine:
         self.page_table = np.full((limits.max_running, pages_per_row), -1, np.int32)
         self.last_token = np.full(limits.max_running, -1, np.int64)
         self.seeds = np.zeros(limits.max_running, np.int64)
+        self.controls: dict[int, RowControls] = {}
         self.log: list[tuple[str, int]] = []
         self.fail_logits_of: set[int] = set()
         """Slots whose logits are not finite in the next executed step."""
@@ -74,12 +93,37 @@ class KvEngine:
     def collect(self, handle: StepPlan) -> StepResult:
         assert self._queue.popleft() is handle
         self.log.append(("collect", handle.step))
-        return StepResult(handle.step, self._execute(handle))
+        tokens = self._execute(handle)
+        return StepResult(handle.step, tokens, self._row_scores(handle, tokens), tuple(self._prompt_scores(handle)))
 
     def close(self) -> None:
         pass
 
+    def _row_scores(self, plan: StepPlan, tokens: np.ndarray) -> RowLogprobs | None:
+        slots = plan.sampled_slots.tolist()
+        rows = [row for row, slot in enumerate(slots) if slot in self.controls and self.controls[slot].logprobs >= 0]
+        if not rows:
+            return None
+        tops = max(self.controls[slots[row]].logprobs for row in rows)
+        return RowLogprobs(np.array(rows, np.int32), columns(tokens[rows].tolist(), tops))
+
+    def _prompt_scores(self, plan: StepPlan) -> Iterator[PromptPart]:
+        segments = (plan.prefill_slots, plan.prefill_starts, plan.prefill_lengths)
+        for slot, start, length in zip(*(column.tolist() for column in segments), strict=True):
+            controls = self.controls.get(slot)
+            if controls is None or controls.prompt_logprobs < 0:
+                continue
+            first = max(start + 1, controls.prompt_logprobs_from)
+            end = min(start + length + 1, controls.prompt_length)
+            if first < end:
+                assert controls.prompt[first:end].size == end - first, "the engine is not told the next prompt tokens"
+                scores = [float(int(self.kv[self._address(slot, i - 1)]) % 1000) for i in range(first, end)]
+                yield PromptPart(slot, first, columns(scores, controls.prompt_logprobs))
+
     def _execute(self, plan: StepPlan) -> np.ndarray:
+        for slot in plan.new_rows[0].tolist():
+            self.controls.pop(slot, None)
+        self.controls.update((controls.slot, controls) for controls in decode_controls(plan.controls))
         self.kv[plan.poison_pages] = POISON
         self.last_token[plan.new_rows[0]] = -1
         self.seeds[plan.new_rows[0]] = np.ascontiguousarray(plan.new_rows[5:7].T).view(np.int64).ravel()

@@ -54,7 +54,7 @@ def raise_after_ready(raw: msgspec.Raw, control: Control) -> None:
 
 
 def front(raw: msgspec.Raw, control: Control) -> None:
-    """Like a frontend: SIGTERM drains; told of the group's failure, it notes the reason and ends."""
+    """Like a frontend: SIGTERM drains; told that the launcher gives up, it notes the reason and ends."""
     config = _config(raw)
     end = threading.Event()
 
@@ -67,7 +67,7 @@ def front(raw: msgspec.Raw, control: Control) -> None:
         if not config.drain_until:
             end.set()
 
-    control.on_group_failed(failed)
+    control.on_gave_up(failed)
     signal.signal(signal.SIGTERM, drain)
     control.ready()
     while not end.wait(0.02):

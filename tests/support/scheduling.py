@@ -14,8 +14,8 @@ from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.outcome import Failure, StepOutput
 from minisgl.scheduler.request import Phase
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.wire.messages import FINISH_REASONS, Submit
-from support.kv_engine import KvEngine, reference
+from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
+from support.kv_engine import KvEngine, prompt_scores, reference
 
 VOCAB = 97
 EOS = (7, 11)
@@ -28,6 +28,8 @@ class Answer:
     finish: str | None = None
     cached: int = 0
     failure: Failure | None = None
+    scores: list[float] = field(default_factory=list)
+    prompt_scores: list[float] = field(default_factory=list)
 
     @property
     def prompt(self) -> list[int]:
@@ -37,6 +39,15 @@ class Answer:
         eos = set() if self.submit.ignore_eos else set(EOS)
         eos |= set(self.submit.stop_token_ids)
         return reference(self.prompt, self.submit.seed, self.submit.max_tokens, VOCAB, eos)
+
+    def check_scores(self) -> None:
+        """So far; nothing is missing between the first and the last."""
+        if self.submit.logprobs >= 0:
+            assert self.scores == self.tokens
+        else:
+            assert not self.scores
+        expected = prompt_scores(self.prompt) if self.submit.prompt_logprobs >= 0 else []
+        assert self.prompt_scores == (expected if self.tokens else expected[: len(self.prompt_scores)])
 
 
 class Harness:
@@ -141,6 +152,11 @@ class Harness:
         assert all(request is None for request in scheduler.table.requests)
 
     def _take(self, output: StepOutput) -> None:
+        for _, message in output.prompt_logprobs:
+            answer = self.answers[message.id]
+            assert not answer.tokens, "the prompt's scores come before the answer"
+            assert message.start == len(answer.prompt_scores) + 1, "a score was lost or came twice"
+            answer.prompt_scores += _scores(message.logprobs, answer.submit.prompt_logprobs)
         for row in range(len(output.tokens)):
             answer = self.answers[output.ids[row].tobytes()]
             assert answer.finish is None and answer.failure is None, "a token after the end"
@@ -148,5 +164,15 @@ class Harness:
             answer.tokens.append(int(output.tokens[row]))
             answer.finish = FINISH_REASONS[int(output.finish[row])]
             answer.cached = int(output.cached[row])
+            if row in output.logprobs:
+                answer.scores += _scores(output.logprobs[row], answer.submit.logprobs)
+            answer.check_scores()
         for failure in output.failures:
             self.answers[failure.id].failure = failure
+
+
+def _scores(message: TokenLogprobs, tops: int) -> list[float]:
+    chosen: list[float] = np.frombuffer(message.chosen, "<f4").tolist()
+    assert np.frombuffer(message.top_ids, "<i4").tolist() == list(range(tops)) * len(chosen)
+    assert np.frombuffer(message.top, "<f4").tolist() == list(range(tops)) * len(chosen)
+    return chosen

@@ -68,18 +68,21 @@ class Served:
 
 
 def launched_by(launcher: int) -> dict[str, int]:
-    """Process ids by name of the children of a launcher, from the command lines in /proc."""
+    """Process ids by name of the children of a launcher, from /proc. A standby keeps its command line when it takes
+    over, but not its title."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
+                title = (entry / "comm").read_text().strip()
             except OSError:
                 continue
             if b"minisgl.launcher.child" in words:
                 name, _, parent = words[words.index(b"minisgl.launcher.child") + 1 :][:3]
                 if int(parent) == launcher:
-                    found[name.decode()] = int(entry.name)
+                    has_taken_over = title.startswith("minisgl-") and title != "minisgl-standby"
+                    found[name.decode().removeprefix("standby-" if has_taken_over else "")] = int(entry.name)
     return found
 
 

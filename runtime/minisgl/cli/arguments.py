@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from minisgl.config import EngineConfig
+from minisgl.config import MAX_RUNNING, EngineConfig
 from minisgl.launcher.devices import choose_device, default_page_size
 from minisgl.logging import LogFormat, LogLevel
 
@@ -103,7 +103,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-running",
-        type=integer(1),
+        type=integer(1, MAX_RUNNING),
         default=default_of("max_running"),
         metavar="N",
         help=f"most requests in the batch at a time (default: {default_of('max_running')} requests)",

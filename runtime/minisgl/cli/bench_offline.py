@@ -80,6 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from minisgl.offline import LLM
 
+    for flag, (low, high) in (("--input-len", args.input_len), ("--output-len", args.output_len)):
+        if low > high:
+            raise LauncherError("bad_range", f"{flag} {low} {high}: the shortest is longer than the longest")
     sizes = Sizes(requests=args.num_requests, input_length=tuple(args.input_len), output_length=tuple(args.output_len))
     with _model_directory(args.model) as (directory, builtin):
         began = time.monotonic()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from minisgl import __version__
+from minisgl.version import __version__
 
 Figure = float | int | str | bool | None
 

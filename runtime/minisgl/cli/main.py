@@ -10,8 +10,21 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from minisgl.cli import bench_comm, bench_offline, bench_scheduler, models_check, models_tiny, serve, version
+from minisgl.cli import (
+    bench_comm,
+    bench_frontend,
+    bench_offline,
+    bench_scheduler,
+    bench_serve,
+    chat,
+    models_check,
+    models_demo,
+    models_tiny,
+    serve,
+    version,
+)
 from minisgl.cli.arguments import Parser
+from minisgl.version import __version__
 
 _Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
@@ -33,14 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> Parser:
     parser = Parser(prog="minisgl", description="Serve language models behind an OpenAI endpoint.")
+    parser.add_argument("--version", action="version", version=f"minisgl {__version__}", help="print the version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add(commands, "serve", serve, "serve a model behind an OpenAI endpoint")
+    _add(commands, "chat", chat, "talk with an endpoint or a model in the terminal")
     models = _group(commands, "models", "make and check checkpoint directories")
     _add(models, "tiny", models_tiny, "write a small random checkpoint, real in every file")
+    _add(models, "demo", models_demo, "train a very small model that answers questions about minisgl")
     _add(models, "check", models_check, "say whether a checkpoint directory can be served")
     bench = _group(commands, "bench", "measure speed")
     _add(bench, "offline", bench_offline, "tokens per second of scheduler and engine, without a server")
+    _add(bench, "frontend", bench_frontend, "tokens per CPU second of API and tokenizers, with a stub engine")
     _add(bench, "scheduler", bench_scheduler, "CPU time of the scheduler per step, with a stub engine")
+    _add(bench, "serve", bench_serve, "latency and throughput of any OpenAI endpoint under load")
     _add(bench, "comm", bench_comm, "latency and bandwidth of all-reduce between ranks, by size")
     _add(commands, "version", version, "print versions of minisgl and of what it runs on")
     return parser

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minisgl.models.check import CheckpointReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from minisgl.models.check import check_checkpoint
 
     report = check_checkpoint(args.directory)
+    _check_tokenizer(args.directory, report)
     if report.architecture is not None:
         print(f"architecture     {report.architecture}")
         print(f"parameters       {report.num_parameters:,} ({report.weight_bytes / 2**30:.2f} GiB as {report.dtype})")
@@ -25,3 +30,24 @@ def run(args: argparse.Namespace) -> int:
             print(f"{kind}: {finding.message} ({finding.code})")
     print("can be served" if report.servable else "cannot be served")
     return 0 if report.servable else 1
+
+
+def _check_tokenizer(directory: Path, report: CheckpointReport) -> None:
+    """Reads the files as the tokenizer's process does at the start, if all of them are there and are JSON at all."""
+    from minisgl.models.check import Finding
+    from minisgl.tokenizer.chat_template import ChatTemplate
+    from minisgl.tokenizer.errors import PromptError, TokenizerError
+    from minisgl.tokenizer.model_files import load_model_files
+    from minisgl.wire.text import ChatMessage
+
+    if {problem.code for problem in report.problems} & {"model_not_found", "no_tokenizer", "malformed_json"}:
+        return
+    try:
+        files = load_model_files(directory)
+        if files.chat_template is not None:
+            ChatTemplate(files.chat_template, files.special_tokens).render([ChatMessage("user", "Hello")])
+    except TokenizerError as error:
+        report.problems.append(Finding(error.code, str(error)))
+    except PromptError as error:
+        message = f"the chat template fails, so /v1/chat/completions does not work: {error}"
+        report.notes.append(Finding(error.code, message))

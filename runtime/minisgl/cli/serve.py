@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from minisgl.cli.arguments import add_engine_arguments, add_log_arguments, engine_config, integer, number, port
+from minisgl.cli.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
+from minisgl.cli.settings import Settings
 from minisgl.launcher.model_files import resolve
 from minisgl.launcher.serve import ServeOptions, serve
 
@@ -14,7 +16,9 @@ DEFAULT_PORT: Final = 8000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="directory of a Hugging Face checkpoint, or a Hub id owner/name")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="directory of a Hugging Face checkpoint, or a Hub id owner/name"
+    )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
     group = parser.add_argument_group("endpoint")
     group.add_argument("--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: 127.0.0.1)")
@@ -30,11 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--tokenizers",
-        type=integer(0),
+        type=integer(0, 64),
         default=1,
         metavar="N",
         help="tokenizer processes; 0: in the API process (default: 1 process)",
     )
+    add_access_arguments(parser)
+    add_limit_arguments(parser)
     add_engine_arguments(parser)
     group = parser.add_argument_group("start and stop")
     group.add_argument(
@@ -52,10 +58,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long running requests may go on after the first Ctrl-C or SIGTERM; a second one ends them "
         "(default: 25 seconds)",
     )
+    group.add_argument(
+        "--max-restarts",
+        type=integer(0),
+        default=3,
+        metavar="N",
+        help="how many times processes that died are started again within --restart-window before everything ends; "
+        "0: the first death ends it (default: 3)",
+    )
+    group.add_argument(
+        "--restart-window",
+        type=number(0),
+        default=600.0,
+        metavar="S",
+        help="how long a restart counts (default: 600 seconds)",
+    )
     add_log_arguments(parser)
+    # Last, so that it takes over everything above.
+    Settings(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    sources = args.settings.resolve(args)
+    if args.print_config:
+        print(args.settings.render(args, sources), end="")
+        return 0
+    if args.model is None:
+        args.settings.refuse("the following arguments are required: MODEL")
     directory = resolve(args.model, args.revision, with_weights=not args.dummy_weights)
     options = ServeOptions(
         engine=engine_config(args, directory),
@@ -68,6 +97,10 @@ def run(args: argparse.Namespace) -> int:
         tokenizers=args.tokenizers,
         startup_timeout=args.startup_timeout,
         drain_timeout=args.drain_timeout,
+        max_restarts=args.max_restarts,
+        restart_window=args.restart_window,
+        limits=request_limits(args),
+        **access_options(args),
         log_level=args.log_level,
         log_format=args.log_format,
     )

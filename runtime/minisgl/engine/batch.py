@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from minisgl.engine.step_controls import DeviceControls
 from minisgl.engine.tables import Tables
 from minisgl.wire.plan import PARAM_COLUMNS, IntArray, StepPlan
 
@@ -28,7 +29,7 @@ class DeviceStep:
     sample_rows: torch.Tensor
     """[S] token after which each row samples."""
     filtered_rows: torch.Tensor
-    """[F] those of the S rows with top-k, top-p or min-p."""
+    """[F] those of the S rows with top-k, top-p or min-p whose logits nothing else changes."""
     prefill_tokens: torch.Tensor
     """[T − D]"""
     prefill_slots: torch.Tensor
@@ -43,6 +44,7 @@ class DeviceStep:
     """[PARAM_COLUMNS, N]"""
     poison_pages: torch.Tensor
     """[Z]"""
+    controls: DeviceControls | None
 
 
 class PackedStep:
@@ -61,6 +63,9 @@ class PackedStep:
         self.prefill_starts, self.prefill_lengths = plan.prefill_starts, plan.prefill_lengths
         self.sampled = len(self.sampled_slots)
         self.filtered = tables.filtered(self.sampled_slots)
+        self.controls = tables.controls.select(plan, self.sampled_slots, self.filtered)
+        if self.controls is not None:
+            self.filtered = np.setdiff1d(self.filtered, self.controls.changed, assume_unique=True)
         self._plan = plan
         self._parts = self._decode_parts() if not len(plan.prefill_slots) else self._mixed_parts()
         self.size = sum(map(len, self._parts))
@@ -102,7 +107,8 @@ class PackedStep:
         ]
 
     def _update_parts(self) -> list[IntArray]:
-        return [self._plan.page_updates.ravel(), self._plan.new_rows.ravel(), self._plan.poison_pages]
+        controls = _EMPTY if self.controls is None else self.controls.packed()
+        return [self._plan.page_updates.ravel(), self._plan.new_rows.ravel(), self._plan.poison_pages, controls]
 
     def write(self, buffer: IntArray) -> None:
         """Pack into `buffer` [size] int32."""
@@ -125,4 +131,5 @@ class PackedStep:
             page_updates=next(parts).view(3, -1),
             new_rows=next(parts).view(PARAM_COLUMNS, -1),
             poison_pages=next(parts),
+            controls=None if self.controls is None else self.controls.view(next(parts)),
         )

@@ -47,19 +47,22 @@ class CpuEngine:
         self._check()
         try:
             with torch.inference_mode():
-                return StepResult(plan.step, self._step(plan))
+                return self._step(plan)
         except BaseException as error:
             self._failure = error
             raise
 
-    def _step(self, plan: StepPlan) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    def _step(self, plan: StepPlan) -> StepResult:
         packed = PackedStep(plan, self.runner.tables)
         buffer = np.empty(packed.size, np.int32)
         packed.write(buffer)
-        tokens = self.runner.run(plan, packed, packed.view(torch.from_numpy(buffer)))
+        tokens, report = self.runner.run(plan, packed, packed.view(torch.from_numpy(buffer)))
         if self._compare_ranks:
             check_hashes(plan.step, gather_hashes(self._parallel, tokens).tolist())
-        return tokens.numpy()
+        if report is None:
+            return StepResult(plan.step, tokens.numpy())
+        assert packed.controls is not None
+        return StepResult(plan.step, tokens.numpy(), *packed.controls.unpack(report.numpy()))
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -15,7 +15,8 @@ from minisgl.engine.cpu_engine import count_step
 from minisgl.engine.decode_graphs import DecodeGraph, DecodeGraphs, graph_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.runner import Runner
-from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from minisgl.engine.step_controls import StepControls
+from minisgl.wire.plan import StepPlan, StepResult
 
 _RING: Final = 4
 """Launched steps whose staging memory may be in use: one more than are ever in flight."""
@@ -31,6 +32,8 @@ class _Staging:
         self._tokens = torch.empty(max_running, dtype=torch.int32, pin_memory=True)
         self._hashes = torch.empty(ranks, dtype=torch.int64, pin_memory=True)
         self._sampled = 0
+        self._controls: StepControls | None = None
+        self._report: torch.Tensor | None = None
         self._done = torch.cuda.Event()
 
     def upload(self, packed: PackedStep, buffer: torch.Tensor) -> torch.Tensor:
@@ -43,18 +46,34 @@ class _Staging:
         buffer[: packed.size].copy_(self._input[: packed.size], non_blocking=True)
         return buffer
 
-    def download(self, tokens: torch.Tensor, hashes: torch.Tensor | None) -> None:
-        """Queue the copies of a step's results."""
+    def download(
+        self,
+        tokens: torch.Tensor,
+        hashes: torch.Tensor | None,
+        report: torch.Tensor | None,
+        controls: StepControls | None,
+    ) -> None:
+        """Queue the copies of a step's results; `controls` reads the `report`."""
+        self._controls = controls
+        self._report = None
+        if report is not None:
+            self._report = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+            self._report.copy_(report, non_blocking=True)
         self._sampled = len(tokens)
         self._tokens[: self._sampled].copy_(tokens, non_blocking=True)
         if hashes is not None:
             self._hashes.copy_(hashes, non_blocking=True)
         self._done.record()
 
-    def wait(self) -> tuple[IntArray, list[int]]:
-        """Tokens [S] and hashes, once they are there. Afterwards the input's copy is over as well."""
+    def wait(self) -> tuple[StepResult, list[int]]:
+        """The result and hashes, once they are there. Afterwards the input's copy is over as well."""
         self._done.synchronize()
-        return self._tokens[: self._sampled].numpy().copy(), self._hashes.tolist()
+        tokens = self._tokens[: self._sampled].numpy().copy()
+        step, self.step = self.step, -1
+        if self._report is None:
+            return StepResult(step, tokens), self._hashes.tolist()
+        assert self._controls is not None
+        return StepResult(step, tokens, *self._controls.unpack(self._report.numpy())), self._hashes.tolist()
 
 
 class CudaEngine:
@@ -101,24 +120,26 @@ class CudaEngine:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             packed = PackedStep(plan, self.runner.tables, graph.size if graph else None)
             buffer = staging.upload(packed, self._upload)
-            tokens = self._replay(plan, graph, packed, buffer) if graph else self._eager(plan, packed, buffer)
+            run = self._eager(plan, packed, buffer) if graph is None else self._replay(plan, graph, packed, buffer)
+            tokens, report = run
             hashes = gather_hashes(self._parallel, tokens) if self._compare_ranks else None
-            staging.download(tokens, hashes)
+            staging.download(tokens, hashes, report, packed.controls)
         return staging
 
     def collect(self, handle: _Staging) -> StepResult:
-        tokens, hashes = handle.wait()
-        step, handle.step = handle.step, -1
+        result, hashes = handle.wait()
         if self._compare_ranks:
-            check_hashes(step, hashes)
-        return StepResult(step, tokens)
+            check_hashes(result.step, hashes)
+        return result
 
     def close(self) -> None:
         self._stream.synchronize()
         self._graphs.clear()
         self._parallel.close()
 
-    def _replay(self, plan: StepPlan, graph: DecodeGraph, packed: PackedStep, buffer: torch.Tensor) -> torch.Tensor:
+    def _replay(
+        self, plan: StepPlan, graph: DecodeGraph, packed: PackedStep, buffer: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         runner, step = self.runner, packed.view(buffer)
         if buffer is not self._upload:
             # The graph reads slots and positions where they were when it was captured.
@@ -126,11 +147,12 @@ class CudaEngine:
         runner.apply_updates(step)
         graph.replay(runner.attention_batch(packed, step))
         runner.tap(plan, graph.logits[: packed.sampled])
-        if len(packed.filtered):
-            runner.sample_filtered(graph.logits, step, graph.tokens)
-        return graph.tokens[: packed.sampled]
+        report = runner.correct(packed, step, graph.logits, graph.tokens)
+        return graph.tokens[: packed.sampled], report
 
-    def _eager(self, plan: StepPlan, packed: PackedStep, buffer: torch.Tensor) -> torch.Tensor:
+    def _eager(
+        self, plan: StepPlan, packed: PackedStep, buffer: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self.runner.run(plan, packed, packed.view(buffer))
 
     def _count(self, plan: StepPlan, graph: DecodeGraph | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Final
@@ -27,6 +28,8 @@ from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random
 from minisgl.models.weights import load_weights
 
+logger = logging.getLogger(__name__)
+
 Progress = Callable[[str, float], None]
 """Called with a phase (`load`, `pool`, `capture`) and its share done, 0..1."""
 
@@ -42,7 +45,12 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
     report = progress or (lambda phase, share: None)
     device = _device(config)
     model_config = ModelConfig.read(config.model)
-    max_model_len = min(config.max_model_len or model_config.max_model_len, model_config.max_model_len)
+    max_model_len = config.max_model_len or model_config.max_model_len
+    if max_model_len > model_config.max_model_len:
+        raise EngineError(
+            "max_model_len_too_large",
+            f"the model reaches {model_config.max_model_len} tokens, so --max-model-len {max_model_len} is too much",
+        )
     model_config.check_sliding_window(max_model_len)
     model_config.check_tensor_parallel(config.tensor_parallel)
     parallel = TensorParallel(
@@ -96,6 +104,7 @@ class _Start:
     def engine(self) -> CpuEngine | CudaEngine:
         config = self._config
         num_pages = self._num_pages() if config.num_pages is None else config.num_pages
+        self._check_pool(num_pages * config.page_size)
         runner = self._runner(num_pages)
         self._stats.kv_pool_bytes = (num_pages + 1) * self._page_bytes()
         self._report("pool", 1.0)
@@ -118,6 +127,21 @@ class _Start:
             largest_graph=self._largest_graph,
             audit=config.audit,
             progress=lambda share: self._report("capture", share),
+        )
+
+    def _check_pool(self, tokens: int) -> None:
+        if tokens >= self._max_model_len:
+            return
+        if self._config.max_model_len is not None:
+            raise EngineError(
+                "kv_pool_too_small",
+                f"the KV pool holds {tokens} tokens, fewer than --max-model-len {self._max_model_len}: lower it, or "
+                "allow more memory (--num-pages, --memory-fraction, --tp)",
+            )
+        logger.warning(
+            "the KV pool holds %d tokens: no request may be longer, although the model reaches %d",
+            tokens,
+            self._max_model_len,
         )
 
     def _load(self, model_config: ModelConfig) -> Decoder:
@@ -173,7 +197,9 @@ class _Start:
         used = self._free_before - kv_pool.free_memory(self._device)
         logits = self._largest_graph * model.vocab_local * self._shape.dtype.itemsize
         graphs = 2 * logits + len(graph_sizes(self._largest_graph)) * _GRAPH_BYTES
-        return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs
+        # Allocated once a row asks for penalties: it must fit beside a full pool.
+        counts = config.max_running * model.config.vocab_size * 4
+        return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - counts
 
     def _runner(self, num_pages: int) -> Runner:
         shape = self._shape

@@ -41,6 +41,8 @@ class Runner:
             self.kv.poison(step.poison_pages.long())
         if step.new_rows.shape[1]:
             self.tables.set_rows(step.new_rows)
+        if step.controls is not None:
+            self.tables.counts.join(step.controls)
         if step.page_updates.shape[1]:
             self.tables.set_pages(step.page_updates)
 
@@ -62,12 +64,18 @@ class Runner:
         self, packed: PackedStep, step: DeviceStep, batch: AttentionBatch, attention: PagedAttention
     ) -> torch.Tensor:
         """[S, vocab_local] of the rows that sample. `attention` was prepared for `batch`."""
+        return self._head(packed, step, self._hidden(step, batch, attention))
+
+    def _hidden(self, step: DeviceStep, batch: AttentionBatch, attention: PagedAttention) -> torch.Tensor:
+        """[T, hidden]"""
         tables = self.tables
         tokens, locations = step_inputs(
             step.slots, step.positions, step.prefill_tokens, tables.page_table, tables.last_token, self.kv.page_size
         )
         attention.begin(batch, locations)
-        hidden = self._model.forward(tokens, step.positions, attention)
+        return self._model.forward(tokens, step.positions, attention)
+
+    def _head(self, packed: PackedStep, step: DeviceStep, hidden: torch.Tensor) -> torch.Tensor:
         if packed.num_segments:
             hidden = hidden[step.sample_rows]
         return self._model.local_logits(hidden)
@@ -82,21 +90,41 @@ class Runner:
         self.tables.set_last_token(step.sample_slots, tokens)
         return tokens
 
-    def sample_filtered(self, logits: torch.Tensor, step: DeviceStep, tokens: torch.Tensor) -> None:
-        """Correct `tokens`, and the rows' next inputs, where rows filter their logits."""
-        self._sampler.sample_filtered(logits, step.sample_slots, step.sample_positions, tokens, step.filtered_rows)
+    def correct(
+        self, packed: PackedStep, step: DeviceStep, logits: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Correct `tokens`, and the rows' next inputs, where rows filter their logits or change them otherwise.
+        Returns the log-probabilities of the rows that report them."""
+        host, controls = packed.controls, step.controls
+        if not len(packed.filtered) and host is None:
+            return None
+        rows = step.sample_slots, step.sample_positions, tokens
+        if len(packed.filtered):
+            self._sampler.sample_filtered(logits, *rows, step.filtered_rows)
+        if host is not None and controls is not None and len(controls.changed):
+            self._sampler.sample_changed(logits, *rows, controls, host.unfiltered)
         self.tables.set_last_token(step.sample_slots, tokens)
+        if host is None or controls is None or not len(controls.report_rows):
+            return None
+        return self._sampler.report(logits, tokens, controls.report_rows, host.tops)
 
-    def run(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> torch.Tensor:
-        """The whole step, eagerly. Returns the sampled tokens [S] int32 on the device."""
+    def run(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The whole step, eagerly. Returns the sampled tokens [S] int32 on the device, and the step's
+        log-probabilities, which `StepControls.unpack` reads."""
         self.apply_updates(step)
         batch = self.attention_batch(packed, step)
         self.attention.prepare(batch)
-        logits = self.logits(packed, step, batch, self.attention)
-        if not packed.sampled:
-            return step.sample_slots
-        self.tap(plan, logits)
-        tokens = self.sample(logits, step)
-        if len(packed.filtered):
-            self.sample_filtered(logits, step, tokens)
-        return tokens
+        hidden = self._hidden(step, batch, self.attention)
+        reports = []
+        host, controls = packed.controls, step.controls
+        if host is not None and controls is not None and len(controls.prompt_rows):
+            reports.append(self._sampler.report_prompt(self._model.local_logits, hidden, controls, host.tops))
+        logits = self._head(packed, step, hidden)
+        tokens = step.sample_slots
+        if packed.sampled:
+            self.tap(plan, logits)
+            tokens = self.sample(logits, step)
+            report = self.correct(packed, step, logits, tokens)
+            if report is not None:
+                reports.insert(0, report)
+        return tokens, torch.cat(reports) if reports else None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine.logit_controls import change_logits
+from minisgl.engine.logprobs import PROMPT_CHUNK, report
+from minisgl.engine.step_controls import DeviceControls
 from minisgl.engine.tables import Tables
 from minisgl.kernels.choice import choose
 from minisgl.kernels.thresholds import thresholds
@@ -44,7 +49,53 @@ class Sampler:
         Only these rows' logits are gathered; then every rank computes the same.
         """
         picked = filtered_rows.long()
-        full = self._parallel.all_gather_last_dim(logits[picked])[:, : self._vocab_size]
+        full = self._whole(logits[picked])
         rows = self._tables.sampling_rows(slots[picked], positions[picked])
         _, indices = choose(full, rows, 0, thresholds(full, rows))
         tokens[picked] = indices
+
+    def sample_changed(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        tokens: torch.Tensor,
+        controls: DeviceControls,
+        unfiltered: int,
+    ) -> None:
+        """Overwrite `tokens` [S] in the rows with penalties, biases or masks, and count the tokens of the step.
+        The first `unfiltered` of these rows have neither top-k, top-p nor min-p."""
+        picked = controls.changed.long()
+        full = self._whole(logits[picked]).float()
+        change_logits(full, controls, self._tables.counts)
+        for part, filters in ((slice(unfiltered), False), (slice(unfiltered, None), True)):
+            rows = picked[part]
+            if len(rows):
+                parameters = self._tables.sampling_rows(slots[rows], positions[rows])
+                limits = thresholds(full[part], parameters) if filters else None
+                tokens[rows] = choose(full[part], parameters, 0, limits)[1]
+        self._tables.counts.sampled(controls, tokens)
+
+    def report(self, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, tops: int) -> torch.Tensor:
+        """Log-probabilities, as `logprobs.report`, of `tokens` [S] in `rows` of `logits` [S, vocab_local]."""
+        picked = rows.long()
+        return report(self._whole(logits[picked]), tokens[picked], tops)
+
+    def report_prompt(
+        self,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor,
+        controls: DeviceControls,
+        tops: int,
+    ) -> torch.Tensor:
+        """The same for the prompts' tokens: `head` gives the logits of rows of `hidden` [T, hidden]."""
+        parts = []
+        for rows, following in zip(
+            controls.prompt_rows.long().split(PROMPT_CHUNK), controls.prompt_next.split(PROMPT_CHUNK), strict=True
+        ):
+            parts.append(report(self._whole(head(hidden[rows])), following, tops))
+        return torch.cat(parts)
+
+    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """[N, vocab_local] on each rank to [N, vocab] on all."""
+        return self._parallel.all_gather_last_dim(logits)[:, : self._vocab_size]

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from minisgl.engine.logit_controls import TokenCounts
+from minisgl.engine.step_controls import ControlRows
 from minisgl.kernels.sampling_rows import SamplingRows
 from minisgl.wire.plan import PARAM_COLUMNS, IntArray
 
@@ -21,6 +23,8 @@ class Tables:
         self.last_token = torch.zeros(rows, dtype=torch.int32, device=device)
         """[rows] int32: input of the row's next decode step"""
         self._sampling = torch.zeros((PARAM_COLUMNS - 1, rows), dtype=torch.int32, device=device)
+        self.controls = ControlRows()
+        self.counts = TokenCounts(max_running, vocab_size, device)
         self._vocab_size = vocab_size
         self._filters: NDArray[np.bool_] = np.zeros(rows, np.bool_)
 

@@ -1,32 +1,31 @@
-"""The ASGI application: routes, error bodies, request ids. No state of its own."""
+"""The ASGI application: routes and error bodies. No state of its own."""
 
 from __future__ import annotations
 
-import logging
-import re
-import secrets
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.generation import GenerationEndpoint
-from minisgl.frontend.requests import parse_chat, parse_completion
+from minisgl.frontend.generation import DEFAULT_MODEL, GenerationEndpoint
+from minisgl.frontend.metrics_page import MetricsPage
+from minisgl.frontend.observed import note_error, observed
+from minisgl.frontend.openapi import openapi
+from minisgl.frontend.requests import parse_chat, parse_completion, parse_native
+from minisgl.frontend.tokenization import TokenizationEndpoints
 from minisgl.frontend.tokenizers import UNAVAILABLE, Tokenizers
+from minisgl.version import __version__
 from minisgl.wire.text import ServedModel
 
-logger = logging.getLogger(__name__)
-
-_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-
+_CHAT_PAGE: Final = Path(__file__).parent / "static" / "chat.html"
 _HTTP_ERRORS: Final = {404: ("not_found", "there is no such path"), 405: ("method_not_allowed", "")}
 
 
@@ -54,24 +53,42 @@ def create_app(tokenizers: Tokenizers, config: FrontendConfig) -> ASGIApp:
 
     async def model(request: Request) -> Response:
         served = served_model()
-        if request.path_params["name"] != served.card.name:
+        if request.path_params["name"] not in (served.card.name, DEFAULT_MODEL):
             raise ApiError(404, "model_not_found", f"only {served.card.name!r} is served here", "model")
         return _json(_model_object(served))
 
-    # No OpenAPI pages: they load scripts from elsewhere, and the bodies are not declared to the framework.
+    async def version(_: Request) -> Response:
+        return _json({"version": __version__})
+
+    async def chat_page(_: Request) -> Response:
+        return Response(_CHAT_PAGE.read_bytes(), media_type="text/html")
+
+    async def openapi_document(_: Request) -> Response:
+        return _json(openapi())
+
+    tokenization = TokenizationEndpoints(tokenizers, config)
+    # Not the framework's OpenAPI: its pages load scripts from elsewhere, and the bodies are not declared to it.
     app = FastAPI(title="minisgl", openapi_url=None, redirect_slashes=False)
     app.router.routes += [
         Route("/v1/chat/completions", GenerationEndpoint(tokenizers, config, parse_chat), methods=["POST"]),
         Route("/v1/completions", GenerationEndpoint(tokenizers, config, parse_completion), methods=["POST"]),
+        Route("/generate", GenerationEndpoint(tokenizers, config, parse_native), methods=["POST"]),
+        Route("/tokenize", tokenization.tokenize, methods=["POST"]),
+        Route("/detokenize", tokenization.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokenization.tokenizer_info),
+        Route("/version", version),
+        Route("/openapi.json", openapi_document),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
+        Route("/", chat_page),
         Route("/health", health),
         Route("/ready", ready),
+        Route("/metrics", MetricsPage(tokenizers)),
     ]
     app.add_exception_handler(ApiError, _on_error)
     app.add_exception_handler(HTTPException, _on_error)
     app.add_exception_handler(Exception, _on_error)
-    return _Outermost(app)
+    return observed(app, tokenizers.traffic, config)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
@@ -83,6 +100,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         error = ApiError(error.status_code, code, message, headers=dict(error.headers or {}))
     elif not isinstance(error, ApiError):
         error = ApiError(500, "internal_error", "the server failed; its log says why")
+    note_error(error)
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
@@ -101,27 +119,3 @@ def _model_object(model: ServedModel) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.card.max_model_len,
     }
-
-
-class _Outermost:
-    """Around the framework: every answer carries the client's `x-request-id` or a new one, and faults of ours end
-    here."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = (given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)).encode()
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_id)
-        except Exception:
-            # The framework has answered, unless the answer had begun: then it breaks off here, and the server drops
-            # the connection.
-            logger.exception("%s %s failed", scope["method"], scope["path"])

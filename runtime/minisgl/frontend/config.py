@@ -7,6 +7,31 @@ import msgspec
 from minisgl.tokenizer.config import TokenizerConfig
 
 
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients may ask of the server at a time, and for how long anything may take; times in seconds."""
+
+    waiting: int = 1024
+    """Choices without a token yet; one more is rejected."""
+    waiting_tokens: int = 2 << 20
+    """Tokens of their prompts together."""
+    in_flight: int = 8192
+    """HTTP requests whose answer is not complete, whatever state they are in."""
+    in_flight_per_key: int | None = None
+    """The same of one API key; None: no limit of its own."""
+    queue_seconds: float = 60.0
+    """How long a request may wait for a place in the batch."""
+    request_seconds: float = 1800.0
+    """Longest time from the first byte of a request to the last of its answer."""
+    stall_seconds: float = 60.0
+    """Longest time that the engine may do nothing for a request that has a place."""
+    body_seconds: float = 30.0
+    """From the headers of a request to the end of its body."""
+    send_seconds: float = 30.0
+    """How long a client may read nothing of what waits for it."""
+    unsent_bytes: int = 1 << 20
+    """Text that may wait for such a client."""
+
+
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP server and the tokenizer workers behind it."""
 
@@ -28,3 +53,12 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     ping_seconds: float = 15.0
     """A silent stream carries a comment this often, so that proxies keep it open."""
     max_body_bytes: int = 8 << 20
+    limits: RequestLimits = RequestLimits()
+    api_keys: str | None = None
+    """File with the keys of those who may use the API; None: everybody may."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins may use the API from a browser; `*`: of all."""
+    admin_port: int | None = None
+    """Port of the administration on the same host; None: there is none. 0: any free one."""
+    admin_keys: str | None = None
+    """File with the keys of administrators; must be given with `admin_port`."""

@@ -7,11 +7,12 @@ what waits for it is never more than its answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
 from minisgl.frontend.errors import ApiError, ClientGone
-from minisgl.wire.text import Finished
+from minisgl.wire.text import Finished, ScoredToken
 
 
 class News(msgspec.Struct, frozen=True):
@@ -19,11 +20,15 @@ class News(msgspec.Struct, frozen=True):
 
     choice: int
     text: str
+    tokens: int
+    """Sampled so far."""
+    scored: Sequence[ScoredToken]
+    """Where log-probabilities were asked for: the tokens of the text."""
     finished: Finished | None
 
 
 class Exchange:
-    """Choices are numbered from 0, one for each prompt."""
+    """Choices are numbered from 0."""
 
     def __init__(self, choices: int) -> None:
         self.prompt_tokens = [0] * choices
@@ -31,6 +36,8 @@ class Exchange:
         self._to_accept = choices
         self._unfinished = choices
         self._texts: list[list[str]] = [[] for _ in range(choices)]
+        self._scored: dict[int, list[ScoredToken]] = {}
+        self._tokens = [0] * choices
         self._new: set[int] = set()
         self._error: ApiError | ClientGone | None = None
         self._wake = asyncio.Event()
@@ -50,13 +57,18 @@ class Exchange:
         self._to_accept -= 1
         self._wake.set()
 
-    def push(self, choice: int, text: str) -> None:
+    def push(self, choice: int, text: str, tokens: int, scored: Sequence[ScoredToken]) -> None:
+        """`tokens`: sampled so far."""
         self._texts[choice].append(text)
+        self._tokens[choice] = tokens
+        if scored:
+            self._scored.setdefault(choice, []).extend(scored)
         self._new.add(choice)
         self._wake.set()
 
     def finish(self, choice: int, finished: Finished) -> None:
         self.finished[choice] = finished
+        self._tokens[choice] = finished.completion_tokens
         self._unfinished -= 1
         self._new.add(choice)
         self._wake.set()
@@ -68,7 +80,7 @@ class Exchange:
         self._wake.set()
 
     async def accepted(self) -> None:
-        """Wait until the engine has queued every prompt. Raises ApiError or ClientGone."""
+        """Wait until the engine has queued every choice. Raises ApiError or ClientGone."""
         while self._to_accept:
             await self._next_event()
 
@@ -79,7 +91,9 @@ class Exchange:
         self._raise_error()
         news = []
         for choice in sorted(self._new):
-            news.append(News(choice, "".join(self._texts[choice]), self.finished[choice]))
+            text = "".join(self._texts[choice])
+            scored = self._scored.pop(choice, ())
+            news.append(News(choice, text, self._tokens[choice], scored, self.finished[choice]))
             self._texts[choice].clear()
         self._new.clear()
         return news

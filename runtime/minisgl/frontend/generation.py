@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions, from the body to the last byte of the answer.
+"""POST /v1/chat/completions, /v1/completions and /generate, from the body to the last byte of the answer.
 
 A client gets its full answer or an error. Headers of success are sent only when the engine has queued the request. A
 stream that cannot be completed ends in an error event, and then the connection breaks without the end that HTTP
@@ -10,20 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from minisgl.frontend.answers import DONE, PING, Chunks, Head, whole
+from minisgl.frontend.answers import PING, Choice, Chunks, Head, whole
 from minisgl.frontend.body import read_json_body
+from minisgl.frontend.choices import requests_of
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ApiError, ClientGone
 from minisgl.frontend.exchange import Exchange, News
+from minisgl.frontend.native_answers import NativeChunks, PlainChunks, whole_native
 from minisgl.frontend.requests import Asked
 from minisgl.frontend.tokenizers import UNAVAILABLE, Tokenizers
-from minisgl.wire.text import Finished, SamplingDefaults, ServedModel
+from minisgl.frontend.traffic import name_answer
+from minisgl.wire.text import Finished, SamplingDefaults, ScoredToken, ServedModel
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL: Final = "default"
+"""Stands for the served model, whatever its name."""
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -31,6 +39,8 @@ _STREAM_HEADERS = [
     # nginx would collect the events otherwise.
     (b"x-accel-buffering", b"no"),
 ]
+
+_LARGE_BODY_BYTES: Final = 256 << 10
 
 
 class GenerationEndpoint:
@@ -52,17 +62,23 @@ class GenerationEndpoint:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json_body(scope, receive, self._config.max_body_bytes)
         model = self._tokenizers.model
-        asked = self._parse(body, SamplingDefaults() if model is None else model.defaults)
-        name = _served_name(asked.model, model)
-        exchange = self._tokenizers.submit(asked.prompts, asked.params)
+        defaults = SamplingDefaults() if model is None else model.defaults
+        if len(body) > _LARGE_BODY_BYTES:
+            # Streams go on meanwhile.
+            asked = await asyncio.to_thread(self._parse, body, defaults)
+        else:
+            asked = self._parse(body, defaults)
+        name = served_name(asked.model, model)
+        exchange = self._tokenizers.submit(requests_of(asked, Headers(scope=scope)))
         watcher = asyncio.create_task(_watch_client(receive, exchange))
         try:
             await self._accepted(exchange)
-            head = Head(asked.kind, secrets.token_hex(16), name)
+            answer_id = secrets.token_hex(16)
+            name_answer(answer_id)
             if asked.stream:
-                await self._stream(head, asked, exchange, send)
+                await self._stream(answer_id, _chunks(answer_id, name, asked, exchange), asked, exchange, send)
             else:
-                await _answer(head, exchange, send)
+                await _answer(answer_id, name, asked, exchange, send)
         finally:
             watcher.cancel()
             self._tokenizers.release(exchange)
@@ -75,11 +91,11 @@ class GenerationEndpoint:
             seconds = f"{self._config.accept_seconds:g}"
             raise ApiError.of_code(UNAVAILABLE, f"the engine did not queue the request within {seconds} s") from None
 
-    async def _stream(self, head: Head, asked: Asked, exchange: Exchange, send: Send) -> None:
-        chunks = Chunks(head, asked.include_usage)
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    async def _stream(self, answer_id: str, chunks: _Chunks, asked: Asked, exchange: Exchange, send: Send) -> None:
+        headers = [*_STREAM_HEADERS, *_ignored_header(asked)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            await _send_part(send, chunks.first(len(asked.prompts)))
+            await _send_part(send, chunks.first())
             while exchange.has_more:
                 try:
                     async with asyncio.timeout(self._config.ping_seconds):
@@ -87,25 +103,67 @@ class GenerationEndpoint:
                 except TimeoutError:
                     await _send_part(send, PING)
                 else:
-                    await _send_part(send, b"".join(_events(chunks, news)))
+                    await _send_part(send, b"".join([chunks.event(new) for new in news]))
         except ApiError as error:
-            logger.warning("stream %s is broken off: %s", head.id, error.message)
+            logger.warning("stream %s is broken off: %s", answer_id, error.message)
             await _send_part(send, b"data: " + error.body() + b"\n\n")
             # To return without the last part makes the server drop the connection.
             return
-        tail = (chunks.usage(_ends(exchange)) if asked.include_usage else b"") + DONE
-        await send({"type": "http.response.body", "body": tail, "more_body": False})
+        await send({"type": "http.response.body", "body": chunks.last(_ends(exchange)), "more_body": False})
 
 
-async def _answer(head: Head, exchange: Exchange, send: Send) -> None:
+class _Chunks(Protocol):
+    """The form of a stream."""
+
+    def first(self) -> bytes: ...
+    def event(self, news: News) -> bytes: ...
+    def last(self, ends: Sequence[Finished]) -> bytes: ...
+
+
+def _chunks(answer_id: str, model: str, asked: Asked, exchange: Exchange) -> _Chunks:
+    match asked.kind:
+        case "plain":
+            return PlainChunks()
+        case "native":
+            return NativeChunks(answer_id, exchange.prompt_tokens, listed=asked.listed)
+        case kind:
+            return Chunks(
+                Head(kind, answer_id, model),
+                exchange.prompt_tokens,
+                asked.n,
+                scored=asked.params.logprobs is not None,
+                include_usage=asked.include_usage,
+                continuous_usage=asked.continuous_usage,
+            )
+
+
+async def _answer(answer_id: str, model: str, asked: Asked, exchange: Exchange, send: Send) -> None:
     texts: list[list[str]] = [[] for _ in exchange.finished]
+    scored: list[list[ScoredToken]] = [[] for _ in exchange.finished]
     while exchange.has_more:
         for new in await exchange.news():
             texts[new.choice].append(new.text)
-    body = whole(head, ["".join(pieces) for pieces in texts], _ends(exchange))
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            scored[new.choice].extend(new.scored)
+    choices = [
+        Choice("".join(text), tokens, end) for text, tokens, end in zip(texts, scored, _ends(exchange), strict=True)
+    ]
+    match asked.kind:
+        case "native" | "plain":
+            body = whole_native(answer_id, choices, listed=asked.listed)
+        case kind:
+            with_scores = asked.params.logprobs is not None
+            body = whole(Head(kind, answer_id, model), choices, asked.n, scored=with_scores)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        *_ignored_header(asked),
+    ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _ignored_header(asked: Asked) -> list[tuple[bytes, bytes]]:
+    return [(b"x-ignored-params", ", ".join(asked.ignored).encode())] if asked.ignored else []
 
 
 async def _watch_client(receive: Receive, exchange: Exchange) -> None:
@@ -120,30 +178,20 @@ async def _send_part(send: Send, part: bytes) -> None:
         await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
-def _events(chunks: Chunks, news: list[News]) -> list[bytes]:
-    events = []
-    for new in news:
-        if new.text:
-            events.append(chunks.text(new.choice, new.text))
-        if new.finished is not None:
-            events.append(chunks.finish(new.choice, new.finished))
-    return events
-
-
 def _ends(exchange: Exchange) -> list[Finished]:
     return [end for end in exchange.finished if end is not None]
 
 
-def _served_name(asked: str | None, model: ServedModel | None) -> str:
+def served_name(asked: str | None, model: ServedModel | None) -> str:
     """The name that the answer carries: the client's own. Raises ApiError for a model that is not served."""
     if model is None:
         # Which models there are is not known; `submit` says why nothing can be served.
         return asked or ""
-    if asked not in (None, model.card.name):
+    if asked not in (None, DEFAULT_MODEL, model.card.name):
         raise ApiError(
             404,
             "model_not_found",
             f"the model is not served here, only {model.card.name!r}: use that name, or leave the field out",
             "model",
         )
-    return model.card.name
+    return model.card.name if asked is None else asked

@@ -1,167 +1,39 @@
-"""The bodies of /v1/chat/completions and /v1/completions, and what they ask for.
+"""What the body of a request asks for: prompts, sampling, and the form of the answer.
 
-Fields that are not served yet are known by name, so that a client that sends their neutral value is served, and any
-other gets an error that says so. A field that nobody knows is an error as well: ignoring it silently would give an
-answer to another question.
+Fields that are not served are known by name, and so is what they may hold without asking for anything.
 """
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
-from minisgl.frontend.errors import ApiError
+from minisgl.frontend.bodies import (
+    MAX_CHOICES,
+    MAX_PROMPTS,
+    Body,
+    ChatBody,
+    CompletionBody,
+    NativeBody,
+    NativeSampling,
+)
+from minisgl.frontend.conversation import conversation
+from minisgl.frontend.json_body import decode, ignored_fields, invalid, unsupported
 from minisgl.wire.messages import SamplingParams
-from minisgl.wire.text import ChatMessage, Role, SamplingDefaults
+from minisgl.wire.text import ChatMessage, SamplingDefaults
 
-MAX_MESSAGES: Final = 2048
-MAX_PROMPTS: Final = 128
 COMPLETION_MAX_TOKENS: Final = 16
 """Default of /v1/completions; a chat goes on to the end of the context."""
+NATIVE_MAX_TOKENS: Final = 128
+"""Default of /generate."""
+MAX_LOGIT_BIAS: Final = 100.0
+"""Larger ones act as this: none makes a difference any more."""
 
-_MAX_NAME: Final = 64
-"""Characters of a client's field name or value that an error repeats."""
-
-_Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-_Stop = Annotated[str, Meta(min_length=1, max_length=256)]
-_Temperature = Annotated[float, Meta(ge=0, le=2)]
-_TopP = Annotated[float, Meta(gt=0, le=1)]
-_TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-_MinP = Annotated[float, Meta(ge=0, le=1)]
-_Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-
-
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-    """Padding against traffic analysis: not done, and no client can tell."""
-
-
-class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    model: str | None = None
-    max_tokens: _Tokens | None = None
-    temperature: _Temperature | None = None
-    top_p: _TopP | None = None
-    top_k: _TopK | None = None
-    min_p: _MinP | None = None
-    seed: _Seed | None = None
-    stop: _Stop | Annotated[list[_Stop], Meta(max_length=16)] | None = None
-    ignore_eos: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-
-    n: Any = None
-    logprobs: Any = None
-    logit_bias: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-
-
-class _ContentPart(msgspec.Struct, forbid_unknown_fields=True):
-    type: str
-    text: str | None = None
-    image_url: Any = None
-    input_audio: Any = None
-    file: Any = None
-    refusal: Any = None
-
-
-class _Message(msgspec.Struct, forbid_unknown_fields=True):
-    role: str
-    content: str | list[_ContentPart] | None = None
-    name: Any = None
-    refusal: Any = None
-    annotations: Any = None
-    audio: Any = None
-    function_call: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-
-
-class ChatBody(_Body, kw_only=True, forbid_unknown_fields=True):
-    messages: Annotated[list[_Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: _Tokens | None = None
-
-    top_logprobs: Any = None
-    response_format: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    store: Any = None
-    metadata: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    web_search_options: Any = None
-
-
-class CompletionBody(_Body, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[Any]
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
-
-
-_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "logit_bias": ({},),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "top_logprobs": (),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "parallel_tool_calls": (),
-    "functions": ([],),
-    "function_call": ("none",),
-    "store": (False,),
-    "metadata": ({},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "service_tier": (),
-    "safety_identifier": (),
-    "prompt_cache_key": (),
-    "web_search_options": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-}
-"""Fields that are not served yet, and the values besides null that ask for nothing."""
-
-_MESSAGE_NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
-    "name": (),
-    "refusal": (),
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "tool_calls": ([],),
-    "tool_call_id": (),
-    "reasoning": (),
-    "reasoning_content": (),
-}
-
-_ROLES: Final = ("system", "developer", "user", "assistant")
+Kind = Literal["chat", "completion", "native", "plain"]
+"""The form of the answer: OpenAI's two, and the two of /generate."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -174,165 +46,240 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a valid body asks for. The answer has a choice for each prompt."""
+    """What a valid body asks for. The answer has n choices for each prompt, those of the first prompt first."""
 
-    kind: Literal["chat", "completion"]
+    kind: Kind
     model: str | None
     prompts: list[Prompt]
+    n: int
     params: SamplingParams
+    """Of choice 0; the others differ in their seeds."""
     stream: bool
-    include_usage: bool
+    include_usage: bool = False
+    continuous_usage: bool = False
+    """Every chunk of a stream carries the usage so far."""
+    echo: bool = False
+    listed: bool = False
+    """The answer is a list, whatever its length."""
+    template_variables: dict[str, Any] = {}
+    priority: int = 0
+    timeout_seconds: float | None = None
+    cache_salt: str = ""
+    ignored: tuple[str, ...] = ()
+    """Fields of the body that nothing here knows."""
 
-
-B = TypeVar("B", bound=_Body)
 
 _chat_decoder: Final = msgspec.json.Decoder(ChatBody)
 _completion_decoder: Final = msgspec.json.Decoder(CompletionBody)
+_native_decoder: Final = msgspec.json.Decoder(NativeBody)
 
 
 def parse_chat(body: bytes, defaults: SamplingDefaults) -> Asked:
     """Raises ApiError."""
-    chat = _decode(_chat_decoder, body)
-    _refuse_unserved(chat, _NEUTRAL, "")
-    messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(chat.messages))
-    max_tokens = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
-    return _asked("chat", chat, [Prompt(messages=messages)], max_tokens, defaults)
+    chat = decode(_chat_decoder, body)
+    _refuse_chat(chat)
+    if chat.max_tokens == 0:
+        raise invalid("max_tokens", "expected at least 1")
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise invalid("top_logprobs", "needs `logprobs: true`")
+    asked = _asked(
+        "chat",
+        chat,
+        body,
+        [Prompt(messages=conversation(chat.messages))],
+        chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens,
+        (chat.top_logprobs or 0) if chat.logprobs else None,
+        defaults,
+    )
+    return msgspec.structs.replace(asked, template_variables=chat.chat_template_kwargs or {})
 
 
 def parse_completion(body: bytes, defaults: SamplingDefaults) -> Asked:
     """Raises ApiError."""
-    completion = _decode(_completion_decoder, body)
-    _refuse_unserved(completion, _NEUTRAL, "")
-    max_tokens = COMPLETION_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
-    return _asked("completion", completion, list(_prompts(completion.prompt)), max_tokens, defaults)
+    completion = decode(_completion_decoder, body)
+    if completion.suffix:
+        raise unsupported("suffix", "text behind the answer is not supported; leave the field out")
+    if (completion.best_of or 1) > (completion.n or 1):
+        raise unsupported("best_of", "more candidates than answers are not supported; leave the field out")
+    return _asked(
+        "completion",
+        completion,
+        body,
+        list(_prompts(completion.prompt, "prompt")),
+        COMPLETION_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens,
+        completion.logprobs,
+        defaults,
+        echo=bool(completion.echo),
+    )
+
+
+def parse_native(body: bytes, defaults: SamplingDefaults) -> Asked:
+    """Raises ApiError."""
+    native = decode(_native_decoder, body)
+    given = [name for name in ("text", "input_ids", "prompt") if getattr(native, name) is not None]
+    if len(given) != 1:
+        raise invalid(given[1] if given else "text", "expected exactly one of `text`, `input_ids` and `prompt`")
+    if native.return_logprob:
+        raise unsupported("return_logprob", "not supported here: use /v1/completions with `logprobs`")
+    ignored = ignored_fields(NativeBody, body)
+    if native.prompt is not None:
+        # Its callers expect greedy answers, and always a stream.
+        params = SamplingParams(
+            max_tokens=native.max_tokens or COMPLETION_MAX_TOKENS,
+            temperature=0.0,
+            ignore_eos=bool(native.ignore_eos),
+        )
+        prompts = [Prompt(text=native.prompt)]
+        return Asked(kind="plain", model=None, prompts=prompts, n=1, params=params, stream=True, ignored=ignored)
+    sampling = native.sampling_params or NativeSampling()
+    for name in ("json_schema", "regex", "ebnf", "structural_tag"):
+        if getattr(sampling, name) is not None:
+            raise unsupported(f"sampling_params.{name}", "constrained output is not supported yet; leave the field out")
+    source = native.text if native.text is not None else native.input_ids
+    assert source is not None
+    prompts = list(_prompts(source, given[0]))
+    n = sampling.n or 1
+    _check_choices(prompts, n, "sampling_params.n")
+    max_tokens = sampling.max_new_tokens or NATIVE_MAX_TOKENS
+    _check_min_tokens(sampling.min_new_tokens, max_tokens, "sampling_params.min_new_tokens")
+    return Asked(
+        kind="native",
+        model=None,
+        prompts=prompts,
+        n=n,
+        params=SamplingParams(
+            **_shared(sampling, defaults),
+            max_tokens=max_tokens,
+            min_tokens=sampling.min_new_tokens or 0,
+            seed=sampling.sampling_seed,
+            include_stop_str_in_output=bool(sampling.no_stop_trim),
+        ),
+        stream=bool(native.stream),
+        listed=n > 1 or (isinstance(source, list) and type(source[0]) is not int),
+        ignored=ignored,
+    )
 
 
 def _asked(
-    kind: Literal["chat", "completion"],
-    body: _Body,
+    kind: Kind,
+    body: Body,
+    raw: bytes,
     prompts: list[Prompt],
     max_tokens: int | None,
+    logprobs: int | None,
     defaults: SamplingDefaults,
+    *,
+    echo: bool = False,
 ) -> Asked:
-    stop = body.stop or ()
+    _check_response_format(body.response_format)
+    n = body.n or 1
+    _check_choices(prompts, n, "n")
+    _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
+    bias = {token: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, b)) for token, b in (body.logit_bias or {}).items()}
+    options = body.stream_options
+    include_usage = options is not None and bool(options.include_usage)
     return Asked(
         kind=kind,
         model=body.model,
         prompts=prompts,
+        n=n,
         params=SamplingParams(
+            **_shared(body, defaults),
             max_tokens=max_tokens,
-            temperature=defaults.temperature if body.temperature is None else body.temperature,
-            top_k=defaults.top_k if body.top_k is None else body.top_k,
-            top_p=defaults.top_p if body.top_p is None else body.top_p,
-            min_p=defaults.min_p if body.min_p is None else body.min_p,
+            min_tokens=body.min_tokens or 0,
             seed=body.seed,
-            ignore_eos=bool(body.ignore_eos),
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
+            logit_bias=bias,
+            logprobs=logprobs,
+            prompt_logprobs=logprobs if echo else None,
         ),
         stream=bool(body.stream),
-        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        include_usage=include_usage,
+        continuous_usage=include_usage and options is not None and bool(options.continuous_usage_stats),
+        echo=echo,
+        priority=body.priority or 0,
+        timeout_seconds=body.timeout,
+        cache_salt=body.cache_salt or "",
+        ignored=ignored_fields(type(body), raw),
     )
 
 
-def _message(message: _Message, path: str) -> ChatMessage:
-    if message.role not in _ROLES:
-        if message.role in ("tool", "function"):
-            raise _unsupported(f"{path}.role", f"messages of the role {message.role!r} are not supported yet")
-        raise _invalid(f"{path}.role", f"expected one of {', '.join(_ROLES)}")
-    _refuse_unserved(message, _MESSAGE_NEUTRAL, f"{path}.")
-    content = message.content
-    if content is None:
-        raise _invalid(f"{path}.content", "expected a text or a list of text parts")
-    if not isinstance(content, str):
-        content = "\n".join(_part(part, f"{path}.content[{i}]") for i, part in enumerate(content))
-    return ChatMessage(cast(Role, message.role), content)
+def _shared(body: Body | NativeSampling, defaults: SamplingDefaults) -> dict[str, Any]:
+    """Sampling parameters that have one name everywhere."""
+    stop = body.stop or ()
+    return {
+        "temperature": defaults.temperature if body.temperature is None else body.temperature,
+        "top_k": defaults.top_k if body.top_k is None else body.top_k,
+        "top_p": defaults.top_p if body.top_p is None else body.top_p,
+        "min_p": defaults.min_p if body.min_p is None else body.min_p,
+        "ignore_eos": bool(body.ignore_eos),
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+        "stop_token_ids": tuple(body.stop_token_ids or ()),
+        "presence_penalty": body.presence_penalty or 0.0,
+        "frequency_penalty": body.frequency_penalty or 0.0,
+        "repetition_penalty": 1.0 if body.repetition_penalty is None else body.repetition_penalty,
+    }
 
 
-def _part(part: _ContentPart, path: str) -> str:
-    if part.type != "text":
-        raise _unsupported(f"{path}.type", "only text parts are supported")
-    if part.text is None:
-        raise _invalid(f"{path}.text", "expected a text")
-    return part.text
+def _refuse_chat(chat: ChatBody) -> None:
+    later = "not supported yet; leave the field out"
+    if chat.tools and chat.tool_choice != "none":
+        raise unsupported("tools", f'tool calls are {later}, or set `tool_choice` to "none"')
+    if chat.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice", f"tool calls are {later}")
+    if chat.functions and chat.function_call != "none":
+        raise unsupported("functions", f"function calls are {later}")
+    if chat.function_call not in (None, "none", "auto"):
+        raise unsupported("function_call", f"function calls are {later}")
+    if chat.modalities not in (None, ["text"]):
+        raise unsupported("modalities", "only text is supported")
+    for name in ("audio", "reasoning_effort", "web_search_options"):
+        if getattr(chat, name) is not None:
+            raise unsupported(name, later)
 
 
-def _prompts(prompt: str | list[Any]) -> Iterator[Prompt]:
+def _check_response_format(value: dict[str, Any] | None) -> None:
+    if value is None or value.get("type") == "text":
+        return
+    if value.get("type") in ("json_object", "json_schema"):
+        raise unsupported("response_format", "constrained output is not supported yet; leave the field out")
+    raise invalid("response_format.type", 'expected "text"')
+
+
+def _check_choices(prompts: list[Prompt], n: int, param: str) -> None:
+    if len(prompts) * n > MAX_CHOICES:
+        raise invalid(param, f"expected at most {MAX_CHOICES} choices, n for each of {len(prompts)} prompts")
+
+
+def _check_min_tokens(min_tokens: int | None, max_tokens: int | None, param: str) -> None:
+    if min_tokens is not None and max_tokens is not None and min_tokens > max_tokens:
+        raise invalid(param, f"expected no more than the most tokens to generate, {max_tokens}")
+
+
+def _prompts(prompt: str | list[Any], param: str) -> Iterator[Prompt]:
     if isinstance(prompt, str):
         yield Prompt(text=prompt)
         return
     if not prompt:
-        raise _invalid("prompt", "expected at least one prompt or token id")
+        raise invalid(param, "expected at least one prompt or token id")
     if type(prompt[0]) is int:
-        yield Prompt(tokens=_token_ids(prompt, "prompt"))
+        yield Prompt(tokens=_token_ids(prompt, param))
         return
     if len(prompt) > MAX_PROMPTS:
-        raise _invalid("prompt", f"expected at most {MAX_PROMPTS} prompts")
+        raise invalid(param, f"expected at most {MAX_PROMPTS} prompts")
     for i, one in enumerate(prompt):
         if isinstance(one, str):
             yield Prompt(text=one)
         elif isinstance(one, list) and one:
-            yield Prompt(tokens=_token_ids(one, f"prompt[{i}]"))
+            yield Prompt(tokens=_token_ids(one, f"{param}[{i}]"))
         else:
-            raise _invalid(f"prompt[{i}]", "expected a text or a list of token ids")
+            raise invalid(f"{param}[{i}]", "expected a text or a list of token ids")
 
 
 def _token_ids(ids: list[Any], path: str) -> bytes:
     if set(map(type, ids)) != {int}:
-        raise _invalid(path, "expected token ids, which are integers")
+        raise invalid(path, "expected token ids, which are integers")
     try:
         return array("i", ids).tobytes()
     except OverflowError:
-        raise _invalid(path, "expected token ids of the model's vocabulary") from None
-
-
-def _refuse_unserved(struct: msgspec.Struct, neutral: dict[str, tuple[object, ...]], path: str) -> None:
-    for name in struct.__struct_fields__:
-        value = getattr(struct, name)
-        if value is None or name not in neutral:
-            continue
-        # Types are compared as well: True == 1.
-        if not any(type(value) is type(known) and value == known for known in neutral[name]):
-            raise _unsupported(f"{path}{name}", "this value is not supported yet; leave the field out")
-
-
-def _decode(decoder: msgspec.json.Decoder[B], body: bytes) -> B:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _of_validation(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, "invalid_json", f"the body is not JSON: {_cut(str(error), 200)}") from None
-    except RecursionError:
-        raise ApiError(400, "invalid_json", "the body is nested too deeply") from None
-
-
-def _of_validation(text: str) -> ApiError:
-    """From msgspec's words: "Expected `int`, got `str` - at `$.messages[0].role`"."""
-    what, _, where = text.partition(" - at `$")
-    # What lies in an object of ours without a type has no path of its own: `$.logit_bias[...]`.
-    path = where.rstrip("`").lstrip(".").partition("[...]")[0]
-    if unknown := re.match(r"Object contains unknown field `(.*)`", what, re.DOTALL):
-        name = _join(path, _cut(unknown[1], _MAX_NAME))
-        return ApiError(400, "unknown_parameter", f"the field {name!r} is not known: leave it out", name)
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", what):
-        name = _join(path, missing[1])
-        return ApiError(400, "missing_required_parameter", f"the field {name!r} is required", name)
-    if not path:
-        return ApiError(400, "invalid_value", f"the body: {what[0].lower()}{what[1:]}")
-    return _invalid(path, what[0].lower() + what[1:])
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _invalid(param: str, what: str) -> ApiError:
-    return ApiError(400, "invalid_value", f"{param}: {what}", param)
-
-
-def _unsupported(param: str, what: str) -> ApiError:
-    return ApiError(400, "unsupported_parameter", f"{param}: {what}", param)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[:limit] + "…"
+        raise invalid(path, "expected token ids of the model's vocabulary") from None

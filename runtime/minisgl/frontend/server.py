@@ -12,14 +12,21 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+import msgspec
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
+from minisgl.frontend.admin import create_admin
 from minisgl.frontend.app import create_app
 from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.connection import Connection
 from minisgl.frontend.tokenizers import Tokenizers
+from minisgl.frontend.traffic import Traffic
+from minisgl.frontend.watchdog import watch
 from minisgl.tokenizer.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -47,32 +54,30 @@ class FrontendServer:
     """Construct, then `run` in the main thread. `fail_all` may come from any thread."""
 
     def __init__(self, config: FrontendConfig) -> None:
-        """Binds the port. Raises ServerError, and TokenizerError with a worker of its own."""
+        """Binds the ports. Raises ServerError, KeyFileError, and TokenizerError with a worker of its own."""
         self._config = config
         self._socket = _bind(config)
         self._worker = Worker(config.tokenizer) if config.tokenizer is not None else None
-        self._tokenizers = Tokenizers(config.tokenizer_addresses, config.stale_seconds)
+        self._tokenizers = Tokenizers(config.tokenizer_addresses, config.stale_seconds, Traffic(config.limits))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker_error: BaseException | None = None
-        self._server = _Server(
-            uvicorn.Config(
-                create_app(self._tokenizers, config),
-                http="httptools",
-                loop="none",
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=math.ceil(config.drain_seconds) + _BREAK_OFF_SECONDS,
-            )
+        self._server = _server(
+            create_app(self._tokenizers, config), math.ceil(config.drain_seconds) + _BREAK_OFF_SECONDS
         )
+        self._admin: _Admin | None = None
+        if config.admin_port is not None:
+            if config.admin_keys is None:
+                raise ServerError("admin_keys_missing", "the administration needs keys: give a file with --admin-keys")
+            app = create_admin(self._tokenizers, Path(config.admin_keys))
+            self._admin = _Admin(_bind_beside(self._socket, config.admin_port), _server(app, _BREAK_OFF_SECONDS))
 
     @property
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
+
+    @property
+    def admin_port(self) -> int | None:
+        return None if self._admin is None else int(self._admin.listener.getsockname()[1])
 
     def run(self, on_ready: Callable[[int], None] | None = None) -> None:
         """Serve until SIGTERM or SIGINT: the listener closes at once, answers under way go on for `drain_seconds`,
@@ -102,6 +107,10 @@ class FrontendServer:
         if on_ready is not None:
             self._server.on_started = partial(on_ready, self.port)
         self._tokenizers.start()
+        watchdog = asyncio.create_task(watch(self._tokenizers.traffic))
+        admin = asyncio.create_task(self._admin.serve()) if self._admin is not None else None
+        if self._admin is not None:
+            logger.info("the administration listens on port %d", self.admin_port)
         thread = None
         if self._worker is not None:
             thread = threading.Thread(target=self._run_worker, args=(self._worker, loop), name="tokenizer")
@@ -109,6 +118,10 @@ class FrontendServer:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
+            if self._admin is not None and admin is not None:
+                self._admin.server.should_exit = True
+                await admin
+            watchdog.cancel()
             await self._tokenizers.close()
             if self._worker is not None and thread is not None:
                 self._worker.stop()
@@ -137,6 +150,14 @@ class FrontendServer:
         self._tokenizers.fail_all(SHUTTING_DOWN, "the server is shutting down and cannot complete the answer")
 
 
+class _Admin(msgspec.Struct, frozen=True):
+    listener: socket.socket
+    server: _Server
+
+    async def serve(self) -> None:
+        await self.server.serve(sockets=[self.listener])
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to us: uvicorn would send itself the signal again at the end, and the exit code would say that it
     was killed."""
@@ -151,6 +172,39 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.on_started is not None:
             self.on_started()
+
+
+def _server(app: ASGIApp, shutdown_seconds: int) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=Connection,
+            loop="none",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=shutdown_seconds,
+        )
+    )
+
+
+def _bind_beside(listener: socket.socket, port: int) -> socket.socket:
+    """Another port of the same address. Raises ServerError."""
+    beside = socket.socket(listener.family, listener.type)
+    beside.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        host, _, *rest = listener.getsockname()
+        beside.bind((host, port, *rest))
+    except OSError as error:
+        beside.close()
+        raise ServerError(
+            "cannot_listen", f"cannot listen on port {port}: {error.strerror}. Choose another --admin-port"
+        ) from error
+    return beside
 
 
 def _bind(config: FrontendConfig) -> socket.socket:

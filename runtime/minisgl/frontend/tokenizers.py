@@ -14,20 +14,27 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.exchange import Exchange
-from minisgl.frontend.requests import Prompt
-from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams
+from minisgl.frontend.traffic import Progress, Traffic
+from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed
 from minisgl.wire.sockets import Codec, WireError, open_socket
 from minisgl.wire.text import (
     TEXT_WIRE_VERSION,
     Accepted,
     Cancel,
+    Decoded,
+    Described,
+    Encoded,
     FromTokenizer,
     Generate,
+    Question,
+    Reply,
     ServedModel,
     TextFailed,
     Texts,
+    ToTokenizer,
     WorkerState,
 )
 
@@ -39,16 +46,17 @@ UNAVAILABLE: Final = "engine_unavailable"
 class Tokenizers:
     """Binds one address for each worker. All methods belong to the event loop that called `start`."""
 
-    def __init__(self, addresses: Sequence[str], stale_seconds: float) -> None:
+    def __init__(self, addresses: Sequence[str], stale_seconds: float, traffic: Traffic | None = None) -> None:
         assert addresses, "a frontend needs a tokenizer worker"
         self._addresses = addresses
         self._stale_seconds = stale_seconds
+        self.traffic = traffic or Traffic(RequestLimits())
         self._context = zmq.asyncio.Context()
         self._links: list[_Link] = []
         self._closing: _Closing | None = None
 
     def start(self) -> None:
-        self._links = [_Link(self._context, address) for address in self._addresses]
+        self._links = [_Link(self._context, address, self.traffic) for address in self._addresses]
 
     async def close(self) -> None:
         for link in self._links:
@@ -67,18 +75,36 @@ class Tokenizers:
         problems = [link.problem(self._stale_seconds) for link in self._links]
         return None if None in problems else problems[0]
 
-    def submit(self, prompts: Sequence[Prompt], params: SamplingParams) -> Exchange:
-        """Ask for an answer to each prompt. The caller calls `release` at the end, whatever that is. Raises
-        ApiError when no worker can take it."""
+    def submit(self, requests: Sequence[Generate]) -> Exchange:
+        """Ask for an answer to each request; each is a choice. The caller calls `release` at the end, whatever that
+        is. Raises ApiError when no worker can take it, or too many requests wait already."""
+        able = self._able()
+        exchange = Exchange(len(requests))
+        choices = self.traffic.admit(requests, exchange)
+        for choice, (request, progress) in enumerate(zip(requests, choices, strict=True)):
+            min(able, key=lambda link: link.load).submit(_Waiter(exchange, choice, progress), request)
+        return exchange
+
+    async def ask(self, question: Question) -> Reply:
+        """Raises ApiError when no worker can answer, or for what it answers."""
+        reply = await min(self._able(), key=lambda link: link.load).ask(question)
+        assert not isinstance(reply, Flushed)
+        return reply
+
+    async def flush_cache(self) -> int:
+        """Empty the scheduler's prefix cache; how many pages that freed. Raises ApiError."""
+        reply = await self._able()[0].ask(Flush(secrets.token_bytes(REQUEST_ID_BYTES)))
+        assert isinstance(reply, Flushed)
+        return reply.pages
+
+    def _able(self) -> list[_Link]:
+        """The workers that can take requests."""
         if self._closing is not None:
             raise ApiError.of_code(self._closing.code, self._closing.message)
         able = [link for link in self._links if link.model is not None]
         if not able:
             raise ApiError.of_code(UNAVAILABLE, f"{self._links[0].problem(self._stale_seconds)}; try again in a moment")
-        exchange = Exchange(len(prompts))
-        for choice, prompt in enumerate(prompts):
-            min(able, key=lambda link: link.load).submit(exchange, choice, prompt, params)
-        return exchange
+        return able
 
     def release(self, exchange: Exchange) -> None:
         """Nobody waits for the answer any more: what has not ended is cancelled at once."""
@@ -106,16 +132,19 @@ class _Closing(msgspec.Struct, frozen=True):
 class _Waiter(msgspec.Struct, frozen=True):
     exchange: Exchange
     choice: int
+    progress: Progress
 
 
 class _Link:
     """One worker. Its requests live and die with the connection."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
+    def __init__(self, context: zmq.asyncio.Context, address: str, traffic: Traffic) -> None:
+        self._traffic = traffic
         self.model: ServedModel | None = None
         self._reason = "no tokenizer worker has connected yet"
         self._heard = 0.0
         self._waiters: dict[bytes, _Waiter] = {}
+        self._questions: dict[bytes, asyncio.Future[Reply | Flushed]] = {}
         self._encoder = msgspec.msgpack.Encoder()
         self._codec: Codec[FromTokenizer] = Codec(FromTokenizer)
         self._socket = open_socket(context, zmq.DEALER)
@@ -135,25 +164,34 @@ class _Link:
         silent = asyncio.get_running_loop().time() - self._heard
         return f"the engine has said nothing for {silent:.0f} s" if silent > stale_seconds else None
 
-    def submit(self, exchange: Exchange, choice: int, prompt: Prompt, params: SamplingParams) -> None:
-        request_id = secrets.token_bytes(REQUEST_ID_BYTES)
-        self._waiters[request_id] = _Waiter(exchange, choice)
-        self._send(
-            Generate(id=request_id, messages=prompt.messages, prompt=prompt.text, tokens=prompt.tokens, params=params)
-        )
+    def submit(self, waiter: _Waiter, request: Generate) -> None:
+        self._waiters[request.id] = waiter
+        self._send(request)
+
+    async def ask(self, question: Question | Flush) -> Reply | Flushed:
+        reply: asyncio.Future[Reply | Flushed] = asyncio.get_running_loop().create_future()
+        self._questions[question.id] = reply
+        self._send(question)
+        try:
+            return await reply
+        finally:
+            del self._questions[question.id]
 
     def release(self, exchange: Exchange) -> None:
         if exchange.ended:
             return
         for request_id in [known for known, waiter in self._waiters.items() if waiter.exchange is exchange]:
-            del self._waiters[request_id]
+            self._traffic.released(self._waiters.pop(request_id).progress)
             self._send(Cancel(request_id))
 
     def fail_all(self, code: str, message: str) -> None:
         waiters, self._waiters = self._waiters, {}
         for request_id, waiter in waiters.items():
-            waiter.exchange.fail(ApiError.of_code(code, message))
+            self._fail(waiter, ApiError.of_code(code, message))
             self._send(Cancel(request_id))
+        for reply in self._questions.values():
+            if not reply.done():
+                reply.set_exception(ApiError.of_code(code, message))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -165,7 +203,7 @@ class _Link:
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
 
-    def _send(self, message: Generate | Cancel) -> None:
+    def _send(self, message: ToTokenizer) -> None:
         # Sent at once as long as the worker's queue has room; otherwise in order, as soon as it has.
         self._socket.send(self._encoder.encode(message))
 
@@ -186,20 +224,35 @@ class _Link:
     def _on_message(self, message: FromTokenizer) -> None:
         match message:
             case Texts():
-                for request_id, text in message.rows():
+                now = asyncio.get_running_loop().time()
+                for row, (request_id, text) in enumerate(message.rows()):
                     if (waiter := self._waiters.get(request_id)) is not None:
-                        waiter.exchange.push(waiter.choice, text)
+                        scored = message.scored.get(row, ())
+                        self._traffic.tokens(waiter.progress, message.counts[row], len(text), now)
+                        waiter.exchange.push(waiter.choice, text, message.counts[row], scored)
                 for finished in message.finished:
                     if (waiter := self._waiters.pop(finished.id, None)) is not None:
+                        self._traffic.finished(waiter.progress, finished, now)
                         waiter.exchange.finish(waiter.choice, finished)
             case Accepted():
                 if (waiter := self._waiters.get(message.id)) is not None:
+                    now = asyncio.get_running_loop().time()
+                    self._traffic.accepted(waiter.progress, message.prompt_tokens, now)
                     waiter.exchange.accept(waiter.choice, message.prompt_tokens)
             case TextFailed():
                 if (waiter := self._waiters.pop(message.id, None)) is not None:
-                    waiter.exchange.fail(ApiError.of_code(message.code, message.message, message.param))
+                    self._fail(waiter, ApiError.of_code(message.code, message.message, message.param))
+                elif (reply := self._questions.get(message.id)) is not None and not reply.done():
+                    reply.set_exception(ApiError.of_code(message.code, message.message, message.param))
+            case Encoded() | Decoded() | Described() | Flushed():
+                if (reply := self._questions.get(message.id)) is not None and not reply.done():
+                    reply.set_result(message)
             case WorkerState():
                 self._on_state(message)
+
+    def _fail(self, waiter: _Waiter, error: ApiError) -> None:
+        self._traffic.failed(waiter.progress, error)
+        waiter.exchange.fail(error)
 
     def _on_state(self, state: WorkerState) -> None:
         self._heard = asyncio.get_running_loop().time()
@@ -208,6 +261,7 @@ class _Link:
             return
         self.model = state.model
         self._reason = state.reason
+        self._traffic.engine(state.model, state.status, self._heard)
 
     def _lose(self, reason: str) -> None:
         logger.error("%s; %d requests fail", reason, len(self._waiters))

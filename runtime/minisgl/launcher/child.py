@@ -1,4 +1,7 @@
-"""Entry of every process that the launcher starts: `python -m minisgl.launcher.child NAME CONTROL_FD LAUNCHER_PID`."""
+"""Entry of every process that the launcher starts: `python -m minisgl.launcher.child NAME CONTROL_FD LAUNCHER_PID`.
+
+What follows are modules to import before the launcher says what to do: a standby waits with them at hand.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Control:
         self._connection = connection
         self._lines = connection.makefile("rb")
         self._send_lock = threading.Lock()
-        self._on_group_failed: Callable[[str], None] | None = None
+        self._on_gave_up: Callable[[str], None] | None = None
 
     def progress(self, text: str) -> None:
         """Say what is being done until `ready`."""
@@ -43,13 +46,17 @@ class Control:
     def refuse(self, code: str, message: str) -> None:
         self._send(control.Refused(code, message))
 
-    def on_group_failed(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the reason, on a thread of its own, when another process of the group has died.
-        Set it before `ready`: the launcher tells nobody earlier."""
-        self._on_group_failed = callback
+    def on_gave_up(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the reason, on a thread of its own, when the launcher ends everything because of a
+        failure. Set it before `ready`: the launcher tells nobody earlier."""
+        self._on_gave_up = callback
 
-    def receive_start(self) -> control.Start:
-        message = control.to_child.decode(self._lines.readline())
+    def receive_start(self) -> control.Start | None:
+        """What to do; None when the launcher has no use for this process."""
+        line = self._lines.readline()
+        if not line:
+            return None
+        message = control.to_child.decode(line)
         assert isinstance(message, control.Start)
         return message
 
@@ -60,8 +67,8 @@ class Control:
     def _listen(self) -> None:
         for line in self._lines:
             message = control.to_child.decode(line)
-            if isinstance(message, control.GroupFailed) and self._on_group_failed is not None:
-                self._on_group_failed(message.message)
+            if isinstance(message, control.GaveUp) and self._on_gave_up is not None:
+                self._on_gave_up(message.message)
         os._exit(1)
 
     def _send(self, message: control.FromChild) -> None:
@@ -80,8 +87,13 @@ def main() -> int:
     # A terminal's Ctrl-C is the launcher's to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = Control(socket.socket(fileno=descriptor))
+    for module in sys.argv[4:]:
+        importlib.import_module(module)
     start = line.receive_start()
-    log.set_up(name, cast(log.LogLevel, start.log_level), "json")
+    if start is None:
+        return 0
+    _set_title(f"minisgl-{start.name}")
+    log.set_up(start.name, cast(log.LogLevel, start.log_level), "json")
     line.listen()
     module, _, function = start.target.partition(":")
     try:

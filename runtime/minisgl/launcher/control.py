@@ -11,15 +11,18 @@ import msgspec
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """First line to a child. `target` is `module:function`, called with (config as JSON, Control)."""
+    """First line to a child: who it is, and what it does. `target` is `module:function`, called with (config as JSON,
+    Control)."""
 
+    name: str
     target: str
     config: msgspec.Raw
     log_level: str
 
 
-class GroupFailed(msgspec.Struct, frozen=True, tag="group_failed"):
-    """Another process of the group died. End what clients wait for with an error, then exit."""
+class GaveUp(msgspec.Struct, frozen=True, tag="gave_up"):
+    """The launcher ends everything, because of what `message` says. End what clients wait for with an error, then
+    exit."""
 
     message: str
 
@@ -41,7 +44,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-ToChild = Start | GroupFailed
+ToChild = Start | GaveUp
 FromChild = Progress | Ready | Refused
 
 to_child: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,9 +19,14 @@ from minisgl import logging as log
 from minisgl.launcher import control
 
 _LAST_WORDS: Final = 20
-"""Lines of output kept for the message about a death."""
+"""Lines of output kept for the message about a death: no mere information, and nothing older than this many seconds,
+for it would pass for the cause."""
+_LAST_WORDS_SECONDS: Final = 10.0
 
 _READ_BYTES: Final = 1 << 16
+
+STANDBY: Final = "standby-"
+"""Before the name of a process that waits to become it."""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,26 +44,36 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Open descriptors of the launcher that the child has under the same numbers."""
     drains: bool = False
     """SIGTERM asks it to finish its clients' requests, then to exit by itself; the others may be killed."""
+    preload: tuple[str, ...] = ()
+    """Modules whose import takes long: a standby does that ahead. Empty: no standby is kept."""
 
 
 class Process:
-    """A started child. `on_line` gets each line of its stdout and stderr."""
+    """A started child. `on_line` gets each line of its stdout and stderr.
 
-    def __init__(self, spec: ProcessSpec, log_level: str, on_line: Callable[[log.Line], None]) -> None:
+    A standby is a child that has imported the modules of `spec.preload` and waits until `begin` tells it what to do.
+    """
+
+    def __init__(
+        self, spec: ProcessSpec, log_level: str, on_line: Callable[[log.Line], None], *, standby: bool = False
+    ) -> None:
         self.spec = spec
         self.is_ready = False
         self.progress = "starting"
         self.refusal: control.Refused | None = None
+        self._log_level = log_level
         self._on_line = on_line
-        self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
+        self._selector: selectors.BaseSelector | None = None
+        self._last_words: deque[tuple[float, str]] = deque(maxlen=_LAST_WORDS)
         self._control, theirs = socket.socketpair()
         self._control_rest = b""
         self._output_rest = b""
+        name, modules = (f"{STANDBY}{spec.name}", spec.preload) if standby else (spec.name, ())
         with theirs:
             self._popen = subprocess.Popen(
                 (
                     *(sys.executable, "-P", "-m", "minisgl.launcher.child"),
-                    *(spec.name, str(theirs.fileno()), str(os.getpid())),
+                    *(name, str(theirs.fileno()), str(os.getpid()), *modules),
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -68,10 +84,16 @@ class Process:
             )
         assert self._popen.stdout is not None
         self._output = self._popen.stdout
-        config = msgspec.Raw(msgspec.json.encode(spec.config))
-        self.send(control.Start(target=spec.target, config=config, log_level=log_level))
+        if not standby:
+            self.begin(spec)
         self._control.setblocking(False)
         os.set_blocking(self._output.fileno(), False)
+
+    def begin(self, spec: ProcessSpec) -> None:
+        """Tell it what to do; name, environment and descriptors are those that it was started with."""
+        self.spec = spec
+        config = msgspec.Raw(msgspec.json.encode(spec.config))
+        self.send(control.Start(name=spec.name, target=spec.target, config=config, log_level=self._log_level))
 
     @property
     def pid(self) -> int:
@@ -87,9 +109,10 @@ class Process:
         return self._popen.poll()
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Have `selector` wake up for this child; the key's data is what to call then."""
-        selector.register(self._control, selectors.EVENT_READ, lambda: self._read_control(selector))
-        selector.register(self._output, selectors.EVENT_READ, lambda: self._read_output(selector))
+        """Have `selector` wake up for this child until `close`; the key's data is what to call then."""
+        self._selector = selector
+        selector.register(self._control, selectors.EVENT_READ, self._read_control)
+        selector.register(self._output, selectors.EVENT_READ, self._read_output)
 
     def send(self, message: control.ToChild) -> None:
         try:
@@ -105,14 +128,16 @@ class Process:
         self._popen.wait()
 
     def close(self) -> None:
-        """Give back the descriptors of a child that has ended."""
-        self._control.close()
-        self._output.close()
+        """Give back the descriptors of a child that has ended, after its last output."""
+        for source, read in ((self._control, self._read_control), (self._output, self._read_output)):
+            read()
+            self._forget(source)
+            source.close()
 
     def death(self) -> str:
         """Name, way and last words of a child that has ended."""
-        self._read_output(None)
-        self._read_control(None)
+        self._read_output()
+        self._read_control()
         code = self._popen.returncode
         if self.refusal is not None:
             return f"{self.spec.name}: {self.refusal.message} ({self.refusal.code})"
@@ -122,11 +147,12 @@ class Process:
                 how += "; when nobody sent it, the machine ran out of memory"
         else:
             how = f"ended with exit code {code}"
-        words = "".join(f"\n  | {line}" for line in self._last_words)
+        oldest = time.monotonic() - _LAST_WORDS_SECONDS
+        words = "".join(f"\n  | {line}" for at, line in self._last_words if at >= oldest)
         return f"{self.spec.name} (pid {self.pid}) {how}" + (f". Its last words:{words}" if words else "")
 
-    def _read_control(self, selector: selectors.BaseSelector | None) -> None:
-        lines, self._control_rest = self._read_lines(self._control, self._control_rest, selector)
+    def _read_control(self) -> None:
+        lines, self._control_rest = self._read_lines(self._control, self._control_rest)
         for line in lines:
             message = control.from_child.decode(line)
             match message:
@@ -137,17 +163,17 @@ class Process:
                 case control.Refused():
                     self.refusal = message
 
-    def _read_output(self, selector: selectors.BaseSelector | None) -> None:
-        lines, self._output_rest = self._read_lines(self._output, self._output_rest, selector)
+    def _read_output(self) -> None:
+        lines, self._output_rest = self._read_lines(self._output, self._output_rest)
         for raw in lines:
             line = log.parse(raw.decode(errors="replace").rstrip(), self.spec.name)
-            self._last_words.append(line.message)
-            self._last_words.extend(line.traceback.splitlines())
+            if line.level not in ("debug", "info"):
+                now = time.monotonic()
+                self._last_words.extend((now, text) for text in (line.message, *line.traceback.splitlines()))
             self._on_line(line)
 
-    @staticmethod
-    def _read_lines(source: Any, rest: bytes, selector: selectors.BaseSelector | None) -> tuple[list[bytes], bytes]:
-        """Whole lines that are there, and the beginning of the next; at the end `selector` forgets the source."""
+    def _read_lines(self, source: Any, rest: bytes) -> tuple[list[bytes], bytes]:
+        """Whole lines that are there, and the beginning of the next; at the end the selector forgets the source."""
         while True:
             try:
                 data = os.read(source.fileno(), _READ_BYTES)
@@ -156,14 +182,17 @@ class Process:
             except ConnectionResetError:
                 data = b""
             if not data:
-                if selector is not None:
-                    selector.unregister(source)
+                self._forget(source)
                 rest = rest + b"\n" if rest else rest
                 break
             # Progress bars draw over their line; here each drawing is a line.
             rest += data.replace(b"\r", b"\n")
         *lines, rest = rest.split(b"\n")
         return [line for line in lines if line], rest
+
+    def _forget(self, source: Any) -> None:
+        if self._selector is not None and source in self._selector.get_map():
+            self._selector.unregister(source)
 
 
 def _signal_name(number: int) -> str:

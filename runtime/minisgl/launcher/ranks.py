@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,9 @@ from minisgl.config import EngineConfig
 from minisgl.engine.interface import Engine
 from minisgl.launcher.devices import rank_environment
 from minisgl.launcher.process import ProcessSpec
+
+PRELOAD: Final = ("minisgl.engine.engine",)
+"""What takes a rank's process seconds to import: torch, above all. None of it touches a device."""
 
 
 class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,9 +25,10 @@ class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Address on which it takes rank 0's plans."""
 
 
-def rank0_config(engine: EngineConfig, directory: Path) -> EngineConfig:
-    """`engine` with a place in the run directory where its ranks meet: unlike a port, nobody else can take it."""
-    return msgspec.structs.replace(engine, rank=0, rendezvous=f"file://{directory}/rendezvous")
+def rank0_config(engine: EngineConfig, directory: Path, start: int = 1) -> EngineConfig:
+    """`engine` with a place in the run directory where its ranks meet: unlike a port, nobody else can take it. Each
+    start has its own: what killed ranks have left at theirs would confuse the next."""
+    return msgspec.structs.replace(engine, rank=0, rendezvous=f"file://{directory}/rendezvous{start}")
 
 
 def follower_configs(rank0: EngineConfig, directory: Path) -> list[FollowerConfig]:
@@ -41,6 +46,7 @@ def follower_spec(config: FollowerConfig) -> ProcessSpec:
         target="minisgl.launcher.roles:follower",
         config=config,
         environment=rank_environment(engine.device, engine.tensor_parallel),
+        preload=PRELOAD,
     )
 
 

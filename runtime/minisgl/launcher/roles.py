@@ -69,7 +69,11 @@ def frontend(raw: msgspec.Raw, control: Control) -> None:
 
     # It tells of start and end, which the launcher does too.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    control.on_group_failed(fail)
+    # So it calls a stream that we broke off, about which we have logged what there is to say.
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: "without completing response" not in record.getMessage()
+    )
+    control.on_gave_up(fail)
     server.run(lambda port: control.ready())
 
 

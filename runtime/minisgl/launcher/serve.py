@@ -8,19 +8,24 @@ import os
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from minisgl import logging as log
 from minisgl.config import CacheKind, EngineConfig
-from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.config import FrontendConfig, RequestLimits
 from minisgl.launcher.devices import rank_environment
 from minisgl.launcher.errors import LauncherError
+from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import ProcessSpec
-from minisgl.launcher.ranks import follower_configs, follower_spec, rank0_config
+from minisgl.launcher.ranks import PRELOAD, follower_configs, follower_spec, rank0_config
+from minisgl.launcher.restarts import Limits
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.supervisor import Supervisor
+from minisgl.models.config import ModelConfig
+from minisgl.models.errors import ModelError
 from minisgl.scheduler.process import SchedulerProcessConfig
 from minisgl.tokenizer.config import TokenizerConfig
 from minisgl.tokenizer.model_files import hash_tokenizer_files
@@ -40,9 +45,20 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8000
     tokenizers: int = 1
     """Processes; 0: in the frontend's."""
+    limits: RequestLimits = RequestLimits()
+    api_keys: str | None = None
+    """File; None: everybody may use the API."""
+    cors_origins: tuple[str, ...] = ()
+    admin_port: int | None = None
+    """None: no administration."""
+    admin_keys: str | None = None
     startup_timeout: float
     """Seconds."""
     drain_timeout: float
+    """Seconds."""
+    max_restarts: int = 3
+    """Restarts of processes that died, within `restart_window`, before everything ends; 0: the first death ends it."""
+    restart_window: float = 600.0
     """Seconds."""
     log_level: log.LogLevel = "info"
     log_format: log.LogFormat = "auto"
@@ -52,8 +68,10 @@ def serve(options: ServeOptions) -> int:
     """Serve until SIGINT or SIGTERM; the exit code. What went wrong is logged. Nothing is left running."""
     log.set_up("launcher", options.log_level, options.log_format)
     try:
+        # Before any process starts: what one look at config.json tells should not take a rank's start to find out.
+        ModelConfig.read(options.engine.model).check_tensor_parallel(options.engine.tensor_parallel)
         _serve(options)
-    except LauncherError as error:
+    except (LauncherError, ModelError) as error:
         logger.error("%s", error, extra={"code": error.code})
         return 1
     logger.info("stopped")
@@ -70,8 +88,6 @@ def _serve(options: ServeOptions) -> None:
             print(renderer.render(line), file=sys.stderr, flush=True)
 
         def on_ready() -> None:
-            # The frontend alone listens: when it closes the socket to drain, nobody may be left waiting at ours.
-            listener.close()
             logger.info(
                 "serving %s at %s/v1, Ctrl-C stops it",
                 options.model_name,
@@ -80,35 +96,31 @@ def _serve(options: ServeOptions) -> None:
             )
 
         supervisor = Supervisor(
-            process_specs(options, directory, listener.fileno()),
-            startup_timeout=options.startup_timeout,
+            groups(options, directory, listener.fileno()),
+            limits=Limits(
+                max_restarts=options.max_restarts,
+                restart_window=options.restart_window,
+                startup_timeout=options.startup_timeout,
+            ),
             drain_timeout=options.drain_timeout,
             log_level=options.log_level,
             on_line=on_line,
             on_ready=on_ready,
+            # We hold the socket too, so that a frontend that died finds its clients waiting there. At the end it alone
+            # decides how long it listens: nobody may be left waiting at ours.
+            on_end=listener.close,
         )
         supervisor.run()
 
 
-def process_specs(options: ServeOptions, directory: Path, listener: int) -> list[ProcessSpec]:
-    """Ranks, tokenizers and a frontend that listens on the descriptor `listener`; sockets go to `directory`."""
-    engine = rank0_config(options.engine, directory)
-    followers = follower_configs(engine, directory)
-    scheduler = SchedulerProcessConfig(
-        engine=engine,
-        address=f"ipc://{directory}/scheduler",
-        followers=tuple(follower.plans for follower in followers),
-        model_name=options.model_name,
-        revision=options.revision,
-        tokenizer_hashes=hash_tokenizer_files(engine.model),
-        epoch=(time.time_ns() // 1_000_000, 0),
-        overlap=options.overlap,
-        cache=options.cache,
-    )
+def groups(options: ServeOptions, directory: Path, listener: int) -> list[GroupSpec]:
+    """An engine, tokenizers and a frontend that listens on the descriptor `listener`. Sockets go to `directory`,
+    under the same names at every start: a peer finds by itself what was started again."""
+    scheduler_address = f"ipc://{directory}/scheduler"
     tokenizers = [
         TokenizerConfig(
-            model=engine.model,
-            scheduler_address=scheduler.address,
+            model=options.engine.model,
+            scheduler_address=scheduler_address,
             frontend_address=f"ipc://{directory}/tokenizer{number}",
             name=f"tokenizer{number}",
         )
@@ -119,17 +131,66 @@ def process_specs(options: ServeOptions, directory: Path, listener: int) -> list
         tokenizer_addresses=tuple(tokenizer.frontend_address for tokenizer in tokenizers),
         tokenizer=None if options.tokenizers else tokenizers[0],
         drain_seconds=options.drain_timeout,
+        limits=options.limits,
+        api_keys=options.api_keys,
+        cors_origins=options.cors_origins,
+        admin_port=options.admin_port,
+        admin_keys=options.admin_keys,
     )
-    on_rank = rank_environment(engine.device, engine.tensor_parallel)
-    return [
-        ProcessSpec(name="rank0", target=_role("rank0"), config=scheduler, environment=on_rank),
-        *map(follower_spec, followers),
+    others = [
         *(
             ProcessSpec(name=tokenizer.name, target=_role("tokenizer"), config=tokenizer)
             for tokenizer in tokenizers[: options.tokenizers]
         ),
-        ProcessSpec(name="frontend", target=_role("frontend"), config=frontend, descriptors=(listener,), drains=True),
+        ProcessSpec(
+            name="frontend",
+            target=_role("frontend"),
+            config=frontend,
+            descriptors=(listener,),
+            drains=True,
+            preload=("minisgl.frontend.server",),
+        ),
     ]
+    return [
+        _engine_group(options, directory, scheduler_address),
+        *(GroupSpec(name=spec.name, processes=partial(_same, spec)) for spec in others),
+    ]
+
+
+def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str) -> GroupSpec:
+    """All ranks: one that is gone leaves the others waiting in a collective, with requests half done."""
+    boot_ms = time.time_ns() // 1_000_000
+    tokenizer_hashes = hash_tokenizer_files(options.engine.model)
+
+    def processes(number: int) -> list[ProcessSpec]:
+        engine = rank0_config(options.engine, directory, number)
+        followers = follower_configs(engine, directory)
+        scheduler = SchedulerProcessConfig(
+            engine=engine,
+            address=scheduler_address,
+            followers=tuple(follower.plans for follower in followers),
+            model_name=options.model_name,
+            revision=options.revision,
+            tokenizer_hashes=tokenizer_hashes,
+            epoch=(boot_ms, number),
+            overlap=options.overlap,
+            cache=options.cache,
+            max_waiting=options.limits.waiting,
+        )
+        rank0 = ProcessSpec(
+            name="rank0",
+            target=_role("rank0"),
+            config=scheduler,
+            environment=rank_environment(engine.device, engine.tensor_parallel),
+            preload=PRELOAD,
+        )
+        return [rank0, *map(follower_spec, followers)]
+
+    return GroupSpec(name="engine", processes=processes)
+
+
+def _same(spec: ProcessSpec, number: int) -> list[ProcessSpec]:
+    return [spec]
 
 
 def _role(name: str) -> str:

@@ -1,7 +1,8 @@
-"""Runs a group of processes that live and die together.
+"""Runs the groups of processes that make a server, and starts again what died.
 
 One thread and one selector: signals, the children's output and their control lines are all descriptors, so there is
-no state that two threads share. The way of a group is written once, in `Supervisor.run`.
+no state that two threads share. What to do about a death is decided in `restarts`; here it is done. The way of a
+server is written once, in `Supervisor.run`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,22 @@ from typing import Final
 from minisgl import logging as log
 from minisgl.launcher import control
 from minisgl.launcher.errors import LauncherError
-from minisgl.launcher.process import Process, ProcessSpec
+from minisgl.launcher.group import Group, GroupSpec
+from minisgl.launcher.process import Process
+from minisgl.launcher.restarts import (
+    END_SECONDS,
+    Action,
+    GiveUp,
+    Kill,
+    Limits,
+    Recovered,
+    Serve,
+    Start,
+    State,
+    begin,
+    decide,
+    next_deadline,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,45 +52,67 @@ class StopRequested(Exception):
 
 
 class Supervisor:
-    """Starts `specs`, calls `on_ready` once all of them are ready, and keeps them until a signal or a death."""
+    """Starts `groups`, calls `on_ready` once all of them are ready, and keeps them running until a signal or until a
+    restart does not help any more."""
 
     def __init__(
         self,
-        specs: Sequence[ProcessSpec],
+        groups: Sequence[GroupSpec],
         *,
-        startup_timeout: float,
+        limits: Limits,
         drain_timeout: float,
         log_level: log.LogLevel,
         on_line: Callable[[log.Line], None],
         on_ready: Callable[[], None],
+        on_end: Callable[[], None],
+        standby_delay: float = 5.0,
     ) -> None:
-        """Timeouts in seconds. `on_line` gets every line of output of every child."""
-        self._specs = specs
-        self._startup_timeout = startup_timeout
+        """Times in seconds. Standbys are started `standby_delay` after everything is ready, so that their imports
+        do not slow down the first requests. `on_line` gets every line of output of every child. `on_end` is called
+        before the processes with clients are told to end: nobody new may come to them."""
+        self._limits = limits
         self._drain_timeout = drain_timeout
-        self._log_level = log_level
-        self._on_line = on_line
+        self._standby_delay = standby_delay
         self._on_ready = on_ready
+        self._on_end = on_end
         self._selector = selectors.DefaultSelector()
-        self.processes: list[Process] = []
+        self._groups = {
+            spec.name: Group(
+                spec,
+                self._selector,
+                lambda process, standby: Process(process, log_level, on_line, standby=standby),
+            )
+            for spec in groups
+        }
+        self._state = State({})
+        self._history: list[str] = []
+        self._progress = _Progress()
+        self._standby_at: float | None = None
         self._signals = 0
         self._signals_obeyed = 0
 
-    def run(self) -> None:
-        """Returns when a signal has ended the group. Call it on the main thread.
+    @property
+    def processes(self) -> list[Process]:
+        return [process for group in self._groups.values() for process in group.processes]
 
-        Raises LauncherError `process_died` or `startup_timeout`. Either way no process is left.
+    @property
+    def _standbys(self) -> list[Process]:
+        return [process for group in self._groups.values() for process in group.standbys]
+
+    def run(self) -> None:
+        """Returns when a signal has ended the server. Call it on the main thread.
+
+        Raises LauncherError: process_died and startup_timeout at the start, later restarts_exhausted, process_stuck,
+        and process_died for a death while requests are drained. No process is left, whatever happens.
         """
         with self._signals_as_events():
             try:
-                for spec in self._specs:
-                    process = Process(spec, self._log_level, self._on_line)
-                    self.processes.append(process)
-                    process.watch(self._selector)
-                self._wait_until_ready()
-                self._on_ready()
+                for group in self._groups.values():
+                    group.start(1)
+                self._state = begin(tuple(self._groups), time.monotonic())
                 while True:
-                    self._turn(None)
+                    self._keep_running()
+                    self._wait_for_events()
             except StopRequested:
                 self._drain()
             except LauncherError as error:
@@ -83,63 +121,135 @@ class Supervisor:
             finally:
                 self._end_all()
 
-    def _wait_until_ready(self) -> None:
-        start = time.monotonic()
-        deadline = start + self._startup_timeout
-        shown: dict[str, tuple[str, float]] = {}
-        while waiting := [p for p in self.processes if not p.is_ready]:
-            if time.monotonic() > deadline:
-                state = ", ".join(f"{p.spec.name} ({p.progress})" for p in waiting)
-                raise LauncherError(
-                    "startup_timeout",
-                    f"not ready after {self._startup_timeout:g} s: {state}. Allow more with --startup-timeout.",
-                )
-            self._turn(min(deadline, time.monotonic() + _PROGRESS_SECONDS))
-            now = time.monotonic()
-            for process in self.processes:
-                text = "ready" if process.is_ready else process.progress
-                previous, at = shown.get(process.spec.name, ("starting", 0.0))
-                if text != previous and (process.is_ready or now - at >= _PROGRESS_SECONDS):
-                    shown[process.spec.name] = text, now
-                    logger.info("%s: %s", process.spec.name, text, extra={"seconds": round(now - start, 1)})
+    def _keep_running(self) -> None:
+        """Do what there is to do now: what follows from it at once is not announced by another event."""
+        while actions := self._decide():
+            for action in actions:
+                self._act(action)
+        if self._standby_at is not None and time.monotonic() >= self._standby_at:
+            self._standby_at = None
+            for group in self._groups.values():
+                group.stand_by()
+
+    def _decide(self) -> list[Action]:
+        seen = {name: group.seen() for name, group in self._groups.items()}
+        self._state, actions = decide(self._state, seen, self._limits, time.monotonic())
+        return actions
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case GiveUp():
+                raise self._given_up(action)
+            case Kill():
+                self._kill(action)
+            case Start():
+                self._groups[action.group].start(action.number)
+            case Recovered():
+                logger.info("%s is back", action.group, extra={"seconds": round(action.seconds, 1)})
+                self._standby_at = time.monotonic() + self._standby_delay
+            case Serve():
+                self._standby_at = time.monotonic() + self._standby_delay
+                self._progress.show(self.processes)
+                self._on_ready()
+
+    def _wait_for_events(self) -> None:
+        """Until something happens or must be looked at. Raises StopRequested for a new signal."""
+        now = time.monotonic()
+        starting = any(group.phase == "starting" for group in self._state.groups.values())
+        deadlines = (
+            next_deadline(self._state, self._limits),
+            self._standby_at,
+            now + _PROGRESS_SECONDS if starting else None,
+        )
+        known = [deadline for deadline in deadlines if deadline is not None]
+        self._dispatch(max(0.0, min(known) - now) if known else None)
+        self._obey_signals()
+        self._progress.show(self.processes)
+
+    def _kill(self, action: Kill) -> None:
+        group = self._groups[action.group]
+        reason = group.deaths() if action.cause == "died" else self._too_long(group)
+        group.kill()
+        self._history.append(f"{time.strftime('%H:%M:%S')} {reason.partition('. Its last words:')[0]}")
+        logger.error("%s", reason)
+        logger.warning(
+            "starting %s again, restart %d of at most %d within %g s",
+            *(action.group, len(self._state.restarts), self._limits.max_restarts, self._limits.restart_window),
+        )
+
+    def _given_up(self, action: GiveUp) -> LauncherError:
+        group = self._groups[action.group]
+        if action.code == "process_stuck":
+            stuck = ", ".join(f"{p.spec.name} (pid {p.pid})" for p in group.processes if p.alive)
+            return LauncherError(action.code, f"{stuck} did not end within {END_SECONDS:g} s when killed: see dmesg")
+        message = group.deaths() or self._too_long(group)
+        if action.code == "restarts_exhausted":
+            recent = self._history[len(self._history) - len(self._state.restarts) :]
+            history = "".join(f"\n  before: {entry}" for entry in recent)
+            message += (
+                f"\nnot started again: --max-restarts {self._limits.max_restarts} within "
+                f"--restart-window {self._limits.restart_window:g} s are used up{history}"
+            )
+        return LauncherError(action.code, message)
+
+    def _too_long(self, group: Group) -> str:
+        return (
+            f"not ready after {self._limits.startup_timeout:g} s: {group.unready()}. Allow more with --startup-timeout."
+        )
 
     def _drain(self) -> None:
         """Let the processes with clients finish what they have begun; a second signal or a death ends that.
 
         Raises LauncherError when a process died of something else than the signal."""
-        draining = [p for p in self.processes if p.spec.drains and p.is_ready and p.alive]
-        if not draining or not all(p.is_ready for p in self.processes):
+        self._close_door()
+        if not self._state.serving:
             return
+        needed = []
+        for name, group in self._groups.items():
+            # One that is being started again has nothing to finish, and its end is no failure.
+            if self._state.groups[name].phase == "ready":
+                needed += group.processes
+            else:
+                group.kill()
+        draining = [p for p in needed if p.spec.drains and p.alive]
         logger.info("stopping: running requests may finish within %g s, a second signal ends them", self._drain_timeout)
         for process in draining:
             process.signal(signal.SIGTERM)
         deadline = time.monotonic() + self._drain_timeout + _STOP_SECONDS
         try:
-            while any(p.alive for p in draining) and time.monotonic() < deadline:
-                self._turn(deadline, may_end=draining)
+            while any(p.alive for p in draining) and (left := deadline - time.monotonic()) > 0:
+                self._dispatch(left)
+                _raise_for([p for p in needed if p not in draining])
+                self._obey_signals()
         except StopRequested:
             logger.info("stopping at once")
         except LauncherError as error:
             self._announce(str(error))
             raise
-        failed = [p for p in draining if not p.alive and p.exit_code]
-        if failed:
-            raise LauncherError("process_died", "\n".join(p.death() for p in failed))
+        _raise_for([p for p in draining if p.exit_code])
 
     def _announce(self, message: str) -> None:
         """Tell the processes with clients why their requests end, and wait for those to have passed it on."""
+        self._close_door()
         telling = [p for p in self.processes if p.spec.drains and p.is_ready and p.alive]
         for process in telling:
-            process.send(control.GroupFailed(message))
+            process.send(control.GaveUp(message))
         self._wait_for(telling, _STOP_SECONDS)
 
+    def _close_door(self) -> None:
+        """The processes with clients alone hold their sockets from now on."""
+        self._on_end()
+        for process in self._standbys:
+            process.signal(signal.SIGKILL)
+
     def _end_all(self) -> None:
+        everything = [*self.processes, *self._standbys]
         for number in (signal.SIGTERM, signal.SIGKILL):
-            for process in self.processes:
+            for process in everything:
                 if process.alive:
                     process.signal(number)
-            self._wait_for(self.processes, _STOP_SECONDS)
-        for process in self.processes:
+            self._wait_for(everything, _STOP_SECONDS)
+        for process in everything:
             if process.alive:
                 logger.error("%s (pid %d) does not even end when killed: see dmesg", process.spec.name, process.pid)
             process.close()
@@ -150,15 +260,7 @@ class Supervisor:
         while any(p.alive for p in processes) and (left := deadline - time.monotonic()) > 0:
             self._dispatch(left)
 
-    def _turn(self, deadline: float | None, may_end: Sequence[Process] = ()) -> None:
-        """Wait for something to happen, until `deadline` (monotonic seconds) at most, and handle it.
-
-        Raises StopRequested for a new signal, LauncherError when a process that is not in `may_end` has ended.
-        """
-        self._dispatch(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        dead = [p for p in self.processes if not p.alive and p not in may_end]
-        if dead:
-            raise LauncherError("process_died", "\n".join(process.death() for process in dead))
+    def _obey_signals(self) -> None:
         if self._signals > self._signals_obeyed:
             self._signals_obeyed = self._signals
             raise StopRequested
@@ -186,3 +288,26 @@ class Supervisor:
 
     def _read_signals(self, reader: int) -> None:
         self._signals += sum(number in _STOP_SIGNALS for number in os.read(reader, 512))
+
+
+class _Progress:
+    """Lines for people about processes that start."""
+
+    def __init__(self) -> None:
+        self._shown: dict[int, tuple[str, float]] = {}
+
+    def show(self, processes: Sequence[Process]) -> None:
+        now = time.monotonic()
+        for process in processes:
+            text = "ready" if process.is_ready else process.progress
+            previous, at = self._shown.get(process.pid, ("starting", 0.0))
+            if text != previous and (process.is_ready or now - at >= _PROGRESS_SECONDS):
+                self._shown[process.pid] = text, now
+                logger.info("%s: %s", process.spec.name, text)
+
+
+def _raise_for(processes: Sequence[Process]) -> None:
+    """Raises LauncherError `process_died` when one of them has ended."""
+    dead = [process for process in processes if not process.alive]
+    if dead:
+        raise LauncherError("process_died", "\n".join(process.death() for process in dead))

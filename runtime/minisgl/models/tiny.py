@@ -127,15 +127,32 @@ def write_tiny_checkpoint(
             "mlp_only_layers": [],
         }
     config |= config_extra or {}
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", config)
+    weights = _weights(ModelConfig.parse(config), tokenizer, family, seed)
+    return write_checkpoint(Path(out), config, tokenizer, family, weights, spec.shards)
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    family: Family,
+    weights: Mapping[str, torch.Tensor],
+    shards: int = 1,
+) -> Path:
+    """Write a directory that this runtime and Hugging Face's libraries can load; its config.json says `config`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError("cannot_write", f"{folder} cannot be made ({error.strerror}); name another one") from error
+    stops = [tokenizer.token_to_id(token) for token in family.stops]
     _write_json(
         folder / "generation_config.json",
         {"bos_token_id": config["bos_token_id"], "eos_token_id": stops, "pad_token_id": config["pad_token_id"]},
     )
-    _write_tokenizer(folder, tokenizer, family, max_position)
-    _write_weights(folder, _weights(ModelConfig.parse(config), tokenizer, family, seed), spec.shards)
+    _write_tokenizer(folder, tokenizer, family, config["max_position_embeddings"])
+    _write_weights(folder, weights, shards)
+    # Last: who finds it finds everything.
+    _write_json(folder / "config.json", config)
     return folder
 
 

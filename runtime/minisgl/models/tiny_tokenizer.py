@@ -123,22 +123,23 @@ FAMILIES: Final[Mapping[str, Family]] = {
 }
 
 
-def train_tokenizer(family: Family, vocab_size: int) -> Tokenizer:
-    """At most `vocab_size` tokens. Raises ModelError when the bytes and control tokens alone do not fit."""
+def train_tokenizer(family: Family, vocab_size: int, text: str = _TEXT, learned: int = _LEARNED) -> Tokenizer:
+    """At most `vocab_size` tokens, `learned` of them merges learned from `text`. Raises ModelError when the bytes and
+    control tokens alone do not fit."""
     control = list(family.control_tokens)
     if vocab_size < _BYTES + len(control):
         raise ModelError("invalid_tiny_model", f"a vocabulary of {vocab_size} is too small; ask for 512 or more")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    learned = min(_BYTES + _LEARNED, vocab_size - len(control))
+    plain_tokens = min(_BYTES + learned, vocab_size - len(control))
     trainer = trainers.BpeTrainer(
-        vocab_size=learned + len(control) * family.leading,
+        vocab_size=plain_tokens + len(control) * family.leading,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         special_tokens=control if family.leading else [],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_TEXT.splitlines(keepends=True), trainer)
+    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
     tokenizer.add_special_tokens(control)
     plain: Any = processors.ByteLevel(trim_offsets=False)
     if family.adds_bos and family.bos is not None:

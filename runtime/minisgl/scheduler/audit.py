@@ -47,6 +47,7 @@ def check_radix(cache: RadixCache) -> set[int]:
     """The pages of the tree, after checking its invariants."""
     pages: list[int] = []
     evictable = 0
+    assert all(root.locks or root.children for root in cache.salted.values()), "a salt was not forgotten"
     for node in cache.nodes():
         assert node.parent is not None
         assert len(node.tokens) == len(node.pages) * cache.page_size > 0

@@ -9,9 +9,20 @@ from typing import Any, Final
 
 import numpy as np
 import zmq
+from numpy.typing import NDArray
 
 from minisgl.scheduler.outcome import StepOutput
-from minisgl.wire.messages import WIRE_VERSION, Failed, FromScheduler, Hello, ModelCard, Tokens, ToScheduler, Welcome
+from minisgl.wire.messages import (
+    WIRE_VERSION,
+    Failed,
+    FromScheduler,
+    Hello,
+    ModelCard,
+    TokenLogprobs,
+    Tokens,
+    ToScheduler,
+    Welcome,
+)
 from minisgl.wire.sockets import Codec, WireError, open_socket
 
 logger = logging.getLogger(__name__)
@@ -89,14 +100,17 @@ class Clients:
         """One message to each client that has rows in the step."""
         for failure in output.failures:
             self.send(failure.client, Failed(failure.id, failure.code, failure.message))
+        for number, prompt in output.prompt_logprobs:
+            self.send(number, prompt)
         if not len(output.client):
             return
         first = int(output.client[0])
         if (output.client == first).all():
-            self.send(first, _tokens(output, slice(None)))
+            self.send(first, _tokens(output, slice(None), output.logprobs))
             return
         for number in np.unique(output.client).tolist():
-            self.send(number, _tokens(output, output.client == number))
+            rows = np.flatnonzero(output.client == number)
+            self.send(number, _tokens(output, rows, _of_rows(output.logprobs, rows)))
 
     def flush(self) -> None:
         """Try again what peers could not take before."""
@@ -159,11 +173,18 @@ class Clients:
             self._gone.append(client.number)
 
 
-def _tokens(output: StepOutput, rows: Any) -> Tokens:
+def _of_rows(logprobs: dict[int, TokenLogprobs], rows: NDArray[np.intp]) -> dict[int, TokenLogprobs]:
+    if not logprobs:
+        return logprobs
+    return {index: logprobs[row] for index, row in enumerate(rows.tolist()) if row in logprobs}
+
+
+def _tokens(output: StepOutput, rows: Any, logprobs: dict[int, TokenLogprobs]) -> Tokens:
     return Tokens(
         ids=output.ids[rows].tobytes(),
         index=output.index[rows].tobytes(),
         token=output.tokens[rows].tobytes(),
         finish=output.finish[rows].tobytes(),
         cached=output.cached[rows].tobytes(),
+        logprobs=logprobs,
     )

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from minisgl.config import SchedulerConfig
+from minisgl.scheduler.controls import parse_controls
 from minisgl.scheduler.outcome import RequestError
 from minisgl.scheduler.request import Request
 from minisgl.wire.messages import REQUEST_ID_BYTES, Submit
@@ -17,8 +18,10 @@ LOWEST_TEMPERATURE: Final = 1e-5
 HIGHEST_TEMPERATURE: Final = 1e5
 """Far above it float32 has no value; the choice has long been uniform."""
 
+MAX_SALT_BYTES: Final = 1024
 
-def parse(message: Submit, *, client: int, arrival: int, config: SchedulerConfig) -> Request:
+
+def parse(message: Submit, *, client: int, arrival: int, now: float, config: SchedulerConfig) -> Request:
     """Raises RequestError."""
     if len(message.id) != REQUEST_ID_BYTES:
         raise RequestError("invalid_request", f"a request id has {REQUEST_ID_BYTES} bytes, not {len(message.id)}")
@@ -45,6 +48,11 @@ def parse(message: Submit, *, client: int, arrival: int, config: SchedulerConfig
         raise RequestError("invalid_request", "temperature, top_p or min_p is out of range")
     if not -(2**63) <= message.seed < 2**63:
         raise RequestError("invalid_request", "seed is not a 64-bit integer")
+    if len(message.cache_salt) > MAX_SALT_BYTES:
+        raise RequestError("invalid_request", f"cache_salt has more than {MAX_SALT_BYTES} bytes")
+    controls = parse_controls(message, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+    # Who goes on behind an output has got all that there was to say of the prompt.
+    reports_prompt = message.prompt_logprobs >= 0 and not message.output
     return Request(
         id=message.id,
         client=client,
@@ -61,4 +69,8 @@ def parse(message: Submit, *, client: int, arrival: int, config: SchedulerConfig
         priority=message.priority,
         deadline_ms=message.deadline_ms,
         arrival=arrival,
+        queued_at=now,
+        controls=controls,
+        cache_salt=message.cache_salt,
+        prompt_reported=1 if reports_prompt else prompt_length,
     )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from minisgl.wire.messages import QUEUE_TIME_EDGES, PromptLogprobs, TokenLogprobs
 from minisgl.wire.plan import IntArray
+
+DEADLINE_MESSAGE: Final = "the request's deadline passed before its answer was complete"
 
 
 class RequestError(Exception):
@@ -37,6 +42,10 @@ class StepOutput(msgspec.Struct, frozen=True):
     finish: NDArray[np.uint8]
     cached: IntArray
     failures: list[Failure]
+    logprobs: dict[int, TokenLogprobs] = {}
+    """By row, of those that ask for them."""
+    prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
+    """With the client each is for; they come before the rows."""
 
 
 class Counters(msgspec.Struct):
@@ -53,3 +62,6 @@ class Counters(msgspec.Struct):
     retractions: int = 0
     finished: int = 0
     evicted_pages: int = 0
+    queue_times: list[int] = msgspec.field(default_factory=lambda: [0] * (len(QUEUE_TIME_EDGES) + 1))
+    """As `Status.queue_times`."""
+    queue_seconds: float = 0.0

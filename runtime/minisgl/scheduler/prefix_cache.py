@@ -25,8 +25,9 @@ class PrefixCache(Protocol):
         """All pages in the cache, locked or not."""
         ...
 
-    def match(self, tokens: IntArray) -> tuple[Any, IntArray]:
-        """Handle and pages of the longest cached prefix of `tokens`. Locks nothing."""
+    def match(self, tokens: IntArray, salt: bytes = b"") -> tuple[Any, IntArray]:
+        """Handle and pages of the longest prefix of `tokens` that is cached under this `salt`. Locks nothing: the
+        caller does, before anything else happens to the cache."""
         ...
 
     def lock(self, handle: Any) -> None: ...
@@ -65,7 +66,7 @@ class NaiveCache:
     evictable_pages = 0
     num_pages = 0
 
-    def match(self, tokens: IntArray) -> tuple[None, IntArray]:
+    def match(self, tokens: IntArray, salt: bytes = b"") -> tuple[None, IntArray]:
         return None, NO_PAGES
 
     def lock(self, handle: None) -> None:

@@ -25,22 +25,39 @@ class Node:
         self.stamp = stamp
 
 
+class _SaltedRoot(Node):
+    """The empty prefix of the requests with one salt."""
+
+    __slots__ = ("salt",)
+
+    def __init__(self, salt: bytes) -> None:
+        super().__init__(None, NO_PAGES, NO_PAGES, 0)
+        self.salt = salt
+
+
 class RadixCache:
-    """Invariants: a node's locks ≥ the sum of its children's locks, so below an unlocked node everything is
+    """A tree for requests without a salt, and one for each salt in use.
+
+    Invariants: a node's locks ≥ the sum of its children's locks, so below an unlocked node everything is
     unlocked; `evictable_pages` is the pages of all unlocked nodes; every unlocked leaf has an entry in the heap
     with its present stamp. Other heap entries are stale and skipped."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.root = Node(None, NO_PAGES, NO_PAGES, 0)
+        self.salted: dict[bytes, _SaltedRoot] = {}
+        """Roots that are locked or have children."""
         self.evictable_pages = 0
         self.num_pages = 0
         self._nodes = 0
         self._clock = 0
         self._heap: list[tuple[int, int, Node]] = []
 
-    def match(self, tokens: IntArray) -> tuple[Node, IntArray]:
-        node, matched, path = self._walk(self.root, tokens)
+    def match(self, tokens: IntArray, salt: bytes = b"") -> tuple[Node, IntArray]:
+        root = self.root
+        if salt:
+            root = self.salted.get(salt) or self.salted.setdefault(salt, _SaltedRoot(salt))
+        node, matched, path = self._walk(root, tokens)
         return node, np.concatenate(path) if matched else NO_PAGES
 
     def lock(self, handle: Node) -> None:
@@ -137,8 +154,8 @@ class RadixCache:
         return pages
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the root, parents first."""
-        stack = list(self.root.children.values())
+        """All nodes but the roots, parents first."""
+        stack = [child for root in (self.root, *self.salted.values()) for child in root.children.values()]
         while stack:
             node = stack.pop()
             yield node
@@ -184,8 +201,10 @@ class RadixCache:
         return node.stamp == stamp and node.locks == 0 and not node.children and node.parent is not None
 
     def _offer(self, node: Node) -> None:
-        """Put a leaf that became evictable on the heap."""
+        """Put a leaf that became evictable on the heap; let go of a salt that nobody uses any more."""
         if not self._evictable(node, node.stamp):
+            if isinstance(node, _SaltedRoot) and not node.locks and not node.children:
+                del self.salted[node.salt]
             return
         heapq.heappush(self._heap, (node.stamp, id(node), node))
         if len(self._heap) > 2 * self._nodes + 64:

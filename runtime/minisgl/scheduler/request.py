@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from minisgl.scheduler.controls import Controls
 from minisgl.scheduler.pages import NO_PAGES
 from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES
 from minisgl.wire.plan import IntArray
@@ -60,10 +61,23 @@ class Request(msgspec.Struct, kw_only=True):
     deadline_ms: int
     arrival: int
     """Order of arrival; kept over a retraction."""
+    controls: Controls | None
+    cache_salt: bytes
+    prompt_reported: int
+    """Prompt tokens before this index need no log-probability, or have it."""
+    queued_at: float
+    """`Scheduler.now` when it arrived."""
     slot: int | None = None
     cached: int | None = None
     """Prompt tokens that the first admission found in the cache: what usage reports."""
     retractions: int = 0
+
+    @property
+    def reusable(self) -> IntArray:
+        """What may come from the prefix cache: all that need not be computed for the sake of its logits."""
+        if self.prompt_reported < self.prompt_length:
+            return self.tokens[: self.prompt_reported - 1]
+        return self.tokens[:-1]
 
     @property
     def order(self) -> tuple[int, int]:

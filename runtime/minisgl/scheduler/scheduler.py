@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import deque
 from typing import Any
 
@@ -12,14 +13,15 @@ from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
 from minisgl.scheduler.intake import parse
-from minisgl.scheduler.outcome import Counters, Failure, RequestError, StepOutput
+from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
+from minisgl.scheduler.outcome import DEADLINE_MESSAGE, Counters, Failure, RequestError, StepOutput
 from minisgl.scheduler.pages import NO_PAGES, Owner, PagePool
 from minisgl.scheduler.prefix_cache import NaiveCache, PrefixCache
 from minisgl.scheduler.queue import WaitingQueue
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.request import ERROR, Phase, Request, RequestTable
-from minisgl.wire.messages import Submit
-from minisgl.wire.plan import PARAM_COLUMNS, IntArray, StepPlan, StepResult
+from minisgl.wire.messages import QUEUE_TIME_EDGES, Submit
+from minisgl.wire.plan import NO_CONTROLS, PARAM_COLUMNS, IntArray, StepPlan, StepResult
 
 _NO_SEGMENTS = np.empty((0, 4), np.int32)
 _NO_UPDATES = np.empty((3, 0), np.int32)
@@ -58,6 +60,8 @@ class Scheduler:
         self.config = config
         self.epoch = epoch
         self.counters = Counters()
+        self.now = 0.0
+        """Seconds, by a clock of the caller's, who sets it: times in the counters are by it."""
         self.pool = PagePool(config.num_pages, np.random.default_rng(config.audit_seed) if config.audit else None)
         self.cache: PrefixCache = RadixCache(page) if config.cache == "radix" else NaiveCache()
         self.table = RequestTable(
@@ -96,7 +100,7 @@ class Scheduler:
             raise RequestError("duplicate_request", "a request with this id is being served already")
         if len(self.queue) >= self.config.max_waiting:
             raise RequestError("queue_full", f"{len(self.queue)} requests are waiting already; try again later")
-        request = parse(message, client=client, arrival=self._arrivals, config=self.config)
+        request = parse(message, client=client, arrival=self._arrivals, now=self.now, config=self.config)
         self._arrivals += 1
         self._alive[request.id] = request
         self.queue.push(request)
@@ -124,6 +128,14 @@ class Scheduler:
             if request.client == client:
                 self.abort(request.id)
 
+    def flush_cache(self) -> int:
+        """Forget every cached prefix that no request has locked; how many pages that frees."""
+        pages = self.cache.evict(self.cache.evictable_pages)
+        self.pool.release(pages)
+        self.counters.evicted_pages += len(pages)
+        self._blocked = None
+        return len(pages)
+
     def expire(self, now_ms: int) -> list[Failure]:
         """End the requests whose deadline has passed."""
         failures = []
@@ -131,8 +143,7 @@ class Scheduler:
             request = heapq.heappop(self._deadlines)[2]
             if self._alive.get(request.id) is request:
                 self.abort(request.id)
-                message = "the request's deadline passed before its answer was complete"
-                failures.append(Failure(request.client, request.id, "deadline_exceeded", message))
+                failures.append(Failure(request.client, request.id, "deadline_exceeded", DEADLINE_MESSAGE))
         return failures
 
     def plan(self) -> StepPlan | None:
@@ -143,7 +154,7 @@ class Scheduler:
             self._blocked = None
         updates: list[IntArray] = []
         decode, positions = self._plan_decode(updates)
-        segments, new_rows = self._plan_prefill(max(self.config.max_step_tokens - len(decode), 1), updates)
+        segments, new_rows, controls = self._plan_prefill(max(self.config.max_step_tokens - len(decode), 1), updates)
         if not len(decode) and not segments:
             return None
 
@@ -167,6 +178,7 @@ class Scheduler:
             page_updates=np.concatenate(updates, axis=1) if updates else _NO_UPDATES,
             new_rows=np.stack(new_rows, axis=1) if new_rows else _NO_ROWS,
             poison_pages=self.pool.take_freed(),
+            controls=np.concatenate(controls) if controls else NO_CONTROLS,
         )
         self._launched.append(_Launched(self._step, self.table.launch(slots), plan.sampled_slots))
         self._step += 1
@@ -181,6 +193,7 @@ class Scheduler:
         launched = self._launched.popleft()
         assert result.step == launched.step, "results come in the order of their plans"
         table = self.table
+        of_prompts = list(prompt_logprobs(table, result.prompt_logprobs)) if result.prompt_logprobs else []
         done = table.collect(launched.mask, launched.sampled, result.tokens)
         slots, finish = done.slots, done.finish
         output = StepOutput(
@@ -201,6 +214,12 @@ class Scheduler:
                 self.counters.finished += 1
             if (finish == ERROR).any():
                 output = self._split_failures(slots, output)
+                slots = slots[finish != ERROR]
+        if result.logprobs is not None:
+            of_rows = row_logprobs(table, result.logprobs, launched.sampled, slots)
+            output = msgspec.structs.replace(output, logprobs=of_rows)
+        if of_prompts:
+            output = msgspec.structs.replace(output, prompt_logprobs=of_prompts)
         return output
 
     def _plan_decode(self, updates: list[IntArray]) -> tuple[IntArray, IntArray]:
@@ -224,11 +243,14 @@ class Scheduler:
         table.launch_decode(slots, positions)
         return slots, positions
 
-    def _plan_prefill(self, budget: int, updates: list[IntArray]) -> tuple[list[tuple[int, int, int, int]], list[Any]]:
+    def _plan_prefill(
+        self, budget: int, updates: list[IntArray]
+    ) -> tuple[list[tuple[int, int, int, int]], list[IntArray], list[IntArray]]:
         """Segments (slot, start, length, sample) of at most `budget` tokens: first what is under way, then
-        newcomers. And the sampling parameters of the newcomers' rows."""
+        newcomers. And the sampling parameters and controls of the newcomers' rows."""
         segments: list[tuple[int, int, int, int]] = []
         new_rows: list[IntArray] = []
+        controls: list[IntArray] = []
         for request in self.table.prefilling():
             if not budget:
                 break
@@ -243,8 +265,11 @@ class Scheduler:
             count = int(self.table.num_pages[slot])
             updates.append(np.stack((np.full(count, slot), np.arange(count), self.table.pages(slot))).astype(np.int32))
             new_rows.append(_parameters(slot, newcomer))
+            if newcomer.controls is not None:
+                history = newcomer.tokens, newcomer.prompt_length, newcomer.prompt_reported
+                controls.append(newcomer.controls.row(slot, *history))
             budget -= self._launch_segment(slot, budget, segments)
-        return segments, new_rows
+        return segments, new_rows, controls
 
     def _launch_segment(self, slot: int, budget: int, segments: list[tuple[int, int, int, int]]) -> int:
         table = self.table
@@ -262,7 +287,7 @@ class Scheduler:
         request = self.queue.peek()
         if request is None or not self.table.has_free_row or request is self._blocked:
             return None
-        handle, cached = self.cache.match(request.tokens[:-1])
+        handle, cached = self.cache.match(request.reusable, request.cache_salt)
         self.cache.lock(handle)
         needed = -(-len(request.tokens) // self.config.page_size) - len(cached)
         if self.table.num_in_use and needed + self._expected_growth(request) > self.available_pages:
@@ -277,6 +302,9 @@ class Scheduler:
         if first_time:
             assert request.cached is not None
             self.counters.cached_tokens += request.cached
+            waited = self.now - request.queued_at
+            self.counters.queue_times[bisect_left(QUEUE_TIME_EDGES, waited)] += 1
+            self.counters.queue_seconds += waited
         return request
 
     def _expected_growth(self, newcomer: Request) -> int:

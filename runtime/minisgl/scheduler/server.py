@@ -10,8 +10,8 @@ from typing import Final
 
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
-from minisgl.scheduler.outcome import RequestError
-from minisgl.wire.messages import Abort, Ack, Failed, Status, Submit, ToScheduler
+from minisgl.scheduler.outcome import DEADLINE_MESSAGE, RequestError
+from minisgl.wire.messages import Abort, Ack, Failed, Flush, Flushed, Status, Submit, ToScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event) -> None:
         _drop_gone(loop, clients)
         if scheduler.has_work:
             idle_turns = 0
+            scheduler.now = time.monotonic()
             output = loop.step()
             if output is not None:
                 clients.send_step(output)
@@ -62,6 +63,7 @@ def status(loop: StepLoop) -> Status:
         running=scheduler.table.num_in_use,
         used_pages=scheduler.config.num_pages - scheduler.available_pages,
         num_pages=scheduler.config.num_pages,
+        page_size=scheduler.config.page_size,
         steps=counters.steps,
         prompt_tokens=counters.prompt_tokens,
         cached_tokens=counters.cached_tokens,
@@ -69,6 +71,8 @@ def status(loop: StepLoop) -> Status:
         generated_tokens=counters.generated_tokens,
         retractions=counters.retractions,
         finished=counters.finished,
+        queue_times=tuple(counters.queue_times),
+        queue_seconds=counters.queue_seconds,
     )
 
 
@@ -80,6 +84,10 @@ def _drop_gone(loop: StepLoop, clients: Clients) -> None:
 def _take(loop: StepLoop, clients: Clients, number: int, message: ToScheduler) -> None:
     match message:
         case Submit():
+            loop.scheduler.now = time.monotonic()
+            if 0 < message.deadline_ms <= time.time_ns() // 1_000_000:
+                clients.send(number, Failed(message.id, "deadline_exceeded", DEADLINE_MESSAGE))
+                return
             try:
                 loop.scheduler.submit(message, number)
             except RequestError as error:
@@ -88,3 +96,5 @@ def _take(loop: StepLoop, clients: Clients, number: int, message: ToScheduler) -
                 clients.send(number, Ack(message.id))
         case Abort():
             loop.scheduler.abort(message.id)
+        case Flush():
+            clients.send(number, Flushed(message.id, loop.scheduler.flush_cache()))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 import jinja2
@@ -102,24 +103,33 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             self._error = _short(error)
 
-    def render(self, messages: Sequence[ChatMessage], **variables: Any) -> str:
-        """The prompt's text, with the beginning of the assistant's turn. Raises PromptError."""
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        variables: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt's text, by default with the beginning of the assistant's turn. `variables` are the template's
+        own; they cannot replace what every template is given. Raises PromptError."""
         if self._template is None:
             raise PromptError(
                 "chat_template_error",
                 f"the model's chat template cannot be compiled ({self._error}): use /v1/completions, or repair it",
             )
-        turns = [{"role": self._role(message), "content": message.content} for message in messages]
+        turns = [self._turn(message, n) for n, message in enumerate(messages)]
         pieces: list[str] = []
         size = 0
         try:
             for piece in self._template.generate(
-                **self._special_tokens,
-                messages=turns,
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **variables,
+                {
+                    **variables,
+                    **self._special_tokens,
+                    "messages": turns,
+                    "tools": None,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                }
             ):
                 size += len(piece)
                 if size > MAX_RENDERED_CHARACTERS:
@@ -140,8 +150,23 @@ class ChatTemplate:
             ) from error
         return "".join(pieces)
 
-    def _role(self, message: ChatMessage) -> str:
-        return "system" if message.role == "developer" and not self._knows_developer else message.role
+    def _turn(self, message: ChatMessage, number: int) -> dict[str, Any]:
+        turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.role == "developer" and not self._knows_developer:
+            turn["role"] = "system"
+        if message.name is not None:
+            turn["name"] = message.name
+        if message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+        if message.tool_calls:
+            if "tool_calls" not in self.source:
+                raise PromptError(
+                    "chat_template_error",
+                    "the model's chat template knows no tool calls: leave them out",
+                    f"messages[{number}].tool_calls",
+                )
+            turn["tool_calls"] = message.tool_calls
+        return turn
 
 
 def _short(error: Exception) -> str:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 from tokenizers import Encoding, Tokenizer
@@ -61,20 +61,21 @@ class ControlTokens:
 
     def mark(self, messages: Sequence[ChatMessage]) -> MarkedMessages:
         """The messages with a mark wherever a control token could be forged."""
-        found = [
-            (self._assistant if message.role == "assistant" else self._all).positions(message.content)
-            for message in messages
-        ]
-        if not any(found):
+        forged = any(self._finder(message).positions(text) for message in messages for text in _texts(_fields(message)))
+        if not forged:
             return MarkedMessages(messages, "")
-        mark = _unused_character([message.content for message in messages])
-        return MarkedMessages(
-            [
-                ChatMessage(message.role, _insert(message.content, positions, mark)) if positions else message
-                for message, positions in zip(messages, found, strict=True)
-            ],
-            mark,
+        mark = _unused_character([text for message in messages for text in _texts(_fields(message))])
+        return MarkedMessages([self._marked(message, mark) for message in messages], mark)
+
+    def _marked(self, message: ChatMessage, mark: str) -> ChatMessage:
+        finder = self._finder(message)
+        name, content, call_id, calls = _mapped(
+            _fields(message), lambda text: _insert(text, finder.positions(text), mark)
         )
+        return ChatMessage(message.role, content, name, call_id, calls)
+
+    def _finder(self, message: ChatMessage) -> _Finder:
+        return self._assistant if message.role == "assistant" else self._all
 
     def unmark(self, rendered: str, mark: str) -> RenderedChat:
         """Take the marks out of a rendered text."""
@@ -190,6 +191,36 @@ def _unused_character(texts: Sequence[str]) -> str:
     candidates = map(chr, _MARKS)
     # A text that holds all 6,400 of them has no meaning to anybody: it may lose one of its characters.
     return next((mark for mark in candidates if not any(mark in text for text in texts)), chr(_MARKS.stop - 1))
+
+
+def _fields(message: ChatMessage) -> list[Any]:
+    """Everything that a client writes into a message."""
+    return [message.name, message.content, message.tool_call_id, message.tool_calls]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text within a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield key
+            yield from _texts(one)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """The JSON value with every text in it changed, keys included: no key that templates ask for looks like a control
+    token."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_mapped(one, change) for one in value]
+    if isinstance(value, dict):
+        return {change(key): _mapped(one, change) for key, one in value.items()}
+    return value
 
 
 def _insert(text: str, positions: Sequence[int], mark: str) -> str:

@@ -28,10 +28,16 @@ class Detokenizer:
 
     def step(self, token: int) -> str:
         """The text that is complete with this token; often one token's, sometimes empty."""
+        return self.step_bytes(token)[0]
+
+    def step_bytes(self, token: int) -> tuple[str, bytes]:
+        """The same, and the bytes that the token itself adds."""
         if self._at_start and not self._tokens.is_special(token):
             self._at_start = False
-            return self._utf8.decode(self._tokens.at_start(token))
-        return self._utf8.decode(self._tokens.inside(token))
+            added = self._tokens.at_start(token)
+        else:
+            added = self._tokens.inside(token)
+        return self._utf8.decode(added), added
 
     def finish(self) -> str:
         """What is left of a character that was never completed, as U+FFFD."""

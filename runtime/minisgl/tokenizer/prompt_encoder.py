@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.control_tokens import ControlTokens, RenderedChat
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.model_files import ModelFiles
-from minisgl.wire.text import ChatMessage, Generate
+from minisgl.tokenizer.token_bytes import TokenBytes
+from minisgl.wire.text import ChatMessage, Decode, Decoded, Describe, Described, Encode, Encoded, Generate
 
 Prompt: TypeAlias = "array[int]"
 """int32 token ids."""
@@ -24,8 +25,10 @@ class PromptEncoder:
         self._template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
         self._control = ControlTokens(files.tokenizer, files.chat_template or "")
         bos = files.special_tokens.get("bos_token")
+        self._special_tokens = files.special_tokens
         self._bos_id = None if bos is None else files.tokenizer.token_to_id(bos)
         self._prefix = self._default_prefix(files)
+        self._names = TokenBytes(files.tokenizer)
 
     def encode(self, requests: Sequence[Generate]) -> list[Prompt | PromptError]:
         """The prompt of each request, or what is wrong with it."""
@@ -52,17 +55,56 @@ class PromptEncoder:
             results[i] = encoded
         return [result for result in results if result is not None]
 
+    def encoded(self, request: Encode) -> Encoded | PromptError:
+        """Answer to the question for the tokens of a text or a conversation."""
+        try:
+            if request.messages is not None:
+                chat = self._render(
+                    request.messages, request.template_variables, add_generation_prompt=request.add_generation_prompt
+                )
+            else:
+                assert request.prompt is not None
+                chat = RenderedChat(request.prompt)
+            ids = self._control.encode(chat)
+            if request.add_special_tokens and ids[: len(self._prefix)] != self._prefix:
+                ids = self._prefix + ids
+        except PromptError as error:
+            return error
+        except BaseException as error:
+            return _not_encoded(error)
+        return Encoded(id=request.id, tokens=array("i", ids).tobytes(), names=[self._names.name(i) for i in ids])
+
+    def decoded(self, request: Decode) -> Decoded | PromptError:
+        """Answer to the question for the text of tokens."""
+        tokens = array("i", request.tokens)
+        if unknown := next((t for t in tokens if t < 0 or self._tokenizer.id_to_token(t) is None), None):
+            return PromptError("invalid_token", f"token id {unknown} is not in the tokenizer's vocabulary", "tokens")
+        try:
+            return Decoded(id=request.id, text=self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
+        except BaseException as error:
+            return _not_encoded(error)
+
+    def described(self, request: Describe) -> Described:
+        return Described(
+            id=request.id,
+            special_tokens=self._special_tokens,
+            chat_template=None if self._template is None else self._template.source,
+            add_bos_token=bool(self._prefix),
+        )
+
     def encode_chat(self, messages: Sequence[ChatMessage], **variables: object) -> list[int]:
         """Token ids of one conversation; `variables` go to the chat template. Raises PromptError."""
-        return self._finish(self._control.encode(self._render(messages, **variables))).tolist()
+        return self._finish(self._control.encode(self._render(messages, variables))).tolist()
 
     def _rendered(self, request: Generate) -> RenderedChat:
         if request.messages is not None:
-            return self._render(request.messages)
+            return self._render(request.messages, request.template_variables)
         assert request.prompt is not None
         return RenderedChat(request.prompt)
 
-    def _render(self, messages: Sequence[ChatMessage], **variables: object) -> RenderedChat:
+    def _render(
+        self, messages: Sequence[ChatMessage], variables: Mapping[str, object], *, add_generation_prompt: bool = True
+    ) -> RenderedChat:
         if self._template is None:
             raise PromptError(
                 "no_chat_template",
@@ -71,7 +113,8 @@ class PromptEncoder:
                 "messages",
             )
         marked = self._control.mark(messages)
-        return self._control.unmark(self._template.render(marked.messages, **variables), marked.mark)
+        text = self._template.render(marked.messages, variables, add_generation_prompt=add_generation_prompt)
+        return self._control.unmark(text, marked.mark)
 
     def _encode_texts(self, texts: list[str]) -> list[Prompt | PromptError]:
         try:

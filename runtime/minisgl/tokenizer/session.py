@@ -8,17 +8,29 @@ sent; the caller takes them.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum, auto
 from typing import Final, Literal
 
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.prompt_encoder import Prompt
+from minisgl.tokenizer.scored_tokens import EchoedPrompt, ScoredAnswer
 from minisgl.tokenizer.stop_strings import StopStrings
 from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.messages import FINISH_REASONS, Abort, Ack, Failed, ModelCard, Submit, Tokens
-from minisgl.wire.text import Accepted, Cancel, Finished, FromTokenizer, Generate, TextFailed, Texts
+from minisgl.wire.messages import (
+    FINISH_REASONS,
+    Abort,
+    Ack,
+    Failed,
+    ModelCard,
+    PromptLogprobs,
+    SamplingParams,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+)
+from minisgl.wire.text import Accepted, Cancel, Finished, FromTokenizer, Generate, ScoredToken, TextFailed, Texts
 
 _EndReason = Literal["stop", "length"]
 _END_REASONS: Final[dict[int, _EndReason | None]] = {
@@ -36,7 +48,17 @@ class _Phase(Enum):
 
 
 class _Request:
-    __slots__ = ("cached_tokens", "detokenizer", "generate", "phase", "prompt_tokens", "stops", "tokens")
+    __slots__ = (
+        "cached_tokens",
+        "detokenizer",
+        "echo",
+        "generate",
+        "phase",
+        "prompt_tokens",
+        "scored",
+        "stops",
+        "tokens",
+    )
 
     def __init__(self, generate: Generate) -> None:
         self.generate = generate
@@ -47,6 +69,9 @@ class _Request:
         """Sampled so far."""
         self.detokenizer: Detokenizer
         self.stops: StopStrings
+        self.echo: EchoedPrompt | None = None
+        self.scored: ScoredAnswer | None = None
+        """Where log-probabilities were asked for."""
 
 
 class Session:
@@ -96,8 +121,14 @@ class Session:
             return
         request.phase = _Phase.SUBMITTED
         request.prompt_tokens = len(prompt)
+        generate = request.generate
+        params = generate.params
         request.detokenizer = Detokenizer(self._token_bytes, prompt)
-        request.stops = StopStrings(request.generate.params.stop)
+        request.stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        if generate.echo:
+            request.echo = EchoedPrompt(self._token_bytes, prompt, generate.prompt)
+        if params.logprobs is not None:
+            request.scored = ScoredAnswer(self._token_bytes, len(request.echo.text) if request.echo else 0)
         self._to_scheduler.append(submit)
 
     def cancel(self, cancel: Cancel) -> None:
@@ -108,6 +139,16 @@ class Session:
         if request is not None:
             request.phase = _Phase.RUNNING
             self._to_frontend.append(Accepted(ack.id, request.prompt_tokens))
+            if (echo := request.echo) is not None:
+                scored = echo.first() if request.generate.params.prompt_logprobs is not None else []
+                self._to_frontend.append(_text_of(ack.id, echo.text, scored))
+
+    def prompt_scored(self, message: PromptLogprobs) -> None:
+        """Raises ValidationError for scores that do not fit the prompt."""
+        request = self._requests.get(message.id)
+        if request is not None and request.echo is not None:
+            scored = request.echo.scored(message.start, message.logprobs)
+            self._to_frontend.append(_text_of(message.id, "", scored))
 
     def failed(self, failed: Failed) -> None:
         if failed.id in self._requests:
@@ -119,9 +160,10 @@ class Session:
         ids: list[bytes] = []
         texts: list[str] = []
         finished: list[Finished] = []
-        for request_id, index, token, code, cached in zip(
-            rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist(), rows.cached.tolist(), strict=True
-        ):
+        counts: list[int] = []
+        all_scored: dict[int, list[ScoredToken]] = {}
+        columns = (rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist(), rows.cached.tolist())
+        for row, (request_id, index, token, code, cached) in enumerate(zip(*columns, strict=True)):
             request = self._requests.get(request_id)
             if request is None or index < request.tokens:
                 # It has ended here already, or the token was given before.
@@ -138,14 +180,28 @@ class Session:
             except KeyError:
                 self._end_failed(request_id, "engine_error", "the engine ended the request without an answer")
                 continue
-            text, reason = self._text(request_id, request, token, reason)
-            if text:
+            if problem := _unscored(request, row, tokens.logprobs):
+                self._to_scheduler.append(Abort(request_id))
+                self._end_failed(request_id, "engine_error", problem)
+                continue
+            if request.generate.params.max_tokens == 0:
+                # The engine gives at least one token; nobody asked for it.
+                request.tokens = 0
+                finished.append(self._end(request_id, request, "length"))
+                continue
+            text, reason, scored = self._text(request_id, request, token, reason, tokens.logprobs.get(row))
+            if text or scored:
+                if scored:
+                    all_scored[len(ids)] = scored
                 ids.append(request_id)
                 texts.append(text)
+                counts.append(request.tokens)
             if reason is not None:
                 finished.append(self._end(request_id, request, reason))
         if ids or finished:
-            self._to_frontend.append(Texts(ids=b"".join(ids), texts=texts, finished=finished))
+            self._to_frontend.append(
+                Texts(ids=b"".join(ids), texts=texts, finished=finished, counts=counts, scored=all_scored)
+            )
 
     def lost(self, code: str, message: str) -> None:
         """The scheduler is gone: every request fails."""
@@ -172,11 +228,14 @@ class Session:
         assert self._model is not None, "without a model every request has failed"
         generate = request.generate
         params = generate.params
-        _check_tokens(prompt, self._model.vocab_size)
+        vocab_size = self._model.vocab_size
+        _check_tokens(prompt, vocab_size, "prompt")
+        _check_tokens(params.stop_token_ids, vocab_size, "stop_token_ids")
+        _check_tokens(params.logit_bias, vocab_size, "logit_bias")
         return Submit(
             id=generate.id,
             prompt=prompt.tobytes(),
-            max_tokens=_max_tokens(len(prompt), params.max_tokens, self._model.max_model_len),
+            max_tokens=_max_tokens(len(prompt), params, self._model.max_model_len),
             temperature=params.temperature,
             top_k=max(params.top_k, 0),
             top_p=params.top_p,
@@ -184,26 +243,47 @@ class Session:
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
             ignore_eos=params.ignore_eos,
             stop_token_ids=params.stop_token_ids,
+            min_tokens=params.min_tokens,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logit_bias=params.logit_bias,
+            logprobs=-1 if params.logprobs is None else params.logprobs,
+            prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
             priority=generate.priority,
             deadline_ms=generate.deadline_ms,
+            cache_salt=generate.cache_salt.encode("utf-8", "replace"),
         )
 
     def _text(
-        self, request_id: bytes, request: _Request, token: int, reason: _EndReason | None
-    ) -> tuple[str, _EndReason | None]:
-        """The text that is safe to send after this token, and the reason to end, if any."""
+        self,
+        request_id: bytes,
+        request: _Request,
+        token: int,
+        reason: _EndReason | None,
+        logprobs: TokenLogprobs | None,
+    ) -> tuple[str, _EndReason | None, list[ScoredToken]]:
+        """What is safe to send after this token: text, the reason to end, if any, and the text's tokens."""
+        params = request.generate.params
+        piece, added = "", b""
         # A token that ended the answer (EOS) is counted, but is no part of its text.
-        piece = "" if reason == "stop" else request.detokenizer.step(token)
+        if reason != "stop" or params.include_stop_str_in_output:
+            piece, added = request.detokenizer.step_bytes(token)
+        if (scores := request.scored) is not None and logprobs is not None and (added or reason != "stop"):
+            scores.add(token, added, logprobs)
         if reason is not None:
             piece += request.detokenizer.finish()
-        text = request.stops.push(piece)
-        if request.stops.stopped:
-            if reason is None:
-                self._to_scheduler.append(Abort(request_id))
-            return text, "stop"
-        if reason is not None:
+        text = request.stops.push(piece, may_stop=request.tokens >= params.min_tokens)
+        stopped = request.stops.stopped
+        if stopped and reason is None:
+            self._to_scheduler.append(Abort(request_id))
+        if reason is not None and not stopped:
             text += request.stops.finish()
-        return text, reason
+        scored: list[ScoredToken] = []
+        if scores is not None:
+            scores.sampled(len(piece))
+            scored = scores.give(len(text), whole=reason is not None and not stopped)
+        return text, "stop" if stopped else reason, scored
 
     def _end(self, request_id: bytes, request: _Request, reason: _EndReason) -> Finished:
         del self._requests[request_id]
@@ -228,26 +308,42 @@ class Session:
             self._to_scheduler.append(Abort(request_id))
 
 
-def _check_tokens(prompt: Prompt, vocab_size: int) -> None:
-    lowest, highest = min(prompt), max(prompt)
+def _text_of(request_id: bytes, text: str, scored: list[ScoredToken]) -> Texts:
+    """One request's text that is no step's."""
+    return Texts(ids=request_id, texts=[text], finished=[], counts=[0], scored={0: scored} if scored else {})
+
+
+def _unscored(request: _Request, row: int, logprobs: dict[int, TokenLogprobs]) -> str:
+    """An answer without the log-probabilities that were asked for is not the whole answer."""
+    params = request.generate.params
+    if params.prompt_logprobs is not None and request.echo is not None and request.echo.missing:
+        return "the engine gave no log-probabilities of the prompt"
+    if params.logprobs is not None and row not in logprobs:
+        return "the engine gave no log-probabilities"
+    return ""
+
+
+def _check_tokens(tokens: Collection[int], vocab_size: int, param: str) -> None:
+    if not tokens:
+        return
+    lowest, highest = min(tokens), max(tokens)
     if lowest < 0 or highest >= vocab_size:
         raise PromptError(
             "invalid_token",
             f"token id {lowest if lowest < 0 else highest} is outside of the model's vocabulary, 0..{vocab_size - 1}",
-            "prompt",
+            param,
         )
 
 
-def _max_tokens(prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
+def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int) -> int:
     """What may be generated. Both phrases of the error are what client libraries look for."""
     left = max_model_len - prompt_tokens
-    if max_tokens is None and left >= 1:
-        return left
-    if max_tokens is not None and max_tokens <= left:
-        return max_tokens
-    asked = "at least 1" if max_tokens is None else str(max_tokens)
+    least = max(1, params.min_tokens if params.max_tokens is None else params.max_tokens)
+    if least <= left:
+        return left if params.max_tokens is None else least
     raise PromptError(
         "context_length_exceeded",
         f"This model's maximum context length is {max_model_len} tokens. The prompt has {prompt_tokens} tokens and "
-        f"{asked} more were asked for: shorten the prompt or lower max_tokens (context_length_exceeded)",
+        f"{'at least ' if params.max_tokens is None else ''}{least} more were asked for: shorten the prompt or lower "
+        "max_tokens (context_length_exceeded)",
     )

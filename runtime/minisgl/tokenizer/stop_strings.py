@@ -14,15 +14,17 @@ class StopStrings:
     into pieces.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         assert all(stops), "an empty stop string would match everywhere"
         self._stops = tuple(stops)
+        self._include = include
         self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.stopped = False
 
-    def push(self, piece: str) -> str:
-        """The text that is safe to send now. After a match (`stopped`) there is none."""
+    def push(self, piece: str, may_stop: bool = True) -> str:
+        """The text that is safe to send now. After a match (`stopped`) there is none. What matches while the answer
+        must not stop is text like any other."""
         if not self._stops:
             return piece
         if self.stopped or not piece:
@@ -30,10 +32,11 @@ class StopStrings:
         # A match that is complete now ends in the new piece; of the text before it only the held part matters.
         text = self._held + piece
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        if found and may_stop:
             self.stopped = True
             self._held = ""
-            return text[: min(found)[1]]
+            end, begin = min(found)
+            return text[: end if self._include else begin]
         keep = self._partial(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

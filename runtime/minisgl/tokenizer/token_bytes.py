@@ -53,6 +53,12 @@ class TokenBytes:
             known = self._cache[token] = self._compute(token)
         return known
 
+    def name(self, token: int) -> bytes:
+        """What to call the token in a list of tokens: its bytes, or the text of a special token."""
+        if token in self._special:
+            return (self._tokenizer.id_to_token(token) or "").encode()
+        return self.inside(token)
+
     def at_start(self, token: int) -> bytes:
         """What the token adds at the very beginning of a text, where some decoders drop one space."""
         inside = self.inside(token)

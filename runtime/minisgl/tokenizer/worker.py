@@ -1,4 +1,4 @@
-"""The tokenizer worker: one loop over two sockets, and one thread that encodes prompts.
+"""The tokenizer worker: one loop over two sockets, and one thread that encodes prompts and answers questions.
 
 Encoding a long prompt takes far longer than turning a step's tokens into text, so it is done aside: running answers
 never wait for a newcomer's prompt. What arrives while the thread is busy is encoded as one batch after that.
@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import zmq
@@ -26,13 +26,31 @@ from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import Prompt, PromptEncoder
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.messages import WIRE_VERSION, Ack, Failed, FromScheduler, Hello, Status, Tokens, Welcome
+from minisgl.wire.messages import (
+    WIRE_VERSION,
+    Ack,
+    Failed,
+    Flush,
+    Flushed,
+    FromScheduler,
+    Hello,
+    PromptLogprobs,
+    Status,
+    Tokens,
+    Welcome,
+)
 from minisgl.wire.sockets import Codec, WireError, open_socket, try_send
 from minisgl.wire.text import (
     TEXT_WIRE_VERSION,
     Cancel,
+    Decode,
+    Describe,
+    Encode,
     Generate,
+    Question,
+    Reply,
     ServedModel,
+    TextFailed,
     ToTokenizer,
     WorkerState,
 )
@@ -44,6 +62,8 @@ MAX_FRAMES_PER_TURN: Final = 256
 MAX_BACKLOG: Final = 1 << 16
 """Messages that may wait for a peer that does not read, before it counts as gone."""
 ENCODE_BATCH: Final = 256
+
+_Results: TypeAlias = "tuple[list[tuple[Generate, Prompt | PromptError]], list[Reply | TextFailed]]"
 
 
 class Worker:
@@ -64,9 +84,8 @@ class Worker:
         self._model: ServedModel | None = None
         self._status: Status | None = None
         self._reason = "the scheduler has not answered yet"
-        self._waiting: deque[Generate] = deque()
-        self._encoding: Future[list[Prompt | PromptError]] | None = None
-        self._batch: list[Generate] = []
+        self._waiting: deque[Generate | Question] = deque()
+        self._encoding: Future[_Results] | None = None
         self._pool = ThreadPoolExecutor(1, "encoder")
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopping = False
@@ -118,6 +137,8 @@ class Worker:
             match message:
                 case Tokens():
                     self._session.tokens(message)
+                case PromptLogprobs():
+                    self._session.prompt_scored(message)
                 case Ack():
                     self._session.acked(message)
                 case Failed():
@@ -127,6 +148,8 @@ class Worker:
                     self._tell_state()
                 case Welcome():
                     self._on_welcome(message)
+                case Flushed():
+                    self._frontend.send(message)
         except (WireError, msgspec.ValidationError) as error:
             # Tokens may have been in it, so no answer can be trusted any more.
             self._lose_scheduler("engine_error", f"the engine sent a message that cannot be understood: {error}")
@@ -167,18 +190,43 @@ class Worker:
                     self._waiting.append(message)
             case Cancel():
                 self._session.cancel(message)
+            case Encode() | Decode() | Describe():
+                self._waiting.append(message)
+            case Flush():
+                self._scheduler.send(message)
 
     def _encode(self) -> None:
-        """Take in the prompts that are encoded, and have the next ones encoded."""
+        """Take in what the thread has done, and give it what has come meanwhile."""
         if self._encoding is not None and self._encoding.done():
-            for request, prompt in zip(self._batch, self._encoding.result(), strict=True):
+            prompts, replies = self._encoding.result()
+            for request, prompt in prompts:
                 self._session.encoded(request.id, prompt)
+            for reply in replies:
+                self._frontend.send(reply)
             self._encoding = None
         if self._encoding is None and self._waiting:
             taken = [self._waiting.popleft() for _ in range(min(ENCODE_BATCH, len(self._waiting)))]
-            self._batch = [request for request in taken if request.id in self._session]
-            self._encoding = self._pool.submit(self._encoder.encode, self._batch)
+            requests = [one for one in taken if isinstance(one, Generate) and one.id in self._session]
+            questions = [one for one in taken if not isinstance(one, Generate)]
+            self._encoding = self._pool.submit(self._work, requests, questions)
             self._encoding.add_done_callback(lambda _: self._wake())
+
+    def _work(self, requests: list[Generate], questions: list[Question]) -> _Results:
+        """In the thread: prompts for requests, replies to questions."""
+        prompts = zip(requests, self._encoder.encode(requests), strict=True)
+        return list(prompts), [self._reply(question) for question in questions]
+
+    def _reply(self, question: Question) -> Reply | TextFailed:
+        match question:
+            case Encode():
+                reply: Reply | PromptError = self._encoder.encoded(question)
+            case Decode():
+                reply = self._encoder.decoded(question)
+            case Describe():
+                reply = self._encoder.described(question)
+        if isinstance(reply, PromptError):
+            return TextFailed(id=question.id, code=reply.code, message=reply.message, param=reply.param)
+        return reply
 
     def _lose_scheduler(self, code: str, message: str, *, reconnect: bool = True) -> None:
         logger.warning("%s; %d requests fail", message, len(self._session))

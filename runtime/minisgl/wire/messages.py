@@ -195,6 +195,26 @@ class TokenRows(msgspec.Struct, frozen=True):
     cached: NDArray[np.int32]
 
 
+class Flush(msgspec.Struct, frozen=True, tag="flush"):
+    """Forget what the prefix cache holds for nobody."""
+
+    id: bytes
+
+
+class Flushed(msgspec.Struct, frozen=True, tag="flushed"):
+    """Answer to Flush: so many pages are free now that were not."""
+
+    id: bytes
+    pages: int
+
+
+QUEUE_TIME_EDGES: Final = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
+    *(960.0, 1920.0, 7680.0),
+)
+"""Seconds; those that vLLM's dashboards expect."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """The scheduler's state, sent to every client a few times a second; counters are since start."""
 
@@ -203,6 +223,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     used_pages: int
     """Pages that requests hold; cached pages that can be evicted do not count."""
     num_pages: int
+    page_size: int = 0
+    """Tokens; 0: not said."""
+    queue_times: tuple[int, ...] = ()
+    """How many requests waited for their first row at most as long as each of QUEUE_TIME_EDGES but longer than the one
+    before; then those that waited longer than all. Empty: not said."""
+    queue_seconds: float = 0.0
+    """All of their waiting together."""
     steps: int
     prompt_tokens: int
     cached_tokens: int
@@ -212,5 +239,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     finished: int
 
 
-ToScheduler = Hello | Submit | Abort
-FromScheduler = Welcome | Ack | Failed | PromptLogprobs | Tokens | Status
+ToScheduler = Hello | Submit | Abort | Flush
+FromScheduler = Welcome | Ack | Failed | PromptLogprobs | Tokens | Status | Flushed

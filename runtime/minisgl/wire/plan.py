@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
 
 PARAM_COLUMNS: Final = 7
 """slot, temperature (float bits), top_k, top_p (float bits), min_p (float bits), seed low, seed high."""
 
-_HEADER: Final = 10
+NO_CONTROLS: Final[IntArray] = np.empty(0, np.int32)
+
+_HEADER: Final = 11
 
 
 class PlanError(ValueError):
@@ -29,7 +32,7 @@ class PlanError(ValueError):
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. All arrays are int32 views into `buffer`; D decode rows, P prefill segments, T prefill tokens,
-    U page-table updates, N new rows, Z poisoned pages.
+    U page-table updates, N new rows, Z poisoned pages, C numbers of controls.
 
     Execution order within a step: poison, new rows' parameters, page-table updates, then the forward pass. In
     each layer the KV of *all* tokens of the step is stored before any attention reads it: a segment may start
@@ -63,6 +66,8 @@ class StepPlan:
     """[PARAM_COLUMNS, N] sampling parameters of the rows that join in this step."""
     poison_pages: IntArray
     """[Z] pages freed since the last plan; only with audit. The engine fills them with NaN."""
+    controls: IntArray
+    """[C] what some of the new rows ask besides: `row_controls.decode_controls` reads it."""
     buffer: IntArray
 
     @property
@@ -94,6 +99,7 @@ class StepPlan:
         page_updates: IntArray,
         new_rows: IntArray,
         poison_pages: IntArray,
+        controls: IntArray = NO_CONTROLS,
     ) -> StepPlan:
         """Pack the parts. `page_updates` is [3, U], `new_rows` [PARAM_COLUMNS, N]; the others 1-D."""
         header = np.array(
@@ -108,6 +114,7 @@ class StepPlan:
                 page_updates.shape[1],
                 new_rows.shape[1],
                 len(poison_pages),
+                len(controls),
             ),
             np.int32,
         )
@@ -123,6 +130,7 @@ class StepPlan:
             page_updates.ravel(),
             new_rows.ravel(),
             poison_pages,
+            controls,
         )
         return StepPlan._view(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
 
@@ -135,8 +143,9 @@ class StepPlan:
 
     @staticmethod
     def _view(buffer: IntArray) -> StepPlan:
-        epoch_low, epoch_high, step_low, step_high, d, p, t, u, n, z = buffer[:_HEADER].tolist()
-        if min(d, p, t, u, n, z) < 0 or _HEADER + 2 * d + 4 * p + t + 3 * u + PARAM_COLUMNS * n + z != len(buffer):
+        epoch_low, epoch_high, step_low, step_high, d, p, t, u, n, z, controls = buffer[:_HEADER].tolist()
+        size = _HEADER + 2 * d + 4 * p + t + 3 * u + PARAM_COLUMNS * n + z + controls
+        if min(d, p, t, u, n, z, controls) < 0 or size != len(buffer):
             raise PlanError("the sizes in a plan's header do not add up to its length")
         a = _HEADER + d
         b = a + d
@@ -156,9 +165,41 @@ class StepPlan:
             prefill_tokens=buffer[c:e],
             page_updates=buffer[e:f].reshape(3, u),
             new_rows=buffer[f:g].reshape(PARAM_COLUMNS, n),
-            poison_pages=buffer[g:],
+            poison_pages=buffer[g : g + z],
+            controls=buffer[g + z :],
             buffer=buffer,
         )
+
+
+class LogprobColumns(msgspec.Struct, frozen=True):
+    """Log-probabilities of the raw distribution at N positions, with the K likeliest tokens each, best first."""
+
+    chosen: FloatArray
+    """[N]"""
+    top_ids: IntArray
+    """[N, K]"""
+    top: FloatArray
+    """[N, K]"""
+
+    def __getitem__(self, part: slice) -> LogprobColumns:
+        return LogprobColumns(self.chosen[part], self.top_ids[part], self.top[part])
+
+
+class RowLogprobs(msgspec.Struct, frozen=True):
+    """Of the sampled tokens whose rows ask for them."""
+
+    rows: IntArray
+    """[N] indices into `StepResult.tokens`."""
+    columns: LogprobColumns
+    """K is the largest that any row of the step asks."""
+
+
+class PromptPart(msgspec.Struct, frozen=True):
+    """Of the prompt tokens `start`, `start + 1`, … of one row."""
+
+    slot: int
+    start: int
+    columns: LogprobColumns
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -167,3 +208,5 @@ class StepResult(msgspec.Struct, frozen=True):
 
     step: int
     tokens: IntArray
+    logprobs: RowLogprobs | None = None
+    prompt_logprobs: tuple[PromptPart, ...] = ()

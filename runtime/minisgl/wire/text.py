@@ -7,22 +7,27 @@ a second and at every change, so a frontend that starts late or anew needs no ha
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
-from minisgl.wire.messages import REQUEST_ID_BYTES, ModelCard, SamplingParams, Status
+from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed, ModelCard, SamplingParams, Status
 
 TEXT_WIRE_VERSION: Final = 1
 
-Role = Literal["system", "developer", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """One turn of a conversation, its content parts joined to one text."""
 
     role: Role
-    content: str
+    content: str | None
+    """None only where an assistant's turn consists of tool calls."""
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[Any] | None = None
+    """As chat templates expect them: `{"id", "type", "function": {"name", "arguments": object}}`."""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
@@ -33,10 +38,16 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     prompt: str | None = None
     tokens: bytes | None = None
     """int32"""
+    template_variables: dict[str, Any] = {}
+    """For the chat template, beside its own."""
+    echo: bool = False
+    """The answer begins with the prompt's text."""
     params: SamplingParams
     priority: int = 0
     deadline_ms: int = 0
     """Unix time in ms after which the request ends in an error; 0: none."""
+    cache_salt: str = ""
+    """Requests share cached prefixes only with those of the same salt."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -91,16 +102,36 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled tokens, with the one that ended the answer."""
 
 
-class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts"):
-    """What one step gave to the requests of this frontend; an ended request's last text comes with its end."""
+class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
+    """A token of an answer or an echoed prompt, with its log-probability."""
+
+    name: bytes
+    """What the vocabulary calls it: its bytes, or the text of a special token."""
+    text: bytes
+    """What it adds to the text: nothing for a special token. All of them together are the text in UTF-8."""
+    offset: int
+    """Characters of the choice's text that are complete before it."""
+    logprob: float | None
+    """None: the first token of a prompt has nothing that it could follow from."""
+    top: list[tuple[bytes, float]]
+    """Names of the likeliest tokens, best first."""
+
+
+class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_defaults=True):
+    """What one step gave to the requests of this frontend; an ended request's last text comes with its end. Echoed
+    prompts come as the first texts of their answers."""
 
     ids: bytes
     """16 bytes for each text."""
     texts: list[str]
     finished: list[Finished]
+    counts: list[int]
+    """Tokens that each request has sampled so far."""
+    scored: dict[int, list[ScoredToken]] = {}
+    """Of the rows that asked for log-probabilities, by row: the tokens whose text is given."""
 
     def rows(self) -> list[tuple[bytes, str]]:
-        if len(self.ids) != len(self.texts) * REQUEST_ID_BYTES:
+        if len(self.ids) != len(self.texts) * REQUEST_ID_BYTES or len(self.counts) != len(self.texts):
             raise msgspec.ValidationError("the columns of a texts message differ in length")
         step = REQUEST_ID_BYTES
         return [(self.ids[i * step : (i + 1) * step], text) for i, text in enumerate(self.texts)]
@@ -116,5 +147,62 @@ class TextFailed(msgspec.Struct, frozen=True, kw_only=True, tag="text_failed"):
     """The field of the request that is to blame, in OpenAI's spelling."""
 
 
-ToTokenizer = Generate | Cancel
-FromTokenizer = WorkerState | Accepted | Texts | TextFailed
+class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode", omit_defaults=True):
+    """Ask for the token ids of a text or a conversation; exactly one of the two is given."""
+
+    id: bytes
+    messages: tuple[ChatMessage, ...] | None = None
+    prompt: str | None = None
+    template_variables: dict[str, Any] = {}
+    add_special_tokens: bool = True
+    """Put the tokens before a text that the tokenizer has there by default."""
+    add_generation_prompt: bool = True
+    """Begin the assistant's turn behind the messages."""
+
+
+class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):
+    """Answer to Encode."""
+
+    id: bytes
+    tokens: bytes
+    """int32"""
+    names: list[bytes]
+    """What the vocabulary calls each token."""
+
+
+class Decode(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
+    """Ask for the text of token ids, special tokens included."""
+
+    id: bytes
+    tokens: bytes
+    """int32"""
+
+
+class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
+    """Answer to Decode."""
+
+    id: bytes
+    text: str
+
+
+class Describe(msgspec.Struct, frozen=True, kw_only=True, tag="describe"):
+    """Ask what clients that use the tokenizer themselves must know of it."""
+
+    id: bytes
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True, tag="described"):
+    """Answer to Describe."""
+
+    id: bytes
+    special_tokens: dict[str, str]
+    """`bos_token`, `eos_token` …; absent where the model has none."""
+    chat_template: str | None
+    add_bos_token: bool
+
+
+Question = Encode | Decode | Describe
+Reply = Encoded | Decoded | Described
+
+ToTokenizer = Generate | Cancel | Encode | Decode | Describe | Flush
+FromTokenizer = WorkerState | Accepted | Texts | TextFailed | Encoded | Decoded | Described | Flushed

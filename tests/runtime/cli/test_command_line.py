@@ -155,6 +155,23 @@ def test_models_tiny_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "problem: " in capsys.readouterr().out
 
 
+def test_models_check_reads_tokenizer_and_chat_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model"
+    assert main(["models", "tiny", str(out), "--arch", "qwen3"]) == 0
+    (out / "chat_template.jinja").write_text("{% for m in %}")
+    assert main(["models", "check", str(out)]) == 0
+    assert "note: the chat template fails" in capsys.readouterr().out
+    (out / "tokenizer.json").write_text("{}")
+    assert main(["models", "check", str(out)]) == 1
+    assert "(tokenizer_broken)" in capsys.readouterr().out
+
+
+def test_models_tiny_where_no_directory_can_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["models", "tiny", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err.startswith(f"minisgl: error: {tmp_path}/file cannot be made (File exists)")
+
+
 def test_tiny_knows_every_architecture() -> None:
     from minisgl.cli.models_tiny import ARCHITECTURES
     from minisgl.models.tiny import TINY_ARCHS

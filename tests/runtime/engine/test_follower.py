@@ -160,17 +160,25 @@ def _run(engine: Engine) -> list[list[int]]:
     return tokens
 
 
-def test_two_ranks_give_the_tokens_of_one(checkpoint: Path, tmp_path: Path, context: zmq.Context[Any]) -> None:
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_give_the_tokens_of_one(
+    ranks: int, checkpoint: Path, tmp_path: Path, context: zmq.Context[Any]
+) -> None:
+    """With four ranks each KV head is on two of them."""
     torch.set_num_threads(1)
     alone = EngineConfig(model=str(checkpoint), page_size=4, num_pages=40, max_running=4, audit=True)
-    pair = msgspec.structs.replace(alone, tensor_parallel=2, rendezvous=f"file://{tmp_path}/rendezvous")
-    process, address = start_follower(msgspec.structs.replace(pair, rank=1), f"ipc://{tmp_path}/plans")
-    rank_0 = create_engine(pair)
-    engine = TensorParallelEngine(rank_0, PlanBroadcast(context, [address]))
+    group = msgspec.structs.replace(alone, tensor_parallel=ranks, rendezvous=f"file://{tmp_path}/rendezvous")
+    followers = [
+        start_follower(msgspec.structs.replace(group, rank=rank), f"ipc://{tmp_path}/plans{rank}")
+        for rank in range(1, ranks)
+    ]
+    rank_0 = create_engine(group)
+    engine = TensorParallelEngine(rank_0, PlanBroadcast(context, [address for _, address in followers]))
     together = _run(engine)
     engine.close()
-    process.join(30)
-    assert process.exitcode == 0
+    for process, _ in followers:
+        process.join(30)
+        assert process.exitcode == 0
     single = create_engine(alone)
     assert _run(single) == together
     single.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import zmq
 import zmq.asyncio
 
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.requests import Prompt
 from minisgl.frontend.tokenizers import Tokenizers
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.sockets import open_socket
@@ -35,7 +35,10 @@ READY = WorkerState(
     model=ServedModel(card=card(), epoch=(1, 1), defaults=SamplingDefaults()),
     status=None,
 )
-PROMPTS = [Prompt(text="a")]
+
+
+def requests() -> list[Generate]:
+    return [Generate(id=secrets.token_bytes(16), prompt="a", params=SamplingParams())]
 
 
 class PlayedWorker:
@@ -83,11 +86,11 @@ async def links(tmp_path: Path) -> AsyncIterator[Links]:
 
 async def test_one_able_worker_is_enough(links: Links) -> None:
     with pytest.raises(ApiError) as raised:
-        links.tokenizers.submit(PROMPTS, SamplingParams())
+        links.tokenizers.submit(requests())
     assert (raised.value.status, raised.value.code) == (503, "engine_unavailable")
     await links.workers[1].say(READY)
     await links.until(True)
-    links.tokenizers.submit(PROMPTS, SamplingParams())
+    links.tokenizers.submit(requests())
     assert isinstance(await links.workers[1].hear(), Generate)
 
 
@@ -96,7 +99,7 @@ async def test_requests_are_spread_and_stay_with_their_worker(links: Links) -> N
         await worker.say(READY)
     while not all(link.model for link in links.tokenizers._links):
         await asyncio.sleep(0)
-    exchanges = [links.tokenizers.submit(PROMPTS, SamplingParams()) for _ in range(4)]
+    exchanges = [links.tokenizers.submit(requests()) for _ in range(4)]
     heard = [[(await worker.hear()).id for _ in range(2)] for worker in links.workers]
     for exchange in exchanges:
         links.tokenizers.release(exchange)
@@ -110,21 +113,21 @@ async def test_news_are_joined_until_they_are_taken(links: Links) -> None:
     worker = links.workers[0]
     await worker.say(READY)
     await links.until(True)
-    exchange = links.tokenizers.submit(PROMPTS, SamplingParams())
+    exchange = links.tokenizers.submit(requests())
     request_id = (await worker.hear()).id
     end = Finished(id=request_id, reason="stop", prompt_tokens=1, cached_tokens=0, completion_tokens=3)
     await worker.say(
         Accepted(request_id, 1),
-        Texts(ids=request_id, texts=["a"], finished=[]),
-        Texts(ids=request_id, texts=["b"], finished=[end]),
-        Texts(ids=request_id, texts=["late"], finished=[]),
+        Texts(ids=request_id, texts=["a"], finished=[], counts=[1]),
+        Texts(ids=request_id, texts=["b"], finished=[end], counts=[3]),
+        Texts(ids=request_id, texts=["late"], finished=[], counts=[4]),
     )
     await exchange.accepted()
     while not exchange.ended:
         await asyncio.sleep(0)
     assert exchange.has_more
     (news,) = await exchange.news()
-    assert (news.text, news.finished) == ("ab", end)
+    assert (news.text, news.tokens, news.finished) == ("ab", 3, end)
     assert not exchange.has_more
     assert exchange.prompt_tokens == [1]
 
@@ -133,7 +136,7 @@ async def test_news_are_joined_until_they_are_taken(links: Links) -> None:
     ("message", "reason"),
     [
         (b"\xc1", "cannot be understood"),
-        (Texts(ids=b"short", texts=["a"], finished=[]), "cannot be understood"),
+        (Texts(ids=b"short", texts=["a"], finished=[], counts=[1]), "cannot be understood"),
         (msgspec.structs.replace(READY, version=TEXT_WIRE_VERSION + 7), "version"),
         (None, "was lost"),
     ],
@@ -143,7 +146,7 @@ async def test_a_link_that_breaks_fails_its_requests(links: Links, message: Any,
     worker = links.workers[0]
     await worker.say(READY)
     await links.until(True)
-    exchange = links.tokenizers.submit(PROMPTS, SamplingParams())
+    exchange = links.tokenizers.submit(requests())
     await worker.hear()
     if message is None:
         worker.leave()

@@ -15,6 +15,7 @@ from support.frontend_stack import EOS, FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"prompt": "Hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -56,7 +57,6 @@ def both(**cases: Any) -> list[Any]:
         top_k_fraction=({"top_k": 1.5}, "top_k", "invalid_value"),
         min_p=({"min_p": 1.5}, "min_p", "invalid_value"),
         seed=({"seed": 2**63}, "seed", "invalid_value"),
-        max_tokens_zero=({"max_tokens": 0}, "max_tokens", "invalid_value"),
         max_tokens_negative=({"max_tokens": -1}, "max_tokens", "invalid_value"),
         max_tokens_text=({"max_tokens": "5"}, "max_tokens", "invalid_value"),
         stop_empty=({"stop": ""}, "stop", "invalid_value"),
@@ -66,12 +66,26 @@ def both(**cases: Any) -> list[Any]:
         stop_type=({"stop": 5}, "stop", "invalid_value"),
         stream=({"stream": "yes"}, "stream", "invalid_value"),
         ignore_eos=({"ignore_eos": 1}, "ignore_eos", "invalid_value"),
-        n=({"n": 2}, "n", "unsupported_parameter"),
-        n_bool=({"n": True}, "n", "unsupported_parameter"),
-        presence_penalty=({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
-        logit_bias=({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
-        unknown=({"guided_json": {}}, "guided_json", "unknown_parameter"),
-        unknown_option=({"stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
+        n=({"n": 0}, "n", "invalid_value"),
+        n_high=({"n": 129}, "n", "invalid_value"),
+        n_bool=({"n": True}, "n", "invalid_value"),
+        presence_penalty=({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
+        frequency_penalty=({"frequency_penalty": -2.5}, "frequency_penalty", "invalid_value"),
+        repetition_penalty=({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        logit_bias_type=({"logit_bias": {"5": "1"}}, "logit_bias", "invalid_value"),
+        logit_bias_key=({"logit_bias": {"a": 1}}, "logit_bias", "invalid_value"),
+        logit_bias_many=({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "invalid_value"),
+        logit_bias_vocabulary=({"logit_bias": {"512": 1}}, "logit_bias", "invalid_token"),
+        stop_token_ids=({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
+        stop_token_vocabulary=({"stop_token_ids": [512]}, "stop_token_ids", "invalid_token"),
+        min_tokens=({"min_tokens": -1}, "min_tokens", "invalid_value"),
+        min_above_max=({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "invalid_value"),
+        top_logprobs_or_logprobs=({"logprobs": "5"}, "logprobs", "invalid_value"),
+        priority=({"priority": 1.5}, "priority", "invalid_value"),
+        timeout=({"timeout": 0}, "timeout", "invalid_value"),
+        cache_salt=({"cache_salt": ""}, "cache_salt", "invalid_value"),
+        json_object=({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        response_format=({"response_format": {"type": "x"}}, "response_format.type", "invalid_value"),
     ),
 )
 @pytest.mark.parametrize(
@@ -94,11 +108,8 @@ def test_parameters(
         type=({"messages": "Hi"}, "messages", "invalid_value"),
         no_role=({"messages": [{"content": "Hi"}]}, "messages[0].role", "missing_required_parameter"),
         role=({"messages": [{"role": "boss", "content": "Hi"}]}, "messages[0].role", "invalid_value"),
-        tool=(
-            {"messages": [*CHAT["messages"], {"role": "tool", "content": "Hi", "tool_call_id": "1"}]},
-            "messages[1].role",
-            "unsupported_parameter",
-        ),
+        function=({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role", "unsupported_parameter"),
+        tool=({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages[0].content", "invalid_value"),
         no_content=({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
         content=({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_value"),
         image=(
@@ -113,19 +124,44 @@ def test_parameters(
         ),
         tool_calls=(
             {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
+            "messages[0].tool_calls[0].function",
+            "missing_required_parameter",
+        ),
+        tool_calls_role=(
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]},
             "messages[0].tool_calls",
-            "unsupported_parameter",
+            "invalid_value",
+        ),
+        tool_calls_template=(
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
+            "chat_template_error",
         ),
         tools=(CHAT | {"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-        tool_choice=(CHAT | {"tool_choice": "auto"}, "tool_choice", "unsupported_parameter"),
+        tools_auto=(CHAT | {"tools": [{}], "tool_choice": "auto"}, "tools", "unsupported_parameter"),
+        tool_choice=(CHAT | {"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        functions=(CHAT | {"functions": [{}]}, "functions", "unsupported_parameter"),
+        function_call=(CHAT | {"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
+        modalities=(CHAT | {"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
+        audio=(CHAT | {"audio": {}}, "audio", "unsupported_parameter"),
+        reasoning_effort=(CHAT | {"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+        web_search_options=(CHAT | {"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
+        chat_template_kwargs=(
+            CHAT | {"chat_template_kwargs": {"a": [1]}},
+            "chat_template_kwargs",
+            "invalid_value",
+        ),
         response_format=(
             CHAT | {"response_format": {"type": "json_object"}},
             "response_format",
             "unsupported_parameter",
         ),
-        logprobs=(CHAT | {"logprobs": True}, "logprobs", "unsupported_parameter"),
+        logprobs=(CHAT | {"logprobs": 1}, "logprobs", "invalid_value"),
+        top_logprobs=(CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        top_logprobs_alone=(CHAT | {"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        top_logprobs_off=(CHAT | {"top_logprobs": 2, "logprobs": False}, "top_logprobs", "invalid_value"),
+        max_tokens=(CHAT | {"max_tokens": 0}, "max_tokens", "invalid_value"),
         max_completion_tokens=(CHAT | {"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
-        prompt=(CHAT | {"prompt": "x"}, "prompt", "unknown_parameter"),
     ),
 )
 def test_chat_bodies(stack: FrontendStack, body: dict[str, Any], param: str, code: str) -> None:
@@ -147,10 +183,13 @@ def test_chat_bodies(stack: FrontendStack, body: dict[str, Any], param: str, cod
         beyond=({"prompt": [512]}, "prompt", "invalid_token"),
         far_beyond=({"prompt": [2**40]}, "prompt", "invalid_value"),
         many=({"prompt": ["a"] * 129}, "prompt", "invalid_value"),
-        echo=({"prompt": "a", "echo": True}, "echo", "unsupported_parameter"),
-        logprobs=({"prompt": "a", "logprobs": 0}, "logprobs", "unsupported_parameter"),
+        choices=({"prompt": ["a"] * 128, "n": 9}, "n", "invalid_value"),
+        echo=({"prompt": "a", "echo": 1}, "echo", "invalid_value"),
+        logprobs=({"prompt": "a", "logprobs": 21}, "logprobs", "invalid_value"),
+        logprobs_bool=({"prompt": "a", "logprobs": True}, "logprobs", "invalid_value"),
         suffix=({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),
         best_of=({"prompt": "a", "best_of": 2}, "best_of", "unsupported_parameter"),
+        best_of_n=({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "unsupported_parameter"),
     ),
 )
 def test_completion_bodies(stack: FrontendStack, body: dict[str, Any], param: str, code: str) -> None:
@@ -201,6 +240,10 @@ def test_input_is_not_repeated(stack: FrontendStack) -> None:
         {"stream_options": {"include_usage": True}},
         {"stream": False, "user": "me"},
         {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logprobs": False, "store": False},
+        {"tools": [{"type": "function"}], "tool_choice": "none", "parallel_tool_calls": True},
+        {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x"},
+        {"prompt_cache_key": "k", "modalities": ["text"], "tool_choice": "auto", "functions": []},
+        {"stream_options": None, "logit_bias": None, "logprobs": None, "top_logprobs": None, "tools": None},
     ],
 )
 def test_what_asks_for_nothing_is_fine(stack: FrontendStack, change: dict[str, Any]) -> None:

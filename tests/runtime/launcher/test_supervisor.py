@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from minisgl.launcher.process import ProcessSpec
-from support.launcher_group import Group
+from support.launcher_group import Launch
+from support.served import launched_by
 
 _TESTS = Path(__file__).parents[2]
 _RUNTIME = _TESTS.parent / "runtime"
@@ -25,12 +26,12 @@ _RUNTIME = _TESTS.parent / "runtime"
 class Launched:
     """A launcher with its group, and what it said."""
 
-    def __init__(self, group: Group, temporary: Path) -> None:
+    def __init__(self, launch: Launch, temporary: Path) -> None:
         path = os.pathsep.join((str(_RUNTIME), str(_TESTS)))
         self.log = temporary / "stderr"
         with self.log.open("w") as stderr:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "support.launcher_group", msgspec.json.encode(group).decode()],
+                [sys.executable, "-m", "support.launcher_group", msgspec.json.encode(launch).decode()],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)},
@@ -44,9 +45,16 @@ class Launched:
         line = self.popen.stdout.readline()
         assert line, self.log.read_text()
         ready: dict[str, Any] = json.loads(line)
-        self.pids = ready["pids"]
+        self.pids.update(ready["pids"])
         self.run_directory = Path(ready["run_directory"])
         assert self.run_directory.is_dir()
+
+    def children(self) -> dict[str, int]:
+        """Process ids by name of those that live now."""
+        return launched_by(self.popen.pid)
+
+    def wait_for_words(self, words: str) -> None:
+        _eventually(lambda: words in self.log.read_text())
 
     def wait_for_end(self, seconds: float = 10.0) -> int:
         return self.popen.wait(seconds)
@@ -74,8 +82,17 @@ def _eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     started: list[Launched] = []
 
-    def start(*specs: ProcessSpec, **timeouts: float) -> Launched:
-        launched = Launched(Group(specs=list(specs), **timeouts), tmp_path)
+    def start(*specs: ProcessSpec, then: dict[str, ProcessSpec] | None = None, **limits: Any) -> Launched:
+        """Ranks are one group, every other process is its own. `then` is what a restart starts instead."""
+        groups: dict[str, list[list[ProcessSpec]]] = {}
+        for number in range(2):
+            for spec in specs:
+                name = "engine" if spec.name.startswith("rank") else spec.name
+                starts = groups.setdefault(name, [])
+                if len(starts) == number:
+                    starts.append([])
+                starts[number].append((then or {}).get(spec.name, spec) if number else spec)
+        launched = Launched(Launch(groups=groups, **limits), tmp_path)
         started.append(launched)
         return launched
 
@@ -99,7 +116,7 @@ def spec(tmp_path: Path) -> Callable[..., ProcessSpec]:
 
 
 Spec = Callable[..., ProcessSpec]
-Launch = Callable[..., Launched]
+Start = Callable[..., Launched]
 
 
 def _group(spec: Spec) -> list[ProcessSpec]:
@@ -107,7 +124,9 @@ def _group(spec: Spec) -> list[ProcessSpec]:
 
 
 @pytest.mark.parametrize("victim", ["rank0", "rank1", "tokenizer0", "frontend"])
-def test_any_death_ends_the_group_and_is_named(victim: str, launch: Launch, spec: Spec, tmp_path: Path) -> None:
+def test_without_restarts_any_death_ends_everything_and_is_named(
+    victim: str, launch: Start, spec: Spec, tmp_path: Path
+) -> None:
     launched = launch(*_group(spec))
     launched.wait_until_ready()
     assert Path(f"/proc/{launched.pids[victim]}/comm").read_text() == f"minisgl-{victim}"[:15] + "\n"
@@ -115,21 +134,21 @@ def test_any_death_ends_the_group_and_is_named(victim: str, launch: Launch, spec
     assert launched.wait_for_end(10) == 1
     assert launched.gone()
     log = launched.log.read_text()
-    assert f"process_died: {victim} (pid {launched.pids[victim]}) was killed by signal 9 (SIGKILL)" in log
+    assert f"restarts_exhausted: {victim} (pid {launched.pids[victim]}) was killed by signal 9 (SIGKILL)" in log
     if victim != "frontend":
         assert victim in (tmp_path / "failed").read_text()
 
 
-def test_last_words_of_an_exception(launch: Launch, spec: Spec) -> None:
+def test_last_words_of_an_exception(launch: Start, spec: Spec) -> None:
     launched = launch(spec("rank0", "raise_after_ready", words="the device fell off the bus"), spec("rank1", "serve"))
     assert launched.wait_for_end() == 1
     log = launched.log.read_text()
-    assert "process_died: rank0" in log
+    assert "rank0 (pid" in log
     assert "  | RuntimeError: the device fell off the bus" in log
 
 
 @pytest.mark.parametrize("exit_code", [0, 3])
-def test_failed_start_relays_last_words(exit_code: int, launch: Launch, spec: Spec) -> None:
+def test_failed_start_relays_last_words(exit_code: int, launch: Start, spec: Spec) -> None:
     launched = launch(
         spec("rank0", "never_ready"), spec("rank1", "fail_to_start", words="no such kernel", exit_code=exit_code)
     )
@@ -138,7 +157,7 @@ def test_failed_start_relays_last_words(exit_code: int, launch: Launch, spec: Sp
     assert f"ended with exit code {exit_code}. Its last words:\n  | no such kernel" in log
 
 
-def test_refusal_is_one_line_without_a_traceback(launch: Launch, spec: Spec) -> None:
+def test_refusal_is_one_line_without_a_traceback(launch: Start, spec: Spec) -> None:
     launched = launch(spec("rank0", "refuse_to_start", words="config.json is missing: give a checkpoint"))
     assert launched.wait_for_end() == 1
     log = launched.log.read_text()
@@ -146,13 +165,13 @@ def test_refusal_is_one_line_without_a_traceback(launch: Launch, spec: Spec) -> 
     assert "Traceback" not in log
 
 
-def test_startup_timeout_names_who_is_late(launch: Launch, spec: Spec) -> None:
+def test_startup_timeout_names_who_is_late(launch: Start, spec: Spec) -> None:
     launched = launch(spec("rank0", "never_ready"), startup_timeout=0.5)
     assert launched.wait_for_end() == 1
     assert "startup_timeout: not ready after 0.5 s: rank0 (" in launched.log.read_text()
 
 
-def test_progress_of_the_start_is_shown(launch: Launch, spec: Spec) -> None:
+def test_progress_of_the_start_is_shown(launch: Start, spec: Spec) -> None:
     launched = launch(spec("rank0", "never_ready"))
     _eventually(lambda: "rank0: weights 40 %" in launched.log.read_text())
     launched.popen.send_signal(signal.SIGTERM)
@@ -160,7 +179,7 @@ def test_progress_of_the_start_is_shown(launch: Launch, spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_group_cleanly(number: signal.Signals, launch: Launch, spec: Spec, tmp_path: Path) -> None:
+def test_a_signal_ends_the_group_cleanly(number: signal.Signals, launch: Start, spec: Spec, tmp_path: Path) -> None:
     launched = launch(*_group(spec))
     launched.wait_until_ready()
     launched.popen.send_signal(number)
@@ -170,14 +189,14 @@ def test_a_signal_ends_the_group_cleanly(number: signal.Signals, launch: Launch,
     assert (tmp_path / "ended").exists()
 
 
-def test_a_signal_during_the_start_ends_it(launch: Launch, spec: Spec, tmp_path: Path) -> None:
+def test_a_signal_during_the_start_ends_it(launch: Start, spec: Spec, tmp_path: Path) -> None:
     launched = launch(spec("rank0", "never_ready"), spec("frontend", "front"))
     _eventually((tmp_path / "progressed").exists)
     launched.popen.send_signal(signal.SIGTERM)
     assert launched.wait_for_end() == 0
 
 
-def test_drain_lasts_until_the_frontend_is_done(launch: Launch, spec: Spec, tmp_path: Path) -> None:
+def test_drain_lasts_until_the_frontend_is_done(launch: Start, spec: Spec, tmp_path: Path) -> None:
     done = tmp_path / "last-client-left"
     launched = launch(spec("rank0", "serve"), spec("frontend", "front", drain_until=str(done)))
     launched.wait_until_ready()
@@ -189,7 +208,7 @@ def test_drain_lasts_until_the_frontend_is_done(launch: Launch, spec: Spec, tmp_
     assert launched.gone()
 
 
-def test_second_signal_ends_the_drain(launch: Launch, spec: Spec, tmp_path: Path) -> None:
+def test_second_signal_ends_the_drain(launch: Start, spec: Spec, tmp_path: Path) -> None:
     launched = launch(
         spec("rank0", "serve"), spec("frontend", "front", drain_until=str(tmp_path / "never")), drain_timeout=600.0
     )
@@ -201,7 +220,7 @@ def test_second_signal_ends_the_drain(launch: Launch, spec: Spec, tmp_path: Path
     assert launched.gone()
 
 
-def test_death_of_an_engine_during_the_drain_reaches_the_frontend(launch: Launch, spec: Spec, tmp_path: Path) -> None:
+def test_death_of_an_engine_during_the_drain_reaches_the_frontend(launch: Start, spec: Spec, tmp_path: Path) -> None:
     launched = launch(
         spec("rank0", "serve"), spec("frontend", "front", drain_until=str(tmp_path / "never")), drain_timeout=600.0
     )
@@ -214,7 +233,113 @@ def test_death_of_an_engine_during_the_drain_reaches_the_frontend(launch: Launch
     assert launched.gone()
 
 
-def test_nothing_survives_a_launcher_that_is_killed(launch: Launch, spec: Spec) -> None:
+@pytest.mark.parametrize(
+    ("victim", "restarted"),
+    [
+        ("rank0", ["rank0", "rank1"]),
+        ("rank1", ["rank0", "rank1"]),
+        ("tokenizer0", ["tokenizer0"]),
+        ("frontend", ["frontend"]),
+    ],
+)
+def test_what_died_is_started_again_with_its_group(
+    victim: str, restarted: list[str], launch: Start, spec: Spec, tmp_path: Path
+) -> None:
+    launched = launch(*_group(spec), max_restarts=1)
+    launched.wait_until_ready()
+    before = launched.children()
+    os.kill(before[victim], signal.SIGKILL)
+    group = "engine" if victim.startswith("rank") else victim
+    launched.wait_for_words(f"launcher    {group} is back")
+    after = launched.children()
+    assert sorted(name for name in before if before[name] != after[name]) == restarted
+    assert not any(_runs(before[name]) for name in restarted)
+    assert not (tmp_path / "failed").exists()
+    launched.pids = after
+    launched.popen.send_signal(signal.SIGTERM)
+    assert launched.wait_for_end() == 0
+    assert launched.gone()
+
+
+def test_a_standby_takes_over(launch: Start, spec: Spec) -> None:
+    rank0 = msgspec.structs.replace(spec("rank0", "serve"), preload=("email.mime.text",))
+    launched = launch(rank0, spec("frontend", "front"), max_restarts=1)
+    launched.wait_until_ready()
+    _eventually(lambda: "standby-rank0" in launched.children())
+    standby = launched.children()["standby-rank0"]
+    os.kill(launched.pids["rank0"], signal.SIGKILL)
+    launched.wait_for_words("engine is back")
+    assert launched.children()["rank0"] == standby
+    _eventually(lambda: launched.children().get("standby-rank0", standby) != standby)
+    launched.pids = launched.children()
+    launched.popen.send_signal(signal.SIGTERM)
+    assert launched.wait_for_end() == 0
+    assert launched.gone()
+
+
+def test_a_standby_that_died_is_not_missed(launch: Start, spec: Spec) -> None:
+    rank0 = msgspec.structs.replace(spec("rank0", "serve"), preload=("no_such_module",))
+    launched = launch(rank0, max_restarts=1)
+    launched.wait_until_ready()
+    launched.wait_for_words("No module named 'no_such_module'")
+    _eventually(lambda: "standby-rank0" not in launched.children())
+    os.kill(launched.pids["rank0"], signal.SIGKILL)
+    launched.wait_for_words("engine is back")
+    launched.popen.send_signal(signal.SIGTERM)
+    assert launched.wait_for_end() == 0
+
+
+def test_more_deaths_than_allowed_end_everything_with_their_history(launch: Start, spec: Spec, tmp_path: Path) -> None:
+    launched = launch(*_group(spec), max_restarts=1)
+    launched.wait_until_ready()
+    os.kill(launched.pids["tokenizer0"], signal.SIGKILL)
+    launched.wait_for_words("tokenizer0 is back")
+    os.kill(launched.pids["rank1"], signal.SIGTERM)
+    assert launched.wait_for_end(10) == 1
+    assert launched.gone()
+    log = launched.log.read_text()
+    assert f"restarts_exhausted: rank1 (pid {launched.pids['rank1']}) was killed by signal 15 (SIGTERM)" in log
+    assert "--max-restarts 1 within --restart-window 600 s are used up\n  before: " in log
+    assert f"tokenizer0 (pid {launched.pids['tokenizer0']}) was killed by signal 9 (SIGKILL)" in log
+    assert "rank1" in (tmp_path / "failed").read_text(), "clients are told"
+
+
+def test_a_restart_that_fails_is_tried_again_and_given_up(launch: Start, spec: Spec) -> None:
+    broken = spec("rank0", "fail_to_start", words="the device fell off the bus", exit_code=3)
+    launched = launch(*_group(spec), then={"rank0": broken}, max_restarts=2)
+    launched.wait_until_ready()
+    os.kill(launched.pids["rank1"], signal.SIGKILL)
+    assert launched.wait_for_end(20) == 1
+    log = launched.log.read_text()
+    assert log.count("starting engine again") == 2
+    assert "restarts_exhausted: rank0 (pid" in log
+    assert "ended with exit code 3. Its last words:\n  | the device fell off the bus" in log
+    assert launched.gone()
+
+
+def test_a_restart_that_hangs_is_given_up(launch: Start, spec: Spec) -> None:
+    launched = launch(*_group(spec), then={"rank0": spec("rank0", "never_ready")}, max_restarts=1, startup_timeout=4.0)
+    launched.wait_until_ready()
+    os.kill(launched.pids["rank0"], signal.SIGKILL)
+    assert launched.wait_for_end(20) == 1
+    assert "restarts_exhausted: not ready after 4 s: rank0 (weights 40 %)" in launched.log.read_text()
+    assert launched.gone()
+
+
+@pytest.mark.parametrize("victim", ["rank0", "frontend"])
+def test_a_signal_during_a_restart_ends_everything_cleanly(
+    victim: str, launch: Start, spec: Spec, tmp_path: Path
+) -> None:
+    launched = launch(*_group(spec), then={victim: spec(victim, "never_ready")}, max_restarts=1)
+    launched.wait_until_ready()
+    os.kill(launched.pids[victim], signal.SIGKILL)
+    _eventually((tmp_path / "progressed").exists)
+    launched.popen.send_signal(signal.SIGTERM)
+    assert launched.wait_for_end() == 0
+    assert launched.gone()
+
+
+def test_nothing_survives_a_launcher_that_is_killed(launch: Start, spec: Spec) -> None:
     launched = launch(*_group(spec))
     launched.wait_until_ready()
     launched.popen.kill()

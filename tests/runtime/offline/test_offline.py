@@ -192,3 +192,40 @@ def test_death_of_the_other_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         os.kill(launched_by(os.getpid())["rank1"], signal.SIGKILL)
         with pytest.raises(LauncherError, match=r"rank1 \(pid \d+\) was killed"):
             two.generate([[1, 2]] * 8, _greedy(max_tokens=200))
+
+
+def test_log_probabilities_of_answer_and_prompt(llm: LLM) -> None:
+    params = _greedy(max_tokens=4, logprobs=2, prompt_logprobs=1)
+    prompt = list(range(40, 52))
+    [output] = llm.generate([prompt], params)
+    assert output.logprobs is not None and output.prompt_logprobs is not None
+    assert [each.token_id for each in output.logprobs] == output.token_ids
+    assert [each.token_id for each in output.prompt_logprobs] == prompt[1:]
+    assert [len(each.top) for each in output.logprobs] == [2] * 4
+    for each in output.logprobs:
+        assert max(each.top.items(), key=lambda pair: pair[1]) == (each.token_id, each.logprob)
+    [longer] = llm.generate([[*prompt, *output.token_ids]], _greedy(max_tokens=1, prompt_logprobs=2))
+    assert longer.logprobs is None and longer.prompt_logprobs is not None
+    for again, first in zip(longer.prompt_logprobs, [*output.prompt_logprobs, *output.logprobs], strict=True):
+        assert again.token_id == first.token_id
+        assert again.logprob == pytest.approx(first.logprob, abs=1e-4)
+
+
+def test_controls_of_a_text_and_of_token_ids(llm: LLM) -> None:
+    [plain] = llm.generate("Hello there", _GREEDY)
+    [biased] = llm.generate("Hello there", _greedy(logit_bias={plain.token_ids[0]: -100.0}, logprobs=0))
+    assert biased.token_ids[0] != plain.token_ids[0]
+    assert biased.logprobs is not None and len(biased.logprobs) == 12
+    stop = plain.token_ids[0]
+    [early] = llm.generate("Hello there", _greedy(stop_token_ids=(stop,)))
+    [late] = llm.generate("Hello there", _greedy(stop_token_ids=(stop,), min_tokens=5))
+    assert len(early.token_ids) == 1 and len(late.token_ids) >= 5
+
+
+def test_controls_without_a_tokenizer() -> None:
+    with LLM(tiny_checkpoint(), **_SMALL, detokenize=False) as llm:
+        [plain] = llm.generate([[5, 6, 7]], _GREEDY)
+        [biased] = llm.generate([[5, 6, 7]], _greedy(logit_bias={plain.token_ids[0]: -100.0}, logprobs=1))
+    assert plain.logprobs is None and biased.logprobs is not None
+    assert biased.token_ids[0] != plain.token_ids[0]
+    assert plain.token_ids[0] in biased.logprobs[0].top

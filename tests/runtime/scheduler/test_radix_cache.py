@@ -87,6 +87,22 @@ def test_the_heap_of_evictable_leaves_stays_small_under_hits() -> None:
     assert len(cache._heap) < 200
 
 
+def test_an_eviction_costs_the_same_with_fifty_thousand_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at as many leaves as it takes pages from, not at the tree."""
+    cache = RadixCache(1)
+    for number in range(50_000):
+        insert(cache, [number, number + 1, number + 2], 3 * number)
+    looked_at = []
+    evictable = RadixCache._evictable
+    monkeypatch.setattr(
+        RadixCache, "_evictable", lambda self, node, stamp: looked_at.append(node) or evictable(self, node, stamp)
+    )
+    for _ in range(100):
+        looked_at.clear()
+        assert len(cache.evict(16)) == 16
+        assert len(looked_at) <= 20
+
+
 def test_the_naive_cache_keeps_nothing() -> None:
     cache = NaiveCache()
     handle, pages = cache.match(ints(1, 2))

@@ -51,6 +51,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         deadline=st.sampled_from([0, 0, 0, 30]),
         stop=st.lists(st.integers(0, 96), max_size=8),
+        logprobs=st.sampled_from([-1, -1, 0, 2]),
+        prompt_logprobs=st.sampled_from([-1, -1, -1, 0, 1]),
+        salt=st.sampled_from([b"", b"", b"a", b"b"]),
     )
     def arrive(
         self,
@@ -62,6 +65,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         deadline: int,
         stop: list[int],
+        logprobs: int,
+        prompt_logprobs: int,
+        salt: bytes,
     ) -> None:
         self.harness.submit(
             [*self.prefixes[prefix % len(self.prefixes)], *own],
@@ -71,6 +77,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             deadline_ms=self.now + deadline if deadline else 0,
             stop_token_ids=tuple(stop),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            cache_salt=salt,
         )
 
     @rule(data=st.data())

@@ -71,7 +71,7 @@ def test_encodes_what_transformers_encodes(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("thinking", [True, False])
 def test_template_variables(reference: Any, thinking: bool) -> None:
     messages = CONVERSATIONS["system and history"]
-    rendered = ChatTemplate(QWEN3, SPECIAL).render(messages, enable_thinking=thinking)
+    rendered = ChatTemplate(QWEN3, SPECIAL).render(messages, {"enable_thinking": thinking})
     assert rendered == reference(QWEN3, messages, enable_thinking=thinking)
     assert rendered.endswith("<think>\n\n</think>\n\n") == (not thinking)
     assert "hm" not in rendered
@@ -131,3 +131,16 @@ def test_a_bad_template_fails_the_request_alone(source: str) -> None:
 def test_the_output_is_limited() -> None:
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"
     assert "characters" in fails(endless).message
+
+
+def test_tool_calls_and_variables_of_the_request() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_call_id }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
+        ";{% endfor %}{{ mood }}{{ 'go' if add_generation_prompt }}",
+        {},
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [ChatMessage("assistant", "", tool_calls=[call]), ChatMessage("tool", "2", tool_call_id="1")]
+    assert template.render(messages, {"mood": "calm"}) == 'assistant:add{"a": 1};tool:21;calmgo'
+    assert template.render(messages, {"messages": []}, add_generation_prompt=False).endswith("tool:21;")

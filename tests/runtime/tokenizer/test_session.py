@@ -3,16 +3,29 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from minisgl.tokenizer.errors import PromptError
+from minisgl.tokenizer.scored_tokens import EchoedPrompt
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.messages import Abort, Ack, Failed, FinishReason, SamplingParams, Submit, Tokens
-from minisgl.wire.text import Accepted, Cancel, Finished, Generate, TextFailed, Texts
+from minisgl.wire.messages import (
+    Abort,
+    Ack,
+    Failed,
+    FinishReason,
+    PromptLogprobs,
+    SamplingParams,
+    Submit,
+    TokenLogprobs,
+    Tokens,
+)
+from minisgl.wire.text import Accepted, Cancel, Finished, Generate, ScoredToken, TextFailed, Texts
 from support.fake_scheduler import card, row
-from support.tiny_tokenizers import byte_level
+from support.scored_answers import scores
+from support.tiny_tokenizers import byte_fallback, byte_level
 
 TOKENIZER = byte_level()
 TABLE = TokenBytes(TOKENIZER)
@@ -301,3 +314,128 @@ def test_all_are_aborted_when_the_frontend_is_gone() -> None:
     assert session.take_to_scheduler() == [Abort(ID)]
     assert session.take_to_frontend() == []
     assert not len(session)
+
+
+# Log-probabilities, echo and the fields that the session itself acts on
+
+
+def scored_row(index: int, token: int, finish: FinishReason | None = None, top: int = 1) -> Tokens:
+    return msgspec.structs.replace(row(ID, index, token, finish), logprobs={0: scores([token], top)})
+
+
+def scored_texts(session: Session) -> list[tuple[str, list[ScoredToken]]]:
+    messages = [message for message in session.take_to_frontend() if isinstance(message, Texts)]
+    return [(text, m.scored.get(n, [])) for m in messages for n, (_, text) in enumerate(m.rows())]
+
+
+def test_every_parameter_reaches_the_scheduler() -> None:
+    params = {
+        "stop_token_ids": (3, 4),
+        "min_tokens": 2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": {7: 2.0},
+        "logprobs": 3,
+        "prompt_logprobs": 4,
+    }
+    message = submitted(99, **params)
+    assert isinstance(message, Submit)
+    assert {name: getattr(message, name) for name in params} == params
+
+
+@pytest.mark.parametrize(
+    ("params", "param"), [({"logit_bias": {512: 1.0}}, "logit_bias"), ({"stop_token_ids": (-1,)}, "stop_token_ids")]
+)
+def test_ids_outside_the_vocabulary_name_their_field(params: dict[str, Any], param: str) -> None:
+    message = submitted(99, **params)
+    assert isinstance(message, TextFailed)
+    assert (message.code, message.param) == ("invalid_token", param)
+
+
+def test_scores_come_with_their_text() -> None:
+    session = started(logprobs=1, stop=("lo world",))
+    tokens = TOKENIZER.encode("Hello there").ids
+    for index, token in enumerate(tokens):
+        session.tokens(scored_row(index, token, "length" if index == len(tokens) - 1 else None))
+    parts = scored_texts(session)
+    given = ""
+    for text, scored in parts:
+        given += text
+        assert all(token.offset < len(given) for token in scored), "no token is ahead of its text"
+    scored = [token for _, some in parts for token in some]
+    assert given == "Hello there"
+    assert b"".join(token.text for token in scored) == b"Hello there"
+    assert [token.logprob for token in scored] == [-token / 8 for token in tokens]
+    assert scored[0].top == [(b"a", -1.0)]
+
+
+def test_tokens_behind_a_stop_string_are_not_scored() -> None:
+    session = started(logprobs=0, stop=("lo",))
+    for index, token in enumerate(TOKENIZER.encode("Hello").ids):
+        session.tokens(scored_row(index, token, top=0))
+    parts = scored_texts(session)
+    assert "".join(text for text, _ in parts) == "Hel"
+    assert b"".join(token.text for _, scored in parts for token in scored).startswith(b"Hel")
+    assert all(token.offset < 3 for _, scored in parts for token in scored)
+
+
+def test_the_token_that_ends_an_answer_is_not_scored() -> None:
+    session = started(logprobs=0)
+    session.tokens(scored_row(0, TOKENIZER.encode("a").ids[0]))
+    session.tokens(scored_row(1, EOS, "stop"))
+    assert [token.text for _, scored in scored_texts(session) for token in scored] == [b"a"]
+
+
+@pytest.mark.parametrize("broken", [{}, {0: TokenLogprobs(b"", b"", b"")}, {0: TokenLogprobs(b"1234", b"12", b"")}])
+def test_missing_or_broken_scores_are_no_answer(broken: dict[int, TokenLogprobs]) -> None:
+    session = started(logprobs=1)
+    message = msgspec.structs.replace(row(ID, 0, 5), logprobs=broken)
+    if broken:
+        with pytest.raises(msgspec.ValidationError):
+            session.tokens(message)
+    else:
+        session.tokens(message)
+        (failed,) = session.take_to_frontend()
+        assert isinstance(failed, TextFailed)
+        assert failed.code == "engine_error"
+
+
+def test_scores_of_a_prompt_must_be_complete_and_in_order() -> None:
+    session = Session(TABLE)
+    session.welcome(card())
+    params = SamplingParams(logprobs=0, prompt_logprobs=0)
+    session.begin(Generate(id=ID, prompt="Hello", echo=True, params=params))
+    session.encoded(ID, PROMPT)
+    session.acked(Ack(ID))
+    with pytest.raises(msgspec.ValidationError):
+        session.prompt_scored(PromptLogprobs(ID, 2, scores([1], 0)))
+    session.tokens(scored_row(0, 5, top=0))
+    assert isinstance(session.take_to_frontend()[-1], TextFailed)
+
+
+def test_an_echo_of_text_is_what_was_written() -> None:
+    """The tokenizer's own BOS is among the scored tokens, and has no text."""
+    tokenizer = byte_fallback()
+    table = TokenBytes(tokenizer)
+    prompt = array("i", tokenizer.encode("Hello é").ids)
+    for text, echoed in (("Hello é", "Hello é"), (None, "<s> Hello é")):
+        echo = EchoedPrompt(table, prompt, text)
+        assert echo.text == echoed
+        scored = echo.first() + echo.scored(1, scores(prompt[1:].tolist(), 0))
+        assert echo.missing == 0
+        assert scored[0].logprob is None
+        assert b"".join(token.text for token in scored).decode() == echo.text
+        assert [token.offset for token in scored] == sorted(token.offset for token in scored)
+
+
+def test_no_token_when_none_is_asked_for() -> None:
+    session = started(max_tokens=0)
+    text, (end,) = answer(session, [5], "length")
+    assert (text, end.reason, end.completion_tokens) == ("", "length", 0)
+
+
+def test_min_tokens_that_do_not_fit_are_refused() -> None:
+    message = submitted(len(PROMPT) + 3, min_tokens=4)
+    assert isinstance(message, TextFailed)
+    assert message.code == "context_length_exceeded"

@@ -57,3 +57,17 @@ def test_a_false_start_is_released() -> None:
     matcher = StopStrings(["\n\nUser:"])
     assert matcher.push("a\n\nUs") == "a"
     assert matcher.push("eful") == "\n\nUseful"
+
+
+def test_the_stop_string_can_be_part_of_the_answer() -> None:
+    stops = StopStrings(["END"], include=True)
+    assert [stops.push(piece) for piece in ("a E", "N", "D b")] == ["a ", "", "END"]
+    assert stops.stopped
+
+
+def test_a_match_while_the_answer_must_not_stop_is_text() -> None:
+    stops = StopStrings(["END"])
+    assert stops.push("a END b E", may_stop=False) == "a END b "
+    assert not stops.stopped
+    assert stops.push("ND") == ""
+    assert stops.stopped

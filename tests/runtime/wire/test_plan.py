@@ -19,7 +19,7 @@ def arrays(*shape: int) -> st.SearchStrategy[np.ndarray]:
 
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
-    d, p, t, u, n, z = (draw(SIZES) for _ in range(6))
+    d, p, t, u, n, z, c = (draw(SIZES) for _ in range(7))
     return StepPlan.build(
         epoch=draw(st.integers(0, 2**62 - 1)),
         step=draw(st.integers(0, 2**62 - 1)),
@@ -33,6 +33,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
         page_updates=draw(arrays(3, u)),
         new_rows=draw(arrays(PARAM_COLUMNS, n)),
         poison_pages=draw(arrays(z)),
+        controls=draw(arrays(c)),
     )
 
 

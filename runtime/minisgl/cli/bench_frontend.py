@@ -1,0 +1,329 @@
+"""`minisgl bench frontend`: tokens that the API and tokenizer processes pass on per second of their CPU time.
+
+Everything is real but the engine, whose tokens come at a steady pace: HTTP, chat template, detokenization, sockets,
+scheduler. Every stream asks for one event per token, and the client here counts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import threading
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from minisgl.cli.arguments import add_json_argument, integer, number
+from minisgl.cli.bench_report import Figure, report
+from minisgl.cli.http_client import Endpoint, HttpError
+from minisgl.config import EngineConfig
+from minisgl.engine.interface import EngineLimits
+from minisgl.engine.stub import StubEngine
+from minisgl.frontend.config import FrontendConfig
+from minisgl.scheduler.process import SchedulerProcessConfig
+from minisgl.tokenizer.config import TokenizerConfig
+from minisgl.wire.plan import StepPlan, StepResult
+
+TARGET: Final = 25_000
+METRICS_TARGET_MS: Final = 2.0
+_PAGE_SIZE: Final = 16
+_PROMPT_ROOM: Final = 128
+_MARGIN_SECONDS: Final = 1.0
+"""Left out at both ends of the streams, while they begin and end one after the other."""
+_METRICS_EVERY_SECONDS: Final = 0.1
+_START_SECONDS: Final = 60
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """One run."""
+
+    model: str
+    folder: str
+    streams: int
+    step_ms: float
+    seconds: float
+    tokenizers: int
+
+    @property
+    def tokens_per_stream(self) -> int:
+        return int((self.seconds + 2 * _MARGIN_SECONDS) * 1000 / self.step_ms)
+
+    @property
+    def scheduler_address(self) -> str:
+        return f"ipc://{self.folder}/scheduler"
+
+    @property
+    def workers(self) -> list[TokenizerConfig]:
+        return [
+            TokenizerConfig(
+                model=self.model,
+                scheduler_address=self.scheduler_address,
+                frontend_address=f"ipc://{self.folder}/text{index}",
+                name=f"tokenizer{index}",
+            )
+            for index in range(max(1, self.tokenizers))
+        ]
+
+
+class Measurement(NamedTuple):
+    tokens: int
+    """Events that came while it was measured."""
+    seconds: float
+    cpu_seconds: float
+    events_per_token: float
+    """Over whole answers; 1 when no two tokens shared an event."""
+    metrics_ms: list[float]
+
+    @property
+    def tokens_per_core_second(self) -> float:
+        return self.tokens / self.cpu_seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", type=Path, metavar="DIR", help="whose tokenizer to use (default: a tiny one that is made for it)"
+    )
+    parser.add_argument("--streams", type=integer(1), default=256, metavar="N", help="at a time (default: 256 streams)")
+    parser.add_argument(
+        "--step-ms",
+        type=number(0),
+        default=30.0,
+        metavar="MS",
+        help="the engine's time per token of each stream (default: 30 ms)",
+    )
+    parser.add_argument("--seconds", type=number(0), default=8.0, metavar="S", help="measured (default: 8 seconds)")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    figures: dict[str, Figure] = {}
+    metrics: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="minisgl-bench-") as folder:
+        model = args.model or _tiny_model(Path(folder) / "model")
+        for tokenizers in (0, 1):
+            sockets = Path(folder) / f"sockets{tokenizers}"
+            sockets.mkdir()
+            measured = measure(Scenario(str(model), str(sockets), args.streams, args.step_ms, args.seconds, tokenizers))
+            name = f"{tokenizers}_tokenizers"
+            figures[f"tokens_per_core_second_{name}"] = measured.tokens_per_core_second
+            figures[f"tokens_per_second_{name}"] = measured.tokens / measured.seconds
+            figures[f"events_per_token_{name}"] = measured.events_per_token
+            metrics += measured.metrics_ms
+    figures = {"tokens_per_core_second": figures["tokens_per_core_second_1_tokenizers"], **figures}
+    if metrics:
+        figures["metrics_ms_p50"] = statistics.median(metrics)
+        figures["metrics_ms_max"] = max(metrics)
+    figures["streams"], figures["step_ms"] = args.streams, args.step_ms
+    report("frontend", figures, {"tokens_per_core_second": TARGET, "metrics_ms_p50": METRICS_TARGET_MS}, args.json)
+    return 0
+
+
+def measure(scenario: Scenario) -> Measurement:
+    import uvloop
+
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    encoded = msgspec.json.encode(scenario)
+    measured: list[BaseProcess] = [context.Process(target=_frontend, args=(encoded, sender), daemon=True)]
+    measured += [
+        context.Process(target=_tokenizer, args=(encoded, index), daemon=True) for index in range(scenario.tokenizers)
+    ]
+    scheduler = context.Process(target=_scheduler, args=(encoded,), daemon=True)
+    ours, theirs = context.Pipe()
+    metrics = context.Process(target=_metrics, args=(encoded, theirs), daemon=True)
+    processes = [scheduler, *measured, metrics]
+    for process in processes:
+        process.start()
+    # This process holds no end to write, so a death of the frontend is an end of file here.
+    sender.close()
+    theirs.close()
+    try:
+        port = int(receiver.recv_bytes())
+        ours.recv_bytes()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            try:
+                return runner.run(_load(scenario, port, [_pid(p) for p in measured], ours))
+            except* HttpError as failures:
+                # Each stream that failed says the same as the first.
+                raise _first(failures) from None
+    finally:
+        # The scheduler last: the others would report its loss.
+        for process in reversed(processes):
+            process.kill()
+            process.join()
+
+
+def _tiny_model(folder: Path) -> Path:
+    from minisgl.models.tiny import write_tiny_checkpoint
+
+    return write_tiny_checkpoint(folder, "qwen3")
+
+
+def _frontend(encoded: bytes, port: Connection) -> None:
+    from minisgl.frontend.server import FrontendServer
+
+    scenario = msgspec.json.decode(encoded, type=Scenario)
+    workers = scenario.workers
+    config = FrontendConfig(
+        port=0,
+        tokenizer_addresses=tuple(worker.frontend_address for worker in workers),
+        tokenizer=None if scenario.tokenizers else workers[0],
+    )
+    FrontendServer(config).run(lambda number: port.send_bytes(b"%d" % number))
+
+
+def _tokenizer(encoded: bytes, index: int) -> None:
+    from minisgl.tokenizer import worker
+
+    worker.run(msgspec.json.decode(encoded, type=Scenario).workers[index])
+
+
+def _scheduler(encoded: bytes) -> None:
+    from minisgl.scheduler import process
+    from minisgl.tokenizer.model_files import load_model_files
+
+    scenario = msgspec.json.decode(encoded, type=Scenario)
+    files = load_model_files(scenario.model)
+    length = _PROMPT_ROOM + scenario.tokens_per_stream
+    limits = EngineLimits(
+        num_pages=scenario.streams * -(-length // _PAGE_SIZE),
+        page_size=_PAGE_SIZE,
+        max_running=scenario.streams,
+        max_model_len=length,
+        vocab_size=files.tokenizer.get_vocab_size(),
+        eos_token_ids=(),
+    )
+    words = [token for text, token in sorted(files.tokenizer.get_vocab().items()) if text.isascii() and text.isalpha()]
+    config = SchedulerProcessConfig(
+        engine=EngineConfig(model=scenario.model),
+        address=scenario.scheduler_address,
+        model_name="stub",
+        tokenizer_hashes=files.hashes,
+    )
+    engine = _PacedEngine(limits, words, scenario.step_ms / 1000)
+    process.run(config, lambda: engine, ready=lambda address, card: None, stop=threading.Event())
+
+
+class _PacedEngine(StubEngine):
+    """Every row gets its own sequence of `words`, tokens with a text of their own; steps are `seconds` apart."""
+
+    def __init__(self, limits: EngineLimits, words: list[int], seconds: float) -> None:
+        super().__init__(limits)
+        self._words = np.array(words, np.int32)
+        self._seconds = seconds
+        self._next = 0.0
+
+    def collect(self, handle: StepPlan) -> StepResult:
+        now = time.monotonic()
+        time.sleep(max(0.0, self._next - now))
+        self._next = max(self._next, now) + self._seconds
+        slots = np.asarray(handle.sampled_slots)
+        return StepResult(handle.step, self._words[(slots + handle.step) % len(self._words)])
+
+
+class _Count:
+    """What the streams have got so far."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.tokens = 0
+
+
+async def _load(scenario: Scenario, port: int, pids: list[int], metrics: Connection) -> Measurement:
+    endpoint = Endpoint(f"http://127.0.0.1:{port}")
+    await _until_ready(endpoint)
+    count = _Count()
+    async with asyncio.TaskGroup() as streams:
+        for index in range(scenario.streams):
+            streams.create_task(_stream(scenario, endpoint, index, count))
+        while count.events < 2 * scenario.streams:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(_MARGIN_SECONDS / 2)
+        began, events, cpu = time.perf_counter(), count.events, sum(map(_cpu_seconds, pids))
+        metrics.send_bytes(b"%d" % port)
+        await asyncio.sleep(scenario.seconds)
+        seconds = time.perf_counter() - began
+        events, cpu = count.events - events, sum(map(_cpu_seconds, pids)) - cpu
+    metrics_ms = msgspec.json.decode(metrics.recv_bytes(), type=list[float])
+    return Measurement(events, seconds, cpu, count.events / count.tokens, metrics_ms)
+
+
+async def _until_ready(endpoint: Endpoint) -> None:
+    async with asyncio.timeout(_START_SECONDS):
+        while True:
+            try:
+                await endpoint.json("GET", "/ready")
+                return
+            except HttpError:
+                await asyncio.sleep(0.05)
+
+
+async def _stream(scenario: Scenario, endpoint: Endpoint, index: int, count: _Count) -> None:
+    body = {
+        "messages": [{"role": "user", "content": f"Stream number {index}"}],
+        "max_tokens": scenario.tokens_per_stream,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    async with endpoint.request("POST", "/v1/chat/completions", body) as response:
+        if response.status != 200:
+            response.raise_for_status(await response.read())
+        before = tail = b""
+        async for _, piece in response.pieces():
+            # Far cheaper than to parse them; the client shares the machine with what is measured.
+            count.events += (before[-1:] + piece).count(b"\n\n")
+            tail = (tail + piece)[-2000:]
+            before = piece
+        # Not tokens: the role, the reason of the end, the usage and [DONE].
+        count.events -= 4
+        usage = tail[tail.rindex(b"data: {") : tail.rindex(b"data: [DONE]")]
+        count.tokens += json.loads(usage[6:])["usage"]["completion_tokens"]
+
+
+def _metrics(encoded: bytes, line: Connection) -> None:
+    """Told a port, sends how many milliseconds each answer of /metrics took while the streams ran; nothing where there
+    is no such page. A process of its own, because the one that reads the streams is busy itself."""
+    seconds = msgspec.json.decode(encoded, type=Scenario).seconds
+    line.send_bytes(b"started")
+    connection = http.client.HTTPConnection("127.0.0.1", int(line.recv_bytes()), timeout=_START_SECONDS)
+    answers: list[float] = []
+    end = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < end:
+        connection.request("GET", "/metrics")
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status != 200:
+            break
+        answers.append((time.perf_counter() - began) * 1000)
+        time.sleep(_METRICS_EVERY_SECONDS)
+    line.send_bytes(msgspec.json.encode(answers))
+
+
+def _first(failures: BaseExceptionGroup[Any]) -> BaseException:
+    failure: BaseException = failures
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure
+
+
+def _pid(process: BaseProcess) -> int:
+    assert process.pid is not None
+    return process.pid
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of user and system time of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,97 @@
+"""One HTTP connection: what the server's own protocol leaves open to clients that are slow, huge or wrong.
+
+It bounds the head of a request in bytes and time, answers broken HTTP in the one shape of errors, and lets whoever
+serves a request drop its connection without waiting for a client that does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from minisgl.frontend.errors import ApiError
+
+MAX_HEAD_BYTES: Final = 32 << 10
+HEAD_SECONDS: Final = 10.0
+"""From the first byte of a request to the end of its headers."""
+
+DROP: Final = "minisgl.drop"
+"""The ASGI extension: a function that closes the connection at once, with what waits to be sent."""
+
+
+_HEAD_TOO_LARGE: Final = ApiError(
+    431, "headers_too_large", f"the headers are longer than {MAX_HEAD_BYTES} bytes: send fewer or shorter ones"
+)
+
+
+class _HeadTooLarge(Exception):
+    """Ends the parser's work on a request."""
+
+
+class Connection(HttpToolsProtocol):
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+    """Runs while the head of a request is incomplete."""
+    _problem = ApiError(400, "invalid_http", "the request is not valid HTTP/1.1")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # A connection that never asks for anything is as idle as one between two requests.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_timer is not None:
+            # A header is handed over when it is complete, so one without end must be counted here.
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(_HEAD_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {DROP: {"drop": self.transport.abort}}
+        self._head_bytes = 0
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_slow_head)
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
+            self._problem = _HEAD_TOO_LARGE
+            raise _HeadTooLarge
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser has stopped: the bytes are no HTTP, or a callback of ours did not want more."""
+        self._refuse(self._problem)
+
+    def _on_slow_head(self) -> None:
+        self._refuse(ApiError(408, "head_timeout", f"the headers did not arrive within {HEAD_SECONDS:g} s"))
+
+    def _end_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, error: ApiError) -> None:
+        self._end_head()
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            body = error.body()
+            lines = [
+                f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+                "content-type: application/json",
+                f"content-length: {len(body)}",
+                "connection: close",
+            ]
+            self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        # Otherwise an answer is under way, and nothing may be written into it.
+        self.transport.close()

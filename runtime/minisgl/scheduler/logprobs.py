@@ -1,0 +1,47 @@
+"""Log-probabilities of a step, cut to what each request asks and put into messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from minisgl.scheduler.request import Phase, RequestTable
+from minisgl.wire.messages import PromptLogprobs, TokenLogprobs
+from minisgl.wire.plan import IntArray, LogprobColumns, PromptPart, RowLogprobs
+
+MESSAGE_TOKENS: Final = 2048
+"""Prompt tokens in one message: with all the likeliest tokens that may be asked, an eighth of the largest message."""
+
+
+def row_logprobs(
+    table: RequestTable, reported: RowLogprobs, sampled: IntArray, slots: IntArray
+) -> dict[int, TokenLogprobs]:
+    """By row of `slots`, the rows that clients get; `sampled` are the slots of the step's result."""
+    row_of = {slot: row for row, slot in enumerate(slots.tolist())}
+    messages = {}
+    for i, slot in enumerate(sampled[reported.rows].tolist()):
+        row = row_of.get(slot)
+        request = table.requests[slot]
+        if row is not None and request is not None and request.controls is not None:
+            messages[row] = _message(reported.columns[i : i + 1], request.controls.logprobs)
+    return messages
+
+
+def prompt_logprobs(table: RequestTable, parts: tuple[PromptPart, ...]) -> Iterator[tuple[int, PromptLogprobs]]:
+    """Client and message of what a step says of prompts, nothing twice; before the step's tokens are collected."""
+    for part in parts:
+        request = table.requests[part.slot]
+        assert request is not None and request.controls is not None
+        if table.phase[part.slot] == Phase.ENDING:
+            continue
+        assert part.start == request.prompt_reported, "a prompt's log-probabilities come in order"
+        count = len(part.columns.chosen)
+        request.prompt_reported += count
+        for first in range(0, count, MESSAGE_TOKENS):
+            columns = part.columns[first : first + MESSAGE_TOKENS]
+            message = _message(columns, request.controls.prompt_logprobs)
+            yield request.client, PromptLogprobs(request.id, part.start + first, message)
+
+
+def _message(columns: LogprobColumns, tops: int) -> TokenLogprobs:
+    return TokenLogprobs(columns.chosen.tobytes(), columns.top_ids[:, :tops].tobytes(), columns.top[:, :tops].tobytes())

@@ -1,0 +1,102 @@
+"""Flags, MINISGL_* variables and the YAML file of `serve` set the same things, in one order of precedence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from minisgl.cli.main import main
+
+
+def _printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, tuple[object, str]]:
+    """Value and source of each key that --print-config shows."""
+    assert main(["serve", *arguments, "--print-config"]) == 0
+    text = capsys.readouterr().out
+    values = yaml.safe_load(text)
+    sources = {line.partition(":")[0]: line.rpartition("  # ")[2] for line in text.splitlines()}
+    assert values.keys() == sources.keys()
+    return {key: (values[key], sources[key]) for key in values}
+
+
+def _file(folder: Path, text: str) -> str:
+    path = folder / "serve.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_flag_wins_over_environment_over_file_over_default(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _file(tmp_path, "model: m\nport: 1\ntokenizers: 0\ntp: 4\naudit: true\npage-size:\n")
+    monkeypatch.setenv("MINISGL_PORT", "2")
+    monkeypatch.setenv("MINISGL_TP", "3")
+    monkeypatch.setenv("MINISGL_DUMMY_WEIGHTS", "on")
+    printed = _printed(capsys, "--config", config, "--port", "3")
+    assert printed["port"] == (3, "flag")
+    assert printed["tp"] == (3, "environment MINISGL_TP")
+    assert printed["dummy-weights"] == (True, "environment MINISGL_DUMMY_WEIGHTS")
+    assert printed["tokenizers"] == (0, f"file {config}")
+    assert printed["model"] == ("m", f"file {config}")
+    assert printed["audit"] == (True, f"file {config}")
+    assert printed["page-size"] == (None, "default")
+    assert printed["host"] == ("127.0.0.1", "default")
+
+
+def test_the_file_may_be_named_by_a_variable(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINISGL_CONFIG", _file(tmp_path, "host: '::1'\n"))
+    assert _printed(capsys)["host"][0] == "::1"
+
+
+def test_what_is_printed_can_be_read_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    first = _printed(capsys, "some: model # 1", "--memory-fraction", "0.5", "--no-overlap")
+    assert main(["serve", "some: model # 1", "--memory-fraction", "0.5", "--no-overlap", "--print-config"]) == 0
+    again = _printed(capsys, "--config", _file(tmp_path, capsys.readouterr().out))
+    assert {key: value for key, (value, _) in again.items()} == {key: value for key, (value, _) in first.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot: 1", "key 'prot' is not known; the nearest one is port"),
+        ("max_running: 1", "key 'max_running' is not known; the nearest one is max-running"),
+        ("port: 70000", "port: '70000' is not a whole number, 0 to 65535"),
+        ("port: [1, 2]", "port: [1, 2] is not a single value"),
+        ("audit: 1", "audit: 1 is neither true nor false"),
+        ("device: tpu", "device: 'tpu' is not one of auto, cpu, cuda"),
+        ("port: [1", "is not YAML"),
+        ("- port", "holds no keys with values, but a list"),
+    ],
+)
+def test_a_wrong_file_is_an_error_that_names_the_key(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "m", "--config", _file(tmp_path, text)])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "serve.yaml" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MINISGL_PROT", "1", "MINISGL_PROT is not known; the nearest one is MINISGL_PORT"),
+        ("MINISGL_PORT", "x", "MINISGL_PORT: 'x' is not a whole number"),
+        ("MINISGL_AUDIT", "perhaps", "MINISGL_AUDIT: 'perhaps' is neither true nor false"),
+        ("MINISGL_CONFIG", "/no/such.yaml", "/no/such.yaml cannot be read"),
+    ],
+)
+def test_a_wrong_variable_is_an_error_that_names_it(
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "m"])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""One line for each request, with what operators ask for and nothing of what users write."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from minisgl.wire.messages import Ack, Submit
+from support.fake_scheduler import WAIT_SECONDS, answer_with, row
+from support.frontend_stack import FrontendStack, ids
+
+CHAT = {"messages": [{"role": "user", "content": "a secret"}]}
+
+MakeStack = Callable[..., FrontendStack]
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def wait_for(self, count: int) -> list[tuple[str, dict[str, Any]]]:
+        """Message and fields of the lines, once there are so many: one comes after its answer."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(self.records) < count:
+            assert time.monotonic() < deadline, self.records
+            time.sleep(0.01)
+        assert len(self.records) == count
+        standard = {*vars(logging.makeLogRecord({})), "message"}
+        return [
+            (record.getMessage(), {key: value for key, value in vars(record).items() if key not in standard})
+            for record in self.records
+        ]
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    handler = Lines()
+    logger = logging.getLogger("minisgl.frontend.access_log")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
+def test_an_answer(make_stack: MakeStack, lines: Lines) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = answer_with(ids("ok"), cached=3)
+    headers = {"x-request-id": "mine", "x-stainless-retry-count": "1", "traceparent": "00-ab-cd-01"}
+    stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2}, headers=headers)
+    ((message, fields),) = lines.wait_for(1)
+    assert message == "answered"
+    times = {name: fields.pop(name) for name in ("accepted_ms", "first_token_ms", "total_ms")}
+    assert 0 < times["accepted_ms"] <= times["first_token_ms"] <= times["total_ms"]
+    assert fields.pop("prompt_tokens") > 3
+    assert fields == {
+        "request_id": "mine",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "status": 200,
+        "retry": "1",
+        "trace": "00-ab-cd-01",
+        "cached_tokens": 3,
+        "completion_tokens": 2,
+        "finish_reason": "length",
+    }
+
+
+def test_probes_are_not_logged_and_errors_are(make_stack: MakeStack, lines: Lines) -> None:
+    stack = make_stack()
+    for path in ("/health", "/ready", "/metrics"):
+        stack.http.get(path)
+    stack.http.post("/v1/completions", json={"prompt": "a secret", "temperature": "a secret"})
+    ((message, fields),) = lines.wait_for(1)
+    assert message == "failed"
+    assert (fields["status"], fields["code"], fields["phase"]) == (400, "invalid_value", "reading")
+    assert "secret" not in str(fields)
+
+
+def test_a_client_that_leaves(make_stack: MakeStack, lines: Lines) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    with stack.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        next(line for line in response.iter_lines() if '"content":"a"' in line)
+    ((message, fields),) = lines.wait_for(1)
+    assert message == "aborted: the client left"
+    assert (fields["status"], fields["phase"]) == (200, "generating")
+    assert fields["request_id"] == response.headers["x-request-id"]
+
+
+def test_a_stream_that_breaks_off(make_stack: MakeStack, lines: Lines) -> None:
+    stack = make_stack(drain_seconds=0.1)
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    stack.http.timeout = WAIT_SECONDS
+    with (
+        pytest.raises(Exception, match=r"peer closed|incomplete"),
+        stack.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response,
+    ):
+        stack.scheduler.wait_for(Submit)
+        stack.server.stop()
+        response.read()
+    ((message, fields),) = lines.wait_for(1)
+    assert (message, fields["code"], fields["phase"]) == ("failed", "shutting_down", "generating")
+
+
+def test_control_characters_do_not_reach_the_log(make_stack: MakeStack, lines: Lines) -> None:
+    stack = make_stack()
+    stack.http.get("/v1/models", headers={"traceparent": "x" * 200, "x-request-id": "with space"})
+    ((_, fields),) = lines.wait_for(1)
+    assert "trace" not in fields
+    assert len(fields["request_id"]) == 32

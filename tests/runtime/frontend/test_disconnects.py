@@ -1,0 +1,117 @@
+"""Clients that leave: whatever the request is waiting for, what it holds is free at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minisgl.wire.messages import Abort, Ack, Submit
+from support.fake_scheduler import WAIT_SECONDS, row
+from support.frontend_stack import FrontendStack, ids
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+MakeStack = Callable[..., FrontendStack]
+
+
+def connect(stack: FrontendStack) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS)
+
+
+def post(body: dict[str, Any], path: str = "/v1/chat/completions") -> bytes:
+    content = json.dumps(body).encode()
+    return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), len(content), content)
+
+
+def metric(stack: FrontendStack, line: str) -> float:
+    """The value on the line of /metrics that matches; 0 when there is none."""
+    found = re.search(rf"^{line} (\S+)$", stack.http.get("/metrics").text, re.MULTILINE)
+    return float(found.group(1)) if found else 0.0
+
+
+def disconnects(stack: FrontendStack, phase: str) -> float:
+    return metric(stack, rf'minisgl:disconnects_total{{.*phase="{phase}"}}')
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.01)
+
+
+def assert_left(stack: FrontendStack, phase: str) -> None:
+    wait_until(lambda: disconnects(stack, phase) == 1)
+    # Only the scrape itself is under way.
+    wait_until(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="reading"}') == 1)
+    for other in ("tokenizing", "waiting", "generating"):
+        assert metric(stack, rf'minisgl:frontend_inflight{{.*phase="{other}"}}') == 0
+
+
+def test_while_the_body_is_sent(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    with connect(stack) as client:
+        client.sendall(post(CHAT)[:-5])
+        wait_until(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="reading"}') == 2)
+    assert_left(stack, "reading")
+    assert not stack.scheduler.received(Submit)
+
+
+def test_before_the_scheduler_has_queued_it(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    with connect(stack) as client:
+        client.sendall(post(CHAT))
+        (submit,) = stack.scheduler.wait_for(Submit)
+    assert stack.scheduler.wait_for(Abort)[0].id == submit.id
+    assert_left(stack, "tokenizing")
+
+
+def test_while_its_prompt_is_encoded(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    with connect(stack) as client:
+        client.sendall(post({"prompt": "a b " * 400_000}, "/v1/completions"))
+        wait_until(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="tokenizing"}') == 1)
+    assert_left(stack, "tokenizing")
+    assert stack.http.post("/v1/completions", json={"prompt": [1] * 1000}).status_code == 400, "the worker goes on"
+    assert not stack.scheduler.received(Submit)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_while_it_waits_for_its_first_token(make_stack: MakeStack, stream: bool) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    with connect(stack) as client:
+        client.sendall(post(CHAT | {"stream": stream}))
+        wait_until(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="waiting"}') == 1)
+    assert stack.scheduler.wait_for(Abort)[0].id == stack.scheduler.received(Submit)[0].id
+    assert_left(stack, "waiting")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_while_it_is_answered(make_stack: MakeStack, stream: bool) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    with connect(stack) as client:
+        client.sendall(post(CHAT | {"stream": stream}))
+        wait_until(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="generating"}') == 1)
+    assert stack.scheduler.wait_for(Abort)[0].id == stack.scheduler.received(Submit)[0].id
+    assert_left(stack, "generating")
+    assert metric(stack, r'vllm:request_success_total{.*finished_reason="abort"}') == 1
+
+
+def test_after_the_answer_is_no_disconnect(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0], "length")]
+    with connect(stack) as client:
+        client.sendall(post(CHAT | {"max_tokens": 1}))
+        assert b"200 OK" in client.recv(65536)
+    wait_until(lambda: metric(stack, r'vllm:request_success_total{.*finished_reason="length"}') == 1)
+    stack.http.get("/v1/models")
+    assert "disconnects_total{" not in stack.http.get("/metrics").text
+    assert not stack.scheduler.received(Abort)

@@ -1,0 +1,140 @@
+"""The fields that the engine acts on, through the official client and a whole server with a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from support.served import Served
+from support.tiny_checkpoint import tiny_checkpoint
+
+USER = [{"role": "user", "content": "Hello"}]
+GREEDY: dict[str, Any] = {"model": "default", "messages": USER, "temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("s")
+    served = Served(tiny_checkpoint(), folder)
+    served.wait_until_ready()
+    yield served.url
+    served.popen.terminate()
+    served.popen.wait(60)
+
+
+@pytest.fixture
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def content(client: openai.OpenAI, **fields: Any) -> str:
+    """Of the one choice; `extra` are fields that the client does not know by name."""
+    answer = client.chat.completions.create(**GREEDY, extra_body=fields)
+    return answer.choices[0].message.content or ""
+
+
+def tokens_of(url: str, text: str) -> list[int]:
+    tokens: list[int] = httpx.post(f"{url}/tokenize", json={"prompt": text}).json()["tokens"]
+    return tokens
+
+
+def test_seeds_and_n(client: openai.OpenAI) -> None:
+    def contents(**fields: Any) -> list[str | None]:
+        answer = client.chat.completions.create(model="default", messages=USER, max_tokens=16, **fields)
+        return [choice.message.content for choice in answer.choices]
+
+    three = contents(n=3, seed=5)
+    assert contents(n=3, seed=5) == three
+    assert contents(seed=5) == three[:1]
+    assert len(set(three)) == 3
+    assert contents(seed=6) != three[:1]
+
+
+@pytest.mark.parametrize("field", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_penalties_change_an_answer_that_repeats_itself(client: openai.OpenAI, url: str, field: str) -> None:
+    # The greedy answer repeats a token at once; with the penalty another one is likelier.
+    strong = {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 100}[field]
+    (q,), (z,) = tokens_of(url, "q"), tokens_of(url, "z")
+    bias = {"logit_bias": {str(q): 50, str(z): 49}}
+    plain = content(client, **bias)
+    assert set(plain) <= {"q", "z"}
+    assert content(client, **bias, **{field: strong}) != plain
+
+
+def test_logit_bias(client: openai.OpenAI, url: str) -> None:
+    (token,) = tokens_of(url, "q")
+    assert content(client, logit_bias={str(token): 100}) == "q" * 8
+    assert "q" not in content(client, logit_bias={str(token): -100})
+
+
+def test_stops(client: openai.OpenAI, url: str) -> None:
+    (q, z) = tokens_of(url, "q")[0], tokens_of(url, "z")[0]
+    bias = {"logit_bias": {str(q): 100}}
+    assert content(client, **bias, stop="qqq") == ""
+    assert content(client, **bias, stop="qqq", include_stop_str_in_output=True) == "qqq"
+    assert content(client, **bias, stop="qqq", min_tokens=5) == "qq"
+    assert content(client, **bias, stop_token_ids=[q]) == ""
+    assert content(client, **bias, stop_token_ids=[z]) == "q" * 8
+
+
+def test_logprobs(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**GREEDY, logprobs=True, top_logprobs=3)
+    (choice,) = answer.choices
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    entries = choice.logprobs.content
+    text = b"".join(bytes(entry.bytes or []) for entry in entries)
+    assert text.decode("utf-8", "replace") == choice.message.content
+    for entry in entries:
+        assert entry.logprob == entry.top_logprobs[0].logprob, "greedy takes the likeliest"
+        tops = [top.logprob for top in entry.top_logprobs]
+        assert len(tops) == 3 and tops == sorted(tops, reverse=True)
+
+
+def test_scores_of_a_prompt_are_those_of_its_generation(client: openai.OpenAI, url: str) -> None:
+    prompt = tokens_of(url, "The quick brown")
+    request = {"model": "default", "temperature": 0, "logprobs": 1}
+    made = client.completions.create(prompt=prompt, max_tokens=4, **request).choices[0]
+    assert made.logprobs is not None and made.logprobs.token_logprobs is not None
+    answer = tokens_of(url, made.text)
+    whole = [[*prompt, *answer], [*prompt, *answer]]
+    scored = client.completions.create(prompt=whole, max_tokens=1, echo=True, seed=1234, **request)
+    assert [choice.index for choice in scored.choices] == [0, 1]
+    for choice in scored.choices:
+        assert choice.logprobs is not None and choice.logprobs.token_logprobs is not None
+        logprobs = choice.logprobs.token_logprobs
+        assert logprobs[0] is None and len(logprobs) == len(whole[0]) + 1
+        if len(answer) == len(made.logprobs.token_logprobs):
+            assert logprobs[len(prompt) : -1] == pytest.approx(made.logprobs.token_logprobs, abs=1e-3)
+
+
+def test_streams_and_concurrency(client: openai.OpenAI, url: str) -> None:
+    plain = content(client)
+    stream = client.chat.completions.create(**GREEDY, n=2, stream=True, stream_options={"include_usage": True})
+    texts, usage = ["", ""], None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [plain, plain]
+    assert usage is not None and usage.completion_tokens == 16
+
+    async def many() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as eight:
+            answers = await asyncio.gather(*[eight.chat.completions.create(**GREEDY) for _ in range(8)])
+        return [answer.choices[0].message.content for answer in answers]
+
+    assert asyncio.run(many()) == [plain] * 8
+
+
+def test_a_prompt_that_is_too_long_says_so_in_clients_words(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(model="default", prompt="x" * 50_000)
+    assert "This model's maximum context length is" in str(raised.value)
+    assert "(context_length_exceeded)" in str(raised.value)
+    assert raised.value.code == "context_length_exceeded"

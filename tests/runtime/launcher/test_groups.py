@@ -1,0 +1,47 @@
+"""What `serve` starts, and what of it differs from one start of a group to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from minisgl.config import EngineConfig
+from minisgl.launcher.process import ProcessSpec
+from minisgl.launcher.serve import ServeOptions, groups
+from support.tiny_checkpoint import tiny_checkpoint
+
+
+def _groups(tmp_path: Path, **options: Any) -> dict[str, dict[int, list[ProcessSpec]]]:
+    """For each group, its first and second start."""
+    engine = EngineConfig(model=str(tiny_checkpoint()), tensor_parallel=2)
+    served = ServeOptions(engine=engine, model_name="tiny", startup_timeout=1.0, drain_timeout=1.0, **options)
+    return {group.name: {n: list(group.processes(n)) for n in (1, 2)} for group in groups(served, tmp_path, 7)}
+
+
+def test_ranks_are_one_group_and_everybody_else_is_alone(tmp_path: Path) -> None:
+    names = {name: [spec.name for spec in starts[1]] for name, starts in _groups(tmp_path, tokenizers=2).items()}
+    assert names == {
+        "engine": ["rank0", "rank1"],
+        "tokenizer0": ["tokenizer0"],
+        "tokenizer1": ["tokenizer1"],
+        "frontend": ["frontend"],
+    }
+    assert list(_groups(tmp_path, tokenizers=0)) == ["engine", "frontend"]
+
+
+def test_a_new_engine_has_a_later_epoch_and_a_fresh_meeting_place_at_the_old_addresses(tmp_path: Path) -> None:
+    starts = _groups(tmp_path)["engine"]
+    (first, follower1), (second, follower2) = starts[1], starts[2]
+    assert first.config.epoch[0] == second.config.epoch[0]
+    assert (first.config.epoch[1], second.config.epoch[1]) == (1, 2)
+    assert (first.config.address, first.config.followers) == (second.config.address, second.config.followers)
+    assert follower1.config.plans == follower2.config.plans
+    assert first.config.engine.rendezvous != second.config.engine.rendezvous
+    assert second.config.engine.rendezvous == follower2.config.engine.rendezvous
+
+
+def test_the_frontend_listens_on_the_launchers_socket_at_every_start(tmp_path: Path) -> None:
+    starts = _groups(tmp_path)["frontend"]
+    assert starts[1] == starts[2]
+    assert starts[1][0].config.socket_fd == 7
+    assert starts[1][0].descriptors == (7,)

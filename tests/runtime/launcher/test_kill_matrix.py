@@ -1,0 +1,20 @@
+"""Each process of a loaded server is killed once; `python -m support.kill_matrix` does it many times."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from support.kill_matrix import run
+
+
+@pytest.mark.parametrize("victims", [("rank0", "tokenizer0", "frontend"), ("rank1",), ("launcher",)], ids="+".join)
+def test_no_answer_is_truncated_and_the_server_comes_back(victims: tuple[str, ...]) -> None:
+    # Not pytest's own directory, whose name leaves no room for a socket's.
+    with tempfile.TemporaryDirectory(prefix="killed-") as folder:
+        rounds = run(victims, 1, Path(folder))
+        assert list(Path(folder).glob("minisgl-*")) == []
+    assert [round.victim for round in rounds] == list(victims)
+    assert [round.faults for round in rounds] == [[]] * len(victims)

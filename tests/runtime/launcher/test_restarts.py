@@ -1,0 +1,150 @@
+"""Decisions about deaths: rows of a table, and what must hold for any history."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minisgl.launcher.restarts import (
+    END_SECONDS,
+    Action,
+    GiveUp,
+    GroupState,
+    Kill,
+    Limits,
+    Recovered,
+    Seen,
+    Serve,
+    Start,
+    State,
+    begin,
+    decide,
+    next_deadline,
+)
+
+_LIMITS = Limits(max_restarts=2, restart_window=100.0, startup_timeout=30.0)
+_NOW = 1000.0
+
+_STARTING = GroupState("starting", _NOW - 1)
+_LATE = GroupState("starting", _NOW - 31)
+_READY = GroupState("ready", _NOW - 500)
+_ENDING = GroupState("ending", _NOW - 1, 2)
+_STUCK = GroupState("ending", _NOW - END_SECONDS - 1, 2)
+
+_ALL_READY = Seen(alive=2, ready=2)
+_LOADING = Seen(alive=2, ready=1)
+_ONE_DEAD = Seen(alive=1, dead=1, ready=1)
+_ALL_DEAD = Seen(alive=0, dead=2)
+
+
+@pytest.mark.parametrize(
+    ("group", "serving", "restarts", "seen", "expected", "phase"),
+    [
+        (_STARTING, False, (), _LOADING, [], "starting"),
+        (_STARTING, False, (), _ALL_READY, [Serve()], "ready"),
+        (_STARTING, False, (), _ONE_DEAD, [GiveUp("engine", "process_died")], "starting"),
+        (_STARTING, False, (), _ALL_DEAD, [GiveUp("engine", "process_died")], "starting"),
+        (_LATE, False, (), _LOADING, [GiveUp("engine", "startup_timeout")], "starting"),
+        (_LATE, False, (), _ALL_READY, [Serve()], "ready"),
+        (_READY, False, (), _ONE_DEAD, [GiveUp("engine", "process_died")], "ready"),
+        (_READY, True, (), _ALL_READY, [], "ready"),
+        (_READY, True, (), _ONE_DEAD, [Kill("engine", "died")], "ending"),
+        (_READY, True, (_NOW - 9, _NOW - 5), _ONE_DEAD, [GiveUp("engine", "restarts_exhausted")], "ready"),
+        (_READY, True, (_NOW - 101, _NOW - 5), _ONE_DEAD, [Kill("engine", "died")], "ending"),
+        (_ENDING, True, (_NOW - 1,), _ONE_DEAD, [], "ending"),
+        (_ENDING, True, (_NOW - 1,), _ALL_DEAD, [Start("engine", 3)], "starting"),
+        (_STUCK, True, (_NOW - 61,), _ONE_DEAD, [GiveUp("engine", "process_stuck")], "ending"),
+        (_STUCK, True, (_NOW - 61,), _ALL_DEAD, [Start("engine", 3)], "starting"),
+        (_STARTING, True, (_NOW - 2,), _LOADING, [], "starting"),
+        (_STARTING, True, (_NOW - 2,), _ALL_READY, [Recovered("engine", 1.0)], "ready"),
+        (_STARTING, True, (_NOW - 2,), _ONE_DEAD, [Kill("engine", "died")], "ending"),
+        (_LATE, True, (_NOW - 32,), _LOADING, [Kill("engine", "too_long")], "ending"),
+        (_LATE, True, (_NOW - 32, _NOW - 31), _LOADING, [GiveUp("engine", "restarts_exhausted")], "starting"),
+    ],
+)
+def test_one_group(
+    group: GroupState, serving: bool, restarts: tuple[float, ...], seen: Seen, expected: list[Action], phase: str
+) -> None:
+    state, actions = decide(State({"engine": group}, serving, restarts), {"engine": seen}, _LIMITS, _NOW)
+    assert actions == expected
+    assert state.groups["engine"].phase == phase
+
+
+def test_groups_fail_alone_but_share_the_budget() -> None:
+    state = State({"engine": _READY, "frontend": _READY}, serving=True)
+    healthy, dead = Seen(1, ready=1), Seen(0, dead=1)
+    state, actions = decide(state, {"engine": healthy, "frontend": dead}, _LIMITS, _NOW)
+    assert actions == [Kill("frontend", "died")]
+    assert state.groups["engine"] == _READY
+    state, actions = decide(state, {"engine": dead, "frontend": dead}, _LIMITS, _NOW + 1)
+    assert actions == [Kill("engine", "died"), Start("frontend", 2)]
+    state, actions = decide(state, {"engine": dead, "frontend": dead}, _LIMITS, _NOW + 2)
+    assert actions == [GiveUp("frontend", "restarts_exhausted")]
+
+
+def test_serving_begins_once_all_are_ready_and_once_only() -> None:
+    loading, ready = Seen(1), Seen(1, ready=1)
+    state = begin(("engine", "frontend"), _NOW)
+    state, actions = decide(state, {"engine": loading, "frontend": ready}, _LIMITS, _NOW + 1)
+    assert (state.serving, actions) == (False, [])
+    state, actions = decide(state, {"engine": ready, "frontend": ready}, _LIMITS, _NOW + 2)
+    assert (state.serving, actions) == (True, [Serve()])
+    assert decide(state, {"engine": ready, "frontend": ready}, _LIMITS, _NOW + 3) == (state, [])
+
+
+def test_deadlines_are_when_a_silent_group_is_late() -> None:
+    state = State({"a": _STARTING, "b": _READY, "c": _ENDING}, serving=True)
+    assert next_deadline(state, _LIMITS) == _NOW - 1 + _LIMITS.startup_timeout
+    assert next_deadline(State({"b": _READY}, serving=True), _LIMITS) is None
+    late = _NOW + _LIMITS.startup_timeout
+    assert decide(State({"a": _STARTING}, True), {"a": Seen(1)}, _LIMITS, late)[1] == [Kill("a", "too_long")]
+
+
+_events = st.lists(
+    st.tuples(
+        st.floats(0, 50),
+        st.sampled_from(["die", "ready", "reaped", "nothing"]),
+        st.sampled_from(["engine", "frontend"]),
+    ),
+    max_size=60,
+)
+
+
+@given(_events, st.integers(0, 4))
+def test_any_history(events: list[tuple[float, str, str]], max_restarts: int) -> None:
+    """A model of the world: what was killed may take its time to end, anything may die at any moment."""
+    limits = Limits(max_restarts=max_restarts, restart_window=100.0, startup_timeout=math.inf)
+    now = 0.0
+    state = begin(("engine", "frontend"), now)
+    seen = {"engine": Seen(2), "frontend": Seen(1)}
+    kills: list[float] = []
+    for passed, event, name in events:
+        now += passed
+        there = seen[name]
+        if event == "die" and there.alive:
+            seen[name] = Seen(there.alive - 1, there.dead + 1, min(there.ready, there.alive - 1))
+        elif event == "ready":
+            seen[name] = Seen(there.alive, there.dead, there.alive)
+        elif event == "reaped" and state.groups[name].phase == "ending":
+            seen[name] = Seen(0, there.alive + there.dead)
+        served = state.serving
+        state, actions = decide(state, seen, limits, now)
+        for action in actions:
+            match action:
+                case Kill():
+                    assert served and seen[action.group].dead
+                    kills.append(now)
+                case Start():
+                    assert not seen[action.group].alive, "two of a kind would fight for the device"
+                    seen[action.group] = Seen(2 if action.group == "engine" else 1)
+                case GiveUp():
+                    assert actions == [action]
+                    if action.code == "restarts_exhausted":
+                        assert len([time for time in kills if now - time < 100]) >= max_restarts
+                    return
+        assert len([time for time in kills if now - time < 100]) <= max_restarts
+        for group, is_ in state.groups.items():
+            assert is_.phase == "ending" or not seen[group].dead, "a death is answered at once"

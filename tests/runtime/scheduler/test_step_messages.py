@@ -1,0 +1,88 @@
+"""One step's news, parted among the clients that they are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from minisgl.scheduler.clients import Clients
+from minisgl.scheduler.outcome import StepOutput
+from minisgl.wire.messages import (
+    WIRE_VERSION,
+    FromScheduler,
+    Hello,
+    ModelCard,
+    PromptLogprobs,
+    TokenLogprobs,
+    Tokens,
+    Welcome,
+)
+from minisgl.wire.sockets import Codec, open_socket
+
+CARD = ModelCard(name="m", revision="", max_model_len=64, vocab_size=97, eos_token_ids=(), tokenizer_hashes={})
+CODEC: Codec[FromScheduler] = Codec(FromScheduler)
+
+
+def _connected(context: zmq.Context[Any], clients: Clients, name: str) -> Any:
+    socket = open_socket(context, zmq.DEALER)
+    socket.setsockopt(zmq.RCVTIMEO, 10_000)
+    socket.connect(clients.address)
+    socket.send(CODEC.encode(Hello(WIRE_VERSION, name)))
+    assert list(clients.receive(10_000)) == []
+    assert isinstance(CODEC.decode(socket.recv()), Welcome)
+    return socket
+
+
+def _scores(value: float) -> TokenLogprobs:
+    return TokenLogprobs(np.float32(value).tobytes(), b"", b"")
+
+
+def _output(client: list[int]) -> StepOutput:
+    count = len(client)
+    column = np.arange(count, dtype=np.int32)
+    return StepOutput(
+        ids=np.array([bytes([i]) * 16 for i in range(count)], "V16"),
+        client=np.array(client, np.int32),
+        index=column,
+        tokens=column + 50,
+        finish=np.zeros(count, np.uint8),
+        cached=column,
+        failures=[],
+    )
+
+
+def test_scores_go_with_their_rows_to_their_client(tmp_path: Path) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    clients = Clients(context, f"ipc://{tmp_path}/s", CARD, (0, 0))
+    try:
+        sockets = [_connected(context, clients, name) for name in "ab"]
+        plain = _output([0, 1, 0])
+        scored = _output([0, 1, 0, 1])
+        scored.logprobs.update({1: _scores(1.0), 2: _scores(2.0)})
+        prompt = PromptLogprobs(b"p" * 16, 1, _scores(7.0))
+        scored.prompt_logprobs.append((1, prompt))
+        clients.send_step(plain)
+        clients.send_step(scored)
+        alone = _output([1, 1])
+        alone.logprobs.update({1: _scores(3.0)})
+        clients.send_step(alone)
+
+        first = [CODEC.decode(sockets[0].recv()) for _ in range(2)]
+        second = [CODEC.decode(sockets[1].recv()) for _ in range(4)]
+        assert second.pop(1) == prompt
+        tokens = [message for message in (*first, *second) if isinstance(message, Tokens)]
+        assert [np.frombuffer(message.token, "<i4").tolist() for message in tokens] == [
+            [50, 52],
+            [50, 52],
+            [51],
+            [51, 53],
+            [50, 51],
+        ]
+        expected = [{}, {1: _scores(2.0)}, {}, {0: _scores(1.0)}, {1: _scores(3.0)}]
+        assert [message.logprobs for message in tokens] == expected
+    finally:
+        clients.close()
+        context.destroy(linger=0)
