@@ -38,7 +38,7 @@ def checked(config: Config) -> Config:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         field = where.rstrip("`")
-        raise ConfigError(f"{field}: {what[:1].lower()}{what[1:]}, got {getattr(config, field, None)!r}") from error
+        raise ConfigError(f"{field}: {what[:1].lower()}{what[1:]}: {getattr(config, field, None)!r:.60}") from error
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

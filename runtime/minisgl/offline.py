@@ -319,7 +319,7 @@ def _checked_prompts(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
                 "invalid_request", f"prompt {number}: expected a text or a list of token ids, got {prompt!r:.80}"
             )
         if not len(prompt):
-            raise OfflineError("invalid_request", f"prompt {number}: a list of no token ids")
+            raise OfflineError("empty_prompt", f"prompt {number}: a list of no token ids")
     return prompts
 
 

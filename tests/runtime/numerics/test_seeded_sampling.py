@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from minisgl.wire.messages import SamplingParams
@@ -39,8 +40,8 @@ def answer(checkpoint: Callable[[str], Path]) -> Callable[[Case, SamplingParams]
     """The probe's tokens."""
 
     @cache
-    def run(case: Case, sampling: SamplingParams) -> list[int]:
-        work = workload(case, sampling)
+    def run(case: Case, sampling: bytes) -> list[int]:
+        work = workload(case, msgspec.json.decode(sampling, type=SamplingParams))
         config = scheduler_config(case, work, pool_pages(case, work))
         engine = start(engine_config(checkpoint(case.arch), config))
         try:
@@ -51,7 +52,7 @@ def answer(checkpoint: Callable[[str], Path]) -> Callable[[Case, SamplingParams]
         assert is_disturbed(outcome) == case.retraction
         return outcome.tokens[work.probe]
 
-    return run
+    return lambda case, sampling: run(case, msgspec.json.encode(sampling))
 
 
 @pytest.mark.parametrize(("sampling", "case"), DISTURBED, ids=str)

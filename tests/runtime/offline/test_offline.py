@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from minisgl import LLM, SamplingParams
+from minisgl.config import ConfigError
+from minisgl.engine.errors import EngineError
 from minisgl.launcher.errors import LauncherError
 from minisgl.offline import OfflineError, Output
 from support.served import RUNTIME, launched_by
@@ -115,7 +118,13 @@ def test_no_prompts(llm: LLM) -> None:
         ([[1], []], _GREEDY, "empty_prompt", "prompt 1"),
         ([[1]], _greedy(max_tokens=10**6), "context_length_exceeded", "maximum context length"),
         ([[1]], _greedy(temperature=-1), "invalid_request", "temperature"),
-        ([[1]], _greedy(stop="text"), "invalid_request", "stop is a tuple"),
+        ([[1]], _greedy(stop="text"), "invalid_request", "stop: expected `array`, got `str`: 'text'"),
+        ([[1]], _greedy(max_tokens=-1), "invalid_request", "prompt 0: max_tokens: expected 1 or more"),
+        ([[1]], _greedy(max_tokens="5"), "invalid_request", "prompt 0: max_tokens: expected"),
+        ([[1]], [{"max_tokens": 5}], "invalid_request", "no SamplingParams"),
+        ([1, 2], _GREEDY, "invalid_request", "a list in the list"),
+        ([[1], b"1234"], _GREEDY, "invalid_request", "prompt 1: expected a text or a list of token ids"),
+        ([None], _GREEDY, "invalid_request", "prompt 0"),
         ([[1]], _greedy(stop=("",)), "invalid_request", "stop is a tuple"),
         ([[1]], [], "invalid_request", "1 prompts, but 0"),
     ],
@@ -229,3 +238,39 @@ def test_controls_without_a_tokenizer() -> None:
     assert plain.logprobs is None and biased.logprobs is not None
     assert biased.token_ids[0] != plain.token_ids[0]
     assert plain.token_ids[0] in biased.logprobs[0].top
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_running": 0}, "max_running: expected `int` >= 1"),
+        ({"page_size": 0}, "page_size: expected `int` >= 1"),
+        ({"page_size": 999}, "page_size: expected `int` <= 256"),
+        ({"num_pages": 0}, "num_pages"),
+        ({"memory_fraction": 5.0}, "memory_fraction: expected `float` <= 1"),
+        ({"max_step_tokens": 0}, "max_step_tokens"),
+        ({"max_model_len": -1}, "max_model_len"),
+        ({"tp": 0}, "tensor_parallel"),
+        ({"dtype": "int8"}, "dtype: invalid enum value 'int8'"),
+        ({"device": "tpu"}, "device: expected one of auto, cpu, cuda, got 'tpu'"),
+        ({"cache": "foo"}, "cache: expected one of radix, naive, got 'foo'"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        LLM(tiny_checkpoint(), **{"device": "cpu", **options})
+
+
+def test_what_the_pool_or_the_model_cannot_hold_is_refused() -> None:
+    with pytest.raises(EngineError, match="fewer than --max-model-len 512"):
+        LLM(tiny_checkpoint(), device="cpu", num_pages=4, max_model_len=512)
+    with pytest.raises(EngineError, match="the model reaches 2048 tokens"):
+        LLM(tiny_checkpoint(), device="cpu", max_model_len=4096)
+
+
+def test_a_closed_llm_says_so() -> None:
+    llm = LLM(tiny_checkpoint(), device="cpu", num_pages=64)
+    llm.close()
+    llm.close()
+    with pytest.raises(OfflineError, match="is closed"):
+        llm.generate("hello")
