@@ -21,7 +21,7 @@ test: install lint $(DEMO)  ## install what is missing, then check style and typ
 		{ echo 'error: less than 90 % of the lines of scheduler and wire are covered' >&2; exit 1; }
 
 lint: install  ## ruff, mypy --strict and the import rules
-	.venv/bin/ruff check runtime tests docs
+	.venv/bin/ruff check runtime tests docs e2e
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 

@@ -80,6 +80,10 @@ class Body(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None = None
 
     response_format: dict[str, Any] | None = None
+    structured_outputs: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
 
 
 class ContentPart(msgspec.Struct):
@@ -119,6 +123,7 @@ class ChatBody(Body, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: TemplateVariables | None = None
 
+    chat_template: Any = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None

@@ -40,7 +40,9 @@ class Exchange:
         self._tokens = [0] * choices
         self._new: set[int] = set()
         self._error: ApiError | ClientGone | None = None
-        self._wake = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        """Of the handler, while it waits. Only one task does, so this need not be an Event, which costs more."""
+        self._interrupted = False
 
     @property
     def ended(self) -> bool:
@@ -55,7 +57,7 @@ class Exchange:
     def accept(self, choice: int, prompt_tokens: int) -> None:
         self.prompt_tokens[choice] = prompt_tokens
         self._to_accept -= 1
-        self._wake.set()
+        self._wake()
 
     def push(self, choice: int, text: str, tokens: int, scored: Sequence[ScoredToken]) -> None:
         """`tokens`: sampled so far."""
@@ -64,20 +66,20 @@ class Exchange:
         if scored:
             self._scored.setdefault(choice, []).extend(scored)
         self._new.add(choice)
-        self._wake.set()
+        self._wake()
 
     def finish(self, choice: int, finished: Finished) -> None:
         self.finished[choice] = finished
         self._tokens[choice] = finished.completion_tokens
         self._unfinished -= 1
         self._new.add(choice)
-        self._wake.set()
+        self._wake()
 
     def fail(self, error: ApiError | ClientGone) -> None:
         """The answer will never be whole. The first failure counts."""
         if self._error is None and not self.ended:
             self._error = error
-        self._wake.set()
+        self._wake()
 
     async def accepted(self) -> None:
         """Wait until the engine has queued every choice. Raises ApiError or ClientGone."""
@@ -85,9 +87,12 @@ class Exchange:
             await self._next_event()
 
     async def news(self) -> list[News]:
-        """Wait for what is new, in the order of choices. Raises ApiError or ClientGone."""
+        """Wait for what is new, in the order of choices; nothing after `interrupt`. Raises ApiError or ClientGone."""
         while not self._new:
             await self._next_event()
+            if self._interrupted:
+                break
+        self._interrupted = False
         self._raise_error()
         news = []
         for choice in sorted(self._new):
@@ -98,10 +103,23 @@ class Exchange:
         self._new.clear()
         return news
 
+    def interrupt(self) -> None:
+        """Whoever waits for news goes on without."""
+        if self._waiter is not None:
+            self._interrupted = True
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
     async def _next_event(self) -> None:
         self._raise_error()
-        await self._wake.wait()
-        self._wake.clear()
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
         self._raise_error()
 
     def _raise_error(self) -> None:

@@ -94,22 +94,46 @@ class GenerationEndpoint:
     async def _stream(self, answer_id: str, chunks: _Chunks, asked: Asked, exchange: Exchange, send: Send) -> None:
         headers = [*_STREAM_HEADERS, *_ignored_header(asked)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        silence = _Silence(self._config.ping_seconds, exchange)
         try:
             await _send_part(send, chunks.first())
             while exchange.has_more:
-                try:
-                    async with asyncio.timeout(self._config.ping_seconds):
-                        news = await exchange.news()
-                except TimeoutError:
-                    await _send_part(send, PING)
-                else:
-                    await _send_part(send, b"".join([chunks.event(new) for new in news]))
+                silence.begin()
+                news = await exchange.news()
+                await _send_part(send, b"".join([chunks.event(new) for new in news]) if news else PING)
         except ApiError as error:
             logger.warning("stream %s is broken off: %s", answer_id, error.message)
             await _send_part(send, b"data: " + error.body() + b"\n\n")
             # To return without the last part makes the server drop the connection.
             return
+        finally:
+            silence.end()
         await send({"type": "http.response.body", "body": chunks.last(_ends(exchange)), "more_body": False})
+
+
+class _Silence:
+    """Interrupts whoever has waited for news for so many seconds. One timer for the whole stream: one for each wait
+    costs a quarter of the CPU time of a token."""
+
+    def __init__(self, seconds: float, exchange: Exchange) -> None:
+        self._seconds = seconds
+        self._exchange = exchange
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+        self._timer = self._loop.call_later(seconds, self._check)
+
+    def begin(self) -> None:
+        self._since = self._loop.time()
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        left = self._since + self._seconds - self._loop.time()
+        if left <= 0:
+            self._exchange.interrupt()
+            left = self._seconds
+        self._timer = self._loop.call_later(left, self._check)
 
 
 class _Chunks(Protocol):

@@ -32,6 +32,9 @@ NATIVE_MAX_TOKENS: Final = 128
 MAX_LOGIT_BIAS: Final = 100.0
 """Larger ones act as this: none makes a difference any more."""
 
+_GRAMMARS: Final = ("regex", "ebnf", "structural_tag")
+_NO_GRAMMAR: Final = "constrained output is not supported yet; leave the field out"
+
 Kind = Literal["chat", "completion", "native", "plain"]
 """The form of the answer: OpenAI's two, and the two of /generate."""
 
@@ -132,9 +135,9 @@ def parse_native(body: bytes, defaults: SamplingDefaults) -> Asked:
         prompts = [Prompt(text=native.prompt)]
         return Asked(kind="plain", model=None, prompts=prompts, n=1, params=params, stream=True, ignored=ignored)
     sampling = native.sampling_params or NativeSampling()
-    for name in ("json_schema", "regex", "ebnf", "structural_tag"):
+    for name in ("json_schema", *_GRAMMARS):
         if getattr(sampling, name) is not None:
-            raise unsupported(f"sampling_params.{name}", "constrained output is not supported yet; leave the field out")
+            raise unsupported(f"sampling_params.{name}", _NO_GRAMMAR)
     source = native.text if native.text is not None else native.input_ids
     assert source is not None
     prompts = list(_prompts(source, given[0]))
@@ -172,6 +175,9 @@ def _asked(
     echo: bool = False,
 ) -> Asked:
     _check_response_format(body.response_format)
+    for name in ("structured_outputs", *_GRAMMARS):
+        if getattr(body, name) is not None:
+            raise unsupported(name, _NO_GRAMMAR)
     n = body.n or 1
     _check_choices(prompts, n, "n")
     _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
@@ -233,6 +239,8 @@ def _refuse_chat(chat: ChatBody) -> None:
         raise unsupported("function_call", f"function calls are {later}")
     if chat.modalities not in (None, ["text"]):
         raise unsupported("modalities", "only text is supported")
+    if chat.chat_template is not None:
+        raise unsupported("chat_template", "the template is the model's own; leave the field out")
     for name in ("audio", "reasoning_effort", "web_search_options"):
         if getattr(chat, name) is not None:
             raise unsupported(name, later)
@@ -242,7 +250,7 @@ def _check_response_format(value: dict[str, Any] | None) -> None:
     if value is None or value.get("type") == "text":
         return
     if value.get("type") in ("json_object", "json_schema"):
-        raise unsupported("response_format", "constrained output is not supported yet; leave the field out")
+        raise unsupported("response_format", _NO_GRAMMAR)
     raise invalid("response_format.type", 'expected "text"')
 
 

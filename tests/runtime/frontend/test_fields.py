@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from minisgl.frontend.bodies import ChatBody, CompletionBody
 from minisgl.frontend.choices import derived_seed
 from minisgl.wire.messages import Submit
 from support.fake_scheduler import answer_with
@@ -309,11 +310,159 @@ def test_no_tool_call_breaks_anything(stack: FrontendStack, arguments: str) -> N
     assert (response.status_code, response.json()["error"]["code"]) == (400, "chat_template_error")
 
 
-def test_large_numbers_for_the_template_are_refused(stack: FrontendStack) -> None:
-    response = stack.http.post(
-        "/v1/chat/completions",
-        content=(
-            b'{"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"a": 1%s}}' % (b"0" * 30)
-        ),
-    )
-    assert response.status_code in (200, 400), response.text
+def test_the_template_gets_integers_of_64_bits_and_no_larger_ones(stack: FrontendStack) -> None:
+    path = "/v1/chat/completions"
+    largest = 2**63 - 1
+    _, (submit,) = ask(stack, path, CHAT | {"chat_template_kwargs": {"note": largest}})
+    assert str(largest) in TOKENIZER.decode(np.frombuffer(submit.prompt, "<i4").tolist())
+    stack.scheduler.reset()
+    for number in (largest + 1, -largest - 2, 10**30):
+        response = stack.http.post(path, json=CHAT | {"chat_template_kwargs": {"note": number}})
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == ("chat_template_kwargs", "invalid_value")
+    assert not stack.scheduler.received(Submit)
+
+
+# All fields, whatever the tests above pick out
+
+
+CALLED = [{"type": "function", "function": {"name": "f"}}]
+DIFFERING: dict[str, tuple[Any, Any]] = {
+    "model": (None, "default"),
+    "max_tokens": (1, 2),
+    "min_tokens": (None, 2),
+    "temperature": (0, 1),
+    "top_p": (0.5, 1),
+    "top_k": (-1, 1),
+    "min_p": (0, 0.5),
+    "seed": (1, 2),
+    "n": (1, 2),
+    "stop": (None, "e"),
+    "stop_token_ids": ([], [5]),
+    "include_stop_str_in_output": (False, True),
+    "ignore_eos": (False, True),
+    "presence_penalty": (0, 1),
+    "frequency_penalty": (0, 1),
+    "repetition_penalty": (1, 2),
+    "logit_bias": ({}, {"5": 1}),
+    "stream": (False, True),
+    "stream_options": (None, {"include_usage": True}),
+    "priority": (0, 1),
+    "timeout": (None, 100_000),
+    "cache_salt": (None, "a"),
+}
+DIFFERING_CHAT = DIFFERING | {
+    "messages": (CHAT["messages"], [{"role": "user", "content": "Ho"}]),
+    "max_completion_tokens": (1, 2),
+    "logprobs": (False, True),
+    "top_logprobs": (0, 2),
+    "chat_template_kwargs": ({}, {"note": "x"}),
+}
+DIFFERING_COMPLETION = DIFFERING | {
+    "prompt": ("Hi", [5, 6]),
+    "logprobs": (None, 0),
+    "echo": (False, True),
+}
+NEEDED: dict[str, dict[str, Any]] = {
+    "include_stop_str_in_output": {"stop": "e"},
+    "stream_options": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+}
+"""What else a body must hold for a field to have a meaning."""
+
+REFUSED: dict[str, tuple[Any, Any]] = {
+    "response_format": ({"type": "text"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
+    "structured_outputs": (None, {"json": {}}),
+    "regex": (None, "a+"),
+    "ebnf": (None, "root ::= a"),
+    "structural_tag": (None, "{}"),
+}
+REFUSED_CHAT = REFUSED | {
+    "chat_template": (None, "{{ messages }}"),
+    "tools": ([], CALLED),
+    "tool_choice": ("none", "required"),
+    "functions": ([], CALLED),
+    "function_call": ("none", {"name": "f"}),
+    "modalities": (["text"], ["text", "audio"]),
+    "audio": (None, {"voice": "a"}),
+    "reasoning_effort": (None, "low"),
+    "web_search_options": (None, {}),
+}
+REFUSED_COMPLETION = REFUSED | {"suffix": (None, "x"), "best_of": (1, 2)}
+"""A value that asks for nothing, and one that would change the answer."""
+
+WITHOUT_EFFECT: dict[str, tuple[Any, Any]] = {
+    "user": ("me", 5),
+    "metadata": ({"a": "b"}, "b"),
+    "store": (True, "yes"),
+    "service_tier": ("auto", 1),
+    "safety_identifier": ("x", []),
+    "prompt_cache_key": ("k", 1),
+}
+WITHOUT_EFFECT_CHAT = WITHOUT_EFFECT | {"parallel_tool_calls": (True, "yes")}
+"""A value that is taken, and one of a wrong type."""
+
+
+def outcome(stack: FrontendStack, path: str, body: dict[str, Any]) -> Any:
+    """All that a field can change, at the scheduler and in the answer; not what is new in every answer."""
+    response, submits = ask(stack, path, body)
+    requests = [
+        msgspec.structs.replace(
+            submit, id=b"", deadline_ms=bool(submit.deadline_ms), seed=submit.seed if body.get("seed") else 0
+        )
+        for submit in submits
+    ]
+    assert "x-ignored-params" not in response.headers
+    if body.get("stream"):
+        # How many tokens come in one chunk is a matter of time.
+        return requests, [part["usage"] for part in events(response) if part.get("usage")]
+    answer = response.json()
+    return requests, answer["choices"], answer["usage"], answer["model"]
+
+
+CASES = [
+    ("/v1/chat/completions", CHAT, ChatBody, DIFFERING_CHAT, REFUSED_CHAT, WITHOUT_EFFECT_CHAT),
+    ("/v1/completions", COMPLETION, CompletionBody, DIFFERING_COMPLETION, REFUSED_COMPLETION, WITHOUT_EFFECT),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind", "differing", "refused", "without_effect"), CASES, ids=["chat", "text"]
+)
+def test_every_field_acts_or_is_refused_by_name(
+    stack: FrontendStack,
+    path: str,
+    body: dict[str, Any],
+    kind: Any,
+    differing: dict[str, tuple[Any, Any]],
+    refused: dict[str, tuple[Any, Any]],
+    without_effect: dict[str, tuple[Any, Any]],
+) -> None:
+    assert sorted([*differing, *refused, *without_effect]) == sorted(kind.__struct_encode_fields__)
+    for name, (one, other) in differing.items():
+        start = body | NEEDED.get(name, {})
+        first = outcome(stack, path, start | {name: one})
+        assert first == outcome(stack, path, start | {name: one}), f"{name}: nothing else differs"
+        assert first != outcome(stack, path, start | {name: other}), name
+    plain = outcome(stack, path, body)
+    for table, code in ((refused, "unsupported_parameter"), (without_effect, "invalid_value")):
+        for name, (fine, wrong) in table.items():
+            assert outcome(stack, path, body | {name: fine}) == plain, name
+            stack.scheduler.reset()
+            response = stack.http.post(path, json=body | {name: wrong})
+            assert response.status_code == 400, name
+            error = response.json()["error"]
+            assert (error["param"], error["code"]) == (name, code)
+            assert not stack.scheduler.received(Submit)
+
+
+@pytest.mark.parametrize(("path", "body", "kind"), [case[:3] for case in CASES], ids=["chat", "text"])
+def test_null_is_as_good_as_leaving_a_field_out(
+    stack: FrontendStack, path: str, body: dict[str, Any], kind: Any
+) -> None:
+    optional = [name for name in kind.__struct_encode_fields__ if name not in body]
+    plain = outcome(stack, path, body)
+    assert outcome(stack, path, body | dict.fromkeys(optional)) == plain
+    for name in optional:
+        assert outcome(stack, path, body | {name: None}) == plain, name

@@ -96,6 +96,32 @@ def test_logprobs(client: openai.OpenAI) -> None:
         assert len(tops) == 3 and tops == sorted(tops, reverse=True)
 
 
+def test_logprobs_are_those_of_the_model_itself(client: openai.OpenAI, url: str) -> None:
+    def first(**fields: Any) -> tuple[str, list[tuple[str, float]]]:
+        request = GREEDY | {"max_tokens": 1, "logprobs": True, "top_logprobs": 5}
+        choice = client.chat.completions.create(**(request | fields)).choices[0]
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        (entry,) = choice.logprobs.content
+        return entry.token, [(top.token, top.logprob) for top in entry.top_logprobs]
+
+    plain, likeliest = first()
+    forced = "z" if plain == "q" else "q"
+    (token,) = tokens_of(url, forced)
+    changes = {"temperature": 2, "presence_penalty": 2, "logit_bias": {str(token): 100}}
+    other, still = first(**changes, seed=1, extra_body={"repetition_penalty": 2})
+    assert other == forced
+    assert [token for token, _ in still] == [token for token, _ in likeliest]
+    assert [logprob for _, logprob in still] == pytest.approx([logprob for _, logprob in likeliest], abs=1e-4)
+
+
+def test_the_upper_half_of_a_seed_counts(client: openai.OpenAI) -> None:
+    def sampled(seed: int) -> str | None:
+        answer = client.chat.completions.create(model="default", messages=USER, max_tokens=16, seed=seed)
+        return answer.choices[0].message.content
+
+    assert len({sampled(5), sampled(5 + 2**32), sampled(5 + 2**62)}) == 3
+
+
 def test_scores_of_a_prompt_are_those_of_its_generation(client: openai.OpenAI, url: str) -> None:
     prompt = tokens_of(url, "The quick brown")
     request = {"model": "default", "temperature": 0, "logprobs": 1}

@@ -1,0 +1,374 @@
+"""Send a server that is up thousands of broken bodies, the same ones for the same seed, and count the answers.
+
+    minisgl serve MODEL --port 8000
+    python e2e/clients/fuzz_bodies.py http://127.0.0.1:8000 --launcher PID
+
+Each begins as a valid body and is damaged: fields deleted, doubled or of another type, numbers that are huge or none,
+deep nesting, odd Unicode, bytes that are no UTF-8, cut-off JSON, other content types. The exit code is 1 when an answer
+was a 500 or above, took longer than --hang seconds or had no error object where it should, when a process of the
+server was started anew, or when a valid request is not answered afterwards. Needs nothing but Python, and Linux.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import http.client
+import json
+import random
+import sys
+import threading
+import time
+import urllib.parse
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+ANSWER_TOKENS: Final = 4
+"""Bodies that stay valid are answered soon."""
+
+VALID: Final[list[tuple[str, dict[str, Any]]]] = [
+    (
+        "/v1/chat/completions",
+        {
+            "model": "default",
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "What is a page?"}], "name": "ann"},
+                {"role": "assistant", "content": "A page.", "tool_calls": None},
+                {"role": "user", "content": "And a block?"},
+            ],
+            "max_tokens": ANSWER_TOKENS,
+            "max_completion_tokens": ANSWER_TOKENS,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 5,
+            "min_p": 0.1,
+            "seed": 7,
+            "n": 2,
+            "stop": ["###", "\n\n"],
+            "stop_token_ids": [3, 5],
+            "presence_penalty": 0.5,
+            "frequency_penalty": -0.5,
+            "repetition_penalty": 1.1,
+            "logit_bias": {"7": -5.0, "9": 3},
+            "logprobs": True,
+            "top_logprobs": 2,
+            "stream": False,
+            "stream_options": {"include_usage": True},
+            "priority": 1,
+            "timeout": 20.0,
+            "cache_salt": "salt",
+            "user": "ann",
+            "metadata": {"a": "b"},
+            "response_format": {"type": "text"},
+            "chat_template_kwargs": {"enable_thinking": False},
+        },
+    ),
+    (
+        "/v1/completions",
+        {
+            "prompt": ["A page", "The house"],
+            "max_tokens": ANSWER_TOKENS,
+            "min_tokens": 1,
+            "temperature": 0.0,
+            "logprobs": 2,
+            "echo": True,
+            "n": 1,
+            "best_of": 1,
+            "stop": "###",
+            "seed": 1,
+            "include_stop_str_in_output": True,
+            "ignore_eos": True,
+            "logit_bias": {"1": 1},
+            "stream": True,
+        },
+    ),
+    ("/v1/completions", {"prompt": [[5, 6, 7], [8, 9]], "max_tokens": 1, "echo": True, "logprobs": 1}),
+    (
+        "/generate",
+        {
+            "text": ["A page", "The house"],
+            "sampling_params": {
+                "max_new_tokens": ANSWER_TOKENS,
+                "min_new_tokens": 1,
+                "temperature": 0.7,
+                "top_p": 0.9,
+                "stop": ["###"],
+                "sampling_seed": 3,
+                "n": 2,
+                "no_stop_trim": True,
+            },
+            "stream": False,
+        },
+    ),
+    ("/generate", {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": ANSWER_TOKENS}, "stream": True}),
+    ("/generate", {"prompt": "A page", "max_tokens": ANSWER_TOKENS, "ignore_eos": True}),
+    (
+        "/tokenize",
+        {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": True, "return_token_strs": True},
+    ),
+    ("/tokenize", {"prompt": "What is a page?", "add_special_tokens": False}),
+    ("/detokenize", {"tokens": [5, 6, 7]}),
+]
+
+BOUNDED: Final = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+"""Never deleted, nor large: the answers would be long, and nothing of that is broken."""
+
+
+class Verbatim:
+    """JSON, or what passes for it, that is written as it is."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+ODD_VALUES: Final[list[Any]] = [
+    *(None, True, False, "", "x", [], {}, [[]], [None], {"": None}, {"type": "image_url"}, [{"type": "text"}]),
+    *(0, -1, 1, 2, 0.5, -0.0, 1e308, 5e-324, 2**31, 2**31 - 1, 2**63, -(2**63), 2**64, -(2**64), 10**400),
+    *(Verbatim("NaN"), Verbatim("-Infinity"), Verbatim("1e999"), Verbatim("-"), Verbatim("01"), Verbatim("1.")),
+    *("\x00", "\ufeff", "\u202e", "e\u0301" * 50, "\U0001f469\u200d\U0001f680" * 20, "\uffff", "\x7f\x80", "%s%n{}{0}"),
+    *(Verbatim(r'"\ud800"'), Verbatim(r'"\udc00\ud800"'), Verbatim('"\x01"'), Verbatim(r'"\u00"'), Verbatim(r'"\x41"')),
+    *("<|im_end|>", "<|endoftext|>", "{{ 1/0 }}", "{% raise %}", "a" * 5000, " " * 300, "\n" * 300),
+    *(["x"] * 200, [0] * 2000, [1.5], [True], [-1], [2**40], [[1], "x"], [[1], [2.5]], [{}]),
+    *({str(i): i for i in range(1100)}, {"-1": 1}, {"1": "x"}, {"a": 1}, {"1.5": 1}, {"99999999999999999999": 1}),
+    Verbatim("[" * 300 + "]" * 300),
+    Verbatim("[" * 20_000),
+    Verbatim('{"a":' * 500 + "1" + "}" * 500),
+]
+
+FIELDS: Final = ("extra", "", "mässig", "x" * 300, "messages", "prompt", "tools", "suffix")
+"""That are added where they do not belong."""
+
+ODD_BYTES: Final = (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\x00", b"\xe2\x82")
+
+CONTENT_TYPES: Final = [
+    *("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "application/xml"),
+    *("application/json; charset=latin-1", "APPLICATION/JSON", "application/json;", "json", "application/json, text/a"),
+]
+
+
+@dataclass
+class Sent:
+    path: str
+    body: bytes
+    content_type: str = "application/json"
+
+
+@dataclass
+class Tally:
+    """What came back. Threads add to it."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    codes: Counter[str] = field(default_factory=Counter)
+    slowest_seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def damaged(seed: int) -> Sent:
+    """A body that depends on nothing but the seed."""
+    random_ = random.Random(seed)
+    path, valid = random_.choice(VALID)
+    body = copy.deepcopy(valid)
+    # Half of them are only touched lightly, so that enough come as far as the tokenizer and the engine.
+    touch = random_.choice([_touch, _damage])
+    for _ in range(random_.choice([1, 1, 1, 2, 3, 6])):
+        touch(random_, body)
+    raw = _encode(body).encode("utf-8", "surrogatepass")
+    sent = Sent(path, raw)
+    kind = random_.random()
+    if kind < 0.05:
+        sent.body = raw[: random_.randrange(len(raw) + 1)]
+    elif kind < 0.15:
+        sent.body = _with_odd_bytes(random_, raw)
+    elif kind < 0.18:
+        sent.content_type = random_.choice(CONTENT_TYPES)
+    elif kind < 0.19:
+        sent.body = random_.randbytes(random_.randrange(200))
+    elif kind < 0.20:
+        sent.body = _encode(random_.choice(ODD_VALUES)).encode("utf-8", "surrogatepass")
+    elif kind < 0.21:
+        # The same body where it does not belong.
+        sent.path = random_.choice(VALID)[0]
+    return sent
+
+
+def _touch(random_: random.Random, body: dict[str, Any]) -> None:
+    """Leave a field out, or put another text in the place of one."""
+    holder, key = random_.choice(_places(body) or [(body, "extra")])
+    if isinstance(holder.get(key) if isinstance(holder, dict) else holder[key], str):
+        holder[key] = _text(random_)
+    elif isinstance(holder, dict) and key not in BOUNDED:
+        holder.pop(key, None)
+
+
+def _damage(random_: random.Random, body: dict[str, Any]) -> None:
+    holder, key = random_.choice(_places(body) or [(body, "extra")])
+    holder_has_key = not isinstance(holder, dict) or key in holder
+    bounded = key in BOUNDED
+    match random_.randrange(6):
+        case 0 if holder_has_key and not bounded:
+            del holder[key]
+        case 1 if isinstance(holder, dict):
+            holder[random_.choice(FIELDS)] = _odd(random_)
+        case 2 if isinstance(holder, dict) and not bounded:
+            # A key that comes twice, with another value: JSON leaves open which counts.
+            holder[Twice(key)] = _odd(random_)
+        case 3:
+            holder[key] = _text(random_)
+        case 4 if holder_has_key and not bounded:
+            holder[key] = [holder[key]] * random_.randrange(3)
+        case _:
+            value = _odd(random_)
+            while bounded and isinstance(value, int | float) and value > ANSWER_TOKENS:
+                value = _odd(random_)
+            # null asks for the default, which for chats is as much as the context leaves.
+            holder[key] = "x" if bounded and value is None else value
+
+
+class Twice(str):
+    """Equal to no other key of its dictionary."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Every key and index below a value."""
+    keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    places = [(value, key) for key in keys]
+    for key in keys:
+        places += _places(value[key])
+    # Long lists of odd values would crowd out everything else.
+    return places[:200]
+
+
+def _odd(random_: random.Random) -> Any:
+    return copy.deepcopy(random_.choice(ODD_VALUES))
+
+
+def _text(random_: random.Random) -> str:
+    highest = random_.choice([0x7F, 0x7FF, 0x10FFFF])
+    return "".join(chr(random_.randrange(highest + 1)) for _ in range(random_.randrange(1, 40)))
+
+
+def _encode(value: Any) -> str:
+    match value:
+        case Verbatim():
+            return value.text
+        case dict():
+            return "{" + ",".join(f"{json.dumps(str(key))}:{_encode(one)}" for key, one in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(_encode, value)) + "]"
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+def _with_odd_bytes(random_: random.Random, raw: bytes) -> bytes:
+    changed = bytearray(raw)
+    for _ in range(random_.randrange(1, 4)):
+        at = random_.randrange(len(changed) + 1)
+        changed[at : at + random_.randrange(2)] = random_.choice(ODD_BYTES)
+    return bytes(changed)
+
+
+def send(address: tuple[str, int], sent: Sent, hang_seconds: float) -> tuple[int, bytes]:
+    """Status and body. Raises OSError when there is no whole answer in time."""
+    connection = http.client.HTTPConnection(*address, timeout=hang_seconds)
+    try:
+        connection.request("POST", sent.path, sent.body, {"Content-Type": sent.content_type})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def work(address: tuple[str, int], seeds: list[int], hang_seconds: float, tally: Tally) -> None:
+    for seed in seeds:
+        sent = damaged(seed)
+        began = time.monotonic()
+        code, wrong = "", ""
+        try:
+            status, body = send(address, sent, hang_seconds)
+            outcome = str(status)
+            if status >= 400:
+                code = json.loads(body)["error"]["code"]
+            # A stream has sent its status before something can fail.
+            elif b'data: {"error"' in body:
+                code = "in a stream: " + json.loads(body.split(b"data: ")[-1])["error"]["code"]
+                wrong = code
+            if status >= 500:
+                wrong = outcome
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            outcome = type(error).__name__
+            wrong = f"{outcome}: {error}"
+        seconds = time.monotonic() - began
+        if seconds > hang_seconds:
+            wrong = wrong or f"{seconds:.1f} s"
+        with tally.lock:
+            tally.statuses[outcome] += 1
+            tally.codes[code] += bool(code)
+            tally.slowest_seconds = max(tally.slowest_seconds, seconds)
+            if wrong:
+                tally.wrong.append(f"seed {seed}: {sent.path} {sent.content_type!r}: {wrong}: {sent.body[:300]!r}")
+
+
+def _children(process: int | None) -> list[int]:
+    if process is None:
+        return []
+    # Any thread of a process may have started some of them.
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Send a server that is up broken bodies, and count the answers.")
+    parser.add_argument("url", help="where the server is, as http://127.0.0.1:8000")
+    parser.add_argument("--bodies", type=int, default=10_000, help="how many (default: 10,000)")
+    parser.add_argument("--seed", type=int, default=0, help="that of the first body; the next one's is higher by one")
+    parser.add_argument("--connections", type=int, default=8, help="how many at a time (default: 8)")
+    parser.add_argument("--hang", type=float, default=10.0, help="most seconds that an answer may take (default: 10)")
+    parser.add_argument("--launcher", type=int, help="process id of `minisgl serve`: its children must stay the same")
+    args = parser.parse_args()
+    parts = urllib.parse.urlsplit(args.url)
+    address = (parts.hostname or "127.0.0.1", parts.port or 80)
+
+    tally = Tally()
+    processes = _children(args.launcher)
+    seeds = range(args.seed, args.seed + args.bodies)
+    threads = [
+        threading.Thread(target=work, args=(address, list(seeds[i :: args.connections]), args.hang, tally))
+        for i in range(args.connections)
+    ]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.monotonic() - began
+
+    if (answered := sum(tally.statuses.values())) != args.bodies:
+        tally.wrong.insert(0, f"{args.bodies - answered} bodies were not sent")
+    after = send(address, Sent("/v1/completions", b'{"prompt": "A page", "max_tokens": 1}'), args.hang)
+    if after[0] != 200:
+        tally.wrong.insert(0, f"a valid request afterwards: {after[0]}")
+    if _children(args.launcher) != processes:
+        tally.wrong.insert(0, "processes of the server were started anew")
+    print(f"{answered:,} bodies in {seconds:.1f} s, slowest answer: {tally.slowest_seconds:.2f} s")
+    print("statuses:", ", ".join(f"{name}: {count:,}" for name, count in sorted(tally.statuses.items())))
+    print("codes:", ", ".join(f"{name}: {count:,}" for name, count in tally.codes.most_common() if name))
+    for wrong in tally.wrong[:20]:
+        print(wrong)
+    print(f"{len(tally.wrong)} wrong")
+    return 1 if tally.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Run OpenAI clients, unchanged, against a server that is up, and print a table of what was tried with which version.
+
+    pip install openai langchain-openai litellm 'lm-eval[api]'
+    minisgl serve MODEL --port 8000
+    python e2e/clients/try_clients.py http://127.0.0.1:8000
+
+A client that is not installed is left out of the table. The exit code is 1 when one did not get what it should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module, metadata
+from typing import Any
+
+# litellm would ask the network for a list of prices.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+
+QUESTION = [{"role": "user", "content": "What is a page?"}]
+TOO_LONG = [{"role": "user", "content": "page " * 50_000}]
+
+
+class Endpoint:
+    """Where the server is, and what it serves."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.api = f"{self.url}/v1"
+        self.model = import_module("openai").OpenAI(base_url=self.api, api_key="none").models.list().data[0].id
+
+
+def openai_sync(endpoint: Endpoint) -> str:
+    client = import_module("openai").OpenAI(base_url=endpoint.api, api_key="none", max_retries=0)
+    model = endpoint.model
+    assert client.models.retrieve(model).id == model
+
+    def ask(**fields: Any) -> Any:
+        return client.chat.completions.create(**{"model": model, "messages": QUESTION, "max_tokens": 12, **fields})
+
+    greedy = ask(temperature=0)
+    answer = greedy.choices[0].message.content
+    assert greedy.usage.total_tokens == greedy.usage.prompt_tokens + greedy.usage.completion_tokens
+
+    choices = ask(n=3, seed=5, temperature=1.5, logprobs=True, top_logprobs=2)
+    assert [choice.index for choice in choices.choices] == [0, 1, 2]
+    for choice in choices.choices:
+        scored = choice.logprobs.content
+        spelled = b"".join(bytes(token.bytes) for token in scored).decode(errors="replace")
+        assert spelled == choice.message.content
+        assert all(len(token.top_logprobs) == 2 for token in scored)
+    again = ask(seed=5, temperature=1.5)
+    assert again.choices[0].message.content == choices.choices[0].message.content
+
+    stopped = ask(temperature=0, stop=answer[2:4])
+    assert stopped.choices[0].message.content == answer[: answer.index(answer[2:4])]
+    assert stopped.choices[0].finish_reason == "stop"
+
+    events = list(ask(temperature=0, n=2, stream=True, stream_options={"include_usage": True}, logprobs=True))
+    streamed = {0: "", 1: ""}
+    for event in events:
+        for choice in event.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == {0: answer, 1: answer}
+    assert events[-1].usage.prompt_tokens == greedy.usage.prompt_tokens
+
+    text = client.completions.create(model=model, prompt="A page", max_tokens=4, echo=True, logprobs=1, n=2, seed=1)
+    for choice in text.choices:
+        assert choice.text.startswith("A page")
+        assert choice.logprobs.token_logprobs[0] is None
+        assert len(choice.logprobs.tokens) == len(choice.logprobs.token_logprobs)
+    stream = client.completions.create(model=model, prompt="A page", max_tokens=4, temperature=0, stream=True)
+    assert "".join(event.choices[0].text for event in stream)
+
+    openai = import_module("openai")
+    _raises(openai.BadRequestError, lambda: ask(messages=TOO_LONG), "context_length_exceeded")
+    _raises(openai.NotFoundError, lambda: ask(model="another"), "model_not_found")
+    return "models, chat and completions: plain, stream, n, logprobs, echo, stop, seed, usage, errors"
+
+
+def openai_async(endpoint: Endpoint) -> str:
+    async def main() -> None:
+        async with import_module("openai").AsyncOpenAI(base_url=endpoint.api, api_key="none") as client:
+            fields = {"model": endpoint.model, "messages": QUESTION, "max_tokens": 12, "temperature": 0}
+            answers = await asyncio.gather(*[client.chat.completions.create(**fields) for _ in range(8)])
+            texts = {answer.choices[0].message.content for answer in answers}
+            streamed = ""
+            async for event in await client.chat.completions.create(**fields, stream=True):
+                streamed += event.choices[0].delta.content or ""
+            assert texts == {streamed}
+
+    asyncio.run(main())
+    return "8 chats at a time, stream"
+
+
+def langchain(endpoint: Endpoint) -> str:
+    chat = import_module("langchain_openai").ChatOpenAI(
+        base_url=endpoint.api, api_key="none", model=endpoint.model, temperature=0, max_tokens=12, max_retries=0
+    )
+    answer = chat.invoke("What is a page?")
+    assert answer.content
+    assert answer.usage_metadata["output_tokens"] > 0
+    assert "".join(piece.content for piece in chat.stream("What is a page?")) == answer.content
+    assert asyncio.run(chat.ainvoke("What is a page?")).content == answer.content
+    overflow = import_module("langchain_core.exceptions").ContextOverflowError
+    _raises(overflow, lambda: chat.invoke(TOO_LONG[0]["content"]), "context")
+    return "invoke, ainvoke, stream, ContextOverflowError"
+
+
+def litellm(endpoint: Endpoint) -> str:
+    client: Any = import_module("litellm")
+    client.suppress_debug_info = True
+    for provider in ("openai", "hosted_vllm"):
+        fields = {
+            "model": f"{provider}/{endpoint.model}",
+            "api_base": endpoint.api,
+            "api_key": "none",
+            "temperature": 0,
+            "max_tokens": 12,
+            "num_retries": 0,
+        }
+        answer = client.completion(messages=QUESTION, **fields)
+        text = answer.choices[0].message.content
+        assert text and answer.usage.completion_tokens > 0
+        events = client.completion(messages=QUESTION, stream=True, **fields)
+        assert "".join(event.choices[0].delta.content or "" for event in events) == text
+        too_long = partial(client.completion, messages=TOO_LONG, **fields)
+        _raises(client.ContextWindowExceededError, too_long, "context")
+    return "completion and stream as openai/ and hosted_vllm/, ContextWindowExceededError"
+
+
+def lm_eval(endpoint: Endpoint) -> str:
+    import_module("lm_eval.models.openai_completions")
+    instance = import_module("lm_eval.api.instance").Instance
+    model = import_module("lm_eval.api.registry").get_model("local-completions")(
+        model=endpoint.model,
+        base_url=f"{endpoint.api}/completions",
+        tokenizer_backend="remote",
+        max_length=256,
+        batch_size=2,
+        max_gen_toks=8,
+        max_retries=1,
+    )
+
+    def ask(kind: str, arguments: list[tuple[Any, ...]]) -> Any:
+        asked = [
+            instance(request_type=kind, doc={}, arguments=one, idx=i, metadata=("", i, 1))
+            for i, one in enumerate(arguments)
+        ]
+        return getattr(model, kind)(asked, disable_tqdm=True)
+
+    scores = ask("loglikelihood", [("A page", " is"), ("A page", " of the house"), ("", "A page")])
+    assert all(math.isfinite(score) and score <= 0 and isinstance(greedy, bool) for score, greedy in scores)
+    rolling = ask("loglikelihood_rolling", [("A page is a block of tokens.",)])
+    assert math.isfinite(rolling[0])
+    options = {"until": ["\n"], "max_gen_toks": 8, "temperature": 0}
+    assert all(isinstance(text, str) for text in ask("generate_until", [("A page", options), ("The house", options)]))
+    return "local-completions with the remote tokenizer: loglikelihood, loglikelihood_rolling, generate_until"
+
+
+def curl(endpoint: Endpoint) -> str:
+    body = json.dumps({"model": endpoint.model, "messages": QUESTION, "max_tokens": 4, "stream": True})
+    command = ["curl", "-sSN", "--fail", f"{endpoint.api}/chat/completions", "-H", "Content-Type: application/json"]
+    shown = subprocess.run([*command, "-d", body], capture_output=True, text=True, check=True).stdout
+    assert shown.endswith("data: [DONE]\n\n")
+    # A body of more than 1 MiB makes curl ask first, with Expect: 100-continue.
+    padded = json.dumps({"messages": QUESTION, "max_tokens": 4, "metadata": {"x": "x" * 2**21}})
+    plain = subprocess.run([*command, "-d", "@-"], input=padded, capture_output=True, text=True, check=True).stdout
+    assert json.loads(plain)["object"] == "chat.completion"
+    return "chat, plain and stream, Expect: 100-continue"
+
+
+CLIENTS: list[tuple[str, str, Callable[[Endpoint], str]]] = [
+    ("openai", "openai", openai_sync),
+    ("openai, async", "openai", openai_async),
+    ("langchain-openai", "langchain-openai", langchain),
+    ("litellm", "litellm", litellm),
+    ("lm-eval", "lm_eval", lm_eval),
+    ("curl", "", curl),
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run OpenAI clients, unchanged, against a server that is up.")
+    parser.add_argument("url", help="where the server is, as http://127.0.0.1:8000")
+    endpoint = Endpoint(parser.parse_args().url)
+    print("| client | version | tried |\n|---|---|---|")
+    failed = 0
+    for name, package, run in CLIENTS:
+        version = _version(package)
+        if version is None:
+            continue
+        try:
+            tried = run(endpoint)
+        except Exception:
+            traceback.print_exc()
+            tried = "FAILED"
+            failed += 1
+        print(f"| {name} | {version} | {tried} |", flush=True)
+    return 1 if failed else 0
+
+
+def _version(package: str) -> str | None:
+    if package:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+    if shutil.which("curl") is None:
+        return None
+    return subprocess.run(["curl", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+
+
+def _raises(kind: type[Exception], call: Callable[[], Any], words: str) -> None:
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
