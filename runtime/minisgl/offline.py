@@ -29,7 +29,7 @@ from minisgl.scheduler.outcome import Counters, RequestError, StepOutput
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.tokenizer.model_files import ModelFiles, load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
-from minisgl.tokenizer.session import Session
+from minisgl.tokenizer.session import Session, submit_message
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.messages import (
     FINISH_REASONS,
@@ -498,24 +498,11 @@ def _submit(generate: Generate, limits: EngineLimits) -> Submit:
     params = generate.params
     if generate.tokens is None or params.stop:
         raise OfflineError("no_tokenizer", "with detokenize=False prompts are token ids, and there are no stop strings")
-    return Submit(
-        id=generate.id,
-        prompt=generate.tokens,
+    return submit_message(
+        generate,
+        generate.tokens,
         max_tokens=params.max_tokens or limits.max_model_len - len(generate.tokens) // 4,
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),
-        top_p=params.top_p,
-        min_p=params.min_p,
         seed=random.getrandbits(63) if params.seed is None else params.seed,
-        ignore_eos=params.ignore_eos,
-        stop_token_ids=params.stop_token_ids,
-        min_tokens=params.min_tokens,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias,
-        logprobs=-1 if params.logprobs is None else params.logprobs,
-        prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
     )
 
 

@@ -232,27 +232,11 @@ class Session:
         _check_tokens(prompt, vocab_size, "prompt")
         _check_tokens(params.stop_token_ids, vocab_size, "stop_token_ids")
         _check_tokens(params.logit_bias, vocab_size, "logit_bias")
-        return Submit(
-            id=generate.id,
-            prompt=prompt.tobytes(),
+        return submit_message(
+            generate,
+            prompt.tobytes(),
             max_tokens=_max_tokens(len(prompt), params, self._model.max_model_len),
-            temperature=params.temperature,
-            top_k=max(params.top_k, 0),
-            top_p=params.top_p,
-            min_p=params.min_p,
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
-            ignore_eos=params.ignore_eos,
-            stop_token_ids=params.stop_token_ids,
-            min_tokens=params.min_tokens,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
-            logit_bias=params.logit_bias,
-            logprobs=-1 if params.logprobs is None else params.logprobs,
-            prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
-            priority=generate.priority,
-            deadline_ms=generate.deadline_ms,
-            cache_salt=generate.cache_salt.encode("utf-8", "replace"),
         )
 
     def _text(
@@ -333,6 +317,33 @@ def _check_tokens(tokens: Collection[int], vocab_size: int, param: str) -> None:
             f"token id {lowest if lowest < 0 else highest} is outside of the model's vocabulary, 0..{vocab_size - 1}",
             param,
         )
+
+
+def submit_message(generate: Generate, prompt: bytes, *, max_tokens: int, seed: int) -> Submit:
+    """What the scheduler is told of `generate`, whose prompt are the int32 token ids in `prompt`."""
+    params = generate.params
+    return Submit(
+        id=generate.id,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=seed,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=params.stop_token_ids,
+        min_tokens=params.min_tokens,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        logprobs=-1 if params.logprobs is None else params.logprobs,
+        prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
+        priority=generate.priority,
+        deadline_ms=generate.deadline_ms,
+        cache_salt=generate.cache_salt.encode("utf-8", "replace"),
+    )
 
 
 def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int) -> int:
