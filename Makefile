@@ -21,7 +21,7 @@ test: install lint $(DEMO)  ## install what is missing, then check style and typ
 		{ echo 'error: less than 90 % of the lines of scheduler and wire are covered' >&2; exit 1; }
 
 lint: install  ## ruff, mypy --strict and the import rules
-	.venv/bin/ruff check runtime tests docs e2e
+	.venv/bin/ruff check runtime operator tests docs e2e
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 
@@ -40,9 +40,9 @@ test-gpu: install  ## run the tests that need a CUDA device
 
 lock: install  ## resolve the dependencies of pyproject.toml anew into the lock files
 	.venv/bin/uv pip compile pyproject.toml -q --upgrade --universal --python-version 3.11 --generate-hashes \
-		--extra frontend --extra engine --extra dev --custom-compile-command 'make lock' -o requirements.lock
+		--extra frontend --extra engine --extra operator --extra dev --custom-compile-command 'make lock' -o requirements.lock
 	.venv/bin/uv pip compile pyproject.toml -q --upgrade --python-platform x86_64-manylinux_2_28 --python-version 3.11 \
-		--generate-hashes --extra frontend --extra engine --extra dev --extra cuda -c requirements.lock \
+		--generate-hashes --extra frontend --extra engine --extra operator --extra dev --extra cuda -c requirements.lock \
 		--custom-compile-command 'make lock' -o requirements-cuda.lock
 
 clean:  ## remove everything that was built, installed or cached here

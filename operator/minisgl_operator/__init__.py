@@ -1,0 +1,1 @@
+"""The Kubernetes operator: one InferenceModel becomes a serving endpoint."""
