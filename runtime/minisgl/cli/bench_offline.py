@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -13,19 +14,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from minisgl.cli import bench_record
 from minisgl.cli.arguments import add_engine_arguments, add_json_argument, engine_options, integer
 from minisgl.cli.bench_report import Figure, gpu_names, report
 from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
 from minisgl.cli.roofline import ModelShape, hardware_of
+from minisgl.cli.timeline import traced
 from minisgl.cli.workloads import WORKLOADS, Sizes, Workload, WorkloadName, floor_tokens_per_second
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.model_files import resolve
+from minisgl.wire.messages import SamplingParams
 
 if TYPE_CHECKING:
     from minisgl.offline import LLM
 
 _WARM_UP_TOKENS: Final = 16
 """Longest answer in the warm-up, which else is the workload with another seed."""
+
+_TRACED_TOKENS: Final = 64
+"""Longest answer in a traced run: enough steps to look at, in a file that a browser can still open."""
 
 _DEFAULTS: Final = Sizes()
 
@@ -73,6 +80,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="timed runs, each with the next seed; the median counts (default: 1 run)",
     )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write a trace in Chrome's format of one more run with short answers, and print how long the device had "
+        "nothing to do (default: none)",
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="put the figures into this file too, beside those of other models and workloads on the same kind of "
+        "device (default: none)",
+    )
     add_json_argument(parser)
     add_engine_arguments(parser)
 
@@ -83,19 +104,24 @@ def run(args: argparse.Namespace) -> int:
     for flag, (low, high) in (("--input-len", args.input_len), ("--output-len", args.output_len)):
         if low > high:
             raise LauncherError("bad_range", f"{flag} {low} {high}: the shortest is longer than the longest")
+    known = bench_record.read(args.record) if args.record is not None else None
     sizes = Sizes(requests=args.num_requests, input_length=tuple(args.input_len), output_length=tuple(args.output_len))
     with _model_directory(args.model) as (directory, builtin):
-        began = time.monotonic()
         options = engine_options(args) | ({"dummy_weights": True} if builtin else {})
         with LLM(directory, detokenize=False, **options) as llm:
-            figures: dict[str, Figure] = {"engine_up_seconds": time.monotonic() - began}
+            llm.generate([[0]], SamplingParams(max_tokens=1, ignore_eos=True))
+            figures: dict[str, Figure] = {"engine_up_seconds": _process_age()}
             figures |= _measure(llm, args.workload, sizes, args.seed, args.repeat)
+            if args.trace is not None:
+                figures |= _trace(llm, args.workload, sizes, args.seed + args.repeat + 1, args.trace)
         config = json.loads((directory / "config.json").read_text())
     workload = WORKLOADS[args.workload](sizes, config["vocab_size"], args.seed)
     reference = _floor(args.workload, workload, config, args.tp) if llm.device == "cuda" else {}
     if reference:
         figures["f1_ratio"] = _number(figures["tokens_per_second"]) / _number(reference["tokens_per_second"])
     report("offline", {"model": args.model, "workload": args.workload, **figures}, reference, args.json)
+    if known is not None:
+        bench_record.update(args.record, known, args.model, args.workload, args.tp, figures)
     return 0
 
 
@@ -139,6 +165,18 @@ def _measure(llm: LLM, name: WorkloadName, sizes: Sizes, seed: int, repeat: int)
     }
 
 
+def _trace(llm: LLM, name: WorkloadName, sizes: Sizes, seed: int, path: Path) -> dict[str, Figure]:
+    with traced(path, llm.device) as found:
+        _generate(llm, WORKLOADS[name](sizes, llm.limits.vocab_size, seed), longest_output=_TRACED_TOKENS)
+    print(f"trace written to {path}", file=sys.stderr)
+    [device] = found
+    return {
+        "trace_idle_share": device.idle_share,
+        "trace_gaps": device.gaps,
+        "trace_longest_gap_us": device.longest_gap,
+    }
+
+
 def _generate(llm: LLM, workload: Workload, longest_output: int | None = None) -> float:
     """Seconds. Raises LauncherError `bad_answer` when an answer is not complete: logits were not finite."""
     began = time.perf_counter()
@@ -148,6 +186,13 @@ def _generate(llm: LLM, workload: Workload, longest_output: int | None = None) -
     if failed:
         raise LauncherError("bad_answer", f"{len(failed)} of {len(outputs)} answers failed: {failed[0].error}")
     return seconds
+
+
+def _process_age() -> float:
+    """Seconds since this process was started: imports are part of an engine's start. From /proc, whose clock runs
+    since boot and ticks every 10 ms."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _counters(llm: LLM) -> dict[str, int]:

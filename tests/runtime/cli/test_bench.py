@@ -8,6 +8,7 @@ import pytest
 
 from minisgl.cli.bench_report import report, table
 from minisgl.cli.main import main
+from minisgl.cli.timeline import busy
 from minisgl.cli.workloads import WORKLOADS, Sizes
 from support.served import RUNTIME
 from support.tiny_checkpoint import tiny_checkpoint
@@ -76,6 +77,35 @@ def test_offline_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert figures["eager_decode_steps"] == 0
     assert document["reference"] == {}, "no floor is known for a CPU"
     assert "tokens_per_second" in capsys.readouterr().out
+
+
+def test_offline_records_the_newest_figures_beside_others_and_traces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, trace = tmp_path / "results" / "cpu.json", tmp_path / "trace.json"
+    command = "bench offline --device cpu --num-requests 2 --input-len 3 9 --output-len 2 4 --num-pages 200"
+    model = ["--model", str(tiny_checkpoint()), "--record", str(record)]
+    assert main([*command.split(), *model, "--trace", str(trace)]) == 0
+    assert main([*command.split(), *model, "--workload", "C", "--num-pages", "900"]) == 0
+    known = json.loads(record.read_text())
+    name = tiny_checkpoint().name.lower().replace("-", "_")
+    assert known["figures"].keys() == {f"a_{name}_tok_s", f"c_{name}_tok_s", f"engine_up_{name}_s"}
+    assert known["spread"].keys() == {f"a_{name}_tok_s", f"c_{name}_tok_s"}
+    assert known["f1_ratio"] == {}, "no floor is known for a CPU"
+    assert known["device"] == "cpu"
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "trace_idle_share" in capsys.readouterr().out
+
+    record.write_text(json.dumps(known | {"device": "NVIDIA H200"}))
+    assert main([*command.split(), *model]) == 1
+    assert "holds figures of NVIDIA H200" in capsys.readouterr().err
+
+
+def test_overlapping_work_counts_once_and_gaps_are_found() -> None:
+    found = busy([(10, 20), (0, 4), (12, 15), (18, 25), (30, 40)])
+    assert (found.span, found.busy, found.gaps, found.longest_gap) == (40, 29, 2, 6)
+    assert found.idle_share == pytest.approx(11 / 40)
+    assert busy([]).idle_share == 0
 
 
 def test_comm_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
