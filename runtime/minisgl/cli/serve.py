@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import Final
 
 from minisgl.cli.arguments import add_engine_arguments, add_log_arguments, engine_config, integer, number, port
+from minisgl.cli.manifest import read
 from minisgl.cli.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
 from minisgl.cli.settings import Settings
 from minisgl.launcher.model_files import resolve
@@ -76,10 +79,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_log_arguments(parser)
     # Last, so that it takes over everything above.
     Settings(parser)
+    parser.add_argument(
+        "--file",
+        "-f",
+        type=Path,
+        metavar="FILE",
+        help="serve the InferenceModel in this file; flags, variables and --config win over it (default: none)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     sources = args.settings.resolve(args)
+    if args.file is not None:
+        _take_manifest(args, sources)
     if args.print_config:
         print(args.settings.render(args, sources), end="")
         return 0
@@ -105,3 +117,14 @@ def run(args: argparse.Namespace) -> int:
         log_format=args.log_format,
     )
     return serve(options)
+
+
+def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> None:
+    manifest = read(args.file)
+    args.settings.fill(args, sources, manifest.settings, args.file)
+    for name, value in manifest.environment.items():
+        os.environ.setdefault(name, value)
+    for warning in manifest.warnings:
+        print(f"minisgl: warning: {args.file}: {warning}", file=sys.stderr)
+    if args.model is None:
+        args.settings.refuse(f"{args.file}: its model is not on the Hub: give its directory, minisgl serve DIR -f FILE")

@@ -1,0 +1,1 @@
+"""The InferenceModel API: the types here are the one source of the CustomResourceDefinition and of its reference."""

@@ -1,0 +1,69 @@
+"""The kustomize tree makes what the chart makes, and the samples are InferenceModels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from minisgl_operator.api.types import InferenceModel
+from support.chart import NAMESPACE, SAMPLES, Object, kustomized, of_kind, rendered
+
+# Names the tool or its release, and not what the object is for.
+_TOOL_LABELS = (
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "app.kubernetes.io/version",
+    "helm.sh/chart",
+)
+
+
+@pytest.fixture(scope="module")
+def tree() -> list[Object]:
+    return kustomized()
+
+
+def _without_tool(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: _without_tool(each) for key, each in value.items() if key not in _TOOL_LABELS}
+        if "helm.sh/resource-policy" in kept.get("annotations", {}):
+            del kept["annotations"]
+        return kept
+    return [_without_tool(each) for each in value] if isinstance(value, list) else value
+
+
+def _by_identity(objects: list[Object]) -> dict[tuple[str, str | None, str], Object]:
+    return {
+        (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]): _without_tool(each)
+        for each in objects
+        if each["kind"] != "Namespace"
+    }
+
+
+def test_same_objects_as_the_chart(tree: list[Object]) -> None:
+    """Rights and pod security among them."""
+    ours, charts = _by_identity(tree), _by_identity(rendered({}))
+    assert ours.keys() == charts.keys()
+    for identity, each in ours.items():
+        if identity[0] == "CustomResourceDefinition":
+            assert each["spec"] == charts[identity]["spec"]
+        else:
+            assert each == charts[identity]
+
+
+def test_the_namespace_holds_its_pods_to_the_restricted_standard(tree: list[Object]) -> None:
+    [namespace] = of_kind(tree, "Namespace")
+    assert namespace["metadata"]["name"] == NAMESPACE
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    kubernetes_validate.validate(namespace, "1.36", strict=True)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_samples_are_inference_models_and_say_what_they_show(path: Path) -> None:
+    text = path.read_text()
+    assert text.startswith("# ")
+    [sample] = yaml.safe_load_all(text)
+    InferenceModel.parse(sample)

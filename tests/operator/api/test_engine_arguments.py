@@ -1,0 +1,51 @@
+"""`spec.engine.args` and the command line of the engine: what the operator sets cannot be set a second time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl.cli.main import build_parser
+from minisgl_operator.api.types import RESERVED_ARGUMENTS, InferenceModel
+from minisgl_operator.environment import Environment
+from minisgl_operator.render import render
+from support.cli_reference import commands, flags
+from support.verdicts import smallest
+
+ENVIRONMENT = Environment(operator_namespace="minisgl-system", engine_image="engine", frontend_image="frontend")
+
+
+def test_every_option_about_the_pod_and_its_life_is_reserved() -> None:
+    [parser] = [parser for name, parser in commands(build_parser()) if name == "minisgl engine"]
+    # Options of the engine itself are what args are for; of them the spec has its own fields for four.
+    groups = {group.title: group._group_actions for group in parser._action_groups}
+    about_the_pod = [action for title in ("replica", "start and stop") for action in groups[title]]
+    of_the_spec = {"--device", "--dtype", "--max-model-len", "--tp", "--served-model-name"}
+    assert {action.option_strings[0] for action in about_the_pod} | of_the_spec == set(RESERVED_ARGUMENTS)
+    assert set(RESERVED_ARGUMENTS) <= {flag for action in flags(parser) for flag in action.option_strings}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"drainSeconds": 1, "recovery": {"maxRestarts": 0, "windowSeconds": 1}},
+        {"parallelism": {"tensor": 64, "gpusPerPod": 8}, "engine": {"args": ["--page-size=32", "--audit"]}},
+        {"engine": {"device": "cpu", "startupTimeoutSeconds": 10}},
+        {"model": {"source": {"pvc": {"claimName": "c", "path": "a/b"}}, "maxModelLen": 2, "servedNames": ["a", "b"]}},
+        {"model": {"source": {"huggingFace": {"repo": "a/b"}}, "dtype": "float16"}},
+        {"frontend": {"auth": {"apiKeysSecretRef": {"name": "keys"}}}},
+    ],
+)
+def test_every_container_s_arguments_are_understood(spec: dict[str, Any]) -> None:
+    """At the bounds of every number that becomes an argument, too."""
+    model = InferenceModel.parse(smallest(**spec))
+    seen = set()
+    for manifest in render(model, ENVIRONMENT):
+        template = manifest.get("spec", {}).get("template")
+        if template is not None:
+            for container in template["spec"]["containers"]:
+                build_parser().parse_args(container["args"])
+                seen.add(container["name"])
+    assert seen >= {"engine", "frontend"}

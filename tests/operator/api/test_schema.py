@@ -1,0 +1,191 @@
+"""The schema writer: what it cannot say is an error, and what it says is what the API server reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Annotated, Any, Literal
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import Field, ValidationError
+
+from minisgl_operator.__main__ import main
+from minisgl_operator.api.crd import crd
+from minisgl_operator.api.part import Part
+from minisgl_operator.api.schema import SchemaError, defaulted, structural
+from minisgl_operator.api.status import InferenceModelStatus
+from minisgl_operator.api.types import InferenceModel, InferenceModelSpec
+from support.api_reference import ROOT, files
+from support.verdicts import CASES, EVERYTHING, Case
+
+SPEC: dict[str, Any] = structural(InferenceModelSpec)
+
+
+@pytest.mark.parametrize("path", sorted(files()), ids=lambda path: path.name)
+def test_committed_files_are_what_the_types_say(path: Any) -> None:
+    assert path.read_text() == files()[path], "run `PYTHONPATH=operator:tests python -m support.api_reference`"
+
+
+def test_the_command_prints_the_definition(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["crd"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == crd()
+
+
+def test_the_operator_package_shadows_no_module_of_python() -> None:
+    """With operator/__init__.py on the path, Python itself would not start."""
+    assert not (ROOT / "operator" / "__init__.py").exists()
+
+
+class _Inner(Part):
+    number: int = Field(default=3, ge=0, le=9, description="A number.")
+
+
+class _NoDescription(Part):
+    field: int = Field(ge=0, le=9)
+
+
+class _NoBound(Part):
+    field: int = Field(ge=0, description="A number.")
+
+
+class _NoLength(Part):
+    field: str = Field(description="A text.")
+
+
+class _NoItems(Part):
+    field: tuple[bool, ...] = Field(default=(), description="A list.")
+
+
+class _OtherKeyword(Part):
+    field: int = Field(ge=0, le=9, multiple_of=3, description="A number.")
+
+
+class _Union(Part):
+    field: Annotated[str, Field(max_length=3)] | bool = Field(description="This or that.")
+
+
+class _OtherDefault(Part):
+    field: _Inner = Field(default=_Inner(number=4), description="An object.")
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (_NoDescription, "_NoDescription.field: no description"),
+        (_NoBound, "_NoBound.field: no maximum"),
+        (_NoLength, "_NoLength.field: no maxLength"),
+        (_NoItems, "_NoItems.field: no maxItems"),
+        (_OtherKeyword, "_OtherKeyword.field: no structural schema for multipleOf"),
+        (_Union, "_Union.field: a union"),
+        (_OtherDefault, "_OtherDefault.field: the default is not what its fields' defaults make"),
+    ],
+)
+def test_what_cannot_be_said_is_an_error(part: type[Part], says: str) -> None:
+    with pytest.raises(SchemaError, match=says.replace("'", ".")):
+        structural(part)
+
+
+class _Outer(Part):
+    inner: _Inner = Field(default=_Inner(), description="With a default within.")
+    choice: Literal["a", "b"] | None = Field(default=None, description="One of two.")
+
+
+def test_defaults_within_reach_an_object_that_is_left_out() -> None:
+    schema = structural(_Outer)
+    assert schema["properties"]["inner"]["default"] == {}
+    assert schema["properties"]["choice"] == {"description": "One of two.", "type": "string", "enum": ["a", "b"]}
+    assert defaulted(schema) == {"inner": {"number": 3}}
+
+
+def test_what_the_api_server_fills_in_is_what_the_types_fill_in() -> None:
+    """So an object reads the same whether it was stored by this version of the definition or an older one."""
+    smallest: dict[str, Any] = {"model": {"source": {"pvc": {"claimName": "models"}}}}
+    filled = defaulted(SPEC) | {"model": {"dtype": "auto", "source": {"pvc": {"claimName": "models", "path": ""}}}}
+    assert InferenceModelSpec.model_validate(filled) == InferenceModelSpec.model_validate(smallest)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "spec" in case.model], ids=lambda case: case.name)
+def test_the_schema_accepts_what_the_types_accept(case: Case) -> None:
+    if not case.field:
+        spec = InferenceModel.parse(case.model).spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        jsonschema.Draft202012Validator(SPEC).validate(spec)
+
+
+def test_status_has_no_defaults() -> None:
+    """A field that the operator did not write was not observed, and must not look as if it was."""
+    assert "'default'" not in str(structural(InferenceModelStatus))
+
+
+Path = tuple[str | int, ...]
+
+
+def _places(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Every value within, at any depth, but below affinity, which is the API server's own to check."""
+    yield path
+    if path[-1:] != ("affinity",):
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, each in inner:
+            yield from _places(each, (*path, key))
+
+
+def _replaced(value: Any, path: Path, new: Any) -> Any:
+    if not path:
+        return new
+    copy = deepcopy(value)
+    parent = copy
+    for step in path[:-1]:
+        parent = parent[step]
+    parent[path[-1]] = new
+    return copy
+
+
+def _refused_by_rule_alone(spec: Any) -> bool | None:
+    """None: accepted. True: refused, and by nothing but rules, which the schema says in CEL."""
+    try:
+        InferenceModelSpec.model_validate(spec)
+    except ValidationError as error:
+        return {each["type"] for each in error.errors()} <= {"rule", "duplicate"}
+    return None
+
+
+def _closed(schema: Any) -> Any:
+    """As the API server reads it: an object with fields has no others."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(each) for key, each in schema.items()}
+    return closed | {"additionalProperties": False} if isinstance(schema.get("properties"), dict) else closed
+
+
+VALIDATOR = jsonschema.Draft202012Validator(_closed(SPEC))
+VALUES: tuple[Any, ...] = (
+    -1,
+    0,
+    1,
+    2**40,
+    0.5,
+    True,
+    "",
+    "a",
+    "A b",
+    "-",
+    "1Gi",
+    "a" * 9000,
+    [],
+    ["a"],
+    {},
+    {"a": "b"},
+)
+
+
+@pytest.mark.parametrize("path", list(_places(EVERYTHING)), ids=lambda path: ".".join(map(str, path)) or "spec")
+def test_types_and_schema_agree_on_any_value_in_any_place(path: Path) -> None:
+    """Rules apart, which the table of verdicts holds together."""
+    for new in VALUES:
+        spec = _replaced(EVERYTHING, path, new)
+        refused = _refused_by_rule_alone(spec)
+        if refused is not True:
+            assert VALIDATOR.is_valid(spec) is (refused is None), new

@@ -1,0 +1,98 @@
+"""The chart, the kustomize tree and the samples on a real API server."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from support.chart import (
+    CHART,
+    MANIFESTS,
+    MATRIX,
+    NAMESPACE,
+    SAMPLES,
+    Object,
+    helm,
+    kustomized,
+    pods,
+    rendered,
+)
+from support.control_plane import LocalControlPlane
+
+RESTRICTED = "restricted-for-the-chart"
+
+
+@pytest.fixture(scope="module")
+def installed(control_plane: LocalControlPlane) -> LocalControlPlane:
+    """With the kustomize tree applied, and the chart's own objects taken over from it."""
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS))
+    control_plane.kubectl("create", "namespace", RESTRICTED)
+    control_plane.kubectl("label", "namespace", RESTRICTED, "pod-security.kubernetes.io/enforce=restricted")
+    return control_plane
+
+
+def test_pods_keep_to_the_restricted_standard(installed: LocalControlPlane) -> None:
+    for pod in [*(pod for values in MATRIX.values() for pod in pods(rendered(values))), *pods(kustomized())]:
+        spec = {key: value for key, value in pod.items() if key not in ("serviceAccountName", "priorityClassName")}
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tried", "namespace": RESTRICTED}, "spec": spec}
+        installed.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(body))
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_samples_are_accepted(installed: LocalControlPlane, path: Path) -> None:
+    installed.kubectl("create", "--dry-run=server", "--validate=strict", "-f", str(path))
+
+
+def test_the_operator_may_do_its_work_and_no_more(installed: LocalControlPlane) -> None:
+    def may(verb: str, resource: str, *more: str, namespace: str = "default") -> bool:
+        user = f"system:serviceaccount:{NAMESPACE}:minisgl-operator"
+        asked = installed.kubectl("auth", "can-i", verb, resource, *more, "-n", namespace, f"--as={user}", check=False)
+        return asked.stdout.strip() == "yes"
+
+    assert may("patch", "statefulsets.apps")
+    assert may("patch", "inferencemodels.serving.minisgl.io", "--subresource=status")
+    assert may("update", "leases.coordination.k8s.io", namespace=NAMESPACE)
+    assert not may("update", "leases.coordination.k8s.io")
+    assert not may("patch", "inferencemodels.serving.minisgl.io")
+    assert not may("get", "secrets")
+    assert not may("create", "pods")
+
+
+def test_who_may_view_or_edit_a_namespace_may_do_so_with_its_models(installed: LocalControlPlane) -> None:
+    def rules(role: str) -> list[Object]:
+        found = json.loads(installed.kubectl("get", "clusterrole", role, "-o", "json").stdout)["rules"]
+        return [rule for rule in found if rule["apiGroups"] == ["serving.minisgl.io"]]
+
+    end = time.monotonic() + 30
+    while not rules("view") or not rules("edit"):
+        assert time.monotonic() < end, "the controller did not aggregate the roles"
+    assert {verb for rule in rules("view") for verb in rule["verbs"]} == {"get", "list", "watch"}
+    assert {"create", "delete", "patch"} <= {verb for rule in rules("edit") for verb in rule["verbs"]}
+
+
+def test_helm_installs_upgrades_and_uninstalls(control_plane: LocalControlPlane) -> None:
+    place = [f"--kubeconfig={control_plane.kubeconfig}", "--namespace=helm-release"]
+    values = {"fullnameOverride": "by-helm", "crds": {"enabled": False}}
+    helm("install", "minisgl", str(CHART), *place, "--create-namespace", values=values)
+    image = [
+        "get",
+        "deployment",
+        "by-helm",
+        "-n",
+        "helm-release",
+        "-o",
+        "jsonpath={.spec.template.spec.containers[0].image}",
+    ]
+    assert control_plane.kubectl(*image).stdout == "minisgl/operator:0.1.0"
+    helm("upgrade", "minisgl", str(CHART), *place, values=values | {"operator": {"image": {"tag": "0.1.1"}}})
+    assert control_plane.kubectl(*image).stdout == "minisgl/operator:0.1.1"
+    helm("uninstall", "minisgl", *place)
+    left = control_plane.kubectl(
+        "get", "deployments,services,networkpolicies,roles", "-n", "helm-release", "-o", "name"
+    )
+    assert left.stdout == ""
+    roles = control_plane.kubectl("get", "clusterroles,clusterrolebindings", "-o", "name").stdout
+    assert "by-helm" not in roles

@@ -1,0 +1,354 @@
+"""InferenceModels, right and wrong, with what a refusal says: the types and the API server must agree on each."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, Final, NamedTuple
+
+Object = dict[str, Any]
+
+
+def smallest(name: str = "demo", **spec: Any) -> Object:
+    """The smallest InferenceModel, with `spec` laid over its spec."""
+    model: Object = {
+        "apiVersion": "serving.minisgl.io/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"model": {"source": {"pvc": {"claimName": "models"}}}},
+    }
+    model["spec"].update(deepcopy(spec))
+    return model
+
+
+def hub(**model: Any) -> Object:
+    """`spec.model` of a model on the Hub."""
+    return {"source": {"huggingFace": {"repo": "owner/name"}}, **model}
+
+
+class Case(NamedTuple):
+    """`field` is empty when the object is right. `message` is what both refusals contain; the words for a wrong type or
+    a number out of bounds are each side's own."""
+
+    name: str
+    model: Object
+    field: str = ""
+    message: str = ""
+
+
+def _env(**variable: Any) -> Object:
+    return smallest(engine={"env": [variable]})
+
+
+def _source(**source: Any) -> Object:
+    return smallest(model={"source": source})
+
+
+def _without_spec() -> Object:
+    model = smallest()
+    del model["spec"]
+    return model
+
+
+_PEER: Final = {"namespaceSelector": {"matchLabels": {"team": "blue"}}}
+_SPREAD: Final = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
+
+EVERYTHING: Final[Object] = {
+    "model": {
+        "source": {
+            "huggingFace": {
+                "repo": "Qwen/Qwen3-0.6B",
+                "revision": "refs/pr/1",
+                "tokenSecretRef": {"name": "hub"},
+                "endpoint": "http://mirror:8080/hub",
+            }
+        },
+        "servedNames": ["qwen", "Qwen/Qwen3-0.6B"],
+        "dtype": "bfloat16",
+        "maxModelLen": 4096,
+        "cache": {"size": "20Gi", "storageClassName": "fast", "accessMode": "ReadWriteOnce", "retain": True},
+    },
+    "parallelism": {"tensor": 4, "gpusPerPod": 2, "interconnect": "Network"},
+    "replicas": 0,
+    "suspend": True,
+    "engine": {
+        "device": "cpu",
+        "image": "registry.example.com:5000/engine@sha256:" + "0" * 64,
+        "args": ["--page-size=16", "--max-running", "64"],
+        "env": [
+            {"name": "OMP_NUM_THREADS", "value": "1"},
+            {"name": "EMPTY"},
+            {"name": "FROM_SECRET", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+            {"name": "FROM_MAP", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}},
+        ],
+        "resources": {"requests": {"cpu": 2, "memory": "1.5Gi"}, "limits": {"memory": "2Gi"}},
+        "gpuResourceName": "amd.com/gpu",
+        "runtimeClassName": "nvidia",
+        "shmSize": "512Mi",
+        "nodeSelector": {"gpu": "h100"},
+        "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}, {"operator": "Exists"}],
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h100"]}]}]
+                }
+            }
+        },
+        "topologySpreadConstraints": [{**_SPREAD, "labelSelector": {"matchLabels": {"a": "b"}}}],
+        "priorityClassName": "high",
+        "imagePullPolicy": "Always",
+        "imagePullSecrets": [{"name": "registry"}],
+        "startupTimeoutSeconds": 60,
+    },
+    "frontend": {
+        "image": "frontend:1",
+        "replicas": 2,
+        "resources": {"requests": {"cpu": "500m"}},
+        "auth": {"apiKeysSecretRef": {"name": "keys"}},
+    },
+    "drainSeconds": 1,
+    "recovery": {"maxRestarts": 0, "windowSeconds": 60},
+    "networkPolicy": {
+        "enabled": False,
+        "ingressFrom": [_PEER, {"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}],
+    },
+}
+
+_RIGHT: Final = (
+    Case("smallest", smallest()),
+    Case("everything", smallest(**EVERYTHING)),
+    Case("image source", _source(image={"reference": "models.example.com/qwen:1", "path": "qwen/fp8"})),
+    Case("longest name", smallest("a" * 40)),
+    Case("Network without gpusPerPod", smallest(parallelism={"tensor": 2, "interconnect": "Network"})),
+    Case("all ranks in one pod", smallest(parallelism={"tensor": 2, "gpusPerPod": 2, "interconnect": "SharedPod"})),
+    Case("null is as if left out", smallest(parallelism={"gpusPerPod": None})),
+)
+_WRONG_MODELS: Final = (
+    Case("name too long", smallest("a" * 41), "metadata.name", "at most 40 lower-case letters"),
+    Case("name that begins with a digit", smallest("3b"), "metadata.name", "beginning with a letter"),
+    Case("name with a dot", smallest("a.b"), "metadata.name", "at most 40 lower-case letters"),
+    Case("no spec", _without_spec(), "spec", "Required value"),
+    Case("no model", {**smallest(), "spec": {}}, "spec.model", "Required value"),
+    Case("no source", smallest(model={}), "spec.model.source", "Required value"),
+    Case("empty source", _source(), "spec.model.source", "set exactly one of huggingFace, pvc and image"),
+    Case(
+        "two sources",
+        _source(huggingFace={"repo": "a/b"}, pvc={"claimName": "models"}),
+        "spec.model.source",
+        "set exactly one of huggingFace, pvc and image",
+    ),
+    Case("repository without owner", _source(huggingFace={"repo": "gpt2"}), "spec.model.source.huggingFace.repo"),
+    Case("repository like a flag", _source(huggingFace={"repo": "--a/b"}), "spec.model.source.huggingFace.repo"),
+    Case(
+        "revision like a flag",
+        _source(huggingFace={"repo": "a/b", "revision": "-x"}),
+        "spec.model.source.huggingFace.revision",
+    ),
+    Case(
+        "endpoint that is no address",
+        _source(huggingFace={"repo": "a/b", "endpoint": "mirror"}),
+        "spec.model.source.huggingFace.endpoint",
+    ),
+    Case(
+        "token without the Secret's name",
+        _source(huggingFace={"repo": "a/b", "tokenSecretRef": {}}),
+        "spec.model.source.huggingFace.tokenSecretRef.name",
+        "Required value",
+    ),
+    Case(
+        "path from the root",
+        _source(pvc={"claimName": "models", "path": "/etc"}),
+        "spec.model.source.pvc.path",
+        "without a leading / and without ..",
+    ),
+    Case(
+        "path that leads out",
+        _source(image={"reference": "a", "path": "x/../../etc"}),
+        "spec.model.source.image.path",
+        "without a leading / and without ..",
+    ),
+    Case(
+        "cache of a claim",
+        smallest(model={"source": {"pvc": {"claimName": "models"}}, "cache": {"size": "1Gi"}}),
+        "spec.model.cache",
+        "cache goes with source.huggingFace only",
+    ),
+    Case("negative size", smallest(model=hub(cache={"size": "-1Gi"})), "spec.model.cache.size"),
+    Case("negative number as a size", smallest(model=hub(cache={"size": -1})), "spec.model.cache.size"),
+    Case("size that is none", smallest(model=hub(cache={"size": "big"})), "spec.model.cache.size"),
+    Case("access mode", smallest(model=hub(cache={"accessMode": "ReadOnlyMany"})), "spec.model.cache.accessMode"),
+    Case(
+        "claim for one pod",
+        smallest(model=hub(cache={"accessMode": "ReadWriteOncePod"})),
+        "spec.model.cache.accessMode",
+    ),
+    Case("one name twice", smallest(model=hub(servedNames=["a", "a"])), "spec.model.servedNames", "Duplicate value"),
+    Case("name with a blank", smallest(model=hub(servedNames=["a b"])), "spec.model.servedNames[0]"),
+    Case("too many names", smallest(model=hub(servedNames=list("abcdefghi"))), "spec.model.servedNames"),
+    Case("dtype", smallest(model=hub(dtype="fp8")), "spec.model.dtype"),
+    Case("no tokens", smallest(model=hub(maxModelLen=1)), "spec.model.maxModelLen"),
+)
+_WRONG_SHAPES: Final = (
+    Case("no ranks", smallest(parallelism={"tensor": 0}), "spec.parallelism.tensor"),
+    Case("too many ranks", smallest(parallelism={"tensor": 65}), "spec.parallelism.tensor"),
+    Case("a number as text", smallest(parallelism={"tensor": "2"}), "spec.parallelism.tensor"),
+    Case("half a rank", smallest(parallelism={"tensor": 1.5}), "spec.parallelism.tensor"),
+    Case(
+        "pods of different sizes",
+        smallest(parallelism={"tensor": 4, "gpusPerPod": 3}),
+        "spec.parallelism.gpusPerPod",
+        "gpusPerPod must divide tensor",
+    ),
+    Case(
+        "more ranks in a pod than there are",
+        smallest(parallelism={"tensor": 2, "gpusPerPod": 4}),
+        "spec.parallelism.gpusPerPod",
+        "gpusPerPod must divide tensor",
+    ),
+    Case(
+        "SharedPod in two pods",
+        smallest(parallelism={"tensor": 2, "gpusPerPod": 1, "interconnect": "SharedPod"}),
+        "spec.parallelism.interconnect",
+        "interconnect SharedPod keeps all ranks in one pod",
+    ),
+    Case("interconnect", smallest(parallelism={"interconnect": "RDMA"}), "spec.parallelism.interconnect"),
+    Case("negative replicas", smallest(replicas=-1), "spec.replicas"),
+    Case("too many replicas", smallest(replicas=1001), "spec.replicas"),
+    Case("suspend as text", smallest(suspend="true"), "spec.suspend"),
+    Case("unknown field", smallest(scaling={"maxReplicas": 3}), "spec.scaling"),
+    Case("unknown field within", smallest(engine={"imagee": "x"}), "spec.engine.imagee"),
+    Case("no drain", smallest(drainSeconds=0), "spec.drainSeconds"),
+    Case("no window", smallest(recovery={"windowSeconds": 0}), "spec.recovery.windowSeconds"),
+)
+_WRONG_PODS: Final = (
+    Case("device", smallest(engine={"device": "tpu"}), "spec.engine.device"),
+    Case("image with a blank", smallest(engine={"image": "a b"}), "spec.engine.image"),
+    Case(
+        "option of the operator",
+        smallest(engine={"args": ["--page-size=16", "--tp=2"]}),
+        "spec.engine.args",
+        "args names an option that follows from other fields",
+    ),
+    Case(
+        "option of the operator in two words",
+        smallest(engine={"args": ["--replica", "x"]}),
+        "spec.engine.args",
+        "args names an option that follows from other fields",
+    ),
+    Case("reserved variable", _env(name="MINISGL_POD_INDEX"), "spec.engine.env[0].name", "the operator sets this"),
+    Case("reserved variable of NCCL", _env(name="NCCL_HOSTID"), "spec.engine.env[0].name", "the operator sets this"),
+    Case("name of a variable", _env(name="1ST"), "spec.engine.env[0].name"),
+    Case(
+        "variable with two values",
+        _env(name="A", value="1", valueFrom={"secretKeyRef": {"name": "s", "key": "k"}}),
+        "spec.engine.env[0].valueFrom",
+        "set value or valueFrom, not both",
+    ),
+    Case(
+        "variable from nowhere",
+        _env(name="A", valueFrom={}),
+        "spec.engine.env[0].valueFrom",
+        "set exactly one of secretKeyRef and configMapKeyRef",
+    ),
+    Case(
+        "one variable twice",
+        smallest(engine={"env": [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]}),
+        "spec.engine.env",
+        "Duplicate value",
+    ),
+    Case(
+        "GPUs among the resources",
+        smallest(engine={"resources": {"limits": {"nvidia.com/gpu": 1}}}),
+        "spec.engine.resources",
+        "GPUs follow from parallelism",
+    ),
+    Case("negative memory", smallest(engine={"resources": {"requests": {"memory": "-1"}}}), "spec.engine.resources"),
+    Case("impatience", smallest(engine={"startupTimeoutSeconds": 1}), "spec.engine.startupTimeoutSeconds"),
+    Case(
+        "toleration of no taint",
+        smallest(engine={"tolerations": [{"effect": "NoExecute"}]}),
+        "spec.engine.tolerations[0].operator",
+        "a toleration without key needs operator Exists",
+    ),
+    Case(
+        "toleration with a needless value",
+        smallest(frontend={"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}),
+        "spec.frontend.tolerations[0].value",
+        "a toleration with operator Exists has no value",
+    ),
+    Case("unknown field of affinity", smallest(engine={"affinity": {"nodes": {}}}), "spec.engine.affinity.nodes"),
+    Case(
+        "spread without a key",
+        smallest(engine={"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]}),
+        "spec.engine.topologySpreadConstraints[0].topologyKey",
+        "Required value",
+    ),
+    Case(
+        "pull secret twice",
+        smallest(frontend={"imagePullSecrets": [{"name": "a"}, {"name": "a"}]}),
+        "spec.frontend.imagePullSecrets",
+        "Duplicate value",
+    ),
+    Case("no frontend", smallest(frontend={"replicas": 0}), "spec.frontend.replicas"),
+    Case("auth without a Secret", smallest(frontend={"auth": {}}), "spec.frontend.auth.apiKeysSecretRef", "Required"),
+)
+_WRONG_PEERS: Final = (
+    Case(
+        "peer that is nobody",
+        smallest(networkPolicy={"ingressFrom": [{}]}),
+        "spec.networkPolicy.ingressFrom[0]",
+        "set ipBlock alone, or podSelector, namespaceSelector or both",
+    ),
+    Case(
+        "peer that is two things",
+        smallest(networkPolicy={"ingressFrom": [{**_PEER, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
+        "spec.networkPolicy.ingressFrom[0]",
+        "set ipBlock alone, or podSelector, namespaceSelector or both",
+    ),
+    Case(
+        "range that is none",
+        smallest(networkPolicy={"ingressFrom": [{"ipBlock": {"cidr": "10.0.0.0"}}]}),
+        "spec.networkPolicy.ingressFrom[0].ipBlock.cidr",
+    ),
+)
+
+CASES: Final = (*_RIGHT, *_WRONG_MODELS, *_WRONG_SHAPES, *_WRONG_PODS, *_WRONG_PEERS)
+
+
+class Edit(NamedTuple):
+    """A change of an object that is there; `field` is empty when it is allowed."""
+
+    name: str
+    before: Object
+    after: Object
+    field: str = ""
+    message: str = ""
+
+
+def _cache(**cache: Any) -> Object:
+    return smallest(model=hub(cache=cache))
+
+
+EDITS: Final[tuple[Edit, ...]] = (
+    Edit("cache spelt out", smallest(model=hub()), _cache(size="100Gi", accessMode="ReadWriteMany")),
+    Edit("cache retained", _cache(size="1Gi"), _cache(size="1Gi", retain=True)),
+    Edit("another source", _cache(size="1Gi"), smallest()),
+    Edit("a source that needs a cache", smallest(), _cache(size="1Gi")),
+    Edit("other names", smallest(model=hub()), smallest(model=hub(servedNames=["b"]), replicas=2)),
+    Edit("size", _cache(size="1Gi"), _cache(size="2Gi"), "spec.model", "cache.size cannot be changed"),
+    Edit("size from the default", smallest(model=hub()), _cache(size=5), "spec.model", "cache.size cannot be changed"),
+    Edit(
+        "class",
+        _cache(storageClassName="a"),
+        smallest(model=hub()),
+        "spec.model",
+        "cache.storageClassName cannot be changed",
+    ),
+    Edit(
+        "mode",
+        _cache(size="1Gi"),
+        _cache(size="1Gi", accessMode="ReadWriteOnce"),
+        "spec.model",
+        "cache.accessMode cannot be changed",
+    ),
+    Edit("claim", _cache(), _cache(claimName="mine"), "spec.model", "cache.claimName cannot be changed"),
+)
