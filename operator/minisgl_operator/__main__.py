@@ -1,0 +1,36 @@
+"""The `minisgl-operator` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from minisgl_operator import bench, config
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="minisgl-operator", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="serve the InferenceModels of a cluster")
+    config.add_arguments(run)
+    run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    run.add_argument("--log-format", choices=("auto", "text", "json"), default="auto")
+    commands.add_parser("crd", help="print the CustomResourceDefinition")
+    measure = commands.add_parser("bench", help="measure the operator on an API server without controllers")
+    bench.add_arguments(measure)
+    options = parser.parse_args(arguments)
+    if options.command == "crd":
+        from minisgl_operator.api.crd import manifest
+
+        sys.stdout.write(manifest())
+        return 0
+    if options.command == "bench":
+        return bench.run_bench(options)
+    from minisgl_operator.run import run_operator
+
+    return run_operator(config.parse(options), options.log_level, options.log_format)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

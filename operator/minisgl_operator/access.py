@@ -1,0 +1,53 @@
+"""What the operator's role lacks, asked before the watches start.
+
+A watch that is forbidden ends the process, which would then be started again and again. So the operator asks first,
+says which right is missing in the log and in every model's status, and waits until it is granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from minisgl_operator.client import ApiError, Client
+from minisgl_operator.observed import Ref, Refusal
+from minisgl_operator.resources import MODEL, WATCHED, Resource
+
+_VERBS: Final = ("list", "watch")
+_REVIEWS: Final = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
+
+
+async def missing(client: Client, namespaces: Sequence[str]) -> tuple[Refusal, ...]:
+    """The rights to list and watch that the role lacks, in these namespaces or, for none, in the cluster; or that the
+    CRD is not there. Empty when the watches can start."""
+    try:
+        await client.request("GET", MODEL.path(namespaces[0] if namespaces else None), {"limit": "1"})
+    except ApiError as error:
+        if error.status == 404:
+            message = f"the CRD {MODEL.title} is not installed"
+            return (Refusal(Ref(MODEL.kind, ""), 404, "NotFound", message),)
+    return tuple(
+        [
+            Refusal(Ref(resource.kind, ""), 403, "Forbidden", _message(verb, resource, namespace))
+            for resource in WATCHED
+            for verb in _VERBS
+            for namespace in namespaces or [""]
+            if not await _allowed(client, verb, resource, namespace)
+        ]
+    )
+
+
+def _message(verb: str, resource: Resource, namespace: str) -> str:
+    where = f" in namespace {namespace}" if namespace else ""
+    return f"the operator's role lacks the verb {verb} on {resource.title}{where}"
+
+
+async def _allowed(client: Client, verb: str, resource: Resource, namespace: str) -> bool:
+    attributes = {"verb": verb, "group": resource.group, "resource": resource.plural, "namespace": namespace}
+    review = {
+        "apiVersion": _REVIEWS.api_version,
+        "kind": _REVIEWS.kind,
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = await client.request("POST", _REVIEWS.path(None), body=review)
+    return bool(answer["status"]["allowed"])

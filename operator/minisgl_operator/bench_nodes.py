@@ -1,0 +1,116 @@
+"""What the benchmark's API server lacks: the controllers that make pods, the nodes that run them, and their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any, Final
+
+from aiohttp import web
+
+from minisgl_operator.client import ApiError, Client, Object, connection
+from minisgl_operator.controller import CHILD_SELECTOR
+from minisgl_operator.names import COMPONENT_LABEL, ENGINE, MODEL_LABEL, POD_INDEX_LABEL
+from minisgl_operator.resources import POD, Resource, of_kind
+from minisgl_operator.simulated import report, running_status
+
+_SINCE: Final = "2026-01-01T00:00:00Z"
+_POLL_SECONDS: Final = 0.5
+_IN_FLIGHT: Final = 8
+
+
+def pod_of(controller: Object, index: int) -> Object:
+    """The pod that a StatefulSet's or Deployment's controller would make."""
+    metadata, template = controller["metadata"], controller["spec"]["template"]
+    labels = dict(template["metadata"]["labels"])
+    if controller["kind"] == "StatefulSet":
+        labels[POD_INDEX_LABEL] = str(index)
+    owner = {
+        "apiVersion": controller["apiVersion"],
+        "kind": controller["kind"],
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{metadata['name']}-{index}",
+            "namespace": metadata["namespace"],
+            "labels": labels,
+            "ownerReferences": [owner],
+        },
+        "spec": template["spec"],
+    }
+
+
+async def status_of(client: Client, resource: Resource, body: Object, ready: bool = True) -> Object:
+    """Write the status that says that all is as wanted."""
+    metadata = body["metadata"]
+    status: dict[str, Any]
+    if resource == POD:
+        status = running_status(body, ready)
+    else:
+        count = body["spec"]["replicas"]
+        counters = ("replicas", "readyReplicas", "updatedReplicas", "availableReplicas")
+        status = {"observedGeneration": metadata["generation"], **dict.fromkeys(counters, count)}
+    path = resource.path(metadata["namespace"], metadata["name"], "status")
+    return await client.request("PATCH", path, {}, {"status": status}, "application/merge-patch+json")
+
+
+class Nodes:
+    """Makes the pods of one namespace as soon as something asks for them."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._pods: dict[str, Object] = {}
+        self._of_model: dict[str, list[Object]] = {}
+
+    async def run(self, kubeconfig: Path, pipe: Pipe) -> None:
+        """Until the process is ended. The address of the pods' answers is sent through the pipe."""
+        app = web.Application()
+        app.router.add_get("/{name}/status", self._answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        pipe.send(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        slots = asyncio.Semaphore(_IN_FLIGHT)
+        async with Client(await connection(kubeconfig)) as client, asyncio.TaskGroup() as tasks:
+            while True:
+                for kind in ("StatefulSet", "Deployment"):
+                    resource = of_kind(kind)
+                    async for page in client.pages(resource, self._namespace, CHILD_SELECTOR):
+                        for controller in page.items:
+                            for index in range(controller["spec"]["replicas"]):
+                                if f"{controller['metadata']['name']}-{index}" not in self._pods:
+                                    pod = pod_of(controller, index)
+                                    self._pods[pod["metadata"]["name"]] = pod
+                                    tasks.create_task(self._make(client, slots, resource, controller, pod))
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def _make(
+        self, client: Client, slots: asyncio.Semaphore, resource: Resource, controller: Object, pod: Object
+    ) -> None:
+        async with slots:
+            try:
+                live = await client.create(POD, self._namespace, pod)
+            except ApiError:
+                # Its ServiceAccount may not be there yet: the next look tries again.
+                del self._pods[pod["metadata"]["name"]]
+                return
+            ready = await status_of(client, POD, live)
+            self._pods[pod["metadata"]["name"]] = ready
+            self._of_model.setdefault(pod["metadata"]["labels"][MODEL_LABEL], []).append(ready)
+            await status_of(client, resource, controller)
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        pod = self._pods.get(request.match_info["name"])
+        if pod is None:
+            return web.Response(status=503)
+        labels = pod["metadata"]["labels"]
+        others = self._of_model.get(labels[MODEL_LABEL], [])
+        if labels[COMPONENT_LABEL] == ENGINE:
+            others = [pod]
+        return web.json_response(report(pod, others))

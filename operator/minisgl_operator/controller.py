@@ -1,0 +1,228 @@
+"""The running operator without its watches: workers that reconcile, the periodic full list, probes, events, health."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Final
+
+from minisgl_operator import access, metrics
+from minisgl_operator.apply import Applier
+from minisgl_operator.client import ApiError, Client, Object
+from minisgl_operator.config import Config
+from minisgl_operator.events import Recorder
+from minisgl_operator.health import Health, LoopLag
+from minisgl_operator.names import MANAGED_BY, MANAGED_BY_LABEL
+from minisgl_operator.observed import Manifest, Refusal
+from minisgl_operator.probe import Prober, pod_address
+from minisgl_operator.reconcile import Shell, reconcile
+from minisgl_operator.resources import MODEL, WATCHED, Resource
+from minisgl_operator.store import Id, ModelKey, Store, identify
+from minisgl_operator.stuck import StuckEvents
+from minisgl_operator.workqueue import WorkQueue
+
+_log = logging.getLogger(__name__)
+
+CHILD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
+_WORKERS: Final = 16
+_RECONCILE_TIMEOUT: Final = 60.0
+_ACCESS_SECONDS: Final = 10.0
+_RESYNC_RETRY_SECONDS: Final = 5.0
+# A list of a large cluster takes its time.
+_RESYNC_GRACE: Final = 60.0
+
+
+class Controller:
+    """`start` returns when the watches may begin; `stop` leaves no task behind."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: Config,
+        identity: str,
+        counts: metrics.Metrics,
+        leads: Callable[[], bool] = lambda: True,
+        address: Callable[[Manifest], str | None] = pod_address,
+    ) -> None:
+        """`counts` is what `client` reports its requests to. `address` tells where a pod is asked."""
+        self._client = client
+        self._config = config
+        self._counts = counts
+        self._leads = leads
+        self.store = Store()
+        self.queue: WorkQueue[ModelKey] = WorkQueue()
+        self._prober = Prober(self.store, self.queue.add, counts, config.probe_seconds, address)
+        self._recorder = Recorder(client, identity)
+        self._shell = Shell(
+            client=client,
+            store=self.store,
+            applier=Applier(client, self.store, counts),
+            prober=self._prober,
+            stuck=StuckEvents(client),
+            recorder=self._recorder,
+            environment=config.environment,
+        )
+        self._lag = LoopLag()
+        self._health = Health(self._unhealthy, self._unready, self._page)
+        self._blocked: tuple[Refusal, ...] = ()
+        self._listed: float | None = None
+        self._standing_by = True
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def serve_health(self) -> int:
+        """Answer the kubelet, before there is a Lease already; return the port."""
+        self._spawn(self._lag.watch(), "loop lag")
+        return await self._health.start(self._config.metrics_port)
+
+    async def start(self) -> None:
+        """Begin to work as the leader; return once everything was listed and may be watched. While a right is missing
+        this waits, and every model's status says which one it is."""
+        self._standing_by = False
+        for number in range(_WORKERS):
+            self._spawn(self._work(), f"worker {number}")
+        self._spawn(self._recorder.run(), "events")
+        await self._await_access()
+        while not await self._list_everything():
+            await asyncio.sleep(_RESYNC_RETRY_SECONDS)
+        self._spawn(self._prober.run(), "probes")
+        self._spawn(self._resync(), "resync")
+
+    async def stop(self) -> None:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.queue.close()
+        await self._health.stop()
+
+    def saw(self, kind: str | None, body: Object) -> None:
+        """An event of a watch. `kind` is ADDED, MODIFIED, DELETED, or None for an object that was there before."""
+        key = self.store.remove(body) if kind == "DELETED" else self.store.put(body)
+        if key is not None:
+            self.queue.add(key, urgent=kind in ("ADDED", "MODIFIED") and _is_edited(body))
+
+    async def _work(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            key = await self.queue.get()
+            started = clock()
+            result = "error"
+            try:
+                async with asyncio.timeout(_RECONCILE_TIMEOUT):
+                    done = await reconcile(self._shell, key, self._blocked, datetime.now(UTC))
+                result = "requeue" if done.failed else "success"
+                if done.failed:
+                    self.queue.retry(key)
+                else:
+                    self.queue.forget(key)
+                    if done.after is not None:
+                        self.queue.add_after(key, done.after)
+            except (ApiError, TimeoutError) as error:
+                _log.warning("Could not finish with %s/%s, tries again: %s", *key, error or "it took too long")
+                self.queue.retry(key)
+            except Exception:
+                # A fault of ours in one model must not stop the others.
+                _log.exception("Failed on %s/%s", *key)
+                self.queue.retry(key)
+            finally:
+                self._counts.reconciled(result, clock() - started)
+                self.queue.done(key)
+
+    async def _await_access(self) -> None:
+        said: object = None
+        while True:
+            try:
+                self._blocked = await access.missing(self._client, self._config.watch_namespaces)
+            except ApiError as error:
+                if error.message != said:
+                    _log.warning("Cannot ask for the operator's rights: %s", error.message)
+                said = error.message
+            else:
+                if not self._blocked:
+                    return
+                if self._blocked != said:
+                    for refusal in self._blocked:
+                        _log.error("Waits: %s", refusal.message)
+                    said = self._blocked
+                    await self._list_everything()
+            await asyncio.sleep(_ACCESS_SECONDS)
+
+    async def _resync(self) -> None:
+        while True:
+            # Jitter keeps several operators from listing at the same moment for ever.
+            await asyncio.sleep(self._config.resync_seconds * random.uniform(0.9, 1.1))
+            await self._list_everything()
+            self._shell.applier.forget()
+
+    async def _list_everything(self) -> bool:
+        """Make the store equal to the API server's lists and look at every model; False when a list failed.
+
+        A watch loses what is deleted while it is broken, so this has to happen again and again.
+        """
+        complete = True
+        for resource in WATCHED:
+            for namespace in self._config.watch_namespaces or (None,):
+                try:
+                    await self._list(resource, namespace)
+                except ApiError as error:
+                    complete = False
+                    _log.warning("Could not list %s: %s", resource.title, error.message)
+        if complete:
+            self._listed = asyncio.get_running_loop().time()
+        for key in self.store.models():
+            self.queue.add(key)
+        return complete
+
+    async def _list(self, resource: Resource, namespace: str | None) -> None:
+        selector = "" if resource == MODEL else CHILD_SELECTOR
+        present: set[Id] = set()
+        version = "0"
+        async for page in self._client.pages(resource, namespace, selector):
+            version = page.resource_version
+            for body in page.items:
+                present.add(identify(body))
+                self.store.put(body)
+        self.store.sweep(resource, present, namespace, version)
+
+    def _spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(coroutine, name=name))
+
+    def _unhealthy(self) -> str:
+        if reason := self._lag.reason():
+            return reason
+        if (running := self.queue.longest_running()) > 2 * _RECONCILE_TIMEOUT:
+            return f"a reconcile has been running for {running:.0f} s"
+        if (age := self._resync_age()) > 3 * self._config.resync_seconds + _RESYNC_GRACE:
+            return f"the last full list is {age:.0f} s old"
+        return ""
+
+    def _unready(self) -> str:
+        if self._blocked:
+            return "; ".join(refusal.message for refusal in self._blocked)
+        return "" if self._standing_by or self._listed is not None else "the first full list is not complete"
+
+    def _resync_age(self) -> float:
+        return 0.0 if self._listed is None else asyncio.get_running_loop().time() - self._listed
+
+    def _page(self) -> str:
+        now = metrics.Snapshot(
+            depth=self.queue.depth,
+            adds=self.queue.adds,
+            retries=self.queue.retries,
+            longest_running=self.queue.longest_running(),
+            resync_age=self._resync_age(),
+            loop_lag=self._lag.seconds,
+            leader=self._leads(),
+            models=len(self.store.models()),
+        )
+        return metrics.render(self._counts, now)
+
+
+def _is_edited(body: Object) -> bool:
+    """Whether this is a model whose status does not speak of its present spec: somebody may be waiting for it."""
+    if body["kind"] != MODEL.kind:
+        return False
+    return bool(body.get("status", {}).get("observedGeneration") != body["metadata"]["generation"])

@@ -1,0 +1,19 @@
+"""What rendering needs to know of the operator itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The same for all models, from the operator's own flags; two operators of one version render alike.
+
+    `operator_namespace` is where the operator's pods run: NetworkPolicies let them in to ask for the status.
+    `image_pull_policy` is what pods get whose spec names none; None leaves the choice to the API server.
+    """
+
+    operator_namespace: str
+    engine_image: str
+    frontend_image: str
+    image_pull_policy: str | None = None

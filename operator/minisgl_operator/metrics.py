@@ -1,0 +1,122 @@
+"""What Prometheus is told. Names are those of controller-runtime and client-go, so that their dashboards work."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_RECONCILE_EDGES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """Counted since the start."""
+
+    def __init__(self) -> None:
+        self.reconciles: Counter[str] = Counter()
+        self.reconcile_counts = [0] * (len(_RECONCILE_EDGES) + 1)
+        self.reconcile_seconds = 0.0
+        self.applies: Counter[tuple[str, str]] = Counter()
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.probes: Counter[str] = Counter()
+
+    def reconciled(self, result: str, seconds: float) -> None:
+        self.reconciles[result] += 1
+        self.reconcile_counts[bisect_left(_RECONCILE_EDGES, seconds)] += 1
+        self.reconcile_seconds += seconds
+
+    def requested(self, method: str, status: int) -> None:
+        self.requests[method, status] += 1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What is measured at the moment of a scrape."""
+
+    depth: int
+    adds: int
+    retries: int
+    longest_running: float
+    resync_age: float
+    loop_lag: float
+    leader: bool
+    models: int
+
+
+def render(metrics: Metrics, now: Snapshot) -> str:
+    """The text format of Prometheus 0.0.4."""
+    page = _Page()
+    queue = 'name="inferencemodel"'
+    page.metric("workqueue_depth", "gauge", "Models that wait for a worker.", {queue: now.depth})
+    page.metric("workqueue_adds_total", "counter", "Times that a model was added to the queue.", {queue: now.adds})
+    page.metric(
+        "workqueue_retries_total", "counter", "Times that a model failed and was put back.", {queue: now.retries}
+    )
+    page.metric(
+        "workqueue_longest_running_processor_seconds",
+        "gauge",
+        "Age of the oldest reconcile that is running.",
+        {queue: now.longest_running},
+    )
+    page.metric(
+        "controller_runtime_reconcile_total",
+        "counter",
+        "Reconciles by result.",
+        {f'controller="inferencemodel",result="{result}"': count for result, count in metrics.reconciles.items()},
+    )
+    page.histogram(
+        "controller_runtime_reconcile_time_seconds",
+        "Time of a reconcile.",
+        'controller="inferencemodel"',
+        metrics.reconcile_counts,
+        metrics.reconcile_seconds,
+    )
+    page.metric(
+        "rest_client_requests_total",
+        "counter",
+        "Requests to the API server by method and status; 0 where no answer came.",
+        {f'method="{method}",code="{code}"': count for (method, code), count in metrics.requests.items()},
+    )
+    page.metric(
+        "minisgl_operator_apply_total",
+        "counter",
+        "Children applied, skipped because nothing changed, or refused.",
+        {f'kind="{kind}",result="{result}"': count for (kind, result), count in metrics.applies.items()},
+    )
+    page.metric(
+        "minisgl_operator_probes_total",
+        "counter",
+        "Questions to launchers and frontends by result.",
+        {f'result="{result}"': count for result, count in metrics.probes.items()},
+    )
+    page.metric("minisgl_operator_models", "gauge", "Models that the operator knows.", {"": now.models})
+    page.metric("minisgl_operator_resync_age_seconds", "gauge", "Time since the last full list.", {"": now.resync_age})
+    page.metric("minisgl_operator_event_loop_lag_seconds", "gauge", "How late a timer just was.", {"": now.loop_lag})
+    page.metric("minisgl_operator_leader", "gauge", "1 while this process holds the Lease.", {"": int(now.leader)})
+    return page.text()
+
+
+class _Page:
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def metric(self, name: str, kind: str, text: str, values: dict[str, float]) -> None:
+        """`values` by labels as they are written."""
+        self._lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+        self._lines += [
+            f"{name}{{{labels}}} {value:g}" if labels else f"{name} {value:g}" for labels, value in values.items()
+        ]
+
+    def histogram(self, name: str, text: str, labels: str, counts: list[int], total: float) -> None:
+        self._lines += [f"# HELP {name} {text}", f"# TYPE {name} histogram"]
+        below = 0
+        for edge, count in zip((*_RECONCILE_EDGES, float("inf")), counts, strict=True):
+            below += count
+            shown = "+Inf" if edge == float("inf") else f"{edge:g}"
+            self._lines.append(f'{name}_bucket{{{labels},le="{shown}"}} {below}')
+        self._lines += [f"{name}_sum{{{labels}}} {total:g}", f"{name}_count{{{labels}}} {below}"]
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"

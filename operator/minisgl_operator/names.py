@@ -1,0 +1,84 @@
+"""Names and labels of a model's children: the one place that knows how they are made."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+MANAGED_BY: Final = "minisgl-operator"
+APPLICATION: Final = "minisgl"
+OPERATOR_APPLICATION: Final = "minisgl-operator"
+
+NAME_LABEL: Final = "app.kubernetes.io/name"
+INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
+COMPONENT_LABEL: Final = "app.kubernetes.io/component"
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+POD_INDEX_LABEL: Final = "apps.kubernetes.io/pod-index"
+MODEL_LABEL: Final = "serving.minisgl.io/model"
+REPLICA_LABEL: Final = "serving.minisgl.io/replica"
+REVISION_LABEL: Final = "serving.minisgl.io/revision"
+CACHE_KEY_ANNOTATION: Final = "serving.minisgl.io/cache-key"
+"""On engine pods: which directory of the cache they load."""
+
+ENGINE: Final = "engine"
+FRONTEND: Final = "frontend"
+FETCH: Final = "fetch"
+
+# Ports inside the pods.
+HTTP_PORT: Final = 8000
+CONTROL_PORT: Final = 8080
+SCHEDULER_PORT: Final = 5550
+LINK_PORT: Final = 5551
+
+# Ports of Services.
+SERVICE_PORT: Final = 80
+
+
+def replica(model: str, index: int) -> str:
+    """StatefulSet, its headless Service and its disruption budget."""
+    return f"{model}-r{index}"
+
+
+def replica_index(model: str, name: str) -> int | None:
+    """The index in a replica's name, None for any other name."""
+    prefix = f"{model}-r"
+    digits = name.removeprefix(prefix)
+    if not name.startswith(prefix) or not digits.isascii() or not digits.isdigit() or str(int(digits)) != digits:
+        return None
+    return int(digits)
+
+
+def leaders(model: str) -> str:
+    return f"{model}-leaders"
+
+
+def engine(model: str) -> str:
+    return f"{model}-engine"
+
+
+def frontend(model: str) -> str:
+    return f"{model}-frontend"
+
+
+def cache(model: str) -> str:
+    return f"{model}-cache"
+
+
+def fetch(model: str, key: str | None = None) -> str:
+    """The fetch Job for one content of the cache; without a key what all fetches of the model share."""
+    return f"{model}-fetch" if key is None else f"{model}-fetch-{key}"
+
+
+def cache_key(repo: str, revision: str, endpoint: str) -> str:
+    """The directory of one model on the cache. Another repository, revision or mirror is another directory."""
+    return hashlib.sha256(f"{repo}@{revision}@{endpoint}".encode()).hexdigest()[:16]
+
+
+def selector(model: str, component: str) -> dict[str, str]:
+    """Labels that select pods. Selectors of StatefulSets and Deployments are immutable, so nothing that can change."""
+    return {NAME_LABEL: APPLICATION, INSTANCE_LABEL: model, COMPONENT_LABEL: component}
+
+
+def labels(model: str, component: str) -> dict[str, str]:
+    """Labels of every child and of every pod."""
+    return {**selector(model, component), MANAGED_BY_LABEL: MANAGED_BY, MODEL_LABEL: model}

@@ -1,0 +1,208 @@
+"""The next steps towards what a model asks for, computed from what is observed and from nothing else.
+
+There is no state of a rollout anywhere: whose turn it is follows from which StatefulSets hold an old template and
+which replicas serve. An edit in the middle, a crash between two steps or a lost event need no thought of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from minisgl_operator import names
+from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.environment import Environment
+from minisgl_operator.observed import Manifest, Observed, Ref, controller_uid, ref_of, utc
+from minisgl_operator.render import model_files, render, revision, wanted_replicas
+from minisgl_operator.render.availability import replica_budget
+from minisgl_operator.replicas import Replica, condition, deleting, holds, replicas_of, revision_of
+
+RETRY_FETCH_AFTER: Final = timedelta(minutes=10)
+"""A fetch that failed for good is tried again after this: a token may have been put right in its Secret, which the
+operator does not read."""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Server-side apply of one child, whole. One that changes nothing is left out by whoever sends it."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Deletes one child, under the precondition that it is still the one with this uid."""
+
+    ref: Ref
+    uid: str
+    propagation: Literal["Background", "Foreground"] = "Background"
+
+
+Step = Apply | Delete
+
+
+def plan(model: InferenceModel, observed: Observed, env: Environment, now: datetime) -> tuple[Step, ...]:
+    """Steps to send now, in this order: first what goes, then what is made. Later steps follow once the effect of
+    these is observed."""
+    if model.metadata.deletion_timestamp is not None:
+        return ()
+    desired = {ref_of(manifest): manifest for manifest in render(model, env)}
+    taken = conflicts(model, observed)
+    applied = _adjusted(model, observed, env, desired)
+    return (
+        *_deletes(model, observed, desired, now),
+        *(
+            Apply(manifest)
+            for ref, manifest in applied.items()
+            if ref not in taken and not (ref in observed.children and deleting(observed.children[ref]))
+        ),
+    )
+
+
+def conflicts(model: InferenceModel, observed: Observed) -> dict[Ref, str]:
+    """Names of children that someone else's objects hold, with whose they are. They are left as they are."""
+    found = dict(observed.foreign)
+    for ref, live in observed.children.items():
+        if controller_uid(live) not in (None, model.metadata.uid):
+            owner = next(owner for owner in live["metadata"]["ownerReferences"] if owner.get("controller"))
+            found[ref] = f"{owner['kind']} {owner['name']}"
+    return found
+
+
+def cached(model: InferenceModel, observed: Observed) -> bool:
+    """Whether the model's files are where engines look for them: a fetch has completed, or a replica was made from
+    them. Neither counts when it is older than the claim, which was then made anew, and is empty."""
+    key = model_files.cache_key(model)
+    if key is None:
+        return True
+    job = observed.child("Job", names.fetch(model.name, key))
+    if job is not None and holds(job, "Complete") and not _emptied(model, observed, job["status"]["completionTime"]):
+        return True
+    return any(
+        (live["spec"]["template"]["metadata"].get("annotations") or {}).get(names.CACHE_KEY_ANNOTATION) == key
+        and not _emptied(model, observed, live["metadata"]["creationTimestamp"])
+        for ref, live in observed.children.items()
+        if ref.kind == "StatefulSet" and controller_uid(live) == model.metadata.uid
+    )
+
+
+def replaceable(replicas: tuple[Replica, ...], current: str) -> tuple[Replica, ...]:
+    """Replicas with an old template whose turn has come to get the current one.
+
+    A replica that serves, or that served a moment ago and is on its way back, is replaced only when all others serve:
+    so at most one is away, and a revision that does not come up stops at the first. One that serves nobody is
+    replaced at once, as there is nothing to lose, unless a replica of the current revision still has to show that it
+    comes up: with a revision that does not, the old one is the better one to keep.
+    """
+    old = [replica for replica in replicas if replica.stateful_set is not None and replica.revision != current]
+    unproven = any(replica.revision == current and not replica.serving for replica in replicas)
+    if not unproven and (idle := [replica for replica in old if replica.without_service]):
+        return tuple(idle)
+    away = [replica for replica in replicas if not replica.serving]
+    for replica in sorted(old, key=lambda replica: (replica.serving, replica.index)):
+        if all(other is replica for other in away):
+            return (replica,)
+    return ()
+
+
+def _adjusted(
+    model: InferenceModel, observed: Observed, env: Environment, desired: Mapping[Ref, Manifest]
+) -> dict[Ref, Manifest]:
+    """What of the desired is applied now, and how: what depends on observation is the engines, their disruption
+    budgets, and a fetch that was already made."""
+    replicas = replicas_of(model.name, observed, range(wanted_replicas(model)))
+    result = dict(desired)
+    for replica in replicas:
+        budget = Ref("PodDisruptionBudget", replica.name)
+        # A node drain may take a whole replica while all others are there, and what is not up anyway.
+        may_go = not replica.ready or all(other.ready for other in replicas if other is not replica)
+        result[budget] = replica_budget(model, replica.index, may_go=may_go)
+    counts = _pod_counts(model, observed, replicas, revision(model, env))
+    for ref, manifest in desired.items():
+        if ref.kind == "StatefulSet":
+            if ref.name in counts:
+                result[ref] = {**manifest, "spec": {**manifest["spec"], "replicas": counts[ref.name]}}
+            else:
+                del result[ref]
+        elif ref.kind == "Job" and revision_of(observed.children.get(ref, manifest)) != revision_of(manifest):
+            # The template of a Job cannot change: it is deleted where that matters, and left alone where it is done.
+            del result[ref]
+    return result
+
+
+def _pod_counts(
+    model: InferenceModel, observed: Observed, replicas: tuple[Replica, ...], current: str
+) -> dict[str, int]:
+    """Pods that each StatefulSet with the current template shall have; one that is not in here is not touched.
+
+    A new template comes together with a count of 0, in one apply, and the pods come back when none of another
+    revision is left: so never do two revisions meet in one replica, whatever crashes when.
+    """
+    if not cached(model, observed):
+        return {}
+    turn = replaceable(replicas, current)
+    counts: dict[str, int] = {}
+    for replica in replicas:
+        live = replica.stateful_set
+        others = any(revision_of(pod) != current for pod in replica.pods)
+        if live is None or replica.revision == current:
+            emptying = live is not None and live["spec"]["replicas"] == 0 and not _empty(live)
+            counts[replica.name] = 0 if others or emptying else model.spec.parallelism.pods
+        elif replica in turn:
+            counts[replica.name] = 0
+    return counts
+
+
+def _empty(stateful_set: Manifest) -> bool:
+    """The controller has seen the count of 0 and has no pod left. The pods in the store may lag behind that."""
+    status = stateful_set.get("status") or {}
+    seen = status.get("observedGeneration", 0) >= stateful_set["metadata"].get("generation", 0)
+    return seen and not status.get("replicas")
+
+
+def _deletes(
+    model: InferenceModel, observed: Observed, desired: Mapping[Ref, Manifest], now: datetime
+) -> Iterator[Delete]:
+    """What is owned by the model and no longer desired, the replica with the highest index first."""
+    going: list[tuple[int, Ref, Manifest]] = []
+    for ref, live in observed.children.items():
+        if controller_uid(live) != model.metadata.uid or deleting(live) or ref.kind == "PersistentVolumeClaim":
+            # A claim is never deleted by a plan: what was downloaded stays until the model goes.
+            continue
+        if ref in desired:
+            if ref.kind == "Job" and _fetch_again(model, observed, live, desired[ref], now):
+                going.append((0, ref, live))
+        elif not (ref.kind == "Service" and _has_pods(observed, ref.name)):
+            # The pods of a replica keep their names until they have drained.
+            index = names.replica_index(model.name, ref.name)
+            going.append((-1 if index is None else index, ref, live))
+    for _, ref, live in sorted(going, key=lambda each: (-each[0], each[1])):
+        yield Delete(ref, live["metadata"]["uid"])
+
+
+def _has_pods(observed: Observed, replica: str) -> bool:
+    return any(pod["metadata"]["labels"].get(names.REPLICA_LABEL) == replica for pod in observed.pods)
+
+
+def _fetch_again(model: InferenceModel, observed: Observed, job: Manifest, desired: Manifest, now: datetime) -> bool:
+    """Whether the Job has to go so that a new one is made."""
+    if holds(job, "Complete"):
+        return _emptied(model, observed, job["status"]["completionTime"])
+    if revision_of(job) != revision_of(desired):
+        return True
+    failed = condition(job, "Failed")
+    return (
+        failed is not None
+        and failed["status"] == "True"
+        and now - utc(failed["lastTransitionTime"]) >= RETRY_FETCH_AFTER
+    )
+
+
+def _emptied(model: InferenceModel, observed: Observed, since: str) -> bool:
+    """Whether the cache's claim was made anew after `since`. A claim of the user's own is theirs to keep full."""
+    claim = observed.child("PersistentVolumeClaim", names.cache(model.name))
+    if model.spec.model.hub_cache.claim_name is not None or claim is None:
+        return False
+    return utc(claim["metadata"]["creationTimestamp"]) > utc(since)

@@ -1,0 +1,154 @@
+"""Asks the pods themselves: GET /status of rank-0 launchers, frontends and running fetch pods.
+
+What was answered last is kept by pod. Only a changed answer wakes the model, and counts that never stand still
+(requests in flight) do not count as a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from minisgl_operator.metrics import Metrics
+from minisgl_operator.names import COMPONENT_LABEL, CONTROL_PORT, ENGINE, POD_INDEX_LABEL
+from minisgl_operator.observed import Manifest, Unreachable
+from minisgl_operator.store import ModelKey, Store
+
+Report = Mapping[str, Any] | Unreachable
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
+_MAX_BODY: Final = 256 * 2**10
+_CONCURRENT: Final = 32
+# The operator's share of one core stays small with thousands of pods; rounds then take longer than asked for.
+_RATE: Final = 200.0
+# One lost answer of a busy node is not yet news.
+_FAILURES: Final = 2
+
+
+def pod_address(pod: Manifest) -> str | None:
+    """Where a pod's launcher answers; None while the pod has no address."""
+    ip = pod["status"].get("podIP")
+    if not ip:
+        return None
+    return f"http://[{ip}]:{CONTROL_PORT}" if ":" in ip else f"http://{ip}:{CONTROL_PORT}"
+
+
+class Prober:
+    """`on_change` hears whose pod answered something new. `address` is replaced where pods are only simulated."""
+
+    def __init__(
+        self,
+        store: Store,
+        on_change: Callable[[ModelKey], None],
+        metrics: Metrics,
+        seconds: float,
+        address: Callable[[Manifest], str | None] = pod_address,
+    ) -> None:
+        self.reports: dict[str, Report] = {}
+        self._store = store
+        self._on_change = on_change
+        self._metrics = metrics
+        self._seconds = seconds
+        self._address = address
+        self._failures: dict[str, int] = {}
+        self._slots = asyncio.Semaphore(_CONCURRENT)
+
+    async def run(self) -> None:
+        """Ask every pod about every `seconds`, spread over that time, until cancelled."""
+        # No proxy from the environment: pods are asked directly.
+        connector = aiohttp.TCPConnector(limit=_CONCURRENT, keepalive_timeout=4 * self._seconds)
+        async with (
+            aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            while True:
+                targets = [(key, pod) for key, pod in self._store.pods() if is_asked(pod)]
+                self._forget({pod["metadata"]["uid"] for _, pod in targets})
+                random.shuffle(targets)
+                step = max(self._seconds / max(len(targets), 1), 1 / _RATE)
+                if not targets:
+                    await asyncio.sleep(step)
+                for key, pod in targets:
+                    await self._slots.acquire()
+                    tasks.create_task(self._ask(session, key, pod))
+                    await asyncio.sleep(step * random.uniform(0.8, 1.2))
+
+    async def _ask(self, session: aiohttp.ClientSession, key: ModelKey, pod: Manifest) -> None:
+        try:
+            uid = pod["metadata"]["uid"]
+            report = await self._fetch(session, pod)
+            if isinstance(report, Unreachable):
+                self._metrics.probes["unreachable"] += 1
+                self._failures[uid] = self._failures.get(uid, 0) + 1
+                if uid in self.reports and self._failures[uid] < _FAILURES:
+                    return
+            else:
+                self._metrics.probes["answered"] += 1
+                self._failures.pop(uid, None)
+            before = self.reports.get(uid)
+            self.reports[uid] = report
+            if before is None or news(before) != news(report):
+                self._on_change(key)
+        finally:
+            self._slots.release()
+
+    async def _fetch(self, session: aiohttp.ClientSession, pod: Manifest) -> Report:
+        address = self._address(pod)
+        if address is None:
+            return Unreachable("the pod has no address")
+        try:
+            async with session.get(f"{address}/status", allow_redirects=False) as response:
+                body = await response.content.read(_MAX_BODY + 1)
+                while len(body) <= _MAX_BODY and (part := await response.content.read(_MAX_BODY + 1)):
+                    body += part
+                if response.status != 200:
+                    return Unreachable(f"/status answered {response.status}")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return Unreachable(str(error) or type(error).__name__)
+        if len(body) > _MAX_BODY:
+            return Unreachable(f"/status is larger than {_MAX_BODY} bytes")
+        try:
+            report = msgspec.json.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            return Unreachable("/status is no JSON")
+        return report if isinstance(report, dict) else Unreachable("/status is no JSON object")
+
+    def _forget(self, present: set[str]) -> None:
+        for uid in self.reports.keys() - present:
+            del self.reports[uid]
+        for uid in self._failures.keys() - present:
+            del self._failures[uid]
+
+
+def is_asked(pod: Manifest) -> bool:
+    """Pods that run and know something: of an engine replica only the pod with rank 0."""
+    labels = pod["metadata"].get("labels", {})
+    if pod["status"].get("phase") != "Running":
+        return False
+    return bool(labels.get(COMPONENT_LABEL) != ENGINE or labels.get(POD_INDEX_LABEL) == "0")
+
+
+def news(report: Report) -> object:
+    """The report without the counts of requests in flight."""
+    if isinstance(report, Unreachable):
+        return None
+    replicas = report.get("replicas")
+    if not isinstance(replicas, list):
+        return report
+    return {
+        **report,
+        "replicas": [
+            {name: value for name, value in entry.items() if name not in ("running", "waiting")}
+            if isinstance(entry, dict)
+            else entry
+            for entry in replicas
+        ],
+    }

@@ -1,0 +1,140 @@
+"""The one step that acts: look at what was observed, send what the plan says, write down what is true.
+
+What happened to wake the model is not known here, on purpose: whatever was missed, the next step makes it right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from minisgl_operator.api.types import InferenceModel, InvalidSpec
+from minisgl_operator.apply import Applier, NameTaken, belongs, whose
+from minisgl_operator.client import ApiError, Client, Object
+from minisgl_operator.environment import Environment
+from minisgl_operator.events import Recorder
+from minisgl_operator.names import MANAGED_BY, MANAGED_BY_LABEL
+from minisgl_operator.observed import ObjectEvent, Observed, Outcome, Refusal, ref_of
+from minisgl_operator.plan import Apply, Delete, plan
+from minisgl_operator.probe import Prober
+from minisgl_operator.resources import POD, of_kind
+from minisgl_operator.status import derive_status
+from minisgl_operator.store import ModelKey, Store
+from minisgl_operator.stuck import StuckEvents
+from minisgl_operator.transitions import events_for
+
+# Objects of others are not watched.
+_LOOK_AT_FOREIGN_SECONDS: Final = 15.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """`failed`: a step was refused, to be tried again with a growing delay. `after`: seconds until the next look is
+    due although nothing may have happened."""
+
+    failed: bool = False
+    after: float | None = None
+
+
+@dataclass(frozen=True)
+class Shell:
+    """What a step needs of the world."""
+
+    client: Client
+    store: Store
+    applier: Applier
+    prober: Prober
+    stuck: StuckEvents
+    recorder: Recorder
+    environment: Environment
+
+
+async def reconcile(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], now: datetime) -> Result:
+    """One step for one model. `blocked` says why nothing may be done now, if so: without its watches the operator
+    would act on what it cannot see. Raises ApiError when the API server does not answer."""
+    stored = shell.store.model(key)
+    if stored is None or stored.body["metadata"].get("deletionTimestamp"):
+        # The children go by their owner reference.
+        return Result()
+    raw = stored.body
+    await _look_at_foreign(shell, key, raw)
+    events, again = await shell.stuck.about([one.body for one in shell.store.of_model(key)], now)
+    observed = observe(shell, key, raw, events)
+    outcome = Outcome(blocked)
+    model: InferenceModel | InvalidSpec
+    try:
+        model = InferenceModel.parse(raw)
+    except InvalidSpec as refusal:
+        model = refusal
+    else:
+        if not blocked:
+            outcome = await _execute(shell, key, model, observed, now)
+            observed = observe(shell, key, raw, events)
+    previous = raw.get("status", {})
+    status = derive_status(model, observed, shell.environment, previous, outcome, now)
+    if await shell.applier.apply_status(key, raw, status):
+        for notice in events_for(previous, status):
+            shell.recorder.record(raw, notice)
+    if observed.foreign:
+        again = min(again or _LOOK_AT_FOREIGN_SECONDS, _LOOK_AT_FOREIGN_SECONDS)
+    return Result(failed=bool(outcome.refusals) and not blocked, after=again)
+
+
+def observe(shell: Shell, key: ModelKey, raw: Object, events: Mapping[str, tuple[ObjectEvent, ...]]) -> Observed:
+    """The store as the core sees it."""
+    objects = [one.body for one in shell.store.of_model(key)]
+    children = [one for one in objects if one["kind"] != POD.kind]
+    pods = tuple(one for one in objects if one["kind"] == POD.kind)
+    reports = shell.prober.reports
+    return Observed(
+        raw=raw,
+        children={ref_of(one): one for one in children if belongs(one, raw)},
+        foreign={ref_of(one): whose(one) for one in children if not belongs(one, raw)},
+        pods=pods,
+        reports={uid: reports[uid] for uid in (pod["metadata"]["uid"] for pod in pods) if uid in reports},
+        events=events,
+    )
+
+
+async def _execute(shell: Shell, key: ModelKey, model: InferenceModel, observed: Observed, now: datetime) -> Outcome:
+    """Send every step. One that is refused hinders no other; the next plan will name it again."""
+    refusals: list[Refusal] = []
+    for step in plan(model, observed, shell.environment, now):
+        ref = ref_of(step.manifest) if isinstance(step, Apply) else step.ref
+        try:
+            if isinstance(step, Apply):
+                await shell.applier.apply(key, step.manifest, observed.raw)
+            else:
+                await _delete(shell, key, step)
+        except NameTaken:
+            # The store has it now, so the status will say so.
+            continue
+        except ApiError as error:
+            if error.status == 0:
+                raise
+            refusals.append(Refusal(ref, error.status, error.reason, error.message))
+    return Outcome(tuple(refusals))
+
+
+async def _delete(shell: Shell, key: ModelKey, step: Delete) -> None:
+    left = await shell.client.delete(of_kind(step.ref.kind), key.namespace, step.ref.name, step.uid, step.propagation)
+    known = shell.store.get(step.ref.kind, key.namespace, step.ref.name)
+    if left is not None:
+        shell.store.put(left)
+    elif known is not None and known.uid == step.uid:
+        shell.store.remove(known.body)
+
+
+async def _look_at_foreign(shell: Shell, key: ModelKey, raw: Object) -> None:
+    """Whether objects of others that held a child's name still do. Those without our label are in no watch."""
+    for one in shell.store.of_model(key):
+        metadata = one.body["metadata"]
+        if belongs(one.body, raw) or metadata.get("labels", {}).get(MANAGED_BY_LABEL) == MANAGED_BY:
+            continue
+        live = await shell.client.get(of_kind(one.body["kind"]), key.namespace, metadata["name"])
+        if live is None or live["metadata"]["uid"] != one.uid:
+            shell.store.remove(one.body)
+        if live is not None:
+            shell.store.put(live, key)

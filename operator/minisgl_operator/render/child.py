@@ -1,0 +1,43 @@
+"""What every child has: name, labels and its owner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minisgl_operator import names
+from minisgl_operator.api.types import API_VERSION, KIND, InferenceModel
+from minisgl_operator.observed import Manifest
+
+
+def child(
+    model: InferenceModel,
+    api_version: str,
+    kind: str,
+    name: str,
+    component: str,
+    body: dict[str, Any],
+    *,
+    labels: dict[str, str] | None = None,
+    owned: bool = True,
+) -> Manifest:
+    """`body` is what stands beside the metadata. An owned child goes when the model goes: the cluster collects it."""
+    assert len(name) <= 63, name
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": model.metadata.namespace,
+        "labels": names.labels(model.name, component) | (labels or {}),
+    }
+    if owned:
+        metadata["ownerReferences"] = [owner_reference(model)]
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
+
+
+def owner_reference(model: InferenceModel) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": model.name,
+        "uid": model.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }

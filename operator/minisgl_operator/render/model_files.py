@@ -1,0 +1,50 @@
+"""Where the model's files lie, for the three kinds of source."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from minisgl_operator import names
+from minisgl_operator.api.types import InferenceModel
+
+MODELS_DIRECTORY: Final = "/models"
+VOLUME: Final = "models"
+_HUB: Final = "https://huggingface.co"
+
+
+def cache_key(model: InferenceModel) -> str | None:
+    """The name of the model's directory on its cache; None for a source that is not fetched."""
+    hub = model.spec.model.source.hugging_face
+    return None if hub is None else names.cache_key(hub.repo, hub.revision, hub.endpoint or _HUB)
+
+
+def cache_claim(model: InferenceModel) -> str:
+    return model.spec.model.hub_cache.claim_name or names.cache(model.name)
+
+
+def directory(model: InferenceModel) -> str:
+    """The model's directory as engines see it."""
+    source = model.spec.model.source
+    if source.hugging_face is not None:
+        return f"{MODELS_DIRECTORY}/{cache_key(model)}"
+    below = source.pvc or source.image
+    assert below is not None
+    return f"{MODELS_DIRECTORY}/{below.path}".rstrip("/")
+
+
+def volume(model: InferenceModel) -> dict[str, Any]:
+    """The volume of engine pods, which mount it read-only."""
+    source = model.spec.model.source
+    if source.hugging_face is not None:
+        # Read-only in the mount and not in the volume: several storage drivers refuse a volume that is attached
+        # read-write for the fetch and read-only for an engine on the same node.
+        return {"name": VOLUME, "persistentVolumeClaim": {"claimName": cache_claim(model)}}
+    if source.pvc is not None:
+        # Read-only in the volume too, so that the kubelet does not change the owner of the user's files.
+        return {"name": VOLUME, "persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}
+    assert source.image is not None
+    policy = source.image.pull_policy
+    return {
+        "name": VOLUME,
+        "image": {"reference": source.image.reference, **({"pullPolicy": policy} if policy else {})},
+    }

@@ -1,0 +1,65 @@
+"""Amounts in the one spelling that the API server stores.
+
+A server that rewrites what is applied makes every later apply look like a change (kubernetes/kubernetes #131175), so
+the operator sends what a read would return. The form is that of k8s.io/apimachinery's resource.Quantity: no fraction,
+and the largest suffix of the same family (binary, decimal, exponent) that allows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final
+
+_FORM: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:[eE]([-+]?[0-9]+)|(n|u|m|k|Ki|[MGTPE]i?))?")
+_BINARY: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_DECIMAL: Final = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P", 18: "E"}
+_POWER: Final = {suffix: power for power, suffix in _DECIMAL.items()}
+_LARGEST_POWER: Final = 18
+
+
+@lru_cache(maxsize=1024)
+def canonical(quantity: str) -> str:
+    """`quantity` has the form that the API's types let through. What is finer than a billionth is rounded up."""
+    match = _FORM.fullmatch(quantity)
+    assert match is not None, quantity
+    number, exponent, suffix = match.groups()
+    if suffix in _BINARY:
+        value = Fraction(number) * 1024 ** _BINARY.index(suffix)
+        if value >= 1024:
+            return _binary(value)
+    elif exponent is not None:
+        value = Fraction(number) * Fraction(10) ** int(exponent)
+    else:
+        value = Fraction(number) * Fraction(10) ** _POWER[suffix or ""]
+    digits, power = _thousands(value)
+    if exponent is not None:
+        return f"{digits}e{power}" if power else str(digits)
+    return f"{digits}{_DECIMAL[power]}"
+
+
+def canonical_all(quantities: Mapping[str, str]) -> dict[str, str]:
+    return {name: canonical(quantity) for name, quantity in sorted(quantities.items())}
+
+
+def _binary(value: Fraction) -> str:
+    digits = -(-value.numerator // value.denominator)
+    step = 0
+    while digits % 1024 == 0 and step < len(_BINARY) - 1:
+        digits //= 1024
+        step += 1
+    return f"{digits}{_BINARY[step]}"
+
+
+def _thousands(value: Fraction) -> tuple[int, int]:
+    """(n, p) with n × 10^p = value, p a multiple of three and as large as it can be."""
+    digits = -(-value.numerator * 10**9 // value.denominator)
+    if digits == 0:
+        return 0, 0
+    power = -9
+    while digits % 1000 == 0 and power < _LARGEST_POWER:
+        digits //= 1000
+        power += 3
+    return digits, power

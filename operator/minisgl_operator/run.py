@@ -1,0 +1,73 @@
+"""The operator's process: acquire the Lease, begin to work, watch, and give everything back at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import socket
+
+from minisgl.logging import LogFormat, LogLevel, set_up
+from minisgl_operator.client import Client, connection
+from minisgl_operator.config import Config
+from minisgl_operator.controller import Controller
+from minisgl_operator.lease import Lease
+from minisgl_operator.metrics import Metrics
+from minisgl_operator.wiring import watch
+
+_log = logging.getLogger(__name__)
+
+
+def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
+    """0 after SIGTERM or SIGINT; 1 when the Lease was lost or a watch broke, which a restart cures."""
+    set_up("operator", level, format)
+    # One line for each watch event is more than anybody reads.
+    logging.getLogger("kopf").setLevel("WARNING" if level == "info" else level.upper())
+    return asyncio.run(_run(config))
+
+
+async def _run(config: Config) -> int:
+    identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
+    where = await connection(config.kubeconfig)
+    counts = Metrics()
+    loop = asyncio.get_running_loop()
+    this = asyncio.current_task()
+    assert this is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # kopf puts its own handlers in place once it runs.
+        loop.add_signal_handler(number, this.cancel)
+    async with Client(where, counts.requested) as client:
+        lease = Lease(client, config.environment.operator_namespace, identity)
+        controller = Controller(client, config, identity, counts, lambda: lease.held)
+        keeper: asyncio.Task[None] | None = None
+
+        async def finish() -> None:
+            await controller.stop()
+            if keeper is not None:
+                keeper.cancel()
+            await lease.release()
+
+        lost = False
+
+        def on_loss() -> None:
+            nonlocal lost
+            lost = True
+            this.cancel()
+
+        try:
+            await controller.serve_health()
+            await lease.acquire()
+            keeper = asyncio.create_task(lease.keep(on_loss), name="lease")
+            await controller.start()
+            _log.info("Watches %s", ", ".join(config.watch_namespaces) or "all namespaces")
+            await watch(where, config.watch_namespaces, controller.saw, finish)
+        except asyncio.CancelledError:
+            # A signal, or a lost Lease.
+            return 1 if lost else 0
+        except Exception:
+            _log.exception("A watch broke; the operator ends to be started again")
+            return 1
+        finally:
+            await finish()
+        return 0

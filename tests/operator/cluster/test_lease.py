@@ -1,0 +1,90 @@
+"""The Lease on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from minisgl_operator import lease as module
+from minisgl_operator.client import ApiError, Client, connection
+from minisgl_operator.lease import Lease
+from minisgl_operator.resources import LEASE
+from support.control_plane import LocalControlPlane
+
+
+@pytest.fixture
+async def client(control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    monkeypatch.setattr(module, "PERIOD", 0.05)
+    async with Client(await connection(control_plane.kubeconfig)) as client:
+        yield client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_the_first_has_it_and_the_second_gets_it_when_it_is_given_back(client: Client) -> None:
+    one, two = Lease(client, "default", "one", "handover"), Lease(client, "default", "two", "handover")
+    await one.acquire()
+    waiting = asyncio.create_task(two.acquire())
+    await asyncio.sleep(0.2)
+    assert one.held and not two.held
+    await one.release()
+    async with asyncio.timeout(10):
+        await waiting
+    assert two.held and not one.held
+    live = await client.get(LEASE, "default", "handover")
+    assert live is not None
+    assert live["spec"]["holderIdentity"] == "two" and live["spec"]["leaseTransitions"] >= 2
+    await two.release()
+
+
+async def test_a_holder_that_is_silent_loses_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DURATION", 1.0)
+    one, two = Lease(client, "default", "one", "silent"), Lease(client, "default", "two", "silent")
+    await one.acquire()
+    async with asyncio.timeout(20):
+        await two.acquire()
+    lost: list[bool] = []
+    await one.keep(lambda: lost.append(True))
+    assert lost and not one.held
+
+
+async def test_a_holder_that_renews_keeps_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DURATION", 1.0)
+    one, two = Lease(client, "default", "one", "busy"), Lease(client, "default", "two", "busy")
+    await one.acquire()
+    keeping = asyncio.create_task(one.keep(lambda: None))
+    waiting = asyncio.create_task(two.acquire())
+    renewed: set[str] = set()
+    async with asyncio.timeout(30):
+        while len(renewed) < 30:
+            live = await client.get(LEASE, "default", "busy")
+            assert live is not None
+            renewed.add(live["spec"]["renewTime"])
+    assert one.held and not two.held
+    for task in (keeping, waiting):
+        task.cancel()
+    await asyncio.gather(keeping, waiting, return_exceptions=True)
+
+
+async def test_without_an_api_server_it_is_lost_before_another_could_have_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RENEW_DEADLINE", 0.5)
+    one = Lease(client, "default", "one", "cut-off")
+    await one.acquire()
+
+    async def fails(*_: Any, **__: Any) -> Any:
+        raise ApiError(0, "NoAnswer", "cut off")
+
+    monkeypatch.setattr(client, "request", fails)
+    lost: list[bool] = []
+    async with asyncio.timeout(10):
+        await one.keep(lambda: lost.append(True))
+    assert lost and not one.held

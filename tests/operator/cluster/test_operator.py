@@ -1,0 +1,288 @@
+"""The operator on a real API server: what it makes, repairs, says and leaves alone. Pods only seem to run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from minisgl_operator.simulated import report, running_status
+from support.control_plane import LocalControlPlane
+from support.operated_cluster import OperatedCluster, pvc_model
+
+WRITES = {"create", "update", "patch", "delete", "deletecollection"}
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: LocalControlPlane) -> Iterator[OperatedCluster]:
+    """One operator for all tests here; each has models of its own."""
+    with OperatedCluster(control_plane) as cluster, cluster.operator():
+        yield cluster
+
+
+def claim(name: str = "models") -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+
+
+def test_a_model_becomes_ready_and_says_so_in_one_line(cluster: OperatedCluster) -> None:
+    cluster.apply(pvc_model("pair", parallelism={"tensor": 2, "gpusPerPod": 1}))
+    cluster.until(lambda: cluster.ready("pair"), "Ready")
+    printed = cluster.control_plane.kubectl("get", "imodel", "pair", "-n", cluster.namespace, "--no-headers").stdout
+    assert printed.split()[1:5] == ["True", "Ready", "1", "2/2"]
+    status = cluster.status("pair")
+    assert status["url"].startswith(f"http://pair.{cluster.namespace}.svc")
+    kinds = [kind for kind, _ in cluster.children("pair")]
+    assert kinds.count("StatefulSet") == 1 and kinds.count("Deployment") == 1 and kinds.count("Service") == 3
+    described = cluster.control_plane.kubectl("describe", "imodel", "pair", "-n", cluster.namespace).stdout
+    assert "minisgl-operator" in described.split("Events:")[1], described
+
+
+def test_drift_is_repaired_and_deleted_children_come_back(cluster: OperatedCluster) -> None:
+    cluster.apply(pvc_model("drift"))
+    cluster.until(lambda: cluster.ready("drift"), "Ready")
+    cluster.merge("Deployment", "drift-frontend", {"spec": {"replicas": 3}})
+    cluster.merge("Service", "drift", {"spec": {"ports": [{"name": "http", "port": 81, "targetPort": 1}]}})
+    cluster.merge("Service", "drift-leaders", {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}})
+    cluster.merge("ServiceAccount", "drift-engine", {"metadata": {"ownerReferences": None}})
+
+    def repaired() -> bool:
+        deployment, service = cluster.get("Deployment", "drift-frontend"), cluster.get("Service", "drift")
+        leaders, account = cluster.get("Service", "drift-leaders"), cluster.get("ServiceAccount", "drift-engine")
+        assert deployment and service and leaders and account
+        return (
+            deployment["spec"]["replicas"] == 1
+            and [port["port"] for port in service["spec"]["ports"]] == [80]
+            and "app.kubernetes.io/managed-by" in leaders["metadata"]["labels"]
+            and bool(account["metadata"].get("ownerReferences"))
+        )
+
+    cluster.until(repaired, "the repair")
+    before = cluster.children("drift")
+    for (kind, name), body in before.items():
+        cluster.delete(kind, name)
+        cluster.until(
+            lambda kind=kind, name=name, uid=body["metadata"]["uid"]: (  # type: ignore[misc]
+                (live := cluster.get(kind, name)) is not None and live["metadata"]["uid"] != uid
+            ),
+            f"{kind} {name}",
+        )
+    cluster.until(lambda: cluster.ready("drift"), "Ready again")
+    assert cluster.children("drift").keys() == before.keys()
+
+
+def test_a_name_taken_by_somebody_else_is_a_conflict_and_is_left_alone(cluster: OperatedCluster) -> None:
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "taken"},
+        "spec": {"ports": [{"port": 9000}], "selector": {"mine": "yes"}},
+    }
+    made = cluster.apply(foreign)
+    cluster.apply(pvc_model("taken"))
+    cluster.apply(pvc_model("bystander"))
+    accepted = cluster.until(lambda: _failing(cluster, "taken", "Accepted"), "Accepted=False")
+    assert accepted["reason"] == "Conflict"
+    assert "Service" in accepted["message"] and "taken" in accepted["message"]
+    cluster.until(lambda: cluster.ready("bystander"), "another model's readiness")
+    live = cluster.get("Service", "taken")
+    assert live is not None and live["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+    cluster.delete("Service", "taken")
+    cluster.until(lambda: cluster.ready("taken"), "Ready once the name is free")
+
+
+def _failing(cluster: OperatedCluster, name: str, type: str) -> dict[str, Any]:
+    condition = cluster.condition(name, type)
+    return condition if condition.get("status") == "False" else {}
+
+
+def test_scaling_up_down_and_to_zero_through_the_scale_subresource(cluster: OperatedCluster) -> None:
+    cluster.apply(pvc_model("scaled"))
+    cluster.until(lambda: cluster.ready("scaled"), "Ready")
+    frontend = cluster.get("Deployment", "scaled-frontend")
+    assert frontend is not None
+    for wanted in (3, 0, 1):
+        cluster.control_plane.kubectl("scale", "-n", cluster.namespace, "inferencemodel/scaled", f"--replicas={wanted}")
+
+        def settled(wanted: int = wanted) -> bool:
+            sets = [body for (kind, _), body in cluster.children("scaled").items() if kind == "StatefulSet"]
+            return len(sets) == wanted and cluster.status("scaled").get("readyReplicas", 0) == wanted
+
+        cluster.until(settled, f"{wanted} replicas")
+    cluster.until(lambda: cluster.ready("scaled"), "Ready")
+    after = cluster.get("Deployment", "scaled-frontend")
+    assert after is not None and after["metadata"]["generation"] == frontend["metadata"]["generation"]
+    assert cluster.status("scaled")["selector"]
+
+
+def test_an_engine_edit_replaces_one_replica_after_the_other(cluster: OperatedCluster) -> None:
+    cluster.apply(pvc_model("rolling", replicas=2, parallelism={"tensor": 2, "gpusPerPod": 1}))
+    cluster.until(lambda: cluster.status("rolling").get("readyReplicas") == 2, "two replicas")
+    frontend = cluster.get("Deployment", "rolling-frontend")
+    edited = pvc_model(
+        "rolling",
+        replicas=2,
+        parallelism={"tensor": 2, "gpusPerPod": 1},
+        engine={"env": [{"name": "SOME_SETTING", "value": "new"}]},
+    )
+    before = cluster.status("rolling")["revision"]
+    cluster.apply(edited)
+    least = 2
+
+    def rolled() -> bool:
+        nonlocal least
+        pods: dict[str, set[str]] = {}
+        for pod in cluster.list("Pod", "app.kubernetes.io/instance=rolling,app.kubernetes.io/component=engine"):
+            labels = pod["metadata"]["labels"]
+            pods.setdefault(labels["serving.minisgl.io/replica"], set()).add(labels["serving.minisgl.io/revision"])
+        assert all(len(revisions) == 1 for revisions in pods.values()), f"two revisions in one replica: {pods}"
+        status = cluster.status("rolling")
+        least = min(least, status["readyReplicas"])
+        return bool(status["revision"] != before and status["updatedReplicas"] == 2 and status["readyReplicas"] == 2)
+
+    cluster.until(rolled, "the new revision everywhere")
+    assert least == 1, "a replica at a time"
+    after = cluster.get("Deployment", "rolling-frontend")
+    assert frontend and after and after["metadata"]["generation"] == frontend["metadata"]["generation"]
+
+
+def test_deleting_a_model_leaves_nothing(cluster: OperatedCluster) -> None:
+    cluster.apply(pvc_model("gone"))
+    cluster.until(lambda: cluster.ready("gone"), "Ready")
+    cluster.delete("InferenceModel", "gone")
+    cluster.until(lambda: not cluster.children("gone"), "the end of all children")
+    cluster.until(lambda: not cluster.list("Pod", "app.kubernetes.io/instance=gone"), "the end of all pods")
+    cluster.apply(pvc_model("gone"))
+    cluster.until(lambda: cluster.ready("gone"), "Ready under the same name")
+
+
+def test_a_pod_that_cannot_mount_says_why(cluster: OperatedCluster) -> None:
+    """A kubelet's event about a stuck pod becomes the condition's message."""
+    waiting = {"name": "engine", "ready": False, "restartCount": 0, "image": "", "imageID": ""}
+    cluster.statuses["mount-r0-0"] = {
+        "phase": "Pending",
+        "containerStatuses": [{**waiting, "state": {"waiting": {"reason": "ContainerCreating"}}}],
+    }
+    cluster.apply(pvc_model("mount"))
+    pod = cluster.until(lambda: cluster.get("Pod", "mount-r0-0"), "the pod")
+    cluster.control_plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": "mount-r0-0.1", "namespace": cluster.namespace},
+            "involvedObject": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": cluster.namespace,
+                "name": "mount-r0-0",
+                "uid": pod["metadata"]["uid"],
+            },
+            "reason": "FailedMount",
+            "message": 'MountVolume.SetUp failed for volume "certificates" : secret "corporate-ca" not found',
+            "type": "Warning",
+            "source": {"component": "kubelet"},
+            "firstTimestamp": "2026-01-01T00:00:00Z",
+            "lastTimestamp": "2026-01-01T00:00:00Z",
+            "count": 1,
+        }
+    )
+    accepted = cluster.until(lambda: _failing(cluster, "mount", "Accepted"), "the reason")
+    assert accepted["reason"] == "SecretNotFound" and "corporate-ca" in accepted["message"]
+    del cluster.statuses["mount-r0-0"]
+    cluster.until(lambda: cluster.ready("mount"), "Ready")
+
+
+def test_a_failing_rank_shows_in_the_status_and_goes_again(cluster: OperatedCluster) -> None:
+    cluster.apply(pvc_model("failing"))
+    cluster.until(lambda: cluster.ready("failing"), "Ready")
+    pod = cluster.get("Pod", "failing-r0-0")
+    assert pod is not None
+    told = report(pod, [pod])
+    assert told is not None
+    failure = {
+        "at": "2026-01-01T00:00:00Z",
+        "rank": 0,
+        "pod": "failing-r0-0",
+        "exit_code": -9,
+        "reason": "Killed",
+        "message": "last words",
+    }
+    cluster.statuses["failing-r0-0"] = running_status(pod, ready=False)
+    cluster.reports["failing-r0-0"] = {
+        **told,
+        "ready": False,
+        "phase": "Restarting",
+        "ready_ranks": 0,
+        "restarts": 1,
+        "last_failure": failure,
+    }
+
+    def told_why() -> Any:
+        (replica,) = cluster.status("failing")["replicaStatuses"]
+        return replica if "lastFailure" in replica else None
+
+    replica = cluster.until(told_why, "the failure in the status")
+    assert replica["lastFailure"]["exitCode"] == -9
+    assert replica["lastFailure"]["message"] == "last words"
+    del cluster.statuses["failing-r0-0"], cluster.reports["failing-r0-0"]
+    cluster.statuses["failing-r0-0"] = running_status(pod)
+    cluster.until(lambda: cluster.ready("failing"), "Ready again")
+
+
+def test_a_namespace_that_is_being_deleted_takes_the_model_along(control_plane: LocalControlPlane) -> None:
+    with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
+        cluster.apply(pvc_model("doomed"))
+        cluster.until(lambda: cluster.ready("doomed"), "Ready")
+        control_plane.kubectl("delete", "namespace", cluster.namespace, "--wait=false")
+        cluster.until(
+            lambda: control_plane.kubectl("get", "namespace", cluster.namespace, check=False).returncode != 0,
+            "the namespace's end",
+        )
+        assert operator.alive and operator.error is None
+        cluster.until(lambda: not operator.call(lambda controller: controller.store.models()), "an empty store")
+
+
+def test_twenty_idle_models_cause_no_write_at_all(control_plane: LocalControlPlane) -> None:
+    user = "idle-operator"
+    with OperatedCluster(control_plane) as cluster:
+        control_plane.kubectl("create", "clusterrolebinding", user, "--clusterrole=cluster-admin", f"--user={user}")
+        kubeconfig = control_plane.kubeconfig_for(user)
+        with cluster.operator(kubeconfig=kubeconfig, resync_seconds=2.0, probe_seconds=0.5) as operator:
+            names = [f"idle-{number}" for number in range(20)]
+            for name in names:
+                cluster.apply(pvc_model(name))
+            for name in names:
+                cluster.until(lambda name=name: cluster.ready(name), name)  # type: ignore[misc]
+            cluster.until_quiet(operator)
+            written = -1
+            while written != operator.writes():
+                # Events are recorded behind the reconciles.
+                written = operator.writes()
+                time.sleep(1)
+            versions = {key: body["metadata"]["resourceVersion"] for key, body in _everything(cluster).items()}
+            start = len(_requests(control_plane, user))
+            lists = [one for one in _requests(control_plane, user) if one["verb"] == "list"]
+            end = time.monotonic() + 60
+            # Three full resyncs: ten kinds each.
+            while len([o for o in _requests(control_plane, user) if o["verb"] == "list"]) < len(lists) + 30:
+                assert time.monotonic() < end, "no resync"
+                time.sleep(0.2)
+            writes = [one["requestURI"] for one in _requests(control_plane, user)[start:] if one["verb"] in WRITES]
+            assert writes == []
+            assert versions == {key: body["metadata"]["resourceVersion"] for key, body in _everything(cluster).items()}
+
+
+def _requests(control_plane: LocalControlPlane, user: str) -> list[dict[str, Any]]:
+    return [event for event in control_plane.audit() if event["user"]["username"] == user]
+
+
+def _everything(cluster: OperatedCluster) -> dict[tuple[str, str], Any]:
+    bodies = cluster.list("InferenceModel") + cluster.list("StatefulSet") + cluster.list("Deployment")
+    bodies += cluster.list("Service") + cluster.list("NetworkPolicy") + cluster.list("PodDisruptionBudget")
+    return {(body["kind"], body["metadata"]["name"]): body for body in bodies}

@@ -1,0 +1,194 @@
+"""Operators that die at the worst moment, that come twice, or that are told to go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.control_plane import LocalControlPlane, free_port
+from support.operated_cluster import OperatedCluster, pvc_model
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def cluster(control_plane: LocalControlPlane) -> Iterator[OperatedCluster]:
+    with OperatedCluster(control_plane) as cluster:
+        yield cluster
+
+
+def outcome(cluster: OperatedCluster, name: str) -> Any:
+    """What the children are, without what each creation makes anew."""
+    return {
+        (kind, child.replace(name, "NAME")): (body["metadata"]["labels"]["app.kubernetes.io/component"])
+        for (kind, child), body in cluster.children(name).items()
+    }
+
+
+def test_a_process_killed_after_any_write_has_a_successor_that_finishes(cluster: OperatedCluster) -> None:
+    """Exhaustive: the write took effect, its answer was lost, and nothing else of the process remains."""
+    with cluster.operator():
+        cluster.apply(pvc_model("whole", replicas=2))
+        cluster.until(lambda: cluster.status("whole").get("readyReplicas") == 2, "the whole")
+        expected = outcome(cluster, "whole")
+        cluster.delete("InferenceModel", "whole")
+        cluster.until(lambda: not cluster.list("InferenceModel"), "its end")
+    crashes = 0
+    for number in range(1, 100):
+        name = f"crash-{number}"
+        cluster.apply(pvc_model(name, replicas=2))
+        dying = cluster.start_operator(crash_after=number)
+        done = lambda name=name: cluster.status(name).get("readyReplicas") == 2 and cluster.ready(name)  # noqa: E731
+        cluster.until(lambda done=done, dying=dying: dying.crashed.is_set() or done(), "a crash or the end")  # type: ignore[misc]
+        crashed = dying.crashed.is_set()
+        dying.stop()
+        with cluster.operator() as operator:
+            cluster.until(done, f"recovery from a crash after write {number}")
+            cluster.until_quiet(operator)
+            assert outcome(cluster, name) == expected
+            cluster.delete("InferenceModel", name)
+            cluster.until(lambda: not cluster.list("InferenceModel"), "its end")
+        crashes += crashed
+        if not crashed:
+            break
+    assert crashes >= 15
+
+
+def test_two_operators_at_once_converge_and_fall_silent(cluster: OperatedCluster) -> None:
+    with cluster.operator() as one, cluster.operator() as two:
+        names = [f"both-{number}" for number in range(4)]
+        for name in names:
+            cluster.apply(pvc_model(name))
+        for name in names:
+            cluster.until(lambda name=name: cluster.ready(name), name)  # type: ignore[misc]
+        for name in names:
+            cluster.apply(pvc_model(name, replicas=2))
+        for name in names:
+            cluster.until(lambda name=name: cluster.status(name).get("readyReplicas") == 2, name)  # type: ignore[misc]
+        cluster.until_quiet(one)
+        cluster.until_quiet(two)
+
+        def writes() -> int:
+            return sum(
+                count
+                for operator in (one, two)
+                for (method, _), count in operator.counts.requests.items()
+                if method in ("PATCH", "PUT", "POST", "DELETE")
+            )
+
+        before = writes()
+        probes = one.counts.probes.total() + two.counts.probes.total()
+        cluster.until(lambda: one.counts.probes.total() + two.counts.probes.total() > probes + 100, "more probes")
+        assert writes() == before
+
+
+class Process:
+    """`minisgl-operator run`, as in its image."""
+
+    def __init__(self, cluster: OperatedCluster, log: Path) -> None:
+        self.port = free_port()
+        self.log = log
+        command = [
+            *(sys.executable, "-m", "minisgl_operator", "run", f"--kubeconfig={cluster.control_plane.kubeconfig}"),
+            *(f"--namespace={cluster.namespace}", f"--watch-namespace={cluster.namespace}"),
+            *("--engine-image=example.com/engine:1", "--frontend-image=example.com/frontend:1"),
+            *(f"--metrics-port={self.port}", "--log-format=json"),
+        ]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'operator'}"}
+        with log.open("ab") as out:
+            self.popen = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+
+    def get(self, path: str) -> tuple[int, str]:
+        import urllib.error
+        import urllib.request
+
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+
+@contextmanager
+def process(cluster: OperatedCluster, log: Path) -> Iterator[Process]:
+    running = Process(cluster, log)
+    try:
+        yield running
+    finally:
+        running.popen.kill()
+        running.popen.wait()
+
+
+def holder(cluster: OperatedCluster) -> str:
+    printed = cluster.control_plane.kubectl(
+        "get",
+        "lease",
+        "minisgl-operator",
+        "-n",
+        cluster.namespace,
+        "-o",
+        "jsonpath={.spec.holderIdentity}",
+        check=False,
+    )
+    return printed.stdout
+
+
+def test_sigterm_ends_the_process_within_five_seconds_and_gives_the_lease_back(
+    cluster: OperatedCluster, tmp_path: Path
+) -> None:
+    with process(cluster, tmp_path / "one.log") as one:
+        cluster.until(lambda: holder(cluster), "a holder")
+        cluster.apply(pvc_model("served"))
+        cluster.until(lambda: cluster.get("Deployment", "served-frontend"), "a child")
+        assert one.get("/healthz")[0] == 200
+        cluster.until(lambda: one.get("/readyz")[0] == 200, "readiness")
+        page = one.get("/metrics")[1]
+        assert "minisgl_operator_leader 1" in page and "minisgl_operator_models 1" in page
+        with process(cluster, tmp_path / "two.log") as two:
+            cluster.until(lambda: two.get("/readyz")[0] == 200, "the standby")
+            first = holder(cluster)
+            assert "minisgl_operator_leader 0" in two.get("/metrics")[1]
+            start = time.monotonic()
+            one.popen.send_signal(signal.SIGTERM)
+            assert one.popen.wait(15) == 0
+            assert time.monotonic() - start < 5
+            cluster.until(lambda: holder(cluster) not in ("", first), "the standby's turn")
+            start = time.monotonic()
+            two.popen.send_signal(signal.SIGTERM)
+            assert two.popen.wait(15) == 0
+            assert time.monotonic() - start < 5
+        cluster.until(lambda: holder(cluster) == "", "a free Lease")
+    for name in ("one.log", "two.log"):
+        assert "traceback" not in (tmp_path / name).read_text()
+
+
+def test_sigkill_leaves_a_lease_that_the_successor_takes_over(cluster: OperatedCluster, tmp_path: Path) -> None:
+    with process(cluster, tmp_path / "one.log"):
+        first = cluster.until(lambda: holder(cluster), "a holder")
+        cluster.apply(pvc_model("orphan"))
+        cluster.until(lambda: cluster.children("orphan"), "a child")
+    with process(cluster, tmp_path / "two.log"):
+        cluster.until(lambda: holder(cluster) not in ("", first), "the successor's turn", 60)
+        cluster.until(lambda: len(cluster.children("orphan")) >= 10, "all children")
+
+
+def test_a_standby_that_is_told_to_go_goes(cluster: OperatedCluster, tmp_path: Path) -> None:
+    with process(cluster, tmp_path / "one.log"):
+        cluster.until(lambda: holder(cluster), "a holder")
+        with process(cluster, tmp_path / "two.log") as two:
+            cluster.until(lambda: "Stands by" in (tmp_path / "two.log").read_text(), "the standby")
+            start = time.monotonic()
+            two.popen.send_signal(signal.SIGTERM)
+            assert two.popen.wait(15) == 0
+            assert time.monotonic() - start < 5

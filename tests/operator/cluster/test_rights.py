@@ -1,0 +1,174 @@
+"""The operator's role: what it does, what is shipped, and what happens while something is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from minisgl_operator.lease import Lease
+from support.control_plane import LocalControlPlane
+from support.operated_cluster import OperatedCluster, hub_model, pvc_model
+
+ROLES: Final = Path(__file__).parents[3] / "manifests" / "operator" / "rbac.yaml"
+Right = tuple[str, str, str]
+# Asked for by an admission plugin that some clusters run, not by a request.
+NOT_A_REQUEST: Final = ("serving.minisgl.io", "inferencemodels/finalizers", "update")
+
+
+def shipped_rules() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rules for models' namespaces, and those for the operator's own."""
+    roles = {body["kind"]: body for body in yaml.safe_load_all(ROLES.read_text()) if "rules" in body}
+    return roles["ClusterRole"]["rules"], roles["Role"]["rules"]
+
+
+def rights(rules: list[dict[str, Any]]) -> set[Right]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@contextmanager
+def account(cluster: OperatedCluster, rules: list[dict[str, Any]]) -> Iterator[Path]:
+    """A kubeconfig of somebody who has these rights in the cluster's namespace and no others."""
+    user = f"operator-of-{cluster.namespace}"
+    grant(cluster, rules)
+    cluster.control_plane.kubectl(
+        "create", "rolebinding", "operator", "-n", cluster.namespace, "--role=operator", f"--user={user}"
+    )
+    yield cluster.control_plane.kubeconfig_for(user)
+
+
+def grant(cluster: OperatedCluster, rules: list[dict[str, Any]]) -> None:
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "operator", "namespace": cluster.namespace},
+        "rules": rules,
+    }
+    cluster.control_plane.kubectl("apply", "-f", "-", stdin=json.dumps(role))
+
+
+def without(rules: list[dict[str, Any]], resource: str, verb: str) -> list[dict[str, Any]]:
+    left = []
+    for rule in rules:
+        others = [one for one in rule["resources"] if one != resource]
+        left.append({**rule, "resources": others})
+        if resource in rule["resources"]:
+            verbs = [one for one in rule["verbs"] if one != verb]
+            left.append({**rule, "resources": [resource], "verbs": verbs})
+    return [rule for rule in left if rule["resources"] and rule["verbs"]]
+
+
+def test_the_shipped_rules_are_what_the_operator_uses_and_no_more(control_plane: LocalControlPlane) -> None:
+    rules, lease_rules = shipped_rules()
+    with OperatedCluster(control_plane) as cluster, account(cluster, rules + lease_rules) as kubeconfig:
+        with cluster.operator(kubeconfig=kubeconfig):
+            _everything_it_can_do(cluster)
+        cluster.run(_hold_a_lease(cluster, kubeconfig))
+        used, denied = set[Right](), []
+        for event in control_plane.audit():
+            if event["user"]["username"] != f"operator-of-{cluster.namespace}" or "objectRef" not in event:
+                continue
+            where = event["objectRef"]
+            resource = "/".join(part for part in (where["resource"], where.get("subresource")) if part)
+            if resource == "selfsubjectaccessreviews":
+                continue
+            used.add((where.get("apiGroup", ""), resource, event["verb"]))
+            code = event.get("responseStatus", {}).get("code")
+            if event["verb"] == "patch" and code == 201:
+                # An apply that makes the object needs both rights.
+                used.add((where.get("apiGroup", ""), resource, "create"))
+            if code == 403:
+                denied.append(event["requestURI"])
+    assert denied == []
+    shipped = rights(rules + lease_rules) - {NOT_A_REQUEST}
+    assert used - shipped == set()
+    assert shipped - used == set(), "rights that are never used"
+
+
+def _everything_it_can_do(cluster: OperatedCluster) -> None:
+    cluster.hold = lambda name: name.startswith("waiting")
+    cluster.apply(pvc_model("waiting"))
+    cluster.apply(pvc_model("full", replicas=2))
+    cluster.until(lambda: cluster.status("full").get("readyReplicas") == 2, "two replicas")
+    cluster.apply(pvc_model("full", replicas=1, networkPolicy={"enabled": False}))
+    cluster.until(lambda: cluster.get("StatefulSet", "full-r1") is None, "the second replica's end")
+    cluster.until(lambda: cluster.get("Service", "full-r1") is None, "its Service's end")
+    cluster.until(lambda: cluster.get("NetworkPolicy", "full-engine") is None, "the policy's end")
+    cluster.apply(hub_model("fetched"))
+    (job,) = cluster.until(lambda: [key for key in cluster.children("fetched") if key[0] == "Job"], "a fetch Job")
+    cluster.apply(hub_model("fetched", "owner/other"))
+    cluster.until(lambda: cluster.get(*job) is None, "the end of the fetch that nobody wants")
+    # The same thing said twice is one event that counts.
+    for ready in (False, True) * 3:
+        pod = cluster.get("Pod", "full-r0-0")
+        assert pod is not None
+        conditions = [{**one, "status": str(ready)} for one in pod["status"]["conditions"]]
+        cluster.statuses["full-r0-0"] = {"conditions": conditions}
+        cluster.until(lambda ready=ready: cluster.ready("full") == ready, f"Ready={ready}")  # type: ignore[misc]
+
+    def asked() -> bool:
+        user = f"operator-of-{cluster.namespace}"
+        uris = {
+            (event["verb"], event["objectRef"].get("apiGroup"))
+            for event in cluster.control_plane.audit()
+            if event["user"]["username"] == user and event.get("objectRef", {}).get("resource") == "events"
+        }
+        return {("list", None), ("create", "events.k8s.io"), ("patch", "events.k8s.io")} <= uris
+
+    cluster.until(asked, "the operator's interest in events")
+
+
+async def _hold_a_lease(cluster: OperatedCluster, kubeconfig: Path) -> None:
+    from minisgl_operator.client import Client, connection
+
+    async with Client(await connection(kubeconfig)) as client:
+        lease = Lease(client, cluster.namespace, "somebody")
+        await lease.acquire()
+        await lease.release()
+
+
+def test_a_missing_right_to_watch_is_named_and_waited_for(control_plane: LocalControlPlane) -> None:
+    rules, _ = shipped_rules()
+    missing = without(rules, "statefulsets", "watch")
+    with OperatedCluster(control_plane) as cluster, account(cluster, missing) as kubeconfig:
+        cluster.apply(pvc_model("waits"))
+        with cluster.operator(kubeconfig=kubeconfig) as operator:
+            cluster.until(lambda: "statefulsets" in json.dumps(cluster.status("waits")), "the missing right")
+            assert cluster.children("waits") == {}
+            assert operator.alive and not operator.started.is_set()
+            grant(cluster, rules)
+            cluster.until(lambda: cluster.ready("waits"), "Ready once the right is there")
+
+
+def test_a_missing_right_to_create_is_named_and_hinders_no_other_child(control_plane: LocalControlPlane) -> None:
+    rules, _ = shipped_rules()
+    missing = without(rules, "poddisruptionbudgets", "create")
+    with OperatedCluster(control_plane) as cluster, account(cluster, missing) as kubeconfig:
+        cluster.apply(pvc_model("partly"))
+        with cluster.operator(kubeconfig=kubeconfig) as operator:
+            cluster.until(lambda: "poddisruptionbudgets" in json.dumps(cluster.status("partly")), "the missing right")
+            cluster.until(lambda: cluster.get("StatefulSet", "partly-r0"), "the other children")
+            assert operator.alive and operator.error is None
+            grant(cluster, rules)
+            cluster.until(lambda: cluster.get("PodDisruptionBudget", "partly-frontend"), "the budget", 90)
+            cluster.until(lambda: cluster.ready("partly"), "Ready")
+
+
+def test_a_right_lost_while_running_ends_the_process_once_and_it_then_waits(control_plane: LocalControlPlane) -> None:
+    """kopf cannot go on without a watch, so the process ends; its successor must not end as well."""
+    rules, _ = shipped_rules()
+    with OperatedCluster(control_plane) as cluster, account(cluster, without(rules, "jobs", "list")) as kubeconfig:
+        cluster.apply(pvc_model("later"))
+        with cluster.operator(kubeconfig=kubeconfig) as operator:
+            cluster.until(lambda: "jobs.batch" in json.dumps(cluster.status("later")), "the missing right")
+            assert operator.alive

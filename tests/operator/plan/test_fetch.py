@@ -1,0 +1,166 @@
+"""The cache: what is fetched when, what waits for it, and what is never thrown away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from minisgl_operator import names
+from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.observed import Observed, Ref, ref_of
+from minisgl_operator.plan import RETRY_FETCH_AFTER, Apply, Delete, Step, plan
+from support.inference_models import ENVIRONMENT, HUB, inference_model, raw_model
+from support.simulated_cluster import START, SimulatedCluster
+
+OTHER = {"huggingFace": {"repo": "Qwen/Qwen3-14B"}}
+
+
+def fetch_job(source: dict[str, Any] = HUB) -> Ref:
+    repo = source["huggingFace"]["repo"]
+    return Ref("Job", names.fetch("qwen", names.cache_key(repo, "main", "https://huggingface.co")))
+
+
+def applied(steps: tuple[Step, ...]) -> set[Ref]:
+    return {ref_of(step.manifest) for step in steps if isinstance(step, Apply)}
+
+
+def deleted(steps: tuple[Step, ...]) -> set[Ref]:
+    return {step.ref for step in steps if isinstance(step, Delete)}
+
+
+def test_engines_are_made_when_the_fetch_is_complete() -> None:
+    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    first = applied(cluster.plan())
+    assert fetch_job() in first
+    assert not {ref for ref in first if ref.kind == "StatefulSet"}
+    cluster.reconcile()
+    assert Ref("StatefulSet", "qwen-r0") not in cluster.objects
+    cluster.run_controllers()
+    cluster.look()
+    assert Ref("StatefulSet", "qwen-r0") in applied(cluster.plan())
+
+
+def test_a_new_source_is_fetched_while_the_old_one_serves() -> None:
+    cluster = SimulatedCluster(raw_model({"replicas": 2}), ENVIRONMENT)
+    cluster.settle()
+    before = set(cluster.pods)
+    cluster.edit({"model": {"source": OTHER}})
+    steps = cluster.plan()
+    assert fetch_job(OTHER) in applied(steps)
+    assert deleted(steps) == {fetch_job()}
+    assert not {ref for ref in applied(steps) if ref.kind == "StatefulSet"}
+    cluster.reconcile()
+    assert set(cluster.pods) == before
+    cluster.settle()
+    assert len(cluster.serving()) == 2
+
+
+def test_a_job_that_was_deleted_by_hand_keeps_nobody_from_serving() -> None:
+    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster.settle()
+    cluster.remove(fetch_job())
+    steps = cluster.plan()
+    assert {fetch_job(), Ref("StatefulSet", "qwen-r0")} <= applied(steps)
+    assert not deleted(steps)
+
+
+def test_a_claim_made_anew_is_filled_anew_before_engines_are_made() -> None:
+    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster.settle()
+    cluster.now += timedelta(minutes=1)
+    cluster.remove(Ref("PersistentVolumeClaim", "qwen-cache"))
+    cluster.reconcile()
+    steps = cluster.plan()
+    assert deleted(steps) == {fetch_job()}
+    assert Ref("StatefulSet", "qwen-r0") not in applied(steps)
+    cluster.settle()
+    assert list(cluster.serving()) == ["qwen-r0"]
+
+
+def with_job(observed: Observed, status: dict[str, Any], spec: dict[str, Any] | None = None) -> Observed:
+    """The fetch Job of a model with `spec`, with that status."""
+    cluster = SimulatedCluster(raw_model(spec), ENVIRONMENT)
+    cluster.reconcile()
+    job = cluster.objects[fetch_job()] | {"status": status}
+    return replace(observed, children={fetch_job(): job})
+
+
+def failed(ago: timedelta) -> dict[str, Any]:
+    then = (START - ago).isoformat()
+    return {"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": then}]}
+
+
+def test_a_failed_fetch_is_tried_again_after_a_while() -> None:
+    model, observed = inference_model(), Observed(raw_model())
+    fresh = with_job(observed, failed(RETRY_FETCH_AFTER - timedelta(seconds=1)))
+    assert not deleted(plan(model, fresh, ENVIRONMENT, START))
+    old = with_job(observed, failed(RETRY_FETCH_AFTER))
+    assert deleted(plan(model, old, ENVIRONMENT, START)) == {fetch_job()}
+
+
+def test_a_changed_fetch_replaces_one_that_is_not_done() -> None:
+    """A Job cannot be changed: one that lacked the token gives way to one with it; one that is done is left alone."""
+    source = {"huggingFace": HUB["huggingFace"] | {"tokenSecretRef": {"name": "hub"}}}
+    model = inference_model(source=source)
+    for status, gone in (({}, True), (failed(timedelta(0)), True), (_done(), False)):
+        steps = plan(model, with_job(Observed(raw_model()), status), ENVIRONMENT, START)
+        assert (fetch_job() in deleted(steps)) is gone
+        assert fetch_job() not in applied(steps)
+
+
+def _done() -> dict[str, Any]:
+    return {"conditions": [{"type": "Complete", "status": "True"}], "completionTime": START.isoformat()}
+
+
+def test_a_claim_is_never_deleted_by_a_plan() -> None:
+    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster.settle()
+    cluster.edit({"model": {"source": {"pvc": {"claimName": "models"}}}})
+    cluster.settle()
+    assert Ref("PersistentVolumeClaim", "qwen-cache") in cluster.objects
+    assert not [ref for ref in cluster.objects if ref.kind == "Job"]
+
+
+def test_a_claim_to_be_kept_has_no_owner_and_is_found_again() -> None:
+    cluster = SimulatedCluster(raw_model({"model": {"cache": {"retain": True}}}), ENVIRONMENT)
+    cluster.settle()
+    claim = cluster.objects[Ref("PersistentVolumeClaim", "qwen-cache")]
+    assert "ownerReferences" not in claim["metadata"]
+    again = raw_model({"model": {"cache": {"retain": True}}}, uid="00000000-0000-4000-8000-000000000002")
+    observed = Observed(again, children={Ref("PersistentVolumeClaim", "qwen-cache"): claim})
+    steps = plan(inference_model({"model": {"cache": {"retain": True}}}), observed, ENVIRONMENT, START)
+    assert Ref("PersistentVolumeClaim", "qwen-cache") in applied(steps)
+
+
+def test_a_claim_of_the_users_own_is_used_and_not_made() -> None:
+    model = inference_model({"model": {"cache": {"claimName": "theirs"}}})
+    observed = with_job(Observed(raw_model()), _done(), {"model": {"cache": {"claimName": "theirs"}}})
+    steps = plan(model, observed, ENVIRONMENT, START)
+    assert not [ref for ref in applied(steps) if ref.kind == "PersistentVolumeClaim"]
+    assert Ref("StatefulSet", "qwen-r0") in applied(steps)
+
+
+def test_nothing_is_done_for_a_model_that_is_being_deleted() -> None:
+    raw = raw_model()
+    raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert plan(InferenceModel.parse(raw), Observed(raw), ENVIRONMENT, START) == ()
+
+
+def test_a_child_that_is_being_deleted_is_awaited() -> None:
+    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster.reconcile()
+    service = cluster.objects[Ref("Service", "qwen")]
+    service["metadata"]["deletionTimestamp"] = START.isoformat()
+    steps = cluster.plan()
+    assert Ref("Service", "qwen") not in applied(steps) | deleted(steps)
+
+
+def test_children_of_a_deleted_model_of_the_same_name_are_not_taken_over() -> None:
+    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster.settle()
+    again = raw_model(uid="00000000-0000-4000-8000-000000000002")
+    observed = Observed(again, children=cluster.observed().children, pods=cluster.observed().pods)
+    steps = plan(inference_model(uid="00000000-0000-4000-8000-000000000002"), observed, ENVIRONMENT, START)
+    assert not deleted(steps)
+    assert not applied(steps) & set(observed.children)

@@ -1,0 +1,228 @@
+"""Rollouts, step by step: who is replaced when, and who goes on serving."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl_operator.observed import Ref, Unreachable
+from minisgl_operator.plan import Apply, Delete, plan
+from support.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
+from support.simulated_cluster import SimulatedCluster
+
+
+def settled(spec: dict[str, Any], source: dict[str, Any] = CLAIM) -> SimulatedCluster:
+    """A cluster in which the model runs, two ranks in pods of their own for each replica."""
+    parallelism = {"tensor": 2, "gpusPerPod": 1}
+    raw = raw_model({"parallelism": parallelism, "engine": {"image": "engine:1"}} | spec, source=source)
+    cluster = SimulatedCluster(raw, ENVIRONMENT)
+    cluster.broken = {"engine:broken"}
+    cluster.settle()
+    return cluster
+
+
+def counts(cluster: SimulatedCluster) -> dict[str, int]:
+    """The number of pods that a plan would ask for, of StatefulSets that it would change."""
+    return {
+        step.manifest["metadata"]["name"]: step.manifest["spec"]["replicas"]
+        for step in cluster.plan()
+        if isinstance(step, Apply) and step.manifest["kind"] == "StatefulSet" and cluster.changes(step.manifest)
+    }
+
+
+def everyone_works(cluster: SimulatedCluster) -> None:
+    cluster.run_controllers()
+    cluster.run_kubelets()
+    cluster.run_frontends()
+    cluster.look()
+
+
+def test_one_replica_is_emptied_refilled_and_awaited_before_the_next() -> None:
+    cluster = settled({"replicas": 3})
+    cluster.edit({"engine": {"image": "engine:2"}})
+    assert counts(cluster) == {"qwen-r0": 0}
+    cluster.reconcile()
+    assert counts(cluster) == {}, "its pods are not gone"
+    cluster.run_controllers()
+    cluster.run_kubelets()
+    cluster.look()
+    assert counts(cluster) == {}, "the controller has not confirmed that none is left"
+    cluster.run_controllers()
+    cluster.look()
+    assert counts(cluster) == {"qwen-r0": 2}
+    cluster.reconcile()
+    cluster.run_controllers()
+    cluster.run_kubelets()
+    cluster.run_kubelets()
+    cluster.look()
+    assert counts(cluster) == {}, "it is ready, but no frontend has reached it"
+    cluster.run_frontends()
+    assert counts(cluster) == {"qwen-r1": 0}
+
+
+@settings(max_examples=20, deadline=None)
+@given(replicas=st.integers(2, 4), source=st.sampled_from((CLAIM, HUB)), seed=st.integers(0, 2**32))
+def test_all_but_one_replica_serve_at_every_moment(replicas: int, source: dict[str, Any], seed: int) -> None:
+    order = Random(seed)
+    cluster = settled({"replicas": replicas}, source)
+    cluster.edit({"engine": {"image": "engine:2"}})
+    most_pods = len(cluster.pods)
+    actions = (cluster.reconcile, cluster.run_controllers, cluster.run_kubelets, cluster.run_frontends, cluster.look)
+    for _ in range(40 * replicas):
+        order.choice(actions)()
+        assert len(cluster.serving()) >= replicas - 1
+        assert len(cluster.pods) <= most_pods
+        assert all(len(found) == 1 for found in cluster.revisions().values())
+    cluster.settle()
+    assert len(set(cluster.serving().values())) == 1
+
+
+def test_a_revision_that_does_not_come_up_stops_at_the_first_replica() -> None:
+    cluster = settled({"replicas": 3})
+    cluster.edit({"engine": {"image": "engine:broken"}})
+    cluster.settle()
+    assert sorted(cluster.serving()) == ["qwen-r1", "qwen-r2"]
+    assert cluster.pods["qwen-r0-0"]["spec"]["containers"][0]["image"] == "engine:broken"
+
+
+def test_the_edit_that_corrects_it_replaces_the_broken_replica_at_once() -> None:
+    cluster = settled({"replicas": 3})
+    cluster.edit({"engine": {"image": "engine:broken"}})
+    cluster.settle()
+    cluster.edit({"engine": {"image": "engine:2"}})
+    assert counts(cluster) == {"qwen-r0": 0}
+    cluster.settle()
+    assert len(cluster.serving()) == 3
+
+
+def test_replicas_that_have_never_served_are_all_replaced_at_once() -> None:
+    cluster = settled({"replicas": 3, "engine": {"image": "engine:broken"}})
+    cluster.edit({"engine": {"image": "engine:2"}})
+    assert counts(cluster) == {"qwen-r0": 0, "qwen-r1": 0, "qwen-r2": 0}
+
+
+def test_a_replica_on_its_way_back_is_kept_while_the_new_revision_has_not_come_up() -> None:
+    cluster = settled({"replicas": 3})
+    cluster.edit({"engine": {"image": "engine:broken"}})
+    cluster.settle()
+    cluster.pods["qwen-r1-0"]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    cluster.look()
+    assert counts(cluster) == {}
+
+
+def test_reverting_in_mid_rollout_restarts_only_what_was_replaced() -> None:
+    cluster = settled({"replicas": 3})
+    cluster.edit({"engine": {"image": "engine:2"}})
+    cluster.reconcile()
+    everyone_works(cluster)
+    kept = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items() if not name.startswith("qwen-r0")}
+    cluster.edit({"engine": {"image": "engine:1"}})
+    cluster.settle()
+    assert len(cluster.serving()) == 3
+    assert kept.items() <= {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}.items()
+
+
+def test_a_silent_frontend_that_is_ready_holds_the_rollout() -> None:
+    cluster = settled({"replicas": 2})
+    cluster.edit({"engine": {"image": "engine:2"}})
+    frontend = cluster.observed().pods[-1]
+    observed = cluster.observed()
+    reports = {**observed.reports, frontend["metadata"]["uid"]: Unreachable("timed out")}
+    held = type(observed)(**{**vars(observed), "reports": reports})
+    steps = _plan(cluster, held)
+    assert not any(step.manifest["spec"]["replicas"] == 0 for step in steps)
+
+
+def test_without_any_ready_frontend_the_pods_word_is_enough() -> None:
+    cluster = settled({"replicas": 2})
+    cluster.edit({"engine": {"image": "engine:2"}})
+    observed = cluster.observed()
+    pods = tuple(pod for pod in observed.pods if pod["metadata"]["name"] != "frontend-pod")
+    steps = _plan(cluster, type(observed)(**{**vars(observed), "pods": pods, "reports": {}}))
+    assert [step.manifest["metadata"]["name"] for step in steps if step.manifest["spec"]["replicas"] == 0] == [
+        "qwen-r0"
+    ]
+
+
+def _plan(cluster: SimulatedCluster, observed: Any) -> list[Apply]:
+    steps = plan(cluster.model, observed, ENVIRONMENT, cluster.now)
+    return [step for step in steps if isinstance(step, Apply) and step.manifest["kind"] == "StatefulSet"]
+
+
+def test_a_frontend_edit_touches_no_engine() -> None:
+    cluster = settled({"replicas": 2})
+    before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+    cluster.edit({"frontend": {"image": "frontend:2", "replicas": 3}})
+    changed = [step.manifest for step in cluster.plan() if isinstance(step, Apply) and cluster.changes(step.manifest)]
+    assert [manifest["kind"] for manifest in changed] == ["Deployment"]
+    cluster.settle()
+    assert before == {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+
+
+def test_scaling_up_touches_no_replica_that_runs() -> None:
+    cluster = settled({"replicas": 1})
+    before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+    cluster.edit({"replicas": 3})
+    assert counts(cluster) == {"qwen-r1": 2, "qwen-r2": 2}
+    cluster.settle()
+    assert before.items() <= {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}.items()
+
+
+def test_scaling_down_takes_the_highest_index_first_and_keeps_names_until_the_pods_are_gone() -> None:
+    cluster = settled({"replicas": 3})
+    cluster.edit({"replicas": 1})
+    deletes = [step.ref for step in cluster.plan() if isinstance(step, Delete)]
+    assert deletes == [
+        Ref("PodDisruptionBudget", "qwen-r2"),
+        Ref("StatefulSet", "qwen-r2"),
+        Ref("PodDisruptionBudget", "qwen-r1"),
+        Ref("StatefulSet", "qwen-r1"),
+    ]
+    cluster.reconcile()
+    cluster.look()
+    assert not [step for step in cluster.plan() if isinstance(step, Delete)]
+    cluster.run_kubelets()
+    cluster.look()
+    deletes = [step.ref for step in cluster.plan() if isinstance(step, Delete)]
+    assert deletes == [Ref("Service", "qwen-r2"), Ref("Service", "qwen-r1")]
+
+
+def test_suspending_leaves_the_endpoint_the_cache_and_the_policies() -> None:
+    cluster = settled({"replicas": 2}, HUB)
+    before = set(cluster.objects)
+    cluster.edit({"suspend": True})
+    cluster.settle()
+    assert not cluster.pods
+    gone = before - set(cluster.objects)
+    assert {ref.name for ref in gone} == {"qwen-r0", "qwen-r1"}
+    cluster.edit({"suspend": False})
+    cluster.settle()
+    assert set(cluster.objects) == before
+
+
+def test_a_replica_made_anew_waits_for_the_pods_of_the_old_one() -> None:
+    cluster = settled({"replicas": 1})
+    cluster.remove(Ref("StatefulSet", "qwen-r0"))
+    cluster.edit({"engine": {"image": "engine:2"}})
+    assert counts(cluster) == {"qwen-r0": 0}
+    cluster.settle()
+    assert list(cluster.serving()) == ["qwen-r0"]
+
+
+def test_a_node_drain_may_take_one_replica_when_all_serve_and_none_but_the_broken_otherwise() -> None:
+    cluster = settled({"replicas": 2})
+
+    def budgets() -> dict[str, Any]:
+        return {
+            step.manifest["metadata"]["name"]: step.manifest["spec"]["maxUnavailable"]
+            for step in cluster.plan()
+            if isinstance(step, Apply) and step.manifest["kind"] == "PodDisruptionBudget"
+        }
+
+    assert budgets() == {"qwen-frontend": 1, "qwen-r0": "100%", "qwen-r1": "100%"}
+    cluster.pods["qwen-r0-1"]["status"]["conditions"] = []
+    cluster.look()
+    assert budgets() == {"qwen-frontend": 1, "qwen-r0": "100%", "qwen-r1": 0}

@@ -1,0 +1,147 @@
+"""Whatever users, drift and crashes do: plans end at what the last spec says, and break nothing meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from minisgl_operator import names
+from minisgl_operator.observed import Ref, ref_of
+from minisgl_operator.plan import Apply, Delete
+from minisgl_operator.render import render
+from support.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
+from support.simulated_cluster import SimulatedCluster
+
+IMAGES = ("engine:1", "engine:2", "engine:broken")
+PARALLELISM = ({"tensor": 1}, {"tensor": 2, "gpusPerPod": 1}, {"tensor": 4, "gpusPerPod": 2})
+FOREIGN = (
+    Ref("Service", "qwen"),
+    Ref("StatefulSet", "qwen-r1"),
+    Ref("NetworkPolicy", "qwen-engine"),
+    Ref("PodDisruptionBudget", "qwen-r2"),
+)
+
+
+class Cluster(RuleBasedStateMachine):
+    @initialize(source=st.sampled_from((HUB, CLAIM)), parallelism=st.sampled_from(PARALLELISM))
+    def begin(self, source: dict[str, Any], parallelism: dict[str, Any]) -> None:
+        spec = {"replicas": 2, "parallelism": parallelism, "engine": {"image": IMAGES[0]}}
+        self.cluster = SimulatedCluster(raw_model(spec, source=source), ENVIRONMENT)
+        self.cluster.broken = {"engine:broken"}
+        self.theirs: dict[Ref, Any] = {}
+
+    @rule(image=st.sampled_from(IMAGES))
+    def edit_engine(self, image: str) -> None:
+        self.cluster.edit({"engine": {"image": image}})
+
+    @rule(replicas=st.integers(0, 3))
+    def scale(self, replicas: int) -> None:
+        self.cluster.edit({"replicas": replicas})
+
+    @rule(suspend=st.booleans())
+    def suspend(self, suspend: bool) -> None:
+        self.cluster.edit({"suspend": suspend})
+
+    @rule(parallelism=st.sampled_from(PARALLELISM))
+    def split_otherwise(self, parallelism: dict[str, Any]) -> None:
+        self.cluster.edit({"parallelism": parallelism})
+
+    @rule(repo=st.sampled_from(("Qwen/Qwen3-8B", "Qwen/Qwen3-14B")))
+    def change_model(self, repo: str) -> None:
+        self.cluster.edit({"model": {"source": {"huggingFace": {"repo": repo}}}})
+
+    @rule(enabled=st.booleans())
+    def switch_policies(self, enabled: bool) -> None:
+        self.cluster.edit({"networkPolicy": {"enabled": enabled}})
+
+    @rule(data=st.data())
+    def delete_child(self, data: st.DataObject) -> None:
+        ours = sorted(self.cluster.objects.keys() - self.theirs.keys())
+        if ours:
+            self.cluster.remove(data.draw(st.sampled_from(ours)))
+
+    @rule(data=st.data(), count=st.integers(0, 3))
+    def drift(self, data: st.DataObject, count: int) -> None:
+        """Someone edits a child by hand: its labels, and the number of pods where it has one."""
+        ours = sorted(ref for ref in self.cluster.objects.keys() - self.theirs.keys() if ref.kind != "Job")
+        if ours:
+            body = self.cluster.objects[data.draw(st.sampled_from(ours))]
+            body["metadata"]["labels"][names.INSTANCE_LABEL] = "drifted"
+            body["metadata"]["generation"] += 1
+            if "replicas" in body.get("spec", {}):
+                body["spec"]["replicas"] = count
+
+    @rule(ref=st.sampled_from(FOREIGN))
+    def someone_takes_a_name(self, ref: Ref) -> None:
+        if ref not in self.cluster.objects:
+            self.cluster.put_foreign(ref)
+            self.theirs[ref] = self.cluster.objects[ref].copy()
+
+    @rule(ref=st.sampled_from(FOREIGN))
+    def someone_gives_it_back(self, ref: Ref) -> None:
+        if self.theirs.pop(ref, None) is not None:
+            self.cluster.remove(ref)
+
+    @rule(calls=st.none() | st.integers(0, 6))
+    def reconcile(self, calls: int | None) -> None:
+        self.cluster.reconcile(calls)
+
+    @rule()
+    def watches_catch_up(self) -> None:
+        self.cluster.look()
+
+    @rule()
+    def controllers_run(self) -> None:
+        self.cluster.run_controllers()
+
+    @rule(data=st.data())
+    def kubelets_run(self, data: st.DataObject) -> None:
+        some = data.draw(
+            st.lists(st.sampled_from(sorted(self.cluster.pods)), unique=True) if self.cluster.pods else st.just([])
+        )
+        self.cluster.run_kubelets(some)
+
+    @rule()
+    def frontends_look(self) -> None:
+        self.cluster.run_frontends()
+
+    @rule(image=st.sampled_from(IMAGES[:2]))
+    def all_settles(self, image: str) -> None:
+        """Once edits stop at something that works, and no name is taken, all is exactly as the spec says."""
+        for ref in list(self.theirs):
+            self.someone_gives_it_back(ref)
+        self.cluster.edit({"engine": {"image": image}})
+        self.cluster.settle()
+        steps = self.cluster.plan()
+        assert not [step for step in steps if isinstance(step, Delete)]
+        assert not [step for step in steps if isinstance(step, Apply) and self.cluster.changes(step.manifest)]
+        wanted = {ref_of(manifest): manifest for manifest in render(self.cluster.model, ENVIRONMENT)}
+        kept = {ref for ref in self.cluster.objects if ref.kind == "PersistentVolumeClaim"}
+        assert self.cluster.objects.keys() - kept == wanted.keys() - kept
+        for ref, manifest in wanted.items():
+            live = self.cluster.objects[ref]
+            assert live["metadata"]["labels"] == manifest["metadata"]["labels"] or ref.kind == "Job"
+            if ref.kind == "StatefulSet":
+                assert live["spec"] == manifest["spec"]
+                pods = {name for name, pod in self.cluster.pods.items() if name.startswith(ref.name + "-")}
+                assert len(pods) == manifest["spec"]["replicas"]
+        assert len(self.cluster.serving()) == sum(ref.kind == "StatefulSet" for ref in wanted)
+
+    @invariant()
+    def no_replica_has_two_revisions(self) -> None:
+        if hasattr(self, "cluster"):
+            mixed = {replica: found for replica, found in self.cluster.revisions().items() if len(found) > 1}
+            assert not mixed
+
+    @invariant()
+    def what_is_theirs_is_untouched(self) -> None:
+        if hasattr(self, "cluster"):
+            for ref, body in self.theirs.items():
+                assert self.cluster.objects[ref] == body
+
+
+Cluster.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestCluster = Cluster.TestCase

@@ -1,0 +1,236 @@
+"""Rules that hold for every child of every model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from minisgl_operator import names
+from minisgl_operator.observed import Manifest, ref_of
+from minisgl_operator.render import render, revision
+from minisgl_operator.render.quantity import canonical
+from minisgl_operator.resources import CHILDREN
+from support.example_models import EXAMPLES
+from support.inference_models import CLAIM, ENVIRONMENT, HUB, inference_model
+
+KUBERNETES = "1.36"
+
+examples = pytest.mark.parametrize("model", EXAMPLES.values(), ids=EXAMPLES)
+
+
+def templates(manifests: tuple[Manifest, ...]) -> Iterator[dict[str, Any]]:
+    for manifest in manifests:
+        if manifest["kind"] in ("StatefulSet", "Deployment", "Job"):
+            yield manifest["spec"]["template"]
+
+
+def find(manifests: tuple[Manifest, ...], kind: str, name: str) -> Manifest:
+    return next(each for each in manifests if (each["kind"], each["metadata"]["name"]) == (kind, name))
+
+
+@examples
+def test_every_manifest_is_valid(model: Any) -> None:
+    for manifest in render(model, ENVIRONMENT):
+        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+
+
+@examples
+def test_rendering_twice_gives_the_same(model: Any) -> None:
+    assert render(model, ENVIRONMENT) == render(model, ENVIRONMENT)
+
+
+@examples
+def test_children_have_short_unique_names_labels_and_their_owner(model: Any) -> None:
+    manifests = render(model, ENVIRONMENT)
+    assert len({ref_of(manifest) for manifest in manifests}) == len(manifests)
+    kinds = {(resource.api_version, resource.kind) for resource in CHILDREN}
+    for manifest in manifests:
+        metadata = manifest["metadata"]
+        assert (manifest["apiVersion"], manifest["kind"]) in kinds
+        assert len(metadata["name"]) <= 63
+        assert metadata["namespace"] == model.metadata.namespace
+        assert metadata["labels"][names.MODEL_LABEL] == model.name
+        assert metadata["labels"][names.MANAGED_BY_LABEL] == names.MANAGED_BY
+        if manifest["kind"] == "PersistentVolumeClaim" and model.spec.model.hub_cache.retain:
+            assert "ownerReferences" not in metadata
+        else:
+            (owner,) = metadata["ownerReferences"]
+            assert (owner["uid"], owner["controller"]) == (model.metadata.uid, True)
+
+
+@examples
+def test_nothing_is_null_and_nothing_is_the_servers_to_say(model: Any) -> None:
+    def values(value: Any) -> Iterator[Any]:
+        yield value
+        for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from values(inner)
+
+    for manifest in render(model, ENVIRONMENT):
+        assert "status" not in manifest
+        assert not {"creationTimestamp", "resourceVersion", "uid"} & manifest["metadata"].keys()
+        assert not [value for value in values(manifest) if value is None or value == ()]
+
+
+@examples
+def test_selectors_select_the_pods_and_cannot_change(model: Any) -> None:
+    manifests = render(model, ENVIRONMENT)
+    labels = [template["metadata"]["labels"] for template in templates(manifests)]
+    fixed = {names.NAME_LABEL, names.INSTANCE_LABEL, names.COMPONENT_LABEL, names.REPLICA_LABEL, names.POD_INDEX_LABEL}
+    for manifest in manifests:
+        spec = manifest.get("spec", {})
+        selector = spec.get("selector") or spec.get("podSelector")
+        if selector is None or (manifest["kind"] == "Service" and not model.spec.replicas):
+            continue
+        wanted = selector.get("matchLabels", selector)
+        assert set(wanted) <= fixed
+        plain = {key: value for key, value in wanted.items() if key != names.POD_INDEX_LABEL}
+        selected = any(plain.items() <= each.items() for each in labels)
+        assert selected or (model.spec.suspend and wanted[names.COMPONENT_LABEL] == names.ENGINE)
+
+
+@examples
+def test_services_lead_to_ports_of_containers(model: Any) -> None:
+    manifests = render(model, ENVIRONMENT)
+    ports = {
+        (template["metadata"]["labels"][names.COMPONENT_LABEL], port["name"])
+        for template in templates(manifests)
+        for port in template["spec"]["containers"][0]["ports"]
+    }
+    for manifest in manifests:
+        if manifest["kind"] == "Service" and not model.spec.suspend:
+            component = manifest["spec"]["selector"][names.COMPONENT_LABEL]
+            assert {(component, port["targetPort"]) for port in manifest["spec"]["ports"]} <= ports
+
+
+@examples
+def test_the_pods_of_a_replica_hold_all_its_ranks(model: Any) -> None:
+    for manifest in render(model, ENVIRONMENT):
+        if manifest["kind"] == "StatefulSet":
+            arguments = manifest["spec"]["template"]["spec"]["containers"][0]["args"]
+            ranks = int(arguments[arguments.index("--ranks-per-pod") + 1])
+            assert manifest["spec"]["replicas"] * ranks == model.spec.parallelism.tensor
+
+
+@examples
+def test_pods_are_restricted(model: Any) -> None:
+    """Pod Security Standards, profile `restricted`."""
+    volumes = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim"}
+    for template in templates(render(model, ENVIRONMENT)):
+        spec = template["spec"]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert not any("hostPort" in port for port in container["ports"])
+        for volume in spec["volumes"]:
+            (kind,) = volume.keys() - {"name"}
+            assert kind in volumes | {"secret", "projected"}
+
+
+@examples
+def test_mounts_and_volumes_belong_together(model: Any) -> None:
+    for template in templates(render(model, ENVIRONMENT)):
+        mounts = [mount["name"] for container in template["spec"]["containers"] for mount in container["volumeMounts"]]
+        volumes = [volume["name"] for volume in template["spec"]["volumes"]]
+        assert sorted(mounts) == sorted(volumes)
+
+
+@pytest.mark.parametrize(
+    ("written", "stored"),
+    [
+        ("1000m", "1"),
+        ("0.5", "500m"),
+        ("1500m", "1500m"),
+        ("4", "4"),
+        ("1000", "1k"),
+        ("1024", "1024"),
+        ("1024Mi", "1Gi"),
+        ("1.5Gi", "1536Mi"),
+        ("0.5Ti", "512Gi"),
+        ("512Ki", "512Ki"),
+        ("0.5Ki", "512"),
+        ("100G", "100G"),
+        ("1e3", "1e3"),
+        ("15e2", "1500"),
+        ("1E", "1E"),
+        ("2000E", "2000E"),
+        ("0", "0"),
+        ("0.0000000001", "1n"),
+        ("0.1Ki", "102400m"),
+    ],
+)
+def test_amounts_are_spelt_as_the_api_server_stores_them(written: str, stored: str) -> None:
+    assert canonical(written) == stored
+    assert canonical(stored) == stored
+
+
+def test_replicas_have_one_revision_and_frontends_have_no_part_in_it() -> None:
+    model = inference_model({"replicas": 3}, source=CLAIM)
+    found = {
+        template["metadata"]["labels"].get(names.REVISION_LABEL)
+        for template in templates(render(model, ENVIRONMENT))
+        if template["metadata"]["labels"][names.COMPONENT_LABEL] == names.ENGINE
+    }
+    assert found == {revision(model, ENVIRONMENT)}
+    same = inference_model({"replicas": 5, "frontend": {"replicas": 3, "image": "other:1"}}, source=CLAIM)
+    assert revision(same, ENVIRONMENT) == revision(model, ENVIRONMENT)
+    other = inference_model({"replicas": 3, "engine": {"image": "other:1"}}, source=CLAIM)
+    assert revision(other, ENVIRONMENT) != revision(model, ENVIRONMENT)
+
+
+def test_the_hub_token_is_in_the_fetch_pod_only() -> None:
+    source = {"huggingFace": HUB["huggingFace"] | {"tokenSecretRef": {"name": "hub"}}}
+    manifests = render(inference_model(source=source), ENVIRONMENT)
+    with_token = [manifest["kind"] for manifest in manifests if "HF_TOKEN" in str(manifest)]
+    assert with_token == ["Job"]
+
+
+def test_a_fetch_from_the_hub_reaches_https_only_and_one_from_a_mirror_its_port() -> None:
+    hub = find(render(inference_model(), ENVIRONMENT), "NetworkPolicy", "qwen-fetch")
+    assert {port["port"] for rule in hub["spec"]["egress"] for port in rule["ports"]} == {53, 5353, 443}
+    source = {"huggingFace": HUB["huggingFace"] | {"endpoint": "http://hub.mirror:8000"}}
+    mirror = find(render(inference_model(source=source), ENVIRONMENT), "NetworkPolicy", "qwen-fetch")
+    assert mirror["spec"]["egress"] == [{}]
+
+
+def test_engines_let_in_their_own_frontends_ranks_and_the_operator() -> None:
+    policy = find(render(inference_model(), ENVIRONMENT), "NetworkPolicy", "qwen-engine")
+    ranks, frontends, operator = policy["spec"]["ingress"]
+    assert "ports" not in ranks
+    assert [port["port"] for port in frontends["ports"]] == [5550, 8080]
+    assert operator["from"][0]["namespaceSelector"] == {
+        "matchLabels": {"kubernetes.io/metadata.name": "minisgl-system"}
+    }
+    assert [port["port"] for port in operator["ports"]] == [8080]
+
+
+def test_shared_memory_is_a_tmpfs_where_all_ranks_share_a_pod_and_on_the_nodes_disk_where_not() -> None:
+    def shared(parallelism: dict[str, Any]) -> dict[str, Any]:
+        manifests = render(inference_model({"parallelism": parallelism}, source=CLAIM), ENVIRONMENT)
+        volumes = find(manifests, "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]["volumes"]
+        return dict(next(volume["emptyDir"] for volume in volumes if volume["name"] == "shm"))
+
+    assert shared({"tensor": 2}) == {"medium": "Memory", "sizeLimit": "8Gi"}
+    assert shared({"tensor": 2, "gpusPerPod": 1}) == {"sizeLimit": "8Gi"}
+
+
+def test_the_root_file_system_is_read_only_but_for_the_gpu_runtime() -> None:
+    for device, read_only in (("auto", False), ("cpu", True)):
+        manifests = render(inference_model({"engine": {"device": device}}, source=CLAIM), ENVIRONMENT)
+        (engine,) = find(manifests, "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]["containers"]
+        assert engine["securityContext"]["readOnlyRootFilesystem"] is read_only
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [("qwen-r0", 0), ("qwen-r12", 12), ("qwen-r01", None), ("qwen-rx", None), ("qwen", None), ("other-r1", None)],
+)
+def test_replica_indices_are_read_back_from_names(name: str, index: int | None) -> None:
+    assert names.replica_index("qwen", name) == index

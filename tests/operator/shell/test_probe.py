@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from minisgl_operator.metrics import Metrics
+from minisgl_operator.observed import Unreachable
+from minisgl_operator.probe import Prober, is_asked, pod_address
+from minisgl_operator.store import ModelKey, Store
+
+
+def pod(
+    name: str = "m-r0-0", component: str = "engine", index: str = "0", phase: str = "Running", version: int = 1
+) -> Any:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "ns",
+            "uid": f"uid-{name}",
+            "resourceVersion": str(version),
+            "labels": {
+                "app.kubernetes.io/component": component,
+                "apps.kubernetes.io/pod-index": index,
+                "serving.minisgl.io/model": "m",
+            },
+        },
+        "spec": {},
+        "status": {"phase": phase, "podIP": "127.0.0.1"},
+    }
+
+
+class Pods:
+    """A real HTTP server whose next answer the test chooses."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[], web.StreamResponse] = lambda: web.json_response({"kind": "engine", "ready": True})
+        self.asked = 0
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked += 1
+        return self.answer()
+
+
+@asynccontextmanager
+async def probing(pods: Pods, store: Store) -> AsyncIterator[tuple[Prober, list[ModelKey]]]:
+    app = web.Application()
+    app.router.add_get("/status", pods.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    pods.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    woken: list[ModelKey] = []
+    prober = Prober(store, woken.append, Metrics(), 0.02, lambda pod: pods.url)
+    task = asyncio.create_task(prober.run())
+    try:
+        yield prober, woken
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await runner.cleanup()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_only_a_changed_answer_wakes_the_model() -> None:
+    store, pods = Store(), Pods()
+    store.put(pod())
+    async with probing(pods, store) as (prober, woken):
+        await until(lambda: pods.asked > 5)
+        assert woken == [("ns", "m")]
+        assert prober.reports["uid-m-r0-0"] == {"kind": "engine", "ready": True}
+        pods.answer = lambda: web.json_response({"kind": "engine", "ready": False})
+        await until(lambda: len(woken) == 2)
+
+
+async def test_requests_in_flight_are_no_news() -> None:
+    store, pods = Store(), Pods()
+    store.put(pod("m-frontend-1", "frontend"))
+
+    def answer() -> web.Response:
+        return web.json_response(
+            {"kind": "frontend", "replicas": [{"replica": "m-r0", "routable": True, "running": pods.asked}]}
+        )
+
+    pods.answer = answer
+    async with probing(pods, store) as (prober, woken):
+        await until(lambda: pods.asked > 5)
+        assert len(woken) == 1
+        assert prober.reports["uid-m-frontend-1"]["replicas"][0]["running"] > 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda: web.Response(status=500),
+        lambda: web.Response(text="not json"),
+        lambda: web.json_response(["a list"]),
+        lambda: web.Response(text=json.dumps({"pad": "x" * 300_000})),
+        lambda: web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"}),
+        lambda: web.Response(text="[" * 100_000),
+    ],
+    ids=["error", "text", "list", "large", "redirect", "deep"],
+)
+async def test_what_is_no_report_is_unknown_after_the_second_time(answer: Callable[[], web.StreamResponse]) -> None:
+    store, pods = Store(), Pods()
+    store.put(pod())
+    async with probing(pods, store) as (prober, woken):
+        await until(lambda: woken)
+        before = pods.asked
+        pods.answer = answer
+        await until(lambda: isinstance(prober.reports["uid-m-r0-0"], Unreachable))
+        assert pods.asked >= before + 2
+        assert len(woken) == 2
+
+
+async def test_a_pod_that_is_gone_is_forgotten() -> None:
+    store, pods = Store(), Pods()
+    store.put(pod())
+    async with probing(pods, store) as (prober, woken):
+        await until(lambda: woken)
+        store.remove(pod(version=2))
+        await until(lambda: not prober.reports)
+
+
+async def test_a_refused_connection_is_unknown() -> None:
+    store, pods = Store(), Pods()
+    store.put(pod())
+    async with probing(pods, store) as (prober, _):
+        pods.url = "http://127.0.0.1:1"
+        await until(lambda: isinstance(prober.reports.get("uid-m-r0-0"), Unreachable))
+
+
+def test_followers_and_pods_that_do_not_run_are_not_asked() -> None:
+    assert is_asked(pod())
+    assert is_asked(pod(component="frontend", index="7"))
+    assert is_asked(pod(component="fetch", index=""))
+    assert not is_asked(pod(index="1"))
+    assert not is_asked(pod(phase="Pending"))
+    assert not is_asked(pod(component="fetch", phase="Succeeded"))
+
+
+def test_addresses_of_both_families() -> None:
+    one = pod()
+    assert pod_address(one) == "http://127.0.0.1:8080"
+    one["status"]["podIP"] = "fd00::7"
+    assert pod_address(one) == "http://[fd00::7]:8080"
+    del one["status"]["podIP"]
+    assert pod_address(one) is None

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+from minisgl_operator.resources import MODEL, of_kind
+from minisgl_operator.store import Id, ModelKey, Store, fingerprint, identify, model_of
+
+KEY = ModelKey("ns", "m")
+
+
+def body(kind: str = "Service", name: str = "m", version: int = 1, uid: str = "u1", **more: Any) -> dict[str, Any]:
+    owner = {
+        "apiVersion": "serving.minisgl.io/v1alpha1",
+        "kind": "InferenceModel",
+        "name": "m",
+        "uid": "model-uid",
+        "controller": True,
+    }
+    return {
+        "apiVersion": of_kind(kind).api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": "ns",
+            "uid": uid,
+            "resourceVersion": str(version),
+            "ownerReferences": [owner],
+        },
+        **more,
+    }
+
+
+def model(version: int = 1, uid: str = "model-uid") -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.minisgl.io/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": {"name": "m", "namespace": "ns", "uid": uid, "resourceVersion": str(version), "managedFields": [1]},
+        "spec": {"replicas": 1},
+    }
+
+
+def test_an_older_event_does_not_undo_what_is_known() -> None:
+    store = Store()
+    assert store.put(body(version=7)) == KEY
+    assert store.put(body(version=7)) is None
+    assert store.put(body(version=6)) is None
+    assert store.remove(body(version=6)) is None
+    assert store.put(body(version=8)) == KEY
+    assert store.remove(body(version=9)) == KEY
+    assert store.of_model(KEY) == []
+
+
+def test_the_end_of_a_namesake_does_not_remove_its_successor() -> None:
+    store = Store()
+    store.put(body(version=9, uid="new"))
+    assert store.remove(body(version=8, uid="old")) is None
+    assert store.get("Service", "ns", "m") is not None
+    store.put(model(version=5, uid="new"))
+    store.remove(model(version=4, uid="old"))
+    assert store.model(KEY) is not None
+
+
+def test_a_list_removes_what_it_does_not_show_but_nothing_newer() -> None:
+    store = Store()
+    store.put(body(name="old", version=3, uid="a"))
+    store.put(body(name="kept", version=4, uid="b"))
+    store.put(body(name="just-made", version=12, uid="c"))
+    store.put(body("ServiceAccount", "other-kind", 3, "d"))
+    store.sweep(of_kind("Service"), {Id("Service", "ns", "kept")}, None, "10")
+    assert {one.body["metadata"]["name"] for one in store.of_model(KEY)} == {"kept", "just-made", "other-kind"}
+    store.sweep(of_kind("Service"), set(), "another-namespace", "99")
+    assert len(store.of_model(KEY)) == 3
+
+
+def test_models_are_swept_as_well() -> None:
+    store = Store()
+    store.put(model(version=3))
+    store.sweep(MODEL, {identify(model())}, None, "10")
+    assert store.models() == [KEY]
+    store.sweep(MODEL, set(), None, "10")
+    assert store.models() == []
+
+
+def test_models_keep_everything_but_managed_fields() -> None:
+    store = Store()
+    store.put(model())
+    stored = store.model(KEY)
+    assert stored is not None
+    assert stored.body["spec"] == {"replicas": 1}
+    assert "managedFields" not in stored.body["metadata"]
+
+
+def test_a_status_alone_leaves_the_fingerprint_as_it_is() -> None:
+    before = body(spec={"ports": [80]}, status={"a": 1})
+    assert fingerprint(before) == fingerprint(body(version=2, spec={"ports": [80]}, status={"a": 2}))
+    assert fingerprint(before) != fingerprint(body(spec={"ports": [81]}))
+    labelled = body(spec={"ports": [80]})
+    labelled["metadata"]["labels"] = {"a": "b"}
+    assert fingerprint(before) != fingerprint(labelled)
+    orphan = body(spec={"ports": [80]})
+    orphan["metadata"]["ownerReferences"] = []
+    assert fingerprint(before) != fingerprint(orphan)
+
+
+def test_annotations_of_controllers_are_not_drift_but_others_are() -> None:
+    before = fingerprint(body())
+    changed = body()
+    changed["metadata"]["annotations"] = {"deployment.kubernetes.io/revision": "3"}
+    assert fingerprint(changed) == before
+    changed["metadata"]["annotations"] = {"example.com/mine": "3"}
+    assert fingerprint(changed) != before
+
+
+def test_pods_wake_their_model_only_for_what_matters() -> None:
+    store = Store()
+    status: dict[str, Any] = {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}]}
+    assert store.put(body("Pod", "p", 1, spec={}, status=status)) == KEY
+    heartbeat = {**status, "conditions": [{"type": "Ready", "status": "False", "lastProbeTime": "later"}]}
+    assert store.put(body("Pod", "p", 2, spec={}, status=heartbeat)) is None
+    assert store.put(body("Pod", "p", 3, spec={}, status={**status, "phase": "Running"})) == KEY
+    (kept,) = store.pods()
+    assert kept[0] == KEY and kept[1]["status"]["phase"] == "Running"
+
+
+def test_whose_an_object_is() -> None:
+    assert model_of(body()) == KEY
+    free = body()
+    del free["metadata"]["ownerReferences"]
+    assert model_of(free) is None
+    free["metadata"]["labels"] = {"serving.minisgl.io/model": "m"}
+    assert model_of(free) == KEY
+    store = Store()
+    del free["metadata"]["labels"]
+    assert store.put(free) is None
+    assert store.put(free, KEY) == KEY
+    assert [one.owner for one in store.of_model(KEY)] == [KEY]

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from minisgl_operator.workqueue import WorkQueue
+
+
+class ManualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        super().__init__()
+
+    def time(self) -> float:
+        return self.now
+
+    def turn(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        for _ in range(3):
+            self.run_until_complete(asyncio.sleep(0))
+
+    def call(self, step: Coroutine[Any, Any, Any]) -> Any:
+        return self.run_until_complete(step)
+
+
+KEYS = st.sampled_from("abcd")
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """The queue beside what client-go's documentation says of it, and two lanes."""
+
+    @initialize()
+    def start(self) -> None:
+        self.loop = ManualLoop()
+        self.queue: WorkQueue[str] = WorkQueue()
+        self.waiting: dict[str, bool] = {}
+        self.running: set[str] = set()
+        self.again: dict[str, bool] = {}
+        self.due: dict[str, float] = {}
+
+    def _added(self, key: str, urgent: bool = False) -> None:
+        lanes = self.again if key in self.running else self.waiting
+        lanes[key] = urgent or lanes.get(key, False)
+
+    async def _do(self, method: str, *args: Any) -> None:
+        getattr(self.queue, method)(*args)
+
+    @rule(key=KEYS, urgent=st.booleans())
+    def add(self, key: str, urgent: bool) -> None:
+        self.loop.call(self._do("add", key, urgent))
+        self._added(key, urgent)
+
+    @rule(key=KEYS, seconds=st.sampled_from((1.0, 5.0, 30.0)))
+    def add_after(self, key: str, seconds: float) -> None:
+        self.loop.call(self._do("add_after", key, seconds))
+        self.due[key] = min(self.due.get(key, float("inf")), self.loop.now + seconds)
+
+    @rule(seconds=st.sampled_from((0.5, 4.0, 31.0)))
+    def wait(self, seconds: float) -> None:
+        self.loop.turn(seconds)
+        for key in list(self.due):
+            if self.due[key] <= self.loop.now:
+                del self.due[key]
+                self._added(key)
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def get(self) -> None:
+        key = self.loop.call(self.queue.get())
+        assert key in self.waiting
+        assert key not in self.running, "one key at two workers"
+        assert self.waiting.pop(key) or not any(self.waiting.values()), "an urgent key was overtaken"
+        self.running.add(key)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def done(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.running)))
+        self.loop.call(self._do("done", key))
+        self.running.discard(key)
+        if key in self.again:
+            self.waiting[key] = self.again.pop(key)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if hasattr(self, "queue"):
+            assert self.queue.depth == len(self.waiting)
+            assert self.queue.idle == (not self.waiting and not self.running)
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            self.queue.close()
+            self.loop.close()
+
+
+TestQueueMachine = QueueMachine.TestCase
+TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_keys_of_one_lane_come_in_the_order_in_which_they_were_added() -> None:
+    loop, queue = ManualLoop(), WorkQueue[str]()
+
+    async def order() -> list[str]:
+        for key in "cab":
+            queue.add(key)
+        for key in "zy":
+            queue.add(key, urgent=True)
+        queue.add("b", urgent=True)
+        return [await queue.get() for _ in range(5)]
+
+    assert loop.call(order()) == ["z", "y", "b", "c", "a"]
+    loop.close()
+
+
+def _delay(loop: ManualLoop, queue: WorkQueue[str]) -> float:
+    """Fail once more, and wait until the key is back."""
+
+    async def fail() -> None:
+        key = await queue.get()
+        queue.retry(key)
+        queue.done(key)
+
+    loop.call(fail())
+    before = loop.now
+    while not queue.depth:
+        loop.turn(0.05)
+    return loop.now - before
+
+
+def test_each_failure_of_a_key_doubles_its_delay_up_to_a_minute_and_success_starts_afresh() -> None:
+    loop, queue = ManualLoop(), WorkQueue[str]()
+
+    async def add() -> None:
+        queue.add("a")
+
+    loop.call(add())
+    delays = [_delay(loop, queue) for _ in range(12)]
+    assert 0.4 <= delays[0] <= 0.7
+    assert all(later > 1.2 * earlier for earlier, later in pairwise(delays[:7]))
+    assert all(45 <= delay <= 75 for delay in delays[8:])
+    queue.forget("a")
+    assert _delay(loop, queue) <= 0.7
+    queue.close()
+    loop.close()
+
+
+def test_the_oldest_running_key_is_timed() -> None:
+    loop, queue = ManualLoop(), WorkQueue[str]()
+
+    async def hand_out() -> None:
+        queue.add("a")
+        await queue.get()
+
+    async def age() -> float:
+        return queue.longest_running()
+
+    loop.call(hand_out())
+    loop.turn(7)
+    assert loop.call(age()) == 7
+    loop.close()

@@ -1,0 +1,442 @@
+"""What is wrong is said in the condition that it concerns, with what to do next; and nothing else changes its words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl_operator.observed import Outcome, Ref, Refusal, Unreachable
+from support.inference_models import CLAIM
+from support.scene import Scene, fetch_scene
+
+GPU_TEXT = (
+    "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available: 2 No preemption "
+    "victims found for incoming pod."
+)
+
+
+def starting(spec: dict[str, Any] | None = None, source: dict[str, Any] | None = None) -> Scene:
+    """Nothing serves yet."""
+    scene = Scene(spec, source=source or CLAIM)
+    scene.no_frontends()
+    return scene
+
+
+def expect(scene: Scene, kind: str, reason: str, *words: str, phase: str | None = None, status: str = "False") -> None:
+    """The condition says so, and so does Ready, because nothing serves."""
+    conditions = scene.conditions()
+    found = conditions[kind]
+    assert (found["status"], found["reason"]) == (status, reason), found
+    for word in words:
+        assert word in found["message"], found["message"]
+    assert conditions["Ready"]["status"] == "False"
+    assert conditions["Ready"]["reason"] == reason
+    assert conditions["Ready"]["message"] == found["message"]
+    if phase is not None:
+        assert scene.status()["phase"] == phase
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("ErrImagePull", 'failed to pull and unpack image "registry/nothing:1": not found'),
+        ("ImagePullBackOff", 'Back-off pulling image "registry/nothing:1": ErrImagePull: not found'),
+        ("InvalidImageName", 'Failed to apply default image tag "registry/nothing:1"'),
+        ("ErrImageNeverPull", 'Container image "registry/nothing:1" is not present with pull policy of Never'),
+    ],
+)
+def test_an_engine_image_that_does_not_exist(reason: str, message: str) -> None:
+    scene = starting({"engine": {"image": "registry/nothing:1"}})
+    scene.waiting("qwen-r0-0", reason, message)
+    expect(scene, "Scheduled", "ImagePullFailed", '"registry/nothing:1"', "spec.engine.image", phase="Pending")
+    assert scene.conditions()["Degraded"]["reason"] == "ReplicasDown"
+
+
+def test_a_model_image_that_does_not_exist() -> None:
+    scene = starting(source={"image": {"reference": "registry/model:1"}})
+    scene.waiting("qwen-r0-0", "ErrImagePull", 'failed to pull image "registry/model:1": not found')
+    expect(scene, "Scheduled", "ImagePullFailed", '"registry/model:1"', "spec.model.source.image.reference")
+
+
+def test_a_frontend_image_that_does_not_exist() -> None:
+    scene = starting({"frontend": {"image": "registry/nothing:1"}})
+    scene.waiting("frontend-0", "ImagePullBackOff", 'Back-off pulling image "registry/nothing:1"')
+    expect(scene, "Scheduled", "ImagePullFailed", '"registry/nothing:1"', "spec.frontend.image")
+    assert "frontend-0" not in scene.conditions()["Scheduled"]["message"], "the name is generated"
+    assert scene.conditions()["Degraded"]["reason"] == "FrontendsDown"
+
+
+def test_a_new_frontend_image_that_does_not_exist_leaves_the_endpoint_up() -> None:
+    scene = Scene({"frontend": {"replicas": 2}}, source=CLAIM)
+    scene.waiting("frontend-1", "ImagePullBackOff", 'Back-off pulling image "registry/nothing:1"')
+    conditions = scene.conditions()
+    assert conditions["Ready"]["status"] == "True"
+    assert conditions["Scheduled"]["reason"] == "ImagePullFailed"
+    assert scene.status()["phase"] == "Degraded"
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "words"),
+    [
+        ('secret "license" not found', "SecretNotFound", 'Secret "license" does not exist'),
+        ("couldn't find key key in Secret team-a/license", "SecretNotFound", 'Secret "license" has no key "key"'),
+        ('configmap "tuning" not found', "ConfigMapNotFound", 'ConfigMap "tuning" does not exist'),
+        ("couldn't find key level in ConfigMap team-a/tuning", "ConfigMapNotFound", '"tuning" has no key "level"'),
+    ],
+)
+def test_a_variable_whose_source_is_missing(message: str, reason: str, words: str) -> None:
+    scene = starting()
+    scene.waiting("qwen-r0-0", "CreateContainerConfigError", message)
+    expect(scene, "Accepted", reason, words, "create it" if "does not exist" in words else "add it", phase="Failed")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            'MountVolume.SetUp failed for volume "keys" : secret "api-keys" not found',
+            'Secret "api-keys" does not exist',
+        ),
+        (
+            'MountVolume.SetUp failed for volume "keys" : references non-existent secret key: team-a',
+            'no key "team-a"',
+        ),
+    ],
+)
+def test_api_keys_that_are_missing(message: str, words: str) -> None:
+    scene = starting({"frontend": {"auth": {"apiKeysSecretRef": {"name": "api-keys", "key": "team-a"}}}})
+    scene.waiting("frontend-0", "ContainerCreating")
+    scene.event(scene.pods["frontend-0"], "Scheduled", "assigned")
+    assert scene.conditions()["Accepted"]["status"] == "True", "nothing is wrong so far"
+    scene.event(scene.pods["frontend-0"], "FailedMount", message)
+    expect(scene, "Accepted", "SecretNotFound", words)
+
+
+def test_a_hub_token_that_is_missing() -> None:
+    scene = fetch_scene(tokenSecretRef={"name": "hub"})
+    scene.waiting_fetch = None  # type: ignore[attr-defined]
+    state = {
+        "image": "frontend:1",
+        "state": {"waiting": _waiting("CreateContainerConfigError", 'secret "hub" not found')},
+    }
+    scene.not_ready("fetch-pod", phase="Pending", containerStatuses=[state])
+    expect(scene, "Accepted", "SecretNotFound", 'Secret "hub" does not exist')
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("CreateContainerConfigError", "container has runAsNonRoot and image will run as root"),
+        ("CreateContainerError", "context deadline exceeded"),
+        ("RunContainerError", 'exec: "minisgl": executable file not found in $PATH'),
+    ],
+)
+def test_a_container_that_cannot_be_started(reason: str, message: str) -> None:
+    scene = starting()
+    scene.waiting("qwen-r0-0", reason, message)
+    expect(scene, "Scheduled", "PodNotStarted", "Pod qwen-r0-0", message)
+
+
+def test_a_volume_that_cannot_be_mounted() -> None:
+    scene = starting()
+    scene.waiting("qwen-r0-0", "ContainerCreating")
+    scene.event(scene.pods["qwen-r0-0"], "FailedAttachVolume", "Multi-Attach error for volume")
+    expect(scene, "Scheduled", "PodNotStarted", "Multi-Attach error")
+
+
+@pytest.mark.parametrize(("text", "words"), [("not found", "does not exist"), ("is being deleted", "is being deleted")])
+def test_a_claim_that_is_missing(text: str, words: str) -> None:
+    scene = starting()
+    scene.unschedulable("qwen-r0-0", f'0/2 nodes are available: persistentvolumeclaim "models" {text}. preemption: no')
+    expect(scene, "Accepted", "ClaimNotFound", '"models"', words, "create it")
+
+
+def test_gpus_that_are_not_there() -> None:
+    scene = starting({"parallelism": {"tensor": 4}})
+    scene.unschedulable("qwen-r0-0", GPU_TEXT)
+    expect(
+        scene,
+        "Scheduled",
+        "InsufficientGPU",
+        "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+        "Free GPUs",
+        phase="Pending",
+    )
+    assert "preemption" not in scene.conditions()["Scheduled"]["message"]
+    assert scene.conditions()["EngineReady"]["reason"] == "WaitingForPods"
+
+
+def test_a_node_that_is_not_there() -> None:
+    scene = starting()
+    scene.unschedulable("qwen-r0-0", "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.")
+    expect(scene, "Scheduled", "Unschedulable", "node affinity/selector", "nodeSelector")
+
+
+def test_a_pod_that_has_no_node_so_far() -> None:
+    scene = starting()
+    scene.not_ready("qwen-r0-0", phase="Pending", containerStatuses=[])["spec"]["nodeName"] = None
+    scene.reports.clear()
+    scene.no_frontends()
+    expect(scene, "Scheduled", "Pending", "qwen-r0", phase="Pending")
+
+
+QUOTA = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=4, used: requests.nvidia.com/gpu=6, limited: 8"
+
+
+def test_a_quota_that_leaves_no_room_for_an_engine() -> None:
+    scene = starting()
+    scene.no_pods("qwen-r0")
+    message = f'create Pod qwen-r0-0 in StatefulSet qwen-r0 failed error: pods "qwen-r0-0" is forbidden: {QUOTA}'
+    scene.event(scene.child("StatefulSet", "qwen-r0"), "SuccessfulDelete", "delete Pod")
+    scene.event(scene.child("StatefulSet", "qwen-r0"), "FailedCreate", message)
+    expect(scene, "Scheduled", "QuotaExceeded", QUOTA, "Raise the ResourceQuota")
+
+
+def test_a_quota_that_leaves_no_room_for_a_frontend() -> None:
+    scene = starting()
+    failure = {"type": "ReplicaFailure", "status": "True", "message": f'pods "qwen-frontend-x7" is forbidden: {QUOTA}'}
+    scene.child("Deployment", "qwen-frontend")["status"]["conditions"] = [failure]
+    expect(scene, "Scheduled", "QuotaExceeded", QUOTA)
+    assert "x7" not in scene.conditions()["Scheduled"]["message"], "the name is generated"
+
+
+def test_a_quota_that_leaves_no_room_for_a_claim() -> None:
+    scene = starting()
+    message = f'persistentvolumeclaims "qwen-cache" is forbidden: {QUOTA}'
+    scene.outcome = _refused("PersistentVolumeClaim", 403, message)
+    expect(scene, "Scheduled", "QuotaExceeded", QUOTA)
+
+
+def test_pods_that_a_policy_of_the_namespace_refuses() -> None:
+    scene = starting()
+    scene.no_pods("qwen-r0")
+    message = 'pods "qwen-r0-0" is forbidden: [maximum memory usage per Container is 1Gi, but limit is 4Gi]'
+    scene.event(scene.child("StatefulSet", "qwen-r0"), "FailedCreate", message)
+    expect(scene, "Scheduled", "PodRefused", "maximum memory usage per Container is 1Gi")
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ("ProvisioningFailed", 'storageclass.storage.k8s.io "fast" not found'),
+        ("FailedBinding", "no persistent volumes available for this claim and no storage class is set"),
+    ],
+)
+def test_a_cache_that_gets_no_volume(event: str, message: str) -> None:
+    scene = fetch_scene()
+    scene.no_pods("fetch")
+    claim = scene.child("PersistentVolumeClaim", "qwen-cache")
+    claim["status"]["phase"] = "Pending"
+    assert scene.conditions()["Scheduled"]["status"] == "True", "it may wait for its first pod"
+    scene.event(claim, "WaitForFirstConsumer", "waiting")
+    scene.event(claim, event, message)
+    conditions = scene.conditions()
+    assert conditions["Scheduled"]["reason"] == "NoStorageClass"
+    assert message in conditions["Scheduled"]["message"]
+    assert "spec.model.cache.storageClassName" in conditions["Scheduled"]["message"]
+
+
+FETCH = [
+    ("AuthRequired", "AuthRequired", "tokenSecretRef"),
+    ("NotFound", "NotFound", "correct spec.model.source.huggingFace"),
+    ("RateLimited", "RateLimited", "429"),
+    ("NoSpace", "NoSpace", "spec.model.cache.size"),
+    ("Unreachable", "HubUnreachable", "endpoint"),
+    ("", "FetchFailed", "log of the fetch pod"),
+]
+
+
+@pytest.mark.parametrize(("said", "reason", "words"), FETCH)
+def test_a_fetch_that_fails_and_is_tried_again(said: str, reason: str, words: str) -> None:
+    scene = fetch_scene()
+    scene.reports["fetch-pod"] = {"kind": "fetch", "phase": "Failed", "reason": said, "message": "what the Hub said"}
+    expect(scene, "ModelCached", reason, "Qwen/Qwen3-8B@main", "(what the Hub said)", words, "tried again by itself")
+    assert scene.status()["phase"] == "Caching"
+
+
+@pytest.mark.parametrize(("said", "reason", "words"), FETCH)
+def test_a_fetch_that_has_failed_for_good(said: str, reason: str, words: str) -> None:
+    scene = fetch_scene()
+    job = next(ref for ref in scene.children if ref.kind == "Job")
+    failed = {"type": "Failed", "status": "True", "lastTransitionTime": "2026-01-01T12:00:00Z"}
+    scene.children[job]["status"] = {"failed": 1, "conditions": [failed]}
+    left = f'{{"kind": "fetch", "phase": "Failed", "reason": "{said}", "message": "", "percent": 12}}'
+    ended = {"state": {"terminated": {"exitCode": 2, "message": left}}}
+    scene.not_ready("fetch-pod", phase="Failed", containerStatuses=[ended])
+    expect(scene, "ModelCached", reason, words, f"kubectl delete job {job.name}", phase="Failed")
+    assert scene.status()["cache"] == {"phase": "Failed", "percent": 10}
+
+
+def test_a_fetch_pod_that_left_no_report() -> None:
+    scene = fetch_scene()
+    for left in ("Traceback (most recent call last)", '{"kind": "other"}', "[1]", ""):
+        scene.not_ready("fetch-pod", containerStatuses=[{"state": {"terminated": {"message": left}}}])
+        assert scene.conditions()["ModelCached"]["reason"] == "WaitingForFetch"
+
+
+def test_a_fetch_that_has_not_begun() -> None:
+    scene = fetch_scene()
+    del scene.children[next(ref for ref in scene.children if ref.kind == "Job")]
+    scene.no_pods("fetch")
+    expect(scene, "ModelCached", "WaitingForFetch", phase="Caching")
+    assert scene.status()["cache"] == {"phase": "Pending", "percent": 0}
+    assert scene.conditions()["EngineReady"]["reason"] == "WaitingForModel"
+
+
+def failure(reason: str, message: str = "last words", **more: Any) -> dict[str, Any]:
+    found = {"at": "2026-01-01T11:59:00Z", "rank": 1, "pod": "qwen-r0-1", "exit_code": 1}
+    return found | {"reason": reason, "message": message} | more
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "words"),
+    [
+        ("TensorDoesNotDivideHeads", "tensor 3 does not divide 32 heads", "Set spec.parallelism.tensor"),
+        ("InvalidModel", "config.json is missing", "spec.model.source"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_spec(reason: str, message: str, words: str) -> None:
+    scene = starting({"parallelism": {"tensor": 3}})
+    scene.launcher_says("qwen-r0", phase="Failed", last_failure=failure(reason, message))
+    expect(scene, "Accepted", reason, message, words, phase="Failed")
+    assert scene.conditions()["EngineReady"]["reason"] == reason
+
+
+def test_an_engine_out_of_memory() -> None:
+    for device, words in (("auto", "maxModelLen, or raise spec.parallelism.tensor"), ("cpu", "limits.memory")):
+        scene = starting({"engine": {"device": device}})
+        said = failure("OutOfMemory", "CUDA out of memory")
+        scene.launcher_says("qwen-r0", phase="Restarting", restarts=1, last_failure=said)
+        expect(scene, "EngineReady", "OutOfMemory", "CUDA out of memory", words, "start again by themselves")
+        scene.launcher_says("qwen-r0", phase="Failed", restarts=6, last_failure=said)
+        expect(scene, "EngineReady", "OutOfMemory", words, "kubectl logs qwen-r0-0", phase="Failed")
+
+
+def test_a_rank_that_died_and_comes_back() -> None:
+    scene = starting()
+    said = failure("Killed", exit_code=-9)
+    for phase in ("Restarting", "Rendezvous", "Loading"):
+        scene.launcher_says("qwen-r0", phase=phase, restarts=1, last_failure=said)
+        expect(scene, "EngineReady", "Restarting", "rank 1 ended with exit code -9 (Killed): last words")
+    scene.launcher_says("qwen-r0", phase="Restarting")
+    expect(scene, "EngineReady", "Restarting")
+
+
+def test_a_restart_budget_that_is_used_up() -> None:
+    scene = starting({"recovery": {"maxRestarts": 2, "windowSeconds": 60}})
+    scene.launcher_says("qwen-r0", phase="Failed", restarts=3, last_failure=failure("Error"))
+    words = ("2 restarts within 60 s", "exit code 1", "kubectl delete pod -l serving.minisgl.io/replica=qwen-r0")
+    expect(scene, "EngineReady", "RestartBudgetExhausted", *words, phase="Failed")
+    scene.launcher_says("qwen-r0", phase="Failed")
+    expect(scene, "EngineReady", "RestartBudgetExhausted", "has given up")
+
+
+def test_a_launcher_that_does_not_stay_up() -> None:
+    scene = starting()
+    ended = {"exitCode": 2, "reason": "Error", "message": "unknown option --x"}
+    scene.waiting("qwen-r0-0", "CrashLoopBackOff", lastState={"terminated": ended})
+    expect(scene, "EngineReady", "Crashed", "Pod qwen-r0-0", "exit code 2", "unknown option --x")
+    ended |= {"exitCode": 137, "reason": "OOMKilled"}
+    scene.waiting("qwen-r0-0", "CrashLoopBackOff", lastState={"terminated": ended})
+    expect(scene, "EngineReady", "OutOfMemory", "limits.memory")
+    scene.waiting("qwen-r0-0", "CrashLoopBackOff")
+    expect(scene, "EngineReady", "Crashed", "keeps ending.")
+
+
+def test_a_frontend_that_does_not_stay_up() -> None:
+    scene = starting()
+    ended = {"exitCode": 2, "message": "unknown option --x"}
+    scene.waiting("frontend-0", "CrashLoopBackOff", lastState={"terminated": ended})
+    expect(scene, "FrontendReady", "Crashed", "A frontend pod", "exit code 2: unknown option --x")
+
+
+def test_a_launcher_that_does_not_answer() -> None:
+    scene = starting()
+    scene.not_ready("qwen-r0-0")
+    scene.reports["qwen-r0-0"] = Unreachable("timed out")
+    found = scene.conditions()["EngineReady"]
+    assert (found["status"], found["reason"]) == ("Unknown", "Unreachable")
+    scene.launcher_says("qwen-r0", phase="SomethingNew")
+    assert scene.conditions()["EngineReady"]["reason"] == "Unreachable"
+    del scene.reports["qwen-r0-0"]
+    assert scene.conditions()["EngineReady"]["reason"] == "WaitingForPods"
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason"), [("Waiting", "Rendezvous"), ("Rendezvous", "Rendezvous"), ("Loading", "Loading")]
+)
+def test_a_replica_on_its_way_up(phase: str, reason: str) -> None:
+    scene = starting()
+    scene.launcher_says("qwen-r0", phase=phase)
+    expect(scene, "EngineReady", reason, phase="Starting")
+    assert scene.conditions()["Progressing"]["reason"] == "Starting"
+    assert scene.conditions()["Degraded"]["status"] == "False"
+
+
+def test_a_replica_whose_old_pods_end() -> None:
+    scene = starting()
+    scene.launcher_says("qwen-r0", phase="Draining")
+    expect(scene, "EngineReady", "Draining")
+
+
+def test_frontends_that_reach_no_replica() -> None:
+    scene = starting()
+    expect(scene, "FrontendReady", "NoReplicaRoutable", "503")
+    scene.child("Deployment", "qwen-frontend")["status"]["readyReplicas"] = 1
+    found = scene.conditions()["Ready"]
+    assert (found["status"], found["reason"]) == ("False", "NoReplicaRoutable")
+
+
+def test_frontends_that_are_starting() -> None:
+    scene = starting({"frontend": {"replicas": 2}})
+    scene.reports = {name: said for name, said in scene.reports.items() if not name.startswith("frontend")}
+    expect(scene, "FrontendReady", "Starting", "0 of 2 frontends")
+    del scene.children[Ref("Deployment", "qwen-frontend")]
+    expect(scene, "FrontendReady", "Starting", "0 of 2 frontends")
+
+
+def test_a_childs_name_that_someone_else_holds() -> None:
+    scene = Scene(source=CLAIM)
+    del scene.children[Ref("Service", "qwen")]
+    scene.foreign = {Ref("Service", "qwen"): "Deployment other"}
+    expect(scene, "Accepted", "Conflict", 'Service "qwen"', "Deployment other", "another name", phase="Failed")
+
+
+def test_a_child_that_another_object_controls() -> None:
+    scene = Scene(source=CLAIM)
+    owner = {"kind": "InferenceModel", "name": "other", "uid": "other", "controller": True}
+    scene.child("Service", "qwen")["metadata"]["ownerReferences"] = [owner]
+    expect(scene, "Accepted", "Conflict", "InferenceModel other")
+
+
+def _refused(kind: str, status: int, message: str) -> Outcome:
+    return Outcome((Refusal(Ref(kind, "qwen-x"), status, "Refused", message),))
+
+
+def test_a_verb_that_the_operator_lacks() -> None:
+    scene = starting()
+    scene.outcome = _refused("StatefulSet", 403, 'statefulsets.apps is forbidden: User "x" cannot patch resource')
+    expect(scene, "Accepted", "Forbidden", "StatefulSet qwen-x", "cannot patch resource", "role")
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_child_that_the_api_server_refuses(status: int) -> None:
+    scene = starting()
+    scene.outcome = _refused("StatefulSet", status, "spec.template.spec.affinity: Invalid value")
+    expect(scene, "Accepted", "Rejected", "affinity: Invalid value", "Correct the field")
+
+
+def test_a_server_that_is_busy_is_no_condition() -> None:
+    scene = Scene(source=CLAIM)
+    scene.outcome = _refused("StatefulSet", 409, "the object has been modified")
+    assert scene.conditions()["Accepted"]["status"] == "True"
+
+
+def test_words_from_outside_are_short_and_on_one_line() -> None:
+    scene = starting()
+    scene.launcher_says("qwen-r0", phase="Failed", last_failure=failure("InvalidModel", "bad\n\x1b[31m" + "x" * 5000))
+    found = scene.conditions()["Accepted"]["message"]
+    assert len(found) <= 1024
+    assert "\n" not in found
+    assert "\x1b" not in found

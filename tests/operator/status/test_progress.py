@@ -1,0 +1,156 @@
+"""Conditions of a model that changes: rollouts, scaling, suspension, interconnect, and the phase that sums them up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl_operator import names
+from support.inference_models import CLAIM, HUB
+from support.scene import Scene, fetch_scene
+
+NETWORK = {"parallelism": {"tensor": 2, "gpusPerPod": 1}}
+
+
+def said(scene: Scene, kind: str) -> tuple[str, str]:
+    found = scene.conditions()[kind]
+    return found["status"], found["reason"]
+
+
+def test_a_rollout_serves_on_and_names_who_is_next() -> None:
+    scene = Scene({"replicas": 3}, source=CLAIM)
+    scene.outdate("qwen-r1", "qwen-r2")
+    assert said(scene, "Ready") == ("True", "Ready")
+    assert said(scene, "Progressing") == ("True", "RollingOut")
+    status = scene.status()
+    assert (status["phase"], status["updatedReplicas"], status["readyReplicas"]) == ("Updating", 1, 3)
+    scene.launcher_says("qwen-r0", phase="Loading")
+    scene.frontend_says("qwen-r0")
+    message = scene.conditions()["Progressing"]["message"]
+    assert "qwen-r1, qwen-r2" in message
+    assert "when qwen-r0 serves" in message
+    assert said(scene, "Degraded") == ("False", "AllReplicasServe")
+    assert scene.status()["phase"] == "Updating"
+
+
+def test_a_replica_whose_pods_are_replaced_is_draining() -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    scene.outdate("qwen-r0")
+    labels = scene.child("StatefulSet", "qwen-r0")["spec"]["template"]["metadata"]["labels"]
+    labels[names.REVISION_LABEL] = scene.revision
+    scene.child("StatefulSet", "qwen-r0")["spec"]["replicas"] = 0
+    scene.frontend_says("qwen-r0")
+    status = scene.status()
+    assert status["replicaStatuses"][0]["phase"] == "Draining"
+    assert said(scene, "EngineReady") == ("False", "Draining")
+    assert (status["updatedReplicas"], status["phase"]) == (1, "Updating")
+
+
+def test_a_rollout_to_another_model_begins_when_that_is_cached() -> None:
+    scene = Scene(source=HUB)
+    job = next(ref for ref in scene.children if ref.kind == "Job")
+    scene.children[job]["status"] = {"active": 1}
+    annotations = scene.child("StatefulSet", "qwen-r0")["spec"]["template"]["metadata"]["annotations"]
+    annotations[names.CACHE_KEY_ANNOTATION] = "other"
+    scene.outdate("qwen-r0")
+    assert said(scene, "ModelCached") == ("False", "WaitingForFetch")
+    assert said(scene, "Ready") == ("True", "Ready")
+    assert "when the model is cached" in scene.conditions()["Progressing"]["message"]
+    assert scene.status()["phase"] == "Updating"
+
+
+def test_a_failed_new_revision_is_degraded_while_the_others_serve() -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    scene.outdate("qwen-r1")
+    failure = {"rank": 0, "exit_code": 1, "reason": "InvalidModel", "message": "no such layer"}
+    scene.launcher_says("qwen-r0", phase="Failed", last_failure=failure)
+    scene.frontend_says("qwen-r0")
+    assert said(scene, "Accepted") == ("False", "InvalidModel")
+    assert said(scene, "Ready") == ("True", "Ready")
+    assert said(scene, "Degraded") == ("True", "ReplicasDown")
+    assert scene.status()["phase"] == "Degraded"
+
+
+def test_what_an_old_revision_failed_of_is_not_held_against_the_present_spec() -> None:
+    scene = Scene(source=CLAIM)
+    scene.launcher_says("qwen-r0", phase="Failed", last_failure={"reason": "InvalidModel", "message": "no"})
+    scene.outdate("qwen-r0")
+    assert said(scene, "Accepted") == ("True", "Accepted")
+
+
+def test_frontends_that_are_replaced() -> None:
+    scene = Scene({"frontend": {"replicas": 2}}, source=CLAIM)
+    scene.child("Deployment", "qwen-frontend")["status"] |= {"replicas": 3, "updatedReplicas": 1}
+    assert said(scene, "Progressing") == ("True", "RollingOut")
+    assert said(scene, "Ready") == ("True", "Ready")
+
+
+def test_scaling_up_and_down() -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    scene.launcher_says("qwen-r1", phase="Loading")
+    scene.frontend_says("qwen-r1")
+    assert said(scene, "Progressing") == ("True", "Scaling")
+    assert scene.status()["phase"] == "Updating"
+    down = Scene(source=CLAIM)
+    leaving = Scene({"replicas": 2}, source=CLAIM).pods["qwen-r1-0"]
+    down.pods["qwen-r1-0"] = leaving | {"metadata": leaving["metadata"] | {"deletionTimestamp": "2026-01-01T12:00:00Z"}}
+    assert said(down, "Progressing") == ("True", "Scaling")
+    assert down.status()["replicas"] == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"), [({"suspend": True}, "spec.suspend is true"), ({"replicas": 0}, "kubectl scale imodel/qwen")]
+)
+def test_a_model_without_replicas(spec: dict[str, Any], words: str) -> None:
+    scene = Scene(spec, source=CLAIM)
+    scene.no_frontends()
+    for kind in ("EngineReady", "FrontendReady", "Ready", "Progressing"):
+        assert said(scene, kind) == ("False", "Suspended")
+        assert words in scene.conditions()[kind]["message"]
+    status = scene.status()
+    assert (status["phase"], status["ranks"], status["replicas"]) == ("Suspended", "0/0", 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "transport", "verdict"),
+    [
+        ({}, "", ("True", "Optimal")),
+        ({"parallelism": {"tensor": 4}}, "", ("True", "Optimal")),
+        (NETWORK, "P2P/IPC", ("True", "Optimal")),
+        (NETWORK, "NET/Socket", ("False", "CrossPodTCP")),
+        (NETWORK, "", ("Unknown", "Unknown")),
+        (NETWORK | {"engine": {"device": "cpu"}}, "gloo", ("True", "Optimal")),
+    ],
+)
+def test_how_ranks_talk(spec: dict[str, Any], transport: str, verdict: tuple[str, str]) -> None:
+    scene = Scene(spec, source=CLAIM)
+    scene.launcher_says("qwen-r0", transport=transport)
+    assert said(scene, "InterconnectOptimal") == verdict
+
+
+def test_long_lists_are_shortened() -> None:
+    scene = Scene({"replicas": 6}, source=CLAIM)
+    for index in range(5):
+        scene.launcher_says(f"qwen-r{index}", phase="Loading")
+    assert "qwen-r0, qwen-r1, qwen-r2 and 2 more" in scene.conditions()["Progressing"]["message"]
+    assert "1 of 6 replicas are ready. qwen-r0 loads" in scene.conditions()["EngineReady"]["message"]
+
+
+def test_the_worst_replica_is_told() -> None:
+    scene = Scene({"replicas": 3}, source=CLAIM)
+    scene.launcher_says("qwen-r0", phase="Loading")
+    failure = {"rank": None, "exit_code": None, "reason": "Error", "message": ""}
+    scene.launcher_says("qwen-r2", phase="Failed", last_failure=failure)
+    message = scene.conditions()["EngineReady"]["message"]
+    assert "qwen-r2: a rank ended (Error)." in message
+
+
+def test_the_phase_of_a_model_that_is_fetched() -> None:
+    assert fetch_scene().status()["phase"] == "Caching"
+
+
+def test_a_draining_frontend_counts_for_nothing() -> None:
+    scene = Scene({"frontend": {"replicas": 2}}, source=CLAIM)
+    scene.reports["frontend-1"] = {"kind": "frontend", "ready": False, "draining": True, "replicas": []}
+    assert scene.status()["readyReplicas"] == 1

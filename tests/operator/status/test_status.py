@@ -1,0 +1,217 @@
+"""The fields of the status."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from minisgl_operator.api.status import InferenceModelStatus
+from minisgl_operator.api.types import InferenceModel, InvalidSpec
+from minisgl_operator.observed import Observed, Outcome, Unreachable
+from minisgl_operator.status import derive_status
+from support.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
+from support.scene import NOW, Scene, fetch_scene
+
+TWO_PODS = {"parallelism": {"tensor": 2, "gpusPerPod": 1}, "engine": {"device": "cpu"}}
+FAILURE = {
+    "at": "2026-01-01T11:59:00Z",
+    "rank": 1,
+    "pod": "qwen-r0-1",
+    "exit_code": -9,
+    "reason": "Killed",
+    "message": "last words",
+}
+
+
+def test_a_model_that_serves() -> None:
+    scene = Scene(TWO_PODS | {"replicas": 2}, source=CLAIM)
+    scene.launcher_says("qwen-r0", transport="gloo")
+    status = scene.status()
+    InferenceModelStatus.model_validate(status)
+    conditions = {each["type"]: (each["status"], each["reason"]) for each in status.pop("conditions")}
+    assert conditions == {
+        "Accepted": ("True", "Accepted"),
+        "ModelCached": ("True", "NotNeeded"),
+        "Scheduled": ("True", "Scheduled"),
+        "EngineReady": ("True", "EnginesReady"),
+        "FrontendReady": ("True", "FrontendsReady"),
+        "Ready": ("True", "Ready"),
+        "Progressing": ("False", "UpToDate"),
+        "Degraded": ("False", "AllReplicasServe"),
+        "InterconnectOptimal": ("True", "Optimal"),
+    }
+    replicas = status.pop("replicaStatuses")
+    assert status == {
+        "observedGeneration": 3,
+        "phase": "Ready",
+        "replicas": 2,
+        "readyReplicas": 2,
+        "updatedReplicas": 2,
+        "ranks": "4/4",
+        "selector": "app.kubernetes.io/name=minisgl,app.kubernetes.io/instance=qwen,"
+        "app.kubernetes.io/component=engine,apps.kubernetes.io/pod-index=0",
+        "url": "http://qwen.team-a.svc/v1",
+        "model": {"name": "models/qwen3-8b", "architecture": "Qwen3ForCausalLM", "maxModelLen": 40960},
+        "revision": scene.revision,
+        "frontend": {"replicas": 1, "readyReplicas": 1},
+    }
+    assert replicas[0] == {
+        "name": "qwen-r0",
+        "phase": "Ready",
+        "revision": scene.revision,
+        "readyRanks": 2,
+        "ranks": 2,
+        "nodes": ["node-0", "node-1"],
+        "transport": "gloo",
+        "epoch": [1767265200000, 1],
+        "restarts": 0,
+        "startupSeconds": 8.0,
+        "timings": {"rendezvous": 0.5, "load": 3.0, "total": 8.0},
+    }
+    assert "transport" not in replicas[1]
+
+
+def test_deriving_twice_gives_the_same() -> None:
+    scene = Scene(TWO_PODS, source=CLAIM)
+    status = scene.status()
+    assert scene.status(status, NOW + timedelta(hours=1)) == status
+
+
+def test_the_time_of_a_transition_moves_only_when_the_status_flips() -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    before = scene.status()
+    scene.launcher_says("qwen-r1", phase="Loading")
+    scene.frontend_says("qwen-r1")
+    later = NOW + timedelta(minutes=5)
+    after = {each["type"]: each for each in scene.status(before, later)["conditions"]}
+    assert after["EngineReady"]["lastTransitionTime"] == "2026-01-01T12:05:00Z"
+    assert after["Ready"]["lastTransitionTime"] == "2026-01-01T12:00:00Z"
+    assert "1 of 2" in after["Ready"]["message"]
+
+
+def test_every_condition_names_the_generation_that_it_is_about() -> None:
+    status = Scene(source=CLAIM).status()
+    assert status["observedGeneration"] == 3
+    assert {each["observedGeneration"] for each in status["conditions"]} == {3}
+
+
+def test_a_death_of_a_rank_is_told_with_its_last_words() -> None:
+    scene = Scene(TWO_PODS, source=CLAIM)
+    scene.launcher_says("qwen-r0", phase="Restarting", ready_ranks=1, restarts=1, last_failure=FAILURE)
+    scene.frontend_says("qwen-r0")
+    status = scene.status()
+    InferenceModelStatus.model_validate(status)
+    (replica,) = status["replicaStatuses"]
+    assert replica["lastFailure"] == {
+        "rank": 1,
+        "pod": "qwen-r0-1",
+        "reason": "Killed",
+        "exitCode": -9,
+        "message": "last words",
+        "at": "2026-01-01T11:59:00Z",
+    }
+    assert (replica["phase"], replica["restarts"], status["ranks"]) == ("Restarting", 1, "1/2")
+    assert status["phase"] == "Degraded"
+
+
+def test_a_launchers_own_death_is_told_from_its_container() -> None:
+    scene = Scene(source=CLAIM)
+    ended = {
+        "exitCode": 137,
+        "reason": "OOMKilled",
+        "message": "tail\nof the log",
+        "finishedAt": "2026-01-01T11:58:00Z",
+    }
+    scene.waiting("qwen-r0-0", "CrashLoopBackOff", lastState={"terminated": ended})
+    (replica,) = scene.status()["replicaStatuses"]
+    assert replica["phase"] == "Restarting"
+    assert replica["lastFailure"] == {
+        "pod": "qwen-r0-0",
+        "reason": "OutOfMemory",
+        "exitCode": 137,
+        "message": "tail of the log",
+        "at": "2026-01-01T11:58:00Z",
+    }
+
+
+def test_what_a_ready_replica_told_stays_while_it_is_silent() -> None:
+    scene = Scene(TWO_PODS, source=CLAIM)
+    scene.launcher_says("qwen-r0", transport="gloo", last_failure=FAILURE)
+    before = scene.status()
+    scene.reports["qwen-r0-0"] = Unreachable("timed out")
+    assert scene.status(before) == before
+    scene.not_ready("qwen-r0-0")
+    (replica,) = scene.status(before)["replicaStatuses"]
+    assert replica["phase"] == "Unknown"
+    assert "transport" not in replica
+
+
+def test_the_last_status_stands_until_ready_pods_have_been_asked() -> None:
+    scene = Scene(source=CLAIM)
+    before = scene.status()
+    del scene.reports["frontend-0"]
+    assert scene.status(before) == before
+    scene.reports["frontend-0"] = Unreachable("timed out")
+    assert scene.conditions(before)["Ready"]["reason"] == "Unreachable"
+    assert scene.conditions(before)["Ready"]["status"] == "Unknown"
+
+
+def test_the_commit_is_remembered_when_the_fetch_pod_is_gone() -> None:
+    scene = Scene()
+    job = next(body for ref, body in scene.children.items() if ref.kind == "Job")
+    left = '{"kind": "fetch", "phase": "Done", "percent": 100, "commit": "abc123"}'
+    pod = fetch_scene().pods["fetch-pod"]
+    pod["metadata"]["ownerReferences"][0]["uid"] = job["metadata"]["uid"]
+    pod["status"] = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {"message": left}}}]}
+    scene.pods["fetch-pod"] = pod
+    before = scene.status()
+    assert before["model"]["commit"] == "abc123"
+    assert before["model"]["name"] == "Qwen/Qwen3-8B@main"
+    assert before["cache"] == {"phase": "Done", "percent": 100}
+    del scene.pods["fetch-pod"]
+    assert scene.status(before)["model"]["commit"] == "abc123"
+
+
+def test_a_download_is_told_in_steps() -> None:
+    scene = fetch_scene()
+    for percent, told in ((0, 0), (42, 40), (44, 40), (45, 45), (99.9, 95)):
+        scene.reports["fetch-pod"] = {"kind": "fetch", "phase": "Downloading", "percent": percent}
+        status = scene.status()
+        InferenceModelStatus.model_validate(status)
+        assert status["cache"] == {"phase": "Downloading", "percent": told}
+        assert status["phase"] == "Caching"
+
+
+def test_a_spec_that_cannot_be_read_leaves_what_runs_alone() -> None:
+    raw = raw_model({"replicas": -1}, generation=4)
+    try:
+        InferenceModel.parse(raw)
+        raise AssertionError
+    except InvalidSpec as found:
+        refusal = found
+    before = Scene(source=CLAIM).status()
+    status = derive_status(refusal, Observed(raw), ENVIRONMENT, before, Outcome(), NOW)
+    InferenceModelStatus.model_validate(status)
+    conditions = {each["type"]: each for each in status["conditions"]}
+    assert conditions["Accepted"]["reason"] == "InvalidSpec"
+    assert "spec.replicas" in conditions["Accepted"]["message"]
+    assert conditions["Ready"]["status"] == "True"
+    assert (status["phase"], status["observedGeneration"], status["readyReplicas"]) == ("Ready", 4, 1)
+    fresh = derive_status(refusal, Observed(raw), ENVIRONMENT, {}, Outcome(), NOW)
+    assert [(each["type"], each["status"]) for each in fresh["conditions"]] == [
+        ("Accepted", "False"),
+        ("Ready", "False"),
+    ]
+    assert fresh["phase"] == "Failed"
+
+
+def test_names_of_sources() -> None:
+    image: dict[str, Any] = {"image": {"reference": "registry.example.com/model:1", "path": "model"}}
+    named = {"pvc": {"claimName": "models"}}
+    for source, name in (
+        (HUB, "Qwen/Qwen3-8B@main"),
+        (CLAIM, "models/qwen3-8b"),
+        (named, "models"),
+        (image, "registry.example.com/model:1/model"),
+    ):
+        assert Scene(source=source).status()["model"]["name"] == name
