@@ -1,0 +1,93 @@
+"""`python -m cluster COMMAND`: see --help."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from cluster import images, lifecycle, relay
+from cluster.control_plane import kubectl_command
+from cluster.places import CommandFailed, NotUp, enter, kill
+from cluster.system import MachineUnfit
+from cluster.tools import ToolchainMissing, program, say
+
+_PASS_ON: Final = ("kubectl", "helm", "enter")
+"""Commands whose further arguments are another program's."""
+
+
+def main() -> int:
+    args, rest = _parser().parse_known_args()
+    if rest and args.command not in _PASS_ON:
+        _parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return _run(args, rest)
+    except (CommandFailed, MachineUnfit, NotUp, TimeoutError, ToolchainMissing) as error:
+        print(f"cluster: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(args: argparse.Namespace, rest: list[str]) -> int:
+    match args.command:
+        case "up":
+            began = time.monotonic()
+            lifecycle.up(args.nodes)
+            say(f"the cluster is up: {args.nodes} nodes, {time.monotonic() - began:.1f} s")
+        case "down":
+            lifecycle.down()
+        case "status":
+            print("\n".join(lifecycle.status()))
+            return 0 if lifecycle.is_up() else 1
+        case "load":
+            images.load_archive(args.archive)
+        case "kill":
+            kill(args.place)
+        case "expose":
+            print(f"127.0.0.1:{relay.expose(args.place, args.target)}")
+        case "kubeconfig":
+            print(relay.host_kubeconfig())
+        case "relay":
+            relay.relay(args.descriptor, args.target)
+        case "kubectl":
+            _become([*kubectl_command(), *rest])
+        case "helm":
+            _become([str(program("helm")), f"--kubeconfig={relay.host_kubeconfig()}", *rest])
+        case "enter":
+            _become([*enter(args.place), *rest])
+    return 0
+
+
+def _become(command: list[str]) -> None:
+    os.execvp(command[0], command)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cluster", description="A real Kubernetes on this machine, in namespaces.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up = commands.add_parser("up", help="start what does not run; builds what is not built")
+    up.add_argument("--nodes", type=int, default=lifecycle.NODES, help="how many (%(default)s); 0: control plane only")
+    commands.add_parser("down", help="end all of it; nothing stays on the host but what was built")
+    commands.add_parser("status", help="each component and its memory; exit code 1 when the control plane is down")
+    load = commands.add_parser("load", help="import an image archive (docker save) into all nodes")
+    load.add_argument("archive", type=Path)
+    kill_parser = commands.add_parser("kill", help="end a node as a power cut does; `up` brings it back")
+    kill_parser.add_argument("place")
+    expose = commands.add_parser("expose", help="a port of 127.0.0.1 that leads to IP:PORT as a place sees it")
+    expose.add_argument("place", help="control, node0, node1 ...")
+    expose.add_argument("target", help="IP:PORT")
+    commands.add_parser("kubeconfig", help="write a kubeconfig for programs of this machine and print its path")
+    inner = commands.add_parser("relay")
+    inner.add_argument("descriptor", type=int)
+    inner.add_argument("target")
+    for name, what in (("kubectl", "run kubectl as the administrator"), ("helm", "run helm as the administrator")):
+        commands.add_parser(name, help=what, add_help=False, prefix_chars="\0")
+    enter_parser = commands.add_parser("enter", help="run a command in a place")
+    enter_parser.add_argument("place")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Ports of the host's loopback that lead to an address inside a place: the host's way into the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import threading
+
+from cluster.certificates import write_if_changed
+from cluster.containers import ctr
+from cluster.control_plane import PLANE
+from cluster.layout import API, HOST_KUBECONFIG, STATE
+from cluster.places import CONTROL, pid_of, start
+
+
+def expose(place: str, target: str) -> int:
+    """A port on 127.0.0.1 that leads to target ("10.96.1.2:80") as the place sees it; the same one when asked again."""
+    name, note = f"relay-{target}", STATE / place / f"relay-{target}.port"
+    if not pid_of(name, place):
+        # The socket is made on the host, and accepts there; what answers runs in the place.
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            descriptor = server.fileno()
+            command = [sys.executable, "-m", "cluster", "relay", str(descriptor), target]
+            start(place, name, *command, keep=[descriptor])
+            note.write_text(str(server.getsockname()[1]))
+    return int(note.read_text())
+
+
+def expose_from_pod(node: str, container: str, target: str) -> int:
+    """As expose, but target as a pod sees it, with what network policies let that pod do.
+
+    `container` is the ID of a running container of the pod, without "containerd://".
+    """
+    name, note = f"relay-{container[:12]}-{target}", STATE / node / f"relay-{container[:12]}-{target}.port"
+    if not pid_of(name, node):
+        tasks = {fields[0]: fields[1] for fields in map(str.split, ctr(node, "task", "ls").splitlines())}
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            descriptor = server.fileno()
+            command = ["nsenter", f"--net=/proc/{tasks[container]}/ns/net"]
+            command += [sys.executable, "-m", "cluster", "relay", str(descriptor), target]
+            start(node, name, *command, keep=[descriptor])
+            note.write_text(str(server.getsockname()[1]))
+    return int(note.read_text())
+
+
+def host_kubeconfig() -> str:
+    """A kubeconfig for programs on the host; returns its path."""
+    port = expose(CONTROL, API.removeprefix("https://"))
+    text = PLANE.kubeconfig("admin").read_text().replace(API, f"https://127.0.0.1:{port}")
+    write_if_changed(HOST_KUBECONFIG, text)
+    HOST_KUBECONFIG.chmod(0o600)
+    return str(HOST_KUBECONFIG)
+
+
+def relay(descriptor: int, target: str) -> None:
+    """Accept for ever from a socket that was made elsewhere, and copy both ways."""
+    ip, port = target.rsplit(":", 1)
+    listener = socket.socket(fileno=descriptor)
+    while True:
+        client = listener.accept()[0]
+        with contextlib.suppress(OSError):
+            server = socket.create_connection((ip, int(port)), timeout=5)
+            server.settimeout(None)
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=_copy, args=pair, daemon=True).start()
+            continue
+        client.close()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)

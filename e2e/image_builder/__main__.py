@@ -1,0 +1,23 @@
+"""`python -m image_builder`: build the three images, and print their references."""
+
+from __future__ import annotations
+
+import sys
+
+from cluster.places import CommandFailed
+from cluster.system import MachineUnfit
+from image_builder.build import build_all
+
+
+def main() -> int:
+    try:
+        images = build_all()
+    except (CommandFailed, MachineUnfit) as error:
+        print(f"images: error: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(built.image.reference for built in images.values()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Which images there are, from what each is made, and when it is up to date.
+
+An image's tag is the hash of all that it is made from, so that a tag never means two things, and what is there
+already is not built again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cluster.layout import CACHE
+from cluster.places import shell
+from cluster.system import IMAGE_PACKAGES, NODE_PACKAGES, require
+from cluster.tools import locked, say
+from image_builder import buildah, cpu_torch
+from image_builder.buildah import Exported
+
+ROOT: Final = Path(__file__).parents[2]
+BASE_PACKAGES: Final = "python3,python3-pip,ca-certificates,procps"
+NAMES: Final = ("operator", "frontend", "engine")
+_OWN: Final = {
+    "operator": ("runtime/minisgl", "operator/minisgl_operator", "images/minisgl-operator"),
+    "frontend": ("runtime/minisgl", "images/minisgl"),
+    "engine": ("runtime/minisgl", "images/minisgl"),
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """One that is built."""
+
+    reference: str
+    exported: Exported
+
+
+@dataclass(frozen=True)
+class Built:
+    """An image with its own code, and the one with its dependencies that it stands on."""
+
+    image: Image
+    dependencies: Image
+
+
+def build_all() -> dict[str, Built]:
+    """Build what is not up to date: {"operator" | "frontend" | "engine": ...}. Raises CommandFailed, MachineUnfit."""
+    require({**NODE_PACKAGES, **IMAGE_PACKAGES})
+    with locked(CACHE / "images.lock"):
+        return {name: _build(name) for name in NAMES}
+
+
+def _build(name: str) -> Built:
+    dockerfile = ROOT / "images" / name / "Dockerfile"
+    dependencies = _dependencies(name)
+    key = _key(dependencies, dockerfile, *(ROOT / own for own in _OWN[name]))
+    reference = f"localhost/minisgl-{name}:{key}"
+
+    def make() -> None:
+        buildah.bud(reference, dockerfile, ROOT, {"BASE": _base(), "DEPENDENCIES": dependencies})
+
+    exported = _cached(reference, make, f"{name}: own code")
+    return Built(Image(reference, exported), Image(dependencies, _load(dependencies)))
+
+
+def _dependencies(name: str) -> str:
+    """An image's dependency layer, as an image of its own."""
+    base = _base()
+    dockerfile = ROOT / "images" / name / "Dockerfile"
+    if name == "engine":
+        return _cpu_dependencies(base)
+    stage = dockerfile.read_text().partition("FROM ${DEPENDENCIES}")[0]
+    key = _key(base, stage, dockerfile.with_name("requirements.lock"))
+    reference = f"localhost/minisgl-{name}-dependencies:{key}"
+
+    def make() -> None:
+        buildah.bud(reference, dockerfile, ROOT, {"BASE": base}, target="dependencies")
+
+    _cached(reference, make, f"{name}: dependencies")
+    return reference
+
+
+def _cpu_dependencies(base: str) -> str:
+    here = Path(__file__).parent
+    dockerfile = here / "cpu-dependencies.Dockerfile"
+    key = _key(base, cpu_torch.requirements(), dockerfile, here / "cpu_torch.py")
+    reference = f"localhost/minisgl-engine-cpu:{key}"
+
+    def make() -> None:
+        context = CACHE / "engine-cpu.new"
+        shutil.rmtree(context, ignore_errors=True)
+        (context / "site").mkdir(parents=True)
+        lock = context / "requirements.lock"
+        lock.write_text(cpu_torch.requirements())
+        cpu_torch.install(context / "site", lock)
+        buildah.bud(reference, dockerfile, context, {"BASE": base})
+        shutil.rmtree(context)
+
+    _cached(reference, make, "engine: dependencies for CPUs")
+    return reference
+
+
+def _base() -> str:
+    """Debian's Python, made from packages: there may be no registry to pull a base from."""
+    reference = f"localhost/minisgl-base:{_key(BASE_PACKAGES)}"
+
+    def make() -> None:
+        # mmdebstrap writes a tar file when the name ends so, and a directory when not.
+        archive = CACHE / "base.new.tar"
+        sources = [p for p in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("debian.sources"))]
+        unneeded = [f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("doc", "man", "locale")]
+        clean = '--customize-hook=rm -rf "$1"/etc/apt/sources.list* "$1"/var/lib/apt/lists/*'
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={BASE_PACKAGES}", *unneeded, clean]
+        shell(*command, "bookworm", archive, *(p for p in sources if p.exists()))
+        buildah.image_from_directory_tar(reference, archive)
+        archive.unlink()
+
+    _cached(reference, make, "base")
+    return reference
+
+
+def _record(reference: str) -> Path:
+    return CACHE / "images" / (reference.removeprefix("localhost/").replace(":", "-") + ".json")
+
+
+def _load(reference: str) -> Exported:
+    record = json.loads(_record(reference).read_text())
+    return Exported(record["config"], tuple(record["layers"]))
+
+
+def _cached(reference: str, make: Callable[[], None], what: str) -> Exported:
+    record = _record(reference)
+    if not record.exists():
+        began = time.monotonic()
+        say(f"building image {what} ...")
+        make()
+        exported = buildah.export(reference)
+        unfinished = record.with_suffix(".new")
+        unfinished.write_text(json.dumps(dataclasses.asdict(exported)))
+        unfinished.rename(record)
+        say(f"[{time.monotonic() - began:4.0f} s] built image {what}")
+    return _load(reference)
+
+
+def _key(*parts: str | Path) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            digest.update(part.encode() + b"\0")
+            continue
+        for file in _files(part):
+            digest.update(f"{file.relative_to(ROOT)}\0{file.stat().st_mode & 0o777:o}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _files(path: Path) -> Iterable[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(f for f in path.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
