@@ -5,10 +5,16 @@ TEST_WORKERS ?= 2
 DEMO = .cache/demo/config.json
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
-.PHONY: help run test lint bench test-gpu lock clean install
+.PHONY: help demo demo-down run test e2e e2e-full images lint bench test-gpu lock clean install
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: install $(DEMO)  ## a Kubernetes cluster on this machine with a model on it, and one question to it; the first time takes 15 to 25 minutes
+	@PYTHONPATH=e2e .venv/bin/python -m harness.demo
+
+demo-down: install  ## end all that `make demo` started; what was built is kept
+	@PYTHONPATH=e2e .venv/bin/python -m harness.demo down
 
 run: install $(DEMO)  ## install what is missing, train and serve a demo model, ask it one question; Ctrl-C stops it (ONCE=1: stop after the answer)
 	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
@@ -17,8 +23,20 @@ test: install lint $(DEMO)  ## install what is missing, then check style and typ
 	@rm -f .coverage .coverage.*
 	$(PYTEST) -n $(TEST_WORKERS) --dist worksteal --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
-	@.venv/bin/python -m coverage report --include='*/scheduler/*,*/wire/*' --fail-under=90 >/dev/null || \
-		{ echo 'error: less than 90 % of the lines of scheduler and wire are covered' >&2; exit 1; }
+	@for room in scheduler wire frontend tokenizer; do \
+		.venv/bin/python -m coverage report --include="*/minisgl/$$room/*" --fail-under=90 >/dev/null || \
+		{ echo "error: less than 90 % of the lines of $$room are covered" >&2; exit 1; }; \
+	done
+
+# A cluster of its own beside the demo's.
+e2e: install $(DEMO)  ## run the scenarios on a whole cluster (E2E_KEEP=1: leave it, for a look)
+	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) -m 'not soak' --timeout 900 e2e/scenarios
+
+e2e-full: install $(DEMO)  ## all scenarios, with the long ones
+	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) --timeout 3600 e2e/scenarios
+
+images: install  ## build the images of operator, frontend and engine (for CPUs), without Docker
+	@PYTHONPATH=e2e .venv/bin/python -m image_builder
 
 lint: install  ## ruff, mypy --strict and the import rules
 	.venv/bin/ruff check runtime operator tests docs e2e
@@ -44,6 +62,12 @@ lock: install  ## resolve the dependencies of pyproject.toml anew into the lock 
 	.venv/bin/uv pip compile pyproject.toml -q --upgrade --python-platform x86_64-manylinux_2_28 --python-version 3.11 \
 		--generate-hashes --extra frontend --extra engine --extra operator --extra dev --extra cuda -c requirements.lock \
 		--custom-compile-command 'make lock' -o requirements-cuda.lock
+	for image in operator frontend; do \
+		.venv/bin/uv pip compile pyproject.toml -q --universal --python-version 3.11 --generate-hashes --extra $$image \
+			-c requirements.lock --custom-compile-command 'make lock' -o images/$$image/requirements.lock; done
+	.venv/bin/uv pip compile pyproject.toml -q --python-platform x86_64-manylinux_2_28 --python-version 3.11 \
+		--generate-hashes --extra engine --extra cuda -c requirements-cuda.lock \
+		--custom-compile-command 'make lock' -o images/engine/requirements.lock
 
 clean:  ## remove everything that was built, installed or cached here
 	rm -rf .venv .cache dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis

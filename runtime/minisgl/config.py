@@ -42,7 +42,7 @@ def checked(config: Config) -> Config:
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank's engine needs to know. The same on every rank but for `rank`."""
+    """What one rank's engine needs to know. The same on every rank but for `rank` and `device_index`."""
 
     model: str
     """Directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files)."""
@@ -53,6 +53,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: Count = 1
     rendezvous: str = ""
     """`tcp://host:port` or `file:///path` at which the ranks' collectives meet; unused with one rank."""
+    device_index: Annotated[int, Meta(ge=0)] | None = None
+    """Which of the visible CUDA devices; None: the one with the rank's number."""
+    nccl_host: str = ""
+    """One name for the machine that all ranks run on, although they are in containers that NCCL takes for several
+    machines; empty: NCCL finds out itself. See `TensorParallel`."""
     page_size: PageSize = 16
     """Tokens per KV page, 1..256."""
     num_pages: Count | None = None

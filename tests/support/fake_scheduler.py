@@ -94,10 +94,19 @@ class FakeScheduler:
     """`answer` maps each Submit to what is sent back at once; more can be sent with `send`."""
 
     def __init__(
-        self, address: str, model: ModelCard, answer: Callable[[Submit], Sequence[FromScheduler]] = lambda _: ()
+        self,
+        address: str,
+        model: ModelCard,
+        answer: Callable[[Submit], Sequence[FromScheduler]] = lambda _: (),
+        *,
+        epoch: tuple[int, int] = (1_700_000_000_000, 1),
+        replica: str = "",
+        revision: str = "",
     ) -> None:
         self.answer = answer
-        self.model = model
+        self.welcome = Welcome(version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision)
+        self.status = _STATUS
+        """What it sends ten times a second."""
         self.speaks = True
         """Whether it sends its status."""
         self._received: list[ToScheduler] = []
@@ -174,12 +183,12 @@ class FakeScheduler:
             if time.monotonic() >= next_status:
                 next_status = time.monotonic() + 0.1
                 for identity in self._clients if self.speaks else ():
-                    self._deliver(identity, codec.encode(_STATUS))
+                    self._deliver(identity, codec.encode(self.status))
 
     def _replies(self, identity: bytes, message: ToScheduler) -> Sequence[FromScheduler]:
         if isinstance(message, Hello):
             self._clients.append(identity)
-            return [Welcome(version=WIRE_VERSION, epoch=(1_700_000_000_000, 1), model=self.model)]
+            return [self.welcome]
         if isinstance(message, Submit):
             self._owner[message.id] = identity
             return self.answer(message)

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from minisgl.config import MAX_RUNNING, EngineConfig
+from minisgl.config import MAX_RUNNING, Device, EngineConfig
 from minisgl.launcher.devices import choose_device, default_page_size
 from minisgl.logging import LogFormat, LogLevel
 
@@ -188,9 +188,9 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names} | {"overlap": not args.no_overlap}
 
 
-def engine_config(args: argparse.Namespace, model: Path) -> EngineConfig:
-    """The configuration of rank 0. Raises LauncherError where the device is not there."""
-    device = choose_device(args.device, args.tp)
+def engine_config(args: argparse.Namespace, model: Path, device: Device | None = None) -> EngineConfig:
+    """The configuration of rank 0, on `device` if that is known. Raises LauncherError where the device is not there."""
+    device = device or choose_device(args.device, args.tp)
     return EngineConfig(
         model=str(model),
         device=device,

@@ -17,8 +17,11 @@ from minisgl.cli import (
     bench_scheduler,
     bench_serve,
     chat,
+    engine,
+    frontend,
     models_check,
     models_demo,
+    models_fetch,
     models_tiny,
     serve,
     version,
@@ -49,10 +52,13 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"minisgl {__version__}", help="print the version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add(commands, "serve", serve, "serve a model behind an OpenAI endpoint")
+    _add(commands, "engine", engine, "run the ranks of a replica in this pod, for frontends elsewhere")
+    _add(commands, "frontend", frontend, "the OpenAI endpoint of engines that are found by name, in a cluster")
     _add(commands, "chat", chat, "talk with an endpoint or a model in the terminal")
     models = _group(commands, "models", "make and check checkpoint directories")
     _add(models, "tiny", models_tiny, "write a small random checkpoint, real in every file")
     _add(models, "demo", models_demo, "train a very small model that answers questions about minisgl")
+    _add(models, "fetch", models_fetch, "put a checkpoint from a Hub into a directory, whole or not at all")
     _add(models, "check", models_check, "say whether a checkpoint directory can be served")
     bench = _group(commands, "bench", "measure speed")
     _add(bench, "offline", bench_offline, "tokens per second of scheduler and engine, without a server")

@@ -94,6 +94,19 @@ class Settings:
                 sources[setting.key] = "default"
         return sources
 
+    def fill(
+        self, args: argparse.Namespace, sources: dict[str, str], values: Mapping[str, tuple[Any, str]], path: Path
+    ) -> None:
+        """Set from the file at `path` what `resolve` left at its default: by key, the value and where it stands there.
+        Ends the program as a wrong flag does."""
+        for setting in self.all:
+            if setting.key in values and sources[setting.key] == "default":
+                value, where = values[setting.key]
+                if not setting.is_switch:
+                    value = self._convert(setting, str(value), f"{path}: {where}")
+                setattr(args, setting.action.dest, value)
+                sources[setting.key] = f"file {path}, {where}"
+
     def render(self, args: argparse.Namespace, sources: Mapping[str, str]) -> str:
         """A file that sets what is set, each line with its source."""
         lines = []

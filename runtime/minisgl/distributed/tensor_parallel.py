@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol, cast
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 
+from minisgl.distributed.nccl_neighbours import nccl_neighbours
 from minisgl.distributed.nccl_report import NcclReport
 
 
@@ -47,9 +50,12 @@ class TensorParallel:
         rendezvous: str = "",
         device: torch.device | str = "cpu",
         timeout_seconds: float = 120.0,
+        nccl_host: str = "",
     ) -> None:
         """Wait for all ranks at `rendezvous`: `tcp://host:port` (rank 0 listens there), or `file:///path` of a file
         that does not exist yet. Raises RendezvousError after `timeout_seconds`, which also limits each collective.
+
+        `nccl_host` has NCCL treat ranks in several containers of one machine as neighbours, see `nccl_neighbours`.
         """
         assert 0 <= rank < size
         self.rank = rank
@@ -63,7 +69,7 @@ class TensorParallel:
         try:
             self._store = _meet(rendezvous, rank, size, timeout)
             if self.device.type == "cuda":
-                self._start_nccl(timeout)
+                self._start_nccl(timeout, nccl_host)
             else:
                 self._start_gloo(rendezvous, timeout)
         except (RuntimeError, OSError) as error:
@@ -73,18 +79,21 @@ class TensorParallel:
             ) from error
 
     def _start_gloo(self, rendezvous: str, timeout: timedelta) -> None:
-        host = urlsplit(rendezvous).hostname or "127.0.0.1"
-        loopback = host in ("127.0.0.1", "localhost", "::1")
+        url = urlsplit(rendezvous)
+        host = _own_address(url.hostname, url.port) if url.hostname and url.port else "127.0.0.1"
+        loopback = host in ("127.0.0.1", "::1")
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timeout
         # The default device follows from the host's name, which need not resolve in a container.
-        options._devices = [gloo.create_device(hostname="127.0.0.1") if loopback else gloo.create_default_device()]
+        options._devices = [gloo.create_device(hostname=host)]
         self._group = cast(_Group, gloo(self._store, self.rank, self.size, options))
-        self.transport = "gloo, TCP over loopback" if loopback else f"gloo, TCP, met at {host}"
+        self.transport = "gloo, TCP over loopback" if loopback else f"gloo, TCP from {host}"
         self.barrier()
 
-    def _start_nccl(self, timeout: timedelta) -> None:
+    def _start_nccl(self, timeout: timedelta, host: str) -> None:
+        if host:
+            os.environ.update(nccl_neighbours(host))
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timeout
@@ -160,6 +169,15 @@ def _meet(rendezvous: str, rank: int, size: int, timeout: timedelta) -> _c10d.St
     if url.scheme == "tcp" and url.hostname and url.port:
         return _c10d.TCPStore(url.hostname, url.port, size, is_master=rank == 0, timeout=timeout)
     raise RendezvousError(f"rendezvous {rendezvous!r} is neither tcp://host:port nor file:///path")
+
+
+def _own_address(host: str, port: int) -> str:
+    """This machine's address towards `host`; no packet is sent for it."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        own: str = probe.getsockname()[0]
+        return own
 
 
 def _wait(work: dist.Work | None) -> None:

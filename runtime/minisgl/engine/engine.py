@@ -31,7 +31,7 @@ from minisgl.models.weights import load_weights
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
-"""Called with a phase (`load`, `pool`, `capture`) and its share done, 0..1."""
+"""Called with a phase (`meet`, `load`, `pool`, `capture`) and its share done, 0..1."""
 
 _GRAPH_BYTES: Final = 8 << 20
 """Of one CUDA graph besides its logits: its nodes, and the activations of a decode step."""
@@ -53,8 +53,14 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
         )
     model_config.check_sliding_window(max_model_len)
     model_config.check_tensor_parallel(config.tensor_parallel)
+    if config.tensor_parallel > 1:
+        report("meet", 0.0)
     parallel = TensorParallel(
-        rank=config.rank, size=config.tensor_parallel, rendezvous=config.rendezvous, device=device
+        rank=config.rank,
+        size=config.tensor_parallel,
+        rendezvous=config.rendezvous,
+        device=device,
+        nccl_host=config.nccl_host,
     )
     try:
         return _Start(config, model_config, parallel, device, max_model_len, report).engine()
@@ -85,7 +91,11 @@ class _Start:
             kv_pool.check_balance(parallel.gather_int(self._free_before))
         began = time.monotonic()
         self._model = self._load(model_config)
-        self._stats = EngineStats(parameter_bytes=self._model.parameter_bytes, load_seconds=time.monotonic() - began)
+        self._stats = EngineStats(
+            parameter_bytes=self._model.parameter_bytes,
+            load_seconds=time.monotonic() - began,
+            transport=parallel.transport,
+        )
         shape = AttentionShape(
             query_heads=model_config.num_heads // parallel.size,
             kv_heads=self._model.num_kv_heads_local,
@@ -225,14 +235,15 @@ def _device(config: EngineConfig) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise EngineError("no_cuda", "no CUDA device is usable here; start with --device cpu, or check the driver")
-    if config.rank >= torch.cuda.device_count():
+    index = config.rank if config.device_index is None else config.device_index
+    if index >= torch.cuda.device_count():
         raise EngineError(
             "too_few_devices",
-            f"rank {config.rank} of {config.tensor_parallel} has no CUDA device: {torch.cuda.device_count()} "
+            f"rank {config.rank} of {config.tensor_parallel} wants device {index}: {torch.cuda.device_count()} "
             "are visible; use a smaller --tp or show more devices (CUDA_VISIBLE_DEVICES)",
         )
-    torch.cuda.set_device(config.rank)
-    return torch.device("cuda", config.rank)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:

@@ -36,6 +36,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     capture_seconds: float = 0.0
     prefill_backend: str = ""
     decode_backend: str = ""
+    transport: str = ""
+    """What carries the ranks' collectives, as `TensorParallel.transport` says it."""
 
 
 class Engine(Protocol):

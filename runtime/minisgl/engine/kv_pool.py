@@ -16,6 +16,13 @@ _CPU_SHARE: Final = 0.25
 
 _LARGEST_IMBALANCE: Final = 0.1
 
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_CGROUP_FILES: Final = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Limit and use of this container's memory, in the second and in the first version of cgroups."""
+
 
 def page_bytes(*, layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> int:
     """Bytes of one page, keys and values of all layers, on one rank."""
@@ -101,9 +108,10 @@ def _available_ram() -> int:
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) << 10
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((group / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return available
-    return available if limit == "max" else min(available, max(int(limit) - int(used), 0))
+    for names in _CGROUP_FILES:
+        try:
+            limit, used = ((_CGROUP / name).read_text(encoding="ascii").strip() for name in names)
+        except OSError:
+            continue
+        return available if limit == "max" else min(available, max(int(limit) - int(used), 0))
+    return available

@@ -30,8 +30,12 @@ def write(record: RequestRecord, now: float) -> None:
     }
     if record.key:
         fields["key"] = record.key
+    if record.model:
+        fields["model"] = record.model
     if record.accepted_at:
         fields["accepted_ms"] = _ms(record.accepted_at - record.began)
+    if record.queue_seconds is not None:
+        fields["queue_ms"] = _ms(record.queue_seconds)
     if record.first_at:
         fields["first_token_ms"] = _ms(record.first_at - record.began)
     if record.finish_reasons:

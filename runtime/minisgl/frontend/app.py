@@ -13,9 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from minisgl.frontend.bodies import DEFAULT_MODEL
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.generation import DEFAULT_MODEL, GenerationEndpoint
+from minisgl.frontend.generation import GenerationEndpoint
 from minisgl.frontend.metrics_page import MetricsPage
 from minisgl.frontend.observed import note_error, observed
 from minisgl.frontend.openapi import openapi
@@ -49,13 +50,15 @@ def create_app(tokenizers: Tokenizers, config: FrontendConfig) -> ASGIApp:
         return _json({"status": "ready", "model": served_model().card.name})
 
     async def models(_: Request) -> Response:
-        return _json({"object": "list", "data": [_model_object(served_model())]})
+        served = served_model()
+        return _json({"object": "list", "data": [_model_object(served, name) for name in served.all_names]})
 
     async def model(request: Request) -> Response:
         served = served_model()
-        if request.path_params["name"] not in (served.card.name, DEFAULT_MODEL):
+        name = request.path_params["name"]
+        if name not in (*served.all_names, DEFAULT_MODEL):
             raise ApiError(404, "model_not_found", f"only {served.card.name!r} is served here", "model")
-        return _json(_model_object(served))
+        return _json(_model_object(served, served.card.name if name == DEFAULT_MODEL else name))
 
     async def version(_: Request) -> Response:
         return _json({"version": __version__})
@@ -64,7 +67,7 @@ def create_app(tokenizers: Tokenizers, config: FrontendConfig) -> ASGIApp:
         return Response(_CHAT_PAGE.read_bytes(), media_type="text/html")
 
     async def openapi_document(_: Request) -> Response:
-        return _json(openapi())
+        return _json(openapi(tokenizers.model))
 
     tokenization = TokenizationEndpoints(tokenizers, config)
     # Not the framework's OpenAPI: its pages load scripts from elsewhere, and the bodies are not declared to it.
@@ -108,9 +111,9 @@ def _json(value: dict[str, Any]) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _model_object(model: ServedModel) -> dict[str, Any]:
+def _model_object(model: ServedModel, name: str) -> dict[str, Any]:
     return {
-        "id": model.card.name,
+        "id": name,
         "object": "model",
         # When the engine started: the first half of an epoch is a time in ms.
         "created": model.epoch[0] // 1000,

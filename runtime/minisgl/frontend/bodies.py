@@ -10,6 +10,13 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+DEFAULT_MODEL: Final = "default"
+"""Stands for the served model, whatever its name."""
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+GRAMMARS: Final = ("regex", "ebnf", "structural_tag")
+"""Fields for constrained output, which is not supported yet."""
+TOKEN_ID: Final = "token id"
+
 MAX_MESSAGES: Final = 2048
 MAX_PROMPTS: Final = 128
 MAX_CHOICES: Final = 1024
@@ -17,7 +24,7 @@ MAX_CHOICES: Final = 1024
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 CountOrZero = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1, title=TOKEN_ID)]
 Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 Stops = Stop | Annotated[list[Stop], Meta(max_length=16)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=256)]

@@ -44,6 +44,9 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One `ipc://` address for each worker. The frontend binds them, the workers connect."""
     tokenizer: TokenizerConfig | None = None
     """Run this worker in a thread of the frontend instead of a process of its own."""
+    leave_seconds: float = 0.0
+    """After SIGTERM, how long new requests are still served while those who send them learn that this one is not ready
+    any more. A cluster takes a moment for that."""
     drain_seconds: float = 25.0
     """After SIGTERM, how long answers may go on before they are broken off."""
     accept_seconds: float = 60.0
@@ -58,6 +61,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """File with the keys of those who may use the API; None: everybody may."""
     cors_origins: tuple[str, ...] = ()
     """Web pages of these origins may use the API from a browser; `*`: of all."""
+    control_port: int | None = None
+    """Port for whoever runs this server in a cluster, on all addresses: health, state, drain. None: there is none."""
     admin_port: int | None = None
     """Port of the administration on the same host; None: there is none. 0: any free one."""
     admin_keys: str | None = None

@@ -7,11 +7,10 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from minisgl.frontend.bodies import ContentPart, Message, ToolCall
+from minisgl.frontend.bodies import ROLES, ContentPart, Message, ToolCall
 from minisgl.frontend.json_body import cut, invalid, unsupported
 from minisgl.wire.text import ChatMessage, Role
 
-_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 _MAX_DEPTH: Final = 32
 """Of a tool call's arguments; deeper ones stay text."""
 
@@ -22,10 +21,10 @@ def conversation(messages: Sequence[Message]) -> tuple[ChatMessage, ...]:
 
 
 def _message(message: Message, path: str) -> ChatMessage:
-    if message.role not in _ROLES:
+    if message.role not in ROLES:
         if message.role == "function":
             raise unsupported(f"{path}.role", "messages of the role 'function' are not supported: use 'tool'")
-        raise invalid(f"{path}.role", f"expected one of {', '.join(_ROLES)}")
+        raise invalid(f"{path}.role", f"expected one of {', '.join(ROLES)}")
     if message.function_call is not None:
         raise unsupported(f"{path}.function_call", "not supported: use tool_calls")
     if message.tool_calls and message.role != "assistant":

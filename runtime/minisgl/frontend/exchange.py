@@ -115,6 +115,7 @@ class Exchange:
 
     async def _next_event(self) -> None:
         self._raise_error()
+        assert self._waiter is None, "only the handler of the request waits for news"
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from minisgl.frontend.answers import PING, Choice, Chunks, Head, whole
+from minisgl.frontend.bodies import DEFAULT_MODEL
 from minisgl.frontend.body import read_json_body
 from minisgl.frontend.choices import requests_of
 from minisgl.frontend.config import FrontendConfig
@@ -25,13 +26,11 @@ from minisgl.frontend.exchange import Exchange, News
 from minisgl.frontend.native_answers import NativeChunks, PlainChunks, whole_native
 from minisgl.frontend.requests import Asked
 from minisgl.frontend.tokenizers import UNAVAILABLE, Tokenizers
-from minisgl.frontend.traffic import name_answer
+from minisgl.frontend.traffic import describe_request, name_answer
+from minisgl.frontend.unknown_fields import refuse_if_strict
 from minisgl.wire.text import Finished, SamplingDefaults, ScoredToken, ServedModel
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_MODEL: Final = "default"
-"""Stands for the served model, whatever its name."""
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -68,8 +67,11 @@ class GenerationEndpoint:
             asked = await asyncio.to_thread(self._parse, body, defaults)
         else:
             asked = self._parse(body, defaults)
+        headers = Headers(scope=scope)
+        refuse_if_strict(headers, asked.ignored)
         name = served_name(asked.model, model)
-        exchange = self._tokenizers.submit(requests_of(asked, Headers(scope=scope)))
+        describe_request(name, asked.n)
+        exchange = self._tokenizers.submit(requests_of(asked, headers))
         watcher = asyncio.create_task(_watch_client(receive, exchange))
         try:
             await self._accepted(exchange)
@@ -211,7 +213,7 @@ def served_name(asked: str | None, model: ServedModel | None) -> str:
     if model is None:
         # Which models there are is not known; `submit` says why nothing can be served.
         return asked or ""
-    if asked not in (None, DEFAULT_MODEL, model.card.name):
+    if asked not in (None, DEFAULT_MODEL, *model.all_names):
         raise ApiError(
             404,
             "model_not_found",

@@ -9,15 +9,13 @@ import msgspec
 
 from minisgl.frontend.errors import ApiError
 
-_MAX_NAME: Final = 64
+MAX_NAME: Final = 64
 """Characters of a client's field name or value that an error or a header repeats."""
-_MAX_IGNORED: Final = 32
-_PLAIN_NAME: Final = re.compile(r"[\w.\-]+", re.ASCII)
 
 T = TypeVar("T")
 
 
-def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
     """Raises ApiError."""
     try:
         return decoder.decode(body)
@@ -29,20 +27,6 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise ApiError(400, "invalid_json", "the body is nested too deeply") from None
 
 
-def ignored_fields(kind: type[msgspec.Struct], body: bytes) -> tuple[str, ...]:
-    """Names of the fields of a valid body that nothing here knows, fit for a header. Raises ApiError for names that
-    are no text."""
-    known = kind.__struct_encode_fields__
-    fields = decode(_fields_decoder, body)
-    if len(fields) <= len(known) and all(name in known for name in fields):
-        return ()
-    unknown = [name for name in fields if name not in known][:_MAX_IGNORED]
-    return tuple(name[:_MAX_NAME] if _PLAIN_NAME.fullmatch(name) else "?" for name in unknown)
-
-
-_fields_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
 def invalid(param: str, what: str) -> ApiError:
     return ApiError(400, "invalid_value", f"{param}: {what}", param)
 
@@ -51,7 +35,7 @@ def unsupported(param: str, what: str) -> ApiError:
     return ApiError(400, "unsupported_parameter", f"{param}: {what}", param)
 
 
-def cut(text: str, limit: int = _MAX_NAME) -> str:
+def cut(text: str, limit: int = MAX_NAME) -> str:
     return text if len(text) <= limit else text[:limit] + "…"
 
 

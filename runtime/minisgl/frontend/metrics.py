@@ -19,7 +19,7 @@ from minisgl.frontend.histogram import (
     TTFT_EDGES,
     Histogram,
 )
-from minisgl.wire.messages import QUEUE_TIME_EDGES, Status
+from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Status
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,8 +32,10 @@ class Metrics:
         self.inter_token_latency = Histogram(ITL_EDGES)
         self.time_per_output_token = Histogram(ITL_EDGES)
         self.request_latency = Histogram(LATENCY_EDGES)
+        self.prefill_time = Histogram(LATENCY_EDGES)
         self.decode_time = Histogram(LATENCY_EDGES)
         self.accept_time = Histogram(TTFT_EDGES)
+        self.prompt_tokens_total = 0
         self.prompt_tokens = Histogram(COUNT_EDGES)
         self.generation_tokens = Histogram(COUNT_EDGES)
         self.loop_lag = Histogram(LAG_EDGES)
@@ -43,6 +45,7 @@ class Metrics:
         self.timeouts: Counter[str] = Counter()
         self.slow_clients = 0
         self.engine_starts = 0
+        self.retried = 0
 
 
 class Snapshot:
@@ -68,6 +71,12 @@ def render(metrics: Metrics, now: Snapshot) -> bytes:
     page = _Page(f'model_name="{_escape(now.model_name)}",engine="0"')
     if now.status is not None:
         _engine(page, now.status)
+    page.single(
+        "vllm:prompt_tokens_total",
+        "counter",
+        "Tokens of prompts, cached ones included; once, however many choices a prompt has.",
+        metrics.prompt_tokens_total,
+    )
     page.labelled(
         "vllm:request_success_total",
         "counter",
@@ -84,6 +93,7 @@ def render(metrics: Metrics, now: Snapshot) -> bytes:
             metrics.time_per_output_token,
         ),
         ("e2e_request_latency_seconds", "From a request's first byte to its last token.", metrics.request_latency),
+        ("request_prefill_time_seconds", "From a place in the batch to the first token.", metrics.prefill_time),
         ("request_decode_time_seconds", "From an answer's first token to its last.", metrics.decode_time),
         ("request_prompt_tokens", "Tokens of a prompt.", metrics.prompt_tokens),
         ("request_generation_tokens", "Tokens of an answer.", metrics.generation_tokens),
@@ -117,8 +127,13 @@ def _engine(page: _Page, status: Status) -> None:
             "From a request's place in the scheduler's queue to its first place in the batch.",
             Histogram.of_counts(QUEUE_TIME_EDGES, status.queue_times, status.queue_seconds),
         )
+    if len(status.step_sizes) == len(STEP_TOKENS_EDGES) + 1:
+        page.histogram(
+            "vllm:iteration_tokens_total",
+            "Tokens of a step.",
+            Histogram.of_counts(STEP_TOKENS_EDGES, status.step_sizes, status.step_tokens),
+        )
     for name, text, value in (
-        ("prompt_tokens_total", "Tokens of prompts, cached ones included.", status.prompt_tokens),
         ("generation_tokens_total", "Tokens generated.", status.generated_tokens),
         ("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", status.prompt_tokens),
         ("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", status.cached_tokens),
@@ -141,6 +156,9 @@ def _frontend(page: _Page, metrics: Metrics, now: Snapshot) -> None:
         "minisgl:engine_last_step_age_seconds", "gauge", "Time without a step while there is work.", now.step_age
     )
     page.single("minisgl:engine_starts_total", "counter", "Engine starts that were seen.", metrics.engine_starts)
+    page.single(
+        "minisgl:requests_retried_total", "counter", "Requests tried again with another engine.", metrics.retried
+    )
     page.labelled(
         "minisgl:admission_rejections_total", "counter", "Requests rejected with 429.", "reason", now.rejections
     )

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from minisgl.frontend.bodies import (
+    GRAMMARS,
     MAX_CHOICES,
     MAX_PROMPTS,
     Body,
@@ -21,7 +22,9 @@ from minisgl.frontend.bodies import (
     NativeSampling,
 )
 from minisgl.frontend.conversation import conversation
-from minisgl.frontend.json_body import decode, ignored_fields, invalid, unsupported
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.json_body import decode, invalid, unsupported
+from minisgl.frontend.unknown_fields import unknown_fields
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import ChatMessage, SamplingDefaults
 
@@ -32,7 +35,6 @@ NATIVE_MAX_TOKENS: Final = 128
 MAX_LOGIT_BIAS: Final = 100.0
 """Larger ones act as this: none makes a difference any more."""
 
-_GRAMMARS: Final = ("regex", "ebnf", "structural_tag")
 _NO_GRAMMAR: Final = "constrained output is not supported yet; leave the field out"
 
 Kind = Literal["chat", "completion", "native", "plain"]
@@ -69,7 +71,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None = None
     cache_salt: str = ""
     ignored: tuple[str, ...] = ()
-    """Fields of the body that nothing here knows."""
+    """Fields of the body that nobody here knows."""
 
 
 _chat_decoder: Final = msgspec.json.Decoder(ChatBody)
@@ -81,7 +83,7 @@ def parse_chat(body: bytes, defaults: SamplingDefaults) -> Asked:
     """Raises ApiError."""
     chat = decode(_chat_decoder, body)
     _refuse_chat(chat)
-    if chat.max_tokens == 0:
+    if chat.max_tokens == 0 and chat.max_completion_tokens is None:
         raise invalid("max_tokens", "expected at least 1")
     if chat.top_logprobs is not None and not chat.logprobs:
         raise invalid("top_logprobs", "needs `logprobs: true`")
@@ -124,7 +126,7 @@ def parse_native(body: bytes, defaults: SamplingDefaults) -> Asked:
         raise invalid(given[1] if given else "text", "expected exactly one of `text`, `input_ids` and `prompt`")
     if native.return_logprob:
         raise unsupported("return_logprob", "not supported here: use /v1/completions with `logprobs`")
-    ignored = ignored_fields(NativeBody, body)
+    ignored = unknown_fields(NativeBody, body)
     if native.prompt is not None:
         # Its callers expect greedy answers, and always a stream.
         params = SamplingParams(
@@ -135,7 +137,7 @@ def parse_native(body: bytes, defaults: SamplingDefaults) -> Asked:
         prompts = [Prompt(text=native.prompt)]
         return Asked(kind="plain", model=None, prompts=prompts, n=1, params=params, stream=True, ignored=ignored)
     sampling = native.sampling_params or NativeSampling()
-    for name in ("json_schema", *_GRAMMARS):
+    for name in ("json_schema", *GRAMMARS):
         if getattr(sampling, name) is not None:
             raise unsupported(f"sampling_params.{name}", _NO_GRAMMAR)
     source = native.text if native.text is not None else native.input_ids
@@ -175,7 +177,7 @@ def _asked(
     echo: bool = False,
 ) -> Asked:
     _check_response_format(body.response_format)
-    for name in ("structured_outputs", *_GRAMMARS):
+    for name in ("structured_outputs", *GRAMMARS):
         if getattr(body, name) is not None:
             raise unsupported(name, _NO_GRAMMAR)
     n = body.n or 1
@@ -206,7 +208,7 @@ def _asked(
         priority=body.priority or 0,
         timeout_seconds=body.timeout,
         cache_salt=body.cache_salt or "",
-        ignored=ignored_fields(type(body), raw),
+        ignored=unknown_fields(type(body), raw),
     )
 
 
@@ -287,6 +289,8 @@ def _prompts(prompt: str | list[Any], param: str) -> Iterator[Prompt]:
 def _token_ids(ids: list[Any], path: str) -> bytes:
     if set(map(type, ids)) != {int}:
         raise invalid(path, "expected token ids, which are integers")
+    if min(ids) < 0:
+        raise ApiError(400, "invalid_token", f"{path}: a token id is negative", path)
     try:
         return array("i", ids).tobytes()
     except OverflowError:

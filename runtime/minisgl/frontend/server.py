@@ -24,6 +24,7 @@ from minisgl.frontend.admin import create_admin
 from minisgl.frontend.app import create_app
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.connection import Connection
+from minisgl.frontend.control import create_control
 from minisgl.frontend.tokenizers import Tokenizers
 from minisgl.frontend.traffic import Traffic
 from minisgl.frontend.watchdog import watch
@@ -36,6 +37,7 @@ KEEP_ALIVE_SECONDS: Final = 125
 close it, or a request is lost in the race."""
 
 SHUTTING_DOWN: Final = "shutting_down"
+_SHUTTING_DOWN_MESSAGE: Final = "the server is shutting down"
 
 _BACKLOG: Final = 2048
 _BREAK_OFF_SECONDS: Final = 2
@@ -64,12 +66,19 @@ class FrontendServer:
         self._server = _server(
             create_app(self._tokenizers, config), math.ceil(config.drain_seconds) + _BREAK_OFF_SECONDS
         )
-        self._admin: _Admin | None = None
+        self._admin: _Beside | None = None
         if config.admin_port is not None:
             if config.admin_keys is None:
                 raise ServerError("admin_keys_missing", "the administration needs keys: give a file with --admin-keys")
             app = create_admin(self._tokenizers, Path(config.admin_keys))
-            self._admin = _Admin(_bind_beside(self._socket, config.admin_port), _server(app, _BREAK_OFF_SECONDS))
+            self._admin = _Beside(_bind_beside(self._socket, config.admin_port), _server(app, _BREAK_OFF_SECONDS))
+        self._control: _Beside | None = None
+        if config.control_port is not None:
+            app = create_control(self._tokenizers, self._leave_service)
+            self._control = _Beside(_bind_everywhere(config.control_port), _server(app, _BREAK_OFF_SECONDS))
+        self._stopping = False
+        self._takes_until: float | None = None
+        """When, on the loop's clock, new requests are refused; None: nobody has asked for an end."""
 
     @property
     def port(self) -> int:
@@ -77,12 +86,16 @@ class FrontendServer:
 
     @property
     def admin_port(self) -> int | None:
-        return None if self._admin is None else int(self._admin.listener.getsockname()[1])
+        return None if self._admin is None else self._admin.port
+
+    @property
+    def control_port(self) -> int | None:
+        return None if self._control is None else self._control.port
 
     def run(self, on_ready: Callable[[int], None] | None = None) -> None:
-        """Serve until SIGTERM or SIGINT: the listener closes at once, answers under way go on for `drain_seconds`,
-        those that are left end in an error. A second signal ends them at once. `on_ready` gets the port once
-        connections are accepted. Raises what ended the worker, where that runs in this process."""
+        """Serve until SIGTERM or SIGINT: `leave_seconds` later the listener closes, answers under way go on for
+        `drain_seconds`, those that are left end in an error. A second signal ends them at once. `on_ready` gets
+        the port once connections are accepted. Raises what ended the worker, where that runs in this process."""
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._serve(on_ready))
         if self._worker_error is not None:
@@ -108,7 +121,8 @@ class FrontendServer:
             self._server.on_started = partial(on_ready, self.port)
         self._tokenizers.start()
         watchdog = asyncio.create_task(watch(self._tokenizers.traffic))
-        admin = asyncio.create_task(self._admin.serve()) if self._admin is not None else None
+        beside = [server for server in (self._admin, self._control) if server is not None]
+        serving_beside = [asyncio.create_task(server.serve()) for server in beside]
         if self._admin is not None:
             logger.info("the administration listens on port %d", self.admin_port)
         thread = None
@@ -118,9 +132,9 @@ class FrontendServer:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
-            if self._admin is not None and admin is not None:
-                self._admin.server.should_exit = True
-                await admin
+            for server in beside:
+                server.server.should_exit = True
+            await asyncio.gather(*serving_beside)
             watchdog.cancel()
             await self._tokenizers.close()
             if self._worker is not None and thread is not None:
@@ -137,12 +151,33 @@ class FrontendServer:
             loop.call_soon_threadsafe(self._on_signal)
 
     def _on_signal(self) -> None:
-        if self._server.should_exit:
+        if self._stopping:
             self._break_off()
-            self._server.force_exit = True
+            self._server.should_exit = self._server.force_exit = True
             return
+        self._stopping = True
+        self._leave_service()
+        assert self._loop is not None and self._takes_until is not None
+        if self._takes_until <= self._loop.time():
+            self._stop_listening()
+        else:
+            self._loop.call_at(self._takes_until, self._stop_listening)
+
+    def _leave_service(self) -> None:
+        """Not ready from now on; refuse new requests once everybody has had the time to see that."""
+        if self._takes_until is not None:
+            return
+        assert self._loop is not None
+        self._takes_until = self._loop.time() + self._config.leave_seconds
+        self._tokenizers.leave(_SHUTTING_DOWN_MESSAGE)
+        self._loop.call_at(self._takes_until, self._refuse_new)
+
+    def _refuse_new(self) -> None:
+        self._tokenizers.refuse_new(SHUTTING_DOWN, _SHUTTING_DOWN_MESSAGE)
+
+    def _stop_listening(self) -> None:
+        self._refuse_new()
         self._server.should_exit = True
-        self._tokenizers.refuse_new(SHUTTING_DOWN, "the server is shutting down")
         assert self._loop is not None
         self._loop.call_later(self._config.drain_seconds, self._break_off)
 
@@ -150,9 +185,15 @@ class FrontendServer:
         self._tokenizers.fail_all(SHUTTING_DOWN, "the server is shutting down and cannot complete the answer")
 
 
-class _Admin(msgspec.Struct, frozen=True):
+class _Beside(msgspec.Struct, frozen=True):
+    """A server on another port."""
+
     listener: socket.socket
     server: _Server
+
+    @property
+    def port(self) -> int:
+        return int(self.listener.getsockname()[1])
 
     async def serve(self) -> None:
         await self.server.serve(sockets=[self.listener])
@@ -205,6 +246,19 @@ def _bind_beside(listener: socket.socket, port: int) -> socket.socket:
             "cannot_listen", f"cannot listen on port {port}: {error.strerror}. Choose another --admin-port"
         ) from error
     return beside
+
+
+def _bind_everywhere(port: int) -> socket.socket:
+    """On all addresses. Raises ServerError."""
+    both = socket.has_dualstack_ipv6()
+    try:
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both, backlog=_BACKLOG
+        )
+    except OSError as error:
+        raise ServerError(
+            "cannot_listen", f"cannot listen on port {port}: {error.strerror}. Choose another --control-port"
+        ) from error
 
 
 def _bind(config: FrontendConfig) -> socket.socket:

@@ -15,9 +15,10 @@ from minisgl.frontend.body import read_json_body
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.conversation import conversation
 from minisgl.frontend.generation import served_name
-from minisgl.frontend.json_body import decode, ignored_fields, invalid
+from minisgl.frontend.json_body import decode, invalid
 from minisgl.frontend.token_scores import spelled
 from minisgl.frontend.tokenizers import Tokenizers
+from minisgl.frontend.unknown_fields import refuse_if_strict, unknown_fields
 from minisgl.wire.messages import REQUEST_ID_BYTES
 from minisgl.wire.text import Decode, Decoded, Describe, Described, Encode, Encoded
 
@@ -91,7 +92,8 @@ class TokenizationEndpoints:
         raw = await read_json_body(request.scope, request.receive, self._max_body_bytes)
         body = decode(decoder, raw)
         served_name(body.model, self._tokenizers.model)
-        ignored = ignored_fields(type(body), raw)
+        ignored = unknown_fields(type(body), raw)
+        refuse_if_strict(request.headers, ignored)
         return body, {"x-ignored-params": ", ".join(ignored)} if ignored else {}
 
 

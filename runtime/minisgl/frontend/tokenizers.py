@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -30,6 +32,7 @@ from minisgl.wire.text import (
     FromTokenizer,
     Generate,
     Question,
+    ReplicaState,
     Reply,
     ServedModel,
     TextFailed,
@@ -54,6 +57,7 @@ class Tokenizers:
         self._context = zmq.asyncio.Context()
         self._links: list[_Link] = []
         self._closing: _Closing | None = None
+        self._leaving: str | None = None
 
     def start(self) -> None:
         self._links = [_Link(self._context, address, self.traffic) for address in self._addresses]
@@ -72,6 +76,8 @@ class Tokenizers:
         """Why no request can be served now; None when one can."""
         if self._closing is not None:
             return self._closing.message
+        if self._leaving is not None:
+            return self._leaving
         problems = [link.problem(self._stale_seconds) for link in self._links]
         return None if None in problems else problems[0]
 
@@ -117,6 +123,24 @@ class Tokenizers:
         for link in self._links:
             link.fail_all(code, message)
 
+    def replicas(self) -> list[ReplicaState]:
+        """What the workers know of the engines that they have found, by name and address. A replica is routable when
+        some worker can send requests there."""
+        merged: dict[str, ReplicaState] = {}
+        for state in (state for link in self._links for state in link.replicas):
+            known = merged.get(state.address)
+            if known is None or (state.routable and not known.routable):
+                merged[state.address] = state
+        return sorted(merged.values(), key=lambda state: (state.replica or state.address, state.address))
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._leaving is not None or self._closing is not None
+
+    def leave(self, message: str) -> None:
+        """Not ready any more, so that nobody new is sent here; who comes all the same is still served."""
+        self._leaving = message
+
     def refuse_new(self, code: str, message: str) -> None:
         """Take no more requests; those under way go on."""
         self._closing = _Closing(code, message)
@@ -141,8 +165,12 @@ class _Link:
     def __init__(self, context: zmq.asyncio.Context, address: str, traffic: Traffic) -> None:
         self._traffic = traffic
         self.model: ServedModel | None = None
+        self.replicas: tuple[ReplicaState, ...] = ()
         self._reason = "no tokenizer worker has connected yet"
         self._heard = 0.0
+        self._retried = 0
+        self._lost_at = -math.inf
+        """As `time.monotonic` says it."""
         self._waiters: dict[bytes, _Waiter] = {}
         self._questions: dict[bytes, asyncio.Future[Reply | Flushed]] = {}
         self._encoder = msgspec.msgpack.Encoder()
@@ -255,18 +283,27 @@ class _Link:
         waiter.exchange.fail(error)
 
     def _on_state(self, state: WorkerState) -> None:
+        if state.at <= self._lost_at:
+            # Of a worker that is gone: it was read late, and nothing else will be heard of it.
+            return
         self._heard = asyncio.get_running_loop().time()
         if state.version not in (TEXT_WIRE_VERSION, TEXT_WIRE_VERSION - 1):
             self._lose(f"the tokenizer worker speaks version {state.version}, not {TEXT_WIRE_VERSION}: update it")
             return
         self.model = state.model
+        self.replicas = state.replicas
         self._reason = state.reason
+        # One that has started anew counts from 0.
+        self._traffic.metrics.retried += state.retried - (self._retried if state.retried >= self._retried else 0)
+        self._retried = state.retried
         self._traffic.engine(state.model, state.status, self._heard)
 
     def _lose(self, reason: str) -> None:
         logger.error("%s; %d requests fail", reason, len(self._waiters))
         self.model = None
+        self.replicas = ()
         self._reason = reason
+        self._lost_at = time.monotonic()
         self.fail_all(UNAVAILABLE, reason)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:

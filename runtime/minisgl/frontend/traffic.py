@@ -54,6 +54,12 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     first_at: float = 0.0
     last_at: float = 0.0
     """When the engine last gave something."""
+    model: str = ""
+    """As the client calls it."""
+    n: int = 1
+    """Choices for each prompt."""
+    queue_seconds: float | None = None
+    """That its last choice waited for a place in the batch; None: not known."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -77,6 +83,8 @@ class Progress(msgspec.Struct, eq=False):
     record: RequestRecord
     prompt_tokens: int
     """A guess until it is accepted."""
+    first: bool
+    """Of the choices that its prompt has."""
     tokens: int = 0
     first_at: float = 0.0
     last_at: float = 0.0
@@ -91,6 +99,13 @@ def name_answer(answer_id: str) -> None:
     """The answer to the request that the running task serves has this id."""
     if (record := current.get()) is not None:
         record.answer_id = answer_id
+
+
+def describe_request(model: str, n: int) -> None:
+    """The request that the running task serves is for this model, and for so many choices of each prompt."""
+    if (record := current.get()) is not None:
+        record.model = model
+        record.n = n
 
 
 class Traffic:
@@ -130,13 +145,15 @@ class Traffic:
         record.exchange = exchange
         record.phase = "tokenizing"
         record.to_accept = len(requests)
-        return [Progress(record, guess) for guess in guesses]
+        return [Progress(record, guess, number % record.n == 0) for number, guess in enumerate(guesses)]
 
     def accepted(self, choice: Progress, prompt_tokens: int, now: float) -> None:
         record = choice.record
         if choice.waits:
             self.admission.corrected(prompt_tokens - choice.prompt_tokens)
         choice.prompt_tokens = prompt_tokens
+        if choice.first:
+            self.metrics.prompt_tokens_total += prompt_tokens
         record.to_accept -= 1
         if not record.to_accept and record.phase == "tokenizing":
             record.phase = "waiting"
@@ -174,8 +191,12 @@ class Traffic:
         record.completion_tokens += end.completion_tokens
         record.finish_reasons = [*record.finish_reasons, end.reason]
         metrics.finished[end.reason] += 1
-        metrics.prompt_tokens.observe(end.prompt_tokens)
+        if choice.first:
+            metrics.prompt_tokens.observe(end.prompt_tokens)
         metrics.generation_tokens.observe(end.completion_tokens)
+        if end.wait is not None:
+            record.queue_seconds = max(record.queue_seconds or 0.0, end.wait.queue)
+            metrics.prefill_time.observe(end.wait.prefill)
         metrics.request_latency.observe(now - record.began)
         metrics.decode_time.observe(now - choice.first_at)
         if end.completion_tokens > 1:

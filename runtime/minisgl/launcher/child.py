@@ -40,8 +40,8 @@ class Control:
         """Say what is being done until `ready`."""
         self._send(control.Progress(text))
 
-    def ready(self) -> None:
-        self._send(control.Ready())
+    def ready(self, message: control.Ready = control.Ready()) -> None:  # noqa: B008 - it is frozen
+        self._send(message)
 
     def refuse(self, code: str, message: str) -> None:
         self._send(control.Refused(code, message))
@@ -89,6 +89,8 @@ def main() -> int:
     line = Control(socket.socket(fileno=descriptor))
     for module in sys.argv[4:]:
         importlib.import_module(module)
+    if sys.argv[4:]:
+        line.progress(control.STANDING_BY)
     start = line.receive_start()
     if start is None:
         return 0

@@ -9,6 +9,9 @@ from typing import Final
 
 import msgspec
 
+STANDING_BY: Final = "standing by"
+"""Progress of a standby that has done its imports."""
+
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """First line to a child: who it is, and what it does. `target` is `module:function`, called with (config as JSON,
@@ -34,7 +37,13 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The child does its work from now on."""
+    """The child does its work from now on. The fields are rank 0's to fill."""
+
+    transport: str = ""
+    """What carries the ranks' collectives."""
+    max_model_len: int = 0
+    """Tokens; what the KV pool holds counts too."""
+    vocab_size: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

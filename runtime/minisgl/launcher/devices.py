@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from pathlib import Path
 from typing import Literal
 
 from minisgl.config import Device
@@ -20,6 +21,18 @@ def cuda_device_count() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def cuda_device_ids() -> tuple[str, ...]:
+    """UUIDs (hex) of those devices, in the order of their numbers."""
+    found = []
+    for number in range(cuda_device_count()):
+        driver = ctypes.CDLL("libcuda.so.1")
+        device, uuid = ctypes.c_int(0), (ctypes.c_ubyte * 16)()
+        if driver.cuDeviceGet(ctypes.byref(device), number) or driver.cuDeviceGetUuid(ctypes.byref(uuid), device):
+            return ()
+        found.append(bytes(uuid).hex())
+    return tuple(found)
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"], ranks: int) -> Device:
@@ -45,7 +58,7 @@ def default_page_size(device: Device) -> int:
 
 def rank_environment(device: Device, ranks: int) -> dict[str, str]:
     """What each rank's process needs in its environment before it imports torch."""
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks) if device == "cpu" else 1
+    threads = max(1, _cores() // ranks) if device == "cpu" else 1
     return {
         # Ranks that share the cores must not each take all of them.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
@@ -53,3 +66,17 @@ def rank_environment(device: Device, ranks: int) -> dict[str, str]:
         "NCCL_NVLS_ENABLE": "0",
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     }
+
+
+def _cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use; in a container with a CPU limit, whole ones of that. More threads than that
+    would be stopped in the middle of each other's work."""
+    cores = len(os.sched_getaffinity(0))
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((cgroup / name).read_text() for name in files).split()
+        except (OSError, ValueError):
+            continue
+        if quota not in ("max", "-1"):
+            return min(cores, max(1, int(quota) // int(period)))
+    return cores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,8 @@ from typing import Final
 from minisgl.launcher.errors import LauncherError
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_WANTED: Final = ["*.json", "*.jinja", "*.safetensors"]
+_NO_PLACE: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+CHECKPOINT_FILES: Final = ["*.json", "*.jinja", "*.safetensors"]
 _WANTED_WITHOUT_WEIGHTS: Final = ["*.json", "*.jinja"]
 
 
@@ -17,7 +19,7 @@ def resolve(model: str, revision: str | None = None, *, with_weights: bool = Tru
     """The directory of `model`, downloaded first when it is a Hub id (`owner/name`). The token of HF_TOKEN or of
     `hf auth login` is used, the Hub's cache is kept where HF_HOME says.
 
-    Raises LauncherError: model_not_found, model_access_denied, hub_unreachable.
+    Raises LauncherError: model_not_found, model_access_denied, hub_unreachable, cache_not_writable.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -40,7 +42,7 @@ def _download(model: str, revision: str | None, with_weights: bool) -> Path:
     name = model if revision is None else f"{model} at revision {revision}"
     try:
         path = snapshot_download(
-            model, revision=revision, allow_patterns=_WANTED if with_weights else _WANTED_WITHOUT_WEIGHTS
+            model, revision=revision, allow_patterns=CHECKPOINT_FILES if with_weights else _WANTED_WITHOUT_WEIGHTS
         )
     except errors.GatedRepoError as error:
         raise LauncherError(
@@ -58,6 +60,12 @@ def _download(model: str, revision: str | None, with_weights: bool) -> Path:
     except errors.HfHubHTTPError as error:
         raise LauncherError("hub_unreachable", f"the Hub did not give {name}: {error}") from error
     except (errors.LocalEntryNotFoundError, OSError) as error:
+        if error.errno in _NO_PLACE:
+            raise LauncherError(
+                "cache_not_writable",
+                f"{name} cannot be stored at {error.filename} ({error.strerror}): set HF_HOME to a directory with room "
+                "for it, or give the path of a downloaded checkpoint",
+            ) from error
         raise LauncherError(
             "hub_unreachable",
             f"{model} is no directory here, and the Hub cannot be reached: give the path of a downloaded checkpoint, "

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from minisgl import logging as log
 from minisgl.launcher import control
+from minisgl.launcher.errors import LauncherError
 
 _LAST_WORDS: Final = 20
 """Lines of output kept for the message about a death: no mere information, and nothing older than this many seconds,
@@ -24,6 +25,8 @@ for it would pass for the cause."""
 _LAST_WORDS_SECONDS: Final = 10.0
 
 _READ_BYTES: Final = 1 << 16
+
+_PID_ATTEMPTS: Final = 16
 
 STANDBY: Final = "standby-"
 """Before the name of a process that waits to become it."""
@@ -46,6 +49,45 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """SIGTERM asks it to finish its clients' requests, then to exit by itself; the others may be killed."""
     preload: tuple[str, ...] = ()
     """Modules whose import takes long: a standby does that ahead. Empty: no standby is kept."""
+    pid_class: tuple[int, int] | None = None
+    """(r, n): its process id leaves the rest r when divided by n, so that of n such processes in n containers, each of
+    which numbers its processes by itself, no two have the same."""
+
+
+class Child(Protocol):
+    """What the supervisor must know of a process, wherever it runs."""
+
+    spec: ProcessSpec
+    is_ready: bool
+    progress: str
+    refusal: control.Refused | None
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def exit_code(self) -> int | None:
+        """Negative: the signal that killed it. None while it runs, and when nobody knows."""
+        ...
+
+    def begin(self, spec: ProcessSpec) -> None:
+        """Tell a standby what to do."""
+        ...
+
+    def watch(self, selector: selectors.BaseSelector) -> None: ...
+
+    def send(self, message: control.ToChild) -> None: ...
+
+    def signal(self, number: signal.Signals) -> None: ...
+
+    def close(self) -> None: ...
+
+    def death(self) -> str:
+        """Name, way and last words of one that has ended."""
+        ...
 
 
 class Process:
@@ -61,6 +103,9 @@ class Process:
         self.is_ready = False
         self.progress = "starting"
         self.refusal: control.Refused | None = None
+        self.ready_message = control.Ready()
+        self.told_to_end = False
+        """Its end is no failure of its own: it was alive when a signal was sent to it."""
         self._log_level = log_level
         self._on_line = on_line
         self._selector: selectors.BaseSelector | None = None
@@ -69,19 +114,12 @@ class Process:
         self._control_rest = b""
         self._output_rest = b""
         name, modules = (f"{STANDBY}{spec.name}", spec.preload) if standby else (spec.name, ())
+        command = (
+            *(sys.executable, "-P", "-m", "minisgl.launcher.child"),
+            *(name, str(theirs.fileno()), str(os.getpid()), *modules),
+        )
         with theirs:
-            self._popen = subprocess.Popen(
-                (
-                    *(sys.executable, "-P", "-m", "minisgl.launcher.child"),
-                    *(name, str(theirs.fileno()), str(os.getpid()), *modules),
-                ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **spec.environment},
-                pass_fds=(theirs.fileno(), *spec.descriptors),
-                process_group=0,
-            )
+            self._popen = _spawn(command, spec, theirs.fileno())
         assert self._popen.stdout is not None
         self._output = self._popen.stdout
         if not standby:
@@ -92,6 +130,7 @@ class Process:
     def begin(self, spec: ProcessSpec) -> None:
         """Tell it what to do; name, environment and descriptors are those that it was started with."""
         self.spec = spec
+        self.progress = "starting"
         config = msgspec.Raw(msgspec.json.encode(spec.config))
         self.send(control.Start(name=spec.name, target=spec.target, config=config, log_level=self._log_level))
 
@@ -122,6 +161,7 @@ class Process:
             return
 
     def signal(self, number: signal.Signals) -> None:
+        self.told_to_end |= self.alive
         self._popen.send_signal(number)
 
     def wait(self) -> None:
@@ -136,8 +176,9 @@ class Process:
 
     def death(self) -> str:
         """Name, way and last words of a child that has ended."""
-        self._read_output()
-        self._read_control()
+        if not self._output.closed:
+            self._read_output()
+            self._read_control()
         code = self._popen.returncode
         if self.refusal is not None:
             return f"{self.spec.name}: {self.refusal.message} ({self.refusal.code})"
@@ -158,6 +199,7 @@ class Process:
             match message:
                 case control.Ready():
                     self.is_ready = True
+                    self.ready_message = message
                 case control.Progress():
                     self.progress = message.text
                 case control.Refused():
@@ -193,6 +235,30 @@ class Process:
     def _forget(self, source: Any) -> None:
         if self._selector is not None and source in self._selector.get_map():
             self._selector.unregister(source)
+
+
+def _spawn(command: Sequence[str], spec: ProcessSpec, control_descriptor: int) -> subprocess.Popen[bytes]:
+    rest, classes = spec.pid_class or (0, 1)
+    # Process ids are given out in order: n attempts suffice unless others start processes at the same time.
+    for _ in range(_PID_ATTEMPTS * classes):
+        popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **spec.environment},
+            pass_fds=(control_descriptor, *spec.descriptors),
+            process_group=0,
+        )
+        if popen.pid % classes == rest:
+            return popen
+        popen.kill()
+        popen.communicate()
+    raise LauncherError(
+        "no_process_id",
+        f"{spec.name} got no process id that leaves {rest} when divided by {classes}: other processes of this "
+        "container start all the time; remove them",
+    )
 
 
 def _signal_name(number: int) -> str:

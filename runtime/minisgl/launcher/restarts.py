@@ -2,10 +2,11 @@
 
 Processes that cannot go on without each other form a group. A group is ended and started as a whole:
 
-    starting → ready → ending → starting → …
+    waiting → starting → ready → ending → starting → …
 
 Until every group has been ready once, a death is a failed start and ends everything: whatever is wrong then, a person
-has just typed the command and can put it right.
+has just typed the command and can put it right. Where nobody looks on (`retry_start`), a failed start is a failure like
+any other, but for one that says itself that another start would end in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 END_SECONDS: Final = 60.0
 """How long killed processes may take to disappear; a device driver may have to give back memory first."""
 
-Phase = Literal["starting", "ready", "ending"]
+Phase = Literal["waiting", "starting", "ready", "ending"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Restarts of all groups together within `restart_window`; one more failure ends everything."""
     restart_window: float
     startup_timeout: float
+    retry_start: bool = False
+    """Failed starts count as restarts, even before everything has been ready once."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -36,12 +39,16 @@ class Seen(msgspec.Struct, frozen=True):
     alive: int
     dead: int = 0
     ready: int = 0
+    can_start: bool = True
+    """Everything that the group needs is there."""
+    incurable: bool = False
+    """One of the dead said that another start would end in the same way."""
 
 
 class GroupState(msgspec.Struct, frozen=True):
-    phase: Phase = "starting"
+    phase: Phase = "waiting"
     since: float = 0.0
-    starts: int = 1
+    starts: int = 0
 
 
 class State(msgspec.Struct, frozen=True):
@@ -88,9 +95,9 @@ class GiveUp(msgspec.Struct, frozen=True):
 Action = Serve | Kill | Start | Recovered | GiveUp
 
 
-def begin(groups: tuple[str, ...], now: float) -> State:
-    """All groups have just been started for the first time."""
-    return State(groups={name: GroupState(since=now) for name in groups})
+def begin(groups: tuple[str, ...], now: float, restarts: tuple[float, ...] = ()) -> State:
+    """Nothing has been started yet. `restarts`: when earlier ones began that still count."""
+    return State(groups={name: GroupState(since=now) for name in groups}, restarts=restarts)
 
 
 def decide(state: State, seen: Mapping[str, Seen], limits: Limits, now: float) -> tuple[State, list[Action]]:
@@ -100,14 +107,18 @@ def decide(state: State, seen: Mapping[str, Seen], limits: Limits, now: float) -
     actions: list[Action] = []
     for name, group in state.groups.items():
         there = seen[name]
-        if group.phase == "ending":
-            if not there.alive:
-                groups[name] = GroupState("starting", group.since, group.starts + 1)
-                actions.append(Start(name, group.starts + 1))
-            elif now - group.since > END_SECONDS:
+        if group.phase == "ending" and there.alive:
+            if now - group.since > END_SECONDS:
                 return state, [GiveUp(name, "process_stuck")]
+        elif group.phase in ("waiting", "ending"):
+            if there.can_start:
+                since = group.since if group.phase == "ending" else now
+                groups[name] = GroupState("starting", since, group.starts + 1)
+                actions.append(Start(name, group.starts + 1))
+            elif group.phase == "ending":
+                groups[name] = GroupState("waiting", now, group.starts)
         elif there.dead or _is_late(group, there, limits, now):
-            if not state.serving:
+            if there.incurable if limits.retry_start else not state.serving:
                 return state, [GiveUp(name, "process_died" if there.dead else "startup_timeout")]
             if len(restarts) >= limits.max_restarts:
                 return state, [GiveUp(name, "restarts_exhausted")]
@@ -128,8 +139,8 @@ def decide(state: State, seen: Mapping[str, Seen], limits: Limits, now: float) -
 def next_deadline(state: State, limits: Limits) -> float | None:
     """When `decide` must be asked again even if nothing happens to any process."""
     allowed = {"starting": limits.startup_timeout, "ending": END_SECONDS}
-    waiting = [group.since + allowed[group.phase] for group in state.groups.values() if group.phase != "ready"]
-    return min(waiting, default=None)
+    limited = [group.since + allowed[group.phase] for group in state.groups.values() if group.phase in allowed]
+    return min(limited, default=None)
 
 
 def _is_late(group: GroupState, seen: Seen, limits: Limits, now: float) -> bool:

@@ -1,12 +1,15 @@
 """What each process of a group does: its configuration, and the call into its room.
 
 Rooms are imported inside the functions: a frontend's process must not import torch, nor a rank's the web framework.
-Ranks and tokenizers run until the launcher ends them by a signal, so their `stop` events are never set.
+Ranks and tokenizers run until the launcher ends them by a signal, so their `stop` events are never set. A rank 0 that
+`drains` ends by itself once a signal has asked it to.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 from typing import Final
 
@@ -14,9 +17,11 @@ import msgspec
 
 from minisgl.engine.interface import Engine
 from minisgl.launcher.child import Control
+from minisgl.launcher.control import Ready
 from minisgl.launcher.ranks import FollowerConfig, start_rank0
+from minisgl.wire.messages import ModelCard
 
-_PHASES: Final = {"load": "weights", "pool": "KV pool", "capture": "CUDA graphs"}
+_PHASES: Final = {"meet": "rendezvous", "load": "weights", "pool": "KV pool", "capture": "CUDA graphs"}
 
 
 def rank0(raw: msgspec.Raw, control: Control) -> None:
@@ -24,12 +29,22 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
     from minisgl.scheduler import process
 
     config = msgspec.json.decode(raw, type=process.SchedulerProcessConfig)
-    process.run(
-        config,
-        lambda: start_rank0(config.engine, config.followers, EngineProgress(control)),
-        ready=lambda address, card: control.ready(),
-        stop=threading.Event(),
-    )
+    draining = threading.Event()
+    if config.drains:
+        signal.signal(signal.SIGTERM, lambda *_: draining.set())
+        control.on_gave_up(lambda message: os._exit(1))
+    transport = ""
+
+    def create() -> Engine:
+        nonlocal transport
+        engine = start_rank0(config.engine, config.followers, EngineProgress(control))
+        transport = engine.stats.transport
+        return engine
+
+    def ready(address: str, card: ModelCard) -> None:
+        control.ready(Ready(transport, card.max_model_len, card.vocab_size))
+
+    process.run(config, create, ready=ready, stop=threading.Event(), draining=draining)
 
 
 def follower(raw: msgspec.Raw, control: Control) -> None:
@@ -85,7 +100,8 @@ class EngineProgress:
         self._last = ""
 
     def __call__(self, phase: str, share: float) -> None:
-        text = f"{_PHASES.get(phase, phase)} {share:.0%}"
+        name = _PHASES.get(phase, phase)
+        text = name if phase == "meet" else f"{name} {share:.0%}"
         if text != self._last:
             self._last = text
             self._control.progress(text)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
 import sys
 import time
 from functools import partial
@@ -19,6 +17,7 @@ from minisgl.frontend.config import FrontendConfig, RequestLimits
 from minisgl.launcher.devices import rank_environment
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
+from minisgl.launcher.listener import bind, url_host
 from minisgl.launcher.process import ProcessSpec
 from minisgl.launcher.ranks import PRELOAD, follower_configs, follower_spec, rank0_config
 from minisgl.launcher.restarts import Limits
@@ -81,8 +80,8 @@ def serve(options: ServeOptions) -> int:
 def _serve(options: ServeOptions) -> None:
     renderer = log.Renderer(options.log_format, sys.stderr)
     began = time.monotonic()
-    with run_directory() as directory, contextlib.closing(_bind(options.host, options.port)) as listener:
-        address = f"http://{_url_host(listener)}:{listener.getsockname()[1]}"
+    with run_directory() as directory, contextlib.closing(bind(options.host, options.port)) as listener:
+        address = f"http://{url_host(listener)}:{listener.getsockname()[1]}"
 
         def on_line(line: log.Line) -> None:
             print(renderer.render(line), file=sys.stderr, flush=True)
@@ -195,26 +194,3 @@ def _same(spec: ProcessSpec, number: int) -> list[ProcessSpec]:
 
 def _role(name: str) -> str:
     return f"minisgl.launcher.roles:{name}"
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Taken before minutes of loading, so that a port in use is known at once. Nobody listens yet."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        reason = error.strerror or os.strerror(error.errno or 0)
-        raise LauncherError(
-            "address_unavailable",
-            f"cannot listen on {host} port {port}: {reason}. Choose another with --host or --port (0: a free one)",
-        ) from error
-    return listener
-
-
-def _url_host(listener: socket.socket) -> str:
-    host: str = listener.getsockname()[0]
-    return f"[{host}]" if listener.family == socket.AF_INET6 else host

@@ -8,19 +8,18 @@ server is written once, in `Supervisor.run`.
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final, Protocol
 
 from minisgl import logging as log
 from minisgl.launcher import control
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import Group, GroupSpec
-from minisgl.launcher.process import Process
+from minisgl.launcher.process import Child, Process, ProcessSpec
 from minisgl.launcher.restarts import (
     END_SECONDS,
     Action,
@@ -30,11 +29,11 @@ from minisgl.launcher.restarts import (
     Recovered,
     Serve,
     Start,
-    State,
     begin,
     decide,
     next_deadline,
 )
+from minisgl.launcher.signals import Signals
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +43,22 @@ _STOP_SECONDS: Final = 3.0
 _PROGRESS_SECONDS: Final = 2.0
 """Time between two lines about the same process during the start."""
 
-_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 class StopRequested(Exception):
-    """SIGINT, SIGTERM or SIGHUP arrived."""
+    """SIGINT, SIGTERM or SIGHUP arrived, or somebody asked for the same."""
+
+
+class Surroundings(Protocol):
+    """What a supervisor has to look after besides its groups."""
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Register what shall wake the supervisor; each key's data is what to call then."""
+        ...
+
+    def turn(self) -> float | None:
+        """Called whenever the supervisor has done what there was to do, before it waits; returns when to call it again
+        at the latest, on the monotonic clock."""
+        ...
 
 
 class Supervisor:
@@ -66,10 +76,18 @@ class Supervisor:
         on_ready: Callable[[], None],
         on_end: Callable[[], None],
         standby_delay: float = 5.0,
+        create: Callable[[ProcessSpec, bool], Child] | None = None,
+        surroundings: Surroundings | None = None,
+        signals: Signals | None = None,
+        restarts: tuple[float, ...] = (),
     ) -> None:
         """Times in seconds. Standbys are started `standby_delay` after everything is ready, so that their imports
         do not slow down the first requests. `on_line` gets every line of output of every child. `on_end` is called
-        before the processes with clients are told to end: nobody new may come to them."""
+        before the processes with clients are told to end: nobody new may come to them.
+
+        `create` starts a process, as a standby where its second argument says so; None: on this machine. `signals`
+        that are open already outlive the supervisor. `restarts` that began earlier (monotonic clock) count too.
+        """
         self._limits = limits
         self._drain_timeout = drain_timeout
         self._standby_delay = standby_delay
@@ -80,23 +98,26 @@ class Supervisor:
             spec.name: Group(
                 spec,
                 self._selector,
-                lambda process, standby: Process(process, log_level, on_line, standby=standby),
+                create or (lambda process, standby: Process(process, log_level, on_line, standby=standby)),
             )
             for spec in groups
         }
-        self._state = State({})
+        self._surroundings = surroundings
+        self._signals = signals
+        self.state = begin(tuple(self._groups), time.monotonic(), restarts)
+        self.draining = False
         self._history: list[str] = []
         self._progress = _Progress()
         self._standby_at: float | None = None
-        self._signals = 0
-        self._signals_obeyed = 0
+        self._stops_obeyed = 0
+        self._drain_asked = False
 
     @property
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[Child]:
         return [process for group in self._groups.values() for process in group.processes]
 
     @property
-    def _standbys(self) -> list[Process]:
+    def standbys(self) -> list[Child]:
         return [process for group in self._groups.values() for process in group.standbys]
 
     def run(self) -> None:
@@ -105,21 +126,27 @@ class Supervisor:
         Raises LauncherError: process_died and startup_timeout at the start, later restarts_exhausted, process_stuck,
         and process_died for a death while requests are drained. No process is left, whatever happens.
         """
-        with self._signals_as_events():
+        with ExitStack() as stack:
+            self._signals = self._signals or stack.enter_context(Signals())
+            self._signals.watch(self._selector)
+            if self._surroundings is not None:
+                self._surroundings.watch(self._selector)
             try:
-                for group in self._groups.values():
-                    group.start(1)
-                self._state = begin(tuple(self._groups), time.monotonic())
                 while True:
                     self._keep_running()
                     self._wait_for_events()
             except StopRequested:
+                self.draining = True
                 self._drain()
             except LauncherError as error:
                 self._announce(str(error))
                 raise
             finally:
                 self._end_all()
+
+    def drain(self) -> None:
+        """End as after a first signal; for `Surroundings.turn`."""
+        self._drain_asked = True
 
     def _keep_running(self) -> None:
         """Do what there is to do now: what follows from it at once is not announced by another event."""
@@ -133,7 +160,7 @@ class Supervisor:
 
     def _decide(self) -> list[Action]:
         seen = {name: group.seen() for name, group in self._groups.items()}
-        self._state, actions = decide(self._state, seen, self._limits, time.monotonic())
+        self.state, actions = decide(self.state, seen, self._limits, time.monotonic())
         return actions
 
     def _act(self, action: Action) -> None:
@@ -155,9 +182,9 @@ class Supervisor:
     def _wait_for_events(self) -> None:
         """Until something happens or must be looked at. Raises StopRequested for a new signal."""
         now = time.monotonic()
-        starting = any(group.phase == "starting" for group in self._state.groups.values())
+        starting = any(group.phase == "starting" for group in self.state.groups.values())
         deadlines = (
-            next_deadline(self._state, self._limits),
+            next_deadline(self.state, self._limits),
             self._standby_at,
             now + _PROGRESS_SECONDS if starting else None,
         )
@@ -174,7 +201,7 @@ class Supervisor:
         logger.error("%s", reason)
         logger.warning(
             "starting %s again, restart %d of at most %d within %g s",
-            *(action.group, len(self._state.restarts), self._limits.max_restarts, self._limits.restart_window),
+            *(action.group, len(self.state.restarts), self._limits.max_restarts, self._limits.restart_window),
         )
 
     def _given_up(self, action: GiveUp) -> LauncherError:
@@ -184,7 +211,7 @@ class Supervisor:
             return LauncherError(action.code, f"{stuck} did not end within {END_SECONDS:g} s when killed: see dmesg")
         message = group.deaths() or self._too_long(group)
         if action.code == "restarts_exhausted":
-            recent = self._history[len(self._history) - len(self._state.restarts) :]
+            recent = self._history[len(self._history) - len(self.state.restarts) :]
             history = "".join(f"\n  before: {entry}" for entry in recent)
             message += (
                 f"\nnot started again: --max-restarts {self._limits.max_restarts} within "
@@ -202,12 +229,12 @@ class Supervisor:
 
         Raises LauncherError when a process died of something else than the signal."""
         self._close_door()
-        if not self._state.serving:
+        if not self.state.serving:
             return
         needed = []
         for name, group in self._groups.items():
             # One that is being started again has nothing to finish, and its end is no failure.
-            if self._state.groups[name].phase == "ready":
+            if self.state.groups[name].phase == "ready":
                 needed += group.processes
             else:
                 group.kill()
@@ -239,11 +266,11 @@ class Supervisor:
     def _close_door(self) -> None:
         """The processes with clients alone hold their sockets from now on."""
         self._on_end()
-        for process in self._standbys:
+        for process in self.standbys:
             process.signal(signal.SIGKILL)
 
     def _end_all(self) -> None:
-        everything = [*self.processes, *self._standbys]
+        everything = [*self.processes, *self.standbys]
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in everything:
                 if process.alive:
@@ -255,59 +282,47 @@ class Supervisor:
             process.close()
         self._selector.close()
 
-    def _wait_for(self, processes: Sequence[Process], seconds: float) -> None:
+    def _wait_for(self, processes: Sequence[Child], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while any(p.alive for p in processes) and (left := deadline - time.monotonic()) > 0:
             self._dispatch(left)
 
     def _obey_signals(self) -> None:
-        if self._signals > self._signals_obeyed:
-            self._signals_obeyed = self._signals
+        assert self._signals is not None
+        asked = self._signals.requested or self._drain_asked
+        if self._signals.stops > self._stops_obeyed or (asked and not self.draining):
+            # Who was asked by other means takes the signal that follows for the same wish.
+            self._stops_obeyed = max(self._signals.stops, 1)
             raise StopRequested
 
     def _dispatch(self, seconds: float | None) -> None:
+        due = self._surroundings.turn() if self._surroundings is not None else None
+        if due is not None:
+            left = max(0.0, due - time.monotonic())
+            seconds = left if seconds is None else min(seconds, left)
         for key, _ in self._selector.select(seconds):
             key.data()
-
-    @contextmanager
-    def _signals_as_events(self) -> Iterator[None]:
-        """Signals write a byte to a pipe that the selector watches; the handlers themselves do nothing."""
-        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(reader, selectors.EVENT_READ, lambda: self._read_signals(reader))
-        numbers = (*_STOP_SIGNALS, signal.SIGCHLD)
-        handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
-        previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(previous)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            os.close(reader)
-            os.close(writer)
-
-    def _read_signals(self, reader: int) -> None:
-        self._signals += sum(number in _STOP_SIGNALS for number in os.read(reader, 512))
 
 
 class _Progress:
     """Lines for people about processes that start."""
 
     def __init__(self) -> None:
-        self._shown: dict[int, tuple[str, float]] = {}
+        self._shown: dict[tuple[str, int], tuple[str, float]] = {}
 
-    def show(self, processes: Sequence[Process]) -> None:
+    def show(self, processes: Sequence[Child]) -> None:
         now = time.monotonic()
         for process in processes:
             text = "ready" if process.is_ready else process.progress
-            previous, at = self._shown.get(process.pid, ("starting", 0.0))
+            key = process.spec.name, process.pid
+            previous, at = self._shown.get(key, ("starting", 0.0))
             if text != previous and (process.is_ready or now - at >= _PROGRESS_SECONDS):
-                self._shown[process.pid] = text, now
+                self._shown[key] = text, now
                 logger.info("%s: %s", process.spec.name, text)
 
 
-def _raise_for(processes: Sequence[Process]) -> None:
-    """Raises LauncherError `process_died` when one of them has ended."""
-    dead = [process for process in processes if not process.alive]
+def _raise_for(processes: Sequence[Child]) -> None:
+    """Raises LauncherError `process_died` when one of them has ended of something else than its work's end."""
+    dead = [process for process in processes if not process.alive and process.exit_code != 0]
     if dead:
         raise LauncherError("process_died", "\n".join(process.death() for process in dead))

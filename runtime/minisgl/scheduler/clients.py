@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import zmq
@@ -15,6 +15,7 @@ from minisgl.scheduler.outcome import StepOutput
 from minisgl.wire.messages import (
     WIRE_VERSION,
     Failed,
+    FirstTokenWait,
     FromScheduler,
     Hello,
     ModelCard,
@@ -26,6 +27,8 @@ from minisgl.wire.messages import (
 from minisgl.wire.sockets import Codec, WireError, open_socket
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_BACKLOG_BYTES: Final = 64 << 20
 """What a client that does not read may owe us before it is dropped."""
@@ -45,7 +48,17 @@ class _Client:
 class Clients:
     """Clients are numbered in the order of their first HELLO; a number is never used again."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, model: ModelCard, epoch: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        model: ModelCard,
+        epoch: tuple[int, int],
+        *,
+        replica: str = "",
+        revision: str = "",
+    ) -> None:
+        """Bind `address`; everything else is for the answer to a HELLO, see `Welcome`."""
         self._socket = open_socket(context, zmq.ROUTER)
         try:
             self._socket.bind(address)
@@ -55,7 +68,7 @@ class Clients:
             raise
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._codec: Codec[ToScheduler] = Codec(ToScheduler)
-        self._welcome = Welcome(version=WIRE_VERSION, epoch=epoch, model=model)
+        self._welcome = Welcome(version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision)
         self._by_identity: dict[bytes, _Client] = {}
         self._by_number: dict[int, _Client] = {}
         self._expelled: dict[bytes, _Client] = {}
@@ -96,8 +109,8 @@ class Clients:
         for client in list(self._by_number.values()):
             self._send(client, frame)
 
-    def send_step(self, output: StepOutput) -> None:
-        """One message to each client that has rows in the step."""
+    def send_step(self, output: StepOutput, now: float) -> None:
+        """One message to each client that has rows in the step. `now`: by the scheduler's clock."""
         for failure in output.failures:
             self.send(failure.client, Failed(failure.id, failure.code, failure.message))
         for number, prompt in output.prompt_logprobs:
@@ -105,12 +118,13 @@ class Clients:
         if not len(output.client):
             return
         first = int(output.client[0])
+        waits = {row: FirstTokenWait(queued, now - admitted) for row, (queued, admitted) in output.started.items()}
         if (output.client == first).all():
-            self.send(first, _tokens(output, slice(None), output.logprobs))
+            self.send(first, _tokens(output, slice(None), output.logprobs, waits))
             return
         for number in np.unique(output.client).tolist():
             rows = np.flatnonzero(output.client == number)
-            self.send(number, _tokens(output, rows, _of_rows(output.logprobs, rows)))
+            self.send(number, _tokens(output, rows, _of_rows(output.logprobs, rows), _of_rows(waits, rows)))
 
     def flush(self) -> None:
         """Try again what peers could not take before."""
@@ -119,8 +133,9 @@ class Clients:
                 client.backlog_bytes -= len(client.backlog.popleft())
         self._expelled = {identity: client for identity, client in self._expelled.items() if client.backlog}
 
-    def close(self) -> None:
-        self._socket.close(linger=0)
+    def close(self, linger_ms: int = 0) -> None:
+        """What was sent may still leave within `linger_ms`, while the socket's context ends."""
+        self._socket.close(linger=linger_ms)
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
         if hello.version not in (WIRE_VERSION, WIRE_VERSION - 1):
@@ -173,13 +188,15 @@ class Clients:
             self._gone.append(client.number)
 
 
-def _of_rows(logprobs: dict[int, TokenLogprobs], rows: NDArray[np.intp]) -> dict[int, TokenLogprobs]:
-    if not logprobs:
-        return logprobs
-    return {index: logprobs[row] for index, row in enumerate(rows.tolist()) if row in logprobs}
+def _of_rows(by_row: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
+    if not by_row:
+        return by_row
+    return {index: by_row[row] for index, row in enumerate(rows.tolist()) if row in by_row}
 
 
-def _tokens(output: StepOutput, rows: Any, logprobs: dict[int, TokenLogprobs]) -> Tokens:
+def _tokens(
+    output: StepOutput, rows: Any, logprobs: dict[int, TokenLogprobs], waits: dict[int, FirstTokenWait]
+) -> Tokens:
     return Tokens(
         ids=output.ids[rows].tobytes(),
         index=output.index[rows].tobytes(),
@@ -187,4 +204,5 @@ def _tokens(output: StepOutput, rows: Any, logprobs: dict[int, TokenLogprobs]) -
         finish=output.finish[rows].tobytes(),
         cached=output.cached[rows].tobytes(),
         logprobs=logprobs,
+        waits=waits,
     )

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from minisgl.wire.messages import QUEUE_TIME_EDGES, PromptLogprobs, TokenLogprobs
+from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, PromptLogprobs, TokenLogprobs
 from minisgl.wire.plan import IntArray
 
 DEADLINE_MESSAGE: Final = "the request's deadline passed before its answer was complete"
@@ -46,6 +46,8 @@ class StepOutput(msgspec.Struct, frozen=True):
     """By row, of those that ask for them."""
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
     """With the client each is for; they come before the rows."""
+    started: dict[int, tuple[float, float]] = {}
+    """By row, of first tokens: how long the request was queued, and when it got its place, by the scheduler's clock."""
 
 
 class Counters(msgspec.Struct):
@@ -65,3 +67,6 @@ class Counters(msgspec.Struct):
     queue_times: list[int] = msgspec.field(default_factory=lambda: [0] * (len(QUEUE_TIME_EDGES) + 1))
     """As `Status.queue_times`."""
     queue_seconds: float = 0.0
+    step_sizes: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_TOKENS_EDGES) + 1))
+    """As `Status.step_sizes`."""
+    step_tokens: int = 0

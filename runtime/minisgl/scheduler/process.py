@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import zmq
@@ -17,6 +17,9 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.server import serve
 from minisgl.wire.messages import ModelCard
 
+_LAST_ANSWERS_MS: Final = 2000
+"""How long the last answers of a drained scheduler may take to leave."""
+
 
 class SchedulerProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the launcher tells rank 0."""
@@ -28,6 +31,12 @@ class SchedulerProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses on which ranks 1, 2, … take plans, in this order."""
     model_name: str
     revision: str = ""
+    """Of the weights."""
+    replica: str = ""
+    replica_revision: str = ""
+    """`Welcome.revision`."""
+    drains: bool = False
+    """SIGTERM asks it to finish what is under way."""
     tokenizer_hashes: dict[str, str] = {}
     epoch: tuple[int, int] = (0, 0)
     overlap: bool = True
@@ -63,9 +72,11 @@ def run(
     *,
     ready: Callable[[str, ModelCard], None],
     stop: threading.Event,
+    draining: threading.Event | None = None,
 ) -> None:
-    """Serve until `stop` is set. `ready` is called with the bound address and the model card once clients can
-    connect. Whatever the engine raises goes through: the process ends with it."""
+    """Serve until `stop` is set, or until everything is answered once `draining` is. `ready` is called with the bound
+    address and the model card once clients can connect. Whatever the engine raises goes through: the process ends
+    with it."""
     engine = create_engine()
     context: zmq.Context[Any] = zmq.Context()
     try:
@@ -78,13 +89,17 @@ def run(
             eos_token_ids=limits.eos_token_ids,
             tokenizer_hashes=config.tokenizer_hashes,
         )
-        clients = Clients(context, config.address, card, config.epoch)
+        clients = Clients(
+            context, config.address, card, config.epoch, replica=config.replica, revision=config.replica_revision
+        )
+        linger_ms = 0
         try:
             scheduler = Scheduler(scheduler_config(config, limits), pack_epoch(config.epoch))
             ready(clients.address, card)
-            serve(StepLoop(scheduler, engine), clients, stop)
+            serve(StepLoop(scheduler, engine), clients, stop, draining)
+            linger_ms = _LAST_ANSWERS_MS
         finally:
-            clients.close()
+            clients.close(linger_ms)
     finally:
         context.term()
         engine.close()

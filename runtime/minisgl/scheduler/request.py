@@ -67,6 +67,8 @@ class Request(msgspec.Struct, kw_only=True):
     """Prompt tokens before this index need no log-probability, or have it."""
     queued_at: float
     """`Scheduler.now` when it arrived."""
+    admitted_at: float = 0.0
+    """And when it first got a row."""
     slot: int | None = None
     cached: int | None = None
     """Prompt tokens that the first admission found in the cache: what usage reports."""

@@ -20,7 +20,7 @@ from minisgl.scheduler.prefix_cache import NaiveCache, PrefixCache
 from minisgl.scheduler.queue import WaitingQueue
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.request import ERROR, Phase, Request, RequestTable
-from minisgl.wire.messages import QUEUE_TIME_EDGES, Submit
+from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Submit
 from minisgl.wire.plan import NO_CONTROLS, PARAM_COLUMNS, IntArray, StepPlan, StepResult
 
 _NO_SEGMENTS = np.empty((0, 4), np.int32)
@@ -185,6 +185,9 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.mixed_steps += bool(len(decode) and segments)
         self.counters.prefill_tokens += len(plan.prefill_tokens)
+        size = len(decode) + len(plan.prefill_tokens)
+        self.counters.step_sizes[bisect_left(STEP_TOKENS_EDGES, size)] += 1
+        self.counters.step_tokens += size
         self._growth_share = max(self._growth_share * GROWTH_SHARE_DECAY, GROWTH_SHARE_MIN)
         return plan
 
@@ -220,7 +223,18 @@ class Scheduler:
             output = msgspec.structs.replace(output, logprobs=of_rows)
         if of_prompts:
             output = msgspec.structs.replace(output, prompt_logprobs=of_prompts)
+        if not output.index.all():
+            output = msgspec.structs.replace(output, started=self._started(slots, output.index))
         return output
+
+    def _started(self, slots: IntArray, index: IntArray) -> dict[int, tuple[float, float]]:
+        """Of the rows with first tokens."""
+        started = {}
+        for row in np.flatnonzero(index == 0).tolist():
+            request = self.table.requests[slots[row]]
+            assert request is not None
+            started[row] = request.admitted_at - request.queued_at, request.admitted_at
+        return started
 
     def _plan_decode(self, updates: list[IntArray]) -> tuple[IntArray, IntArray]:
         """Rows that decode in this step and the positions of their input tokens; pages where they need one."""
@@ -302,6 +316,7 @@ class Scheduler:
         if first_time:
             assert request.cached is not None
             self.counters.cached_tokens += request.cached
+            request.admitted_at = self.now
             waited = self.now - request.queued_at
             self.counters.queue_times[bisect_left(QUEUE_TIME_EDGES, waited)] += 1
             self.counters.queue_seconds += waited

@@ -18,10 +18,16 @@ logger = logging.getLogger(__name__)
 STATUS_SECONDS: Final = 0.1
 IDLE_WAIT_MS: Final = 100
 
+DRAIN_NOTICE_SECONDS: Final = 0.5
+"""How long a draining scheduler stays at least: a request that is on its way to it gets an answer, and not silence."""
+_DRAINING: Final = "this replica ends: send the request to another one, or again in a moment"
 
-def serve(loop: StepLoop, clients: Clients, stop: threading.Event) -> None:
-    """Run until `stop` is set. An exception of the engine ends it: whoever watches the process tells the clients."""
+
+def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: threading.Event | None = None) -> None:
+    """Run until `stop` is set, or until nothing is left to do once `draining` is. An exception of the engine ends it:
+    whoever watches the process tells the clients."""
     scheduler = loop.scheduler
+    end_not_before: float | None = None
     # The loop makes no reference cycles, so the collector would only pause it: it runs when there is nothing to do.
     gc.collect()
     gc.freeze()
@@ -29,17 +35,24 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event) -> None:
     next_status = 0.0
     idle_turns = 0
     while not stop.is_set():
+        if draining is not None and draining.is_set():
+            if end_not_before is None:
+                # At once, so that no client sends more.
+                end_not_before, next_status = time.monotonic() + DRAIN_NOTICE_SECONDS, 0.0
+            elif not scheduler.has_work and time.monotonic() >= end_not_before:
+                clients.flush()
+                return
         for number, message in clients.receive(0 if scheduler.has_work else IDLE_WAIT_MS):
             # Before the message: a client that has started anew may ask for the same ids again.
             _drop_gone(loop, clients)
-            _take(loop, clients, number, message)
+            _take(loop, clients, number, message, is_draining=end_not_before is not None)
         _drop_gone(loop, clients)
         if scheduler.has_work:
             idle_turns = 0
             scheduler.now = time.monotonic()
             output = loop.step()
             if output is not None:
-                clients.send_step(output)
+                clients.send_step(output, time.monotonic())
         else:
             idle_turns += 1
             if idle_turns == 2:
@@ -53,10 +66,10 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event) -> None:
             clients.flush()
             for failure in scheduler.expire(time.time_ns() // 1_000_000):
                 clients.send(failure.client, Failed(failure.id, failure.code, failure.message))
-            clients.broadcast(status(loop))
+            clients.broadcast(status(loop, is_draining=end_not_before is not None))
 
 
-def status(loop: StepLoop) -> Status:
+def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
     scheduler, counters = loop.scheduler, loop.scheduler.counters
     return Status(
         waiting=len(scheduler.queue),
@@ -73,6 +86,9 @@ def status(loop: StepLoop) -> Status:
         finished=counters.finished,
         queue_times=tuple(counters.queue_times),
         queue_seconds=counters.queue_seconds,
+        step_sizes=tuple(counters.step_sizes),
+        step_tokens=counters.step_tokens,
+        draining=is_draining,
     )
 
 
@@ -81,8 +97,10 @@ def _drop_gone(loop: StepLoop, clients: Clients) -> None:
         loop.scheduler.drop_client(number)
 
 
-def _take(loop: StepLoop, clients: Clients, number: int, message: ToScheduler) -> None:
+def _take(loop: StepLoop, clients: Clients, number: int, message: ToScheduler, *, is_draining: bool) -> None:
     match message:
+        case Submit() if is_draining:
+            clients.send(number, Failed(message.id, "draining", _DRAINING))
         case Submit():
             loop.scheduler.now = time.monotonic()
             if 0 < message.deadline_ms <= time.time_ns() // 1_000_000:

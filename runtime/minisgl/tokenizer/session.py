@@ -23,6 +23,7 @@ from minisgl.wire.messages import (
     Abort,
     Ack,
     Failed,
+    FirstTokenWait,
     ModelCard,
     PromptLogprobs,
     SamplingParams,
@@ -43,6 +44,8 @@ _END_REASONS: Final[dict[int, _EndReason | None]] = {
 
 class _Phase(Enum):
     ENCODING = auto()
+    ENCODING_AGAIN = auto()
+    """It was submitted before, with the token ids of another tokenizer."""
     SUBMITTED = auto()
     RUNNING = auto()
 
@@ -58,6 +61,7 @@ class _Request:
         "scored",
         "stops",
         "tokens",
+        "wait",
     )
 
     def __init__(self, generate: Generate) -> None:
@@ -72,16 +76,20 @@ class _Request:
         self.echo: EchoedPrompt | None = None
         self.scored: ScoredAnswer | None = None
         """Where log-probabilities were asked for."""
+        self.wait: FirstTokenWait | None = None
 
 
 class Session:
-    """`model` is what the scheduler said of itself; None until then and after its loss."""
+    """Takes in requests from `welcome` until `close` or `lost`."""
 
-    def __init__(self, token_bytes: TokenBytes) -> None:
+    def __init__(self, token_bytes: TokenBytes | None = None) -> None:
+        """`token_bytes`: None until `use`, which comes before the first welcome."""
         self._to_scheduler: list[Submit | Abort] = []
         self._to_frontend: list[FromTokenizer] = []
         self._token_bytes = token_bytes
         self._model: ModelCard | None = None
+        """What the scheduler said of itself last; None until then and after its loss."""
+        self._open = False
         self._requests: dict[bytes, _Request] = {}
         self._random = random.SystemRandom()
 
@@ -92,12 +100,21 @@ class Session:
     def __contains__(self, request_id: bytes) -> bool:
         return request_id in self._requests
 
+    def use(self, token_bytes: TokenBytes) -> None:
+        """Of the tokenizer for prompts that are encoded from now on; answers under way keep theirs."""
+        self._token_bytes = token_bytes
+
     def welcome(self, model: ModelCard) -> None:
         self._model = model
+        self._open = True
+
+    def close(self) -> None:
+        """Take in nothing for now; what was taken in goes on."""
+        self._open = False
 
     def begin(self, generate: Generate) -> bool:
         """Take in a request, whose prompt is to be encoded next. False: it has failed at once."""
-        if self._model is None:
+        if not self._open:
             self._fail(generate.id, "engine_unavailable", "the engine is not there; try again in a moment")
             return False
         if generate.id in self._requests:
@@ -106,19 +123,30 @@ class Session:
         self._requests[generate.id] = _Request(generate)
         return True
 
+    def again(self, request_id: bytes) -> Generate | None:
+        """The request whose prompt is to be encoded again, with another tokenizer; None: it has ended."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        assert request.phase is not _Phase.ENCODING and not request.tokens, "it was submitted, and has given nothing"
+        request.phase = _Phase.ENCODING_AGAIN
+        return request.generate
+
     def encoded(self, request_id: bytes, prompt: Prompt | PromptError) -> None:
         """The prompt's token ids, or why there are none. The request may have been cancelled meanwhile."""
         request = self._requests.get(request_id)
         if request is None:
             return
-        if isinstance(prompt, PromptError):
-            self._end_failed(request_id, prompt.code, prompt.message, prompt.param)
-            return
         try:
+            if isinstance(prompt, PromptError):
+                raise prompt
             submit = self._submit(request, prompt)
         except PromptError as error:
+            if request.phase is _Phase.ENCODING_AGAIN:
+                self._to_scheduler.append(Abort(request_id))
             self._end_failed(request_id, error.code, error.message, error.param)
             return
+        assert self._token_bytes is not None
         request.phase = _Phase.SUBMITTED
         request.prompt_tokens = len(prompt)
         generate = request.generate
@@ -157,6 +185,9 @@ class Session:
     def tokens(self, tokens: Tokens) -> None:
         """One step's tokens: at most one message with the new texts of all requests. Raises ValidationError."""
         rows = tokens.rows()
+        for row, wait in tokens.waits.items():
+            if row < len(rows.ids) and (started := self._requests.get(rows.ids[row])) is not None:
+                started.wait = wait
         ids: list[bytes] = []
         texts: list[str] = []
         finished: list[Finished] = []
@@ -206,6 +237,7 @@ class Session:
     def lost(self, code: str, message: str) -> None:
         """The scheduler is gone: every request fails."""
         self._model = None
+        self._open = False
         self._to_scheduler.clear()
         for request_id in list(self._requests):
             self._end_failed(request_id, code, message)
@@ -277,6 +309,7 @@ class Session:
             prompt_tokens=request.prompt_tokens,
             cached_tokens=request.cached_tokens,
             completion_tokens=request.tokens,
+            wait=request.wait,
         )
 
     def _end_failed(self, request_id: bytes, code: str, message: str, param: str | None = None) -> None:

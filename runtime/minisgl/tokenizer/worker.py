@@ -1,4 +1,4 @@
-"""The tokenizer worker: one loop over two sockets, and one thread that encodes prompts and answers questions.
+"""The tokenizer worker: one loop over its sockets, and one thread that encodes prompts and answers questions.
 
 Encoding a long prompt takes far longer than turning a step's tokens into text, so it is done aside: running answers
 never wait for a newcomer's prompt. What arrives while the thread is busy is encoded as one batch after that.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import signal
 import threading
 from collections import deque
@@ -16,51 +15,23 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeAlias
 
-import msgspec
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from minisgl.tokenizer.config import TokenizerConfig
+from minisgl.tokenizer.discovery import Resolve, resolve_host
 from minisgl.tokenizer.errors import PromptError
-from minisgl.tokenizer.model_files import load_model_files
+from minisgl.tokenizer.fleet import Fleet
+from minisgl.tokenizer.link import Link
+from minisgl.tokenizer.loaded import LoadedTokenizer, load
+from minisgl.tokenizer.one_engine import OneEngine
 from minisgl.tokenizer.prompt_encoder import Prompt, PromptEncoder
 from minisgl.tokenizer.session import Session
-from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.messages import (
-    WIRE_VERSION,
-    Ack,
-    Failed,
-    Flush,
-    Flushed,
-    FromScheduler,
-    Hello,
-    PromptLogprobs,
-    Status,
-    Tokens,
-    Welcome,
-)
-from minisgl.wire.sockets import Codec, WireError, open_socket, try_send
-from minisgl.wire.text import (
-    TEXT_WIRE_VERSION,
-    Cancel,
-    Decode,
-    Describe,
-    Encode,
-    Generate,
-    Question,
-    Reply,
-    ServedModel,
-    TextFailed,
-    ToTokenizer,
-    WorkerState,
-)
+from minisgl.wire.messages import Flush
+from minisgl.wire.sockets import Codec, WireError
+from minisgl.wire.text import Cancel, Decode, Describe, Encode, Generate, Question, Reply, TextFailed, ToTokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_FRAMES_PER_TURN: Final = 256
-"""Taken from one socket before the other has its turn."""
-MAX_BACKLOG: Final = 1 << 16
-"""Messages that may wait for a peer that does not read, before it counts as gone."""
 ENCODE_BATCH: Final = 256
 
 _Results: TypeAlias = "tuple[list[tuple[Generate, Prompt | PromptError]], list[Reply | TextFailed]]"
@@ -69,26 +40,34 @@ _Results: TypeAlias = "tuple[list[tuple[Generate, Prompt | PromptError]], list[R
 class Worker:
     """`serve` runs until `stop`, which any thread or signal handler may call."""
 
-    def __init__(self, config: TokenizerConfig) -> None:
-        """Loads the tokenizer and connects. Raises TokenizerError."""
-        files = load_model_files(config.model)
-        self._files = files
-        self._encoder = PromptEncoder(files)
-        self._session = Session(TokenBytes(files.tokenizer))
+    def __init__(self, config: TokenizerConfig, resolve: Resolve = resolve_host) -> None:
+        """Connects; where the files are at hand, loads the tokenizer first. `resolve` asks for the engines' addresses.
+        Raises TokenizerError."""
+        # First, because nothing has to be closed yet if it fails.
+        tokenizer = load(config.model) if config.engines is None else None
+        self._session = Session()
         self._context: zmq.Context[Any] = zmq.Context()
-        self._frontend = _Link(self._context, config.frontend_address)
-        self._scheduler = _Link(self._context, config.scheduler_address)
-        self._from_frontend: Codec[ToTokenizer] = Codec(ToTokenizer)
-        self._from_scheduler: Codec[FromScheduler] = Codec(FromScheduler)
-        self._hello = Hello(WIRE_VERSION, config.name)
-        self._model: ServedModel | None = None
-        self._status: Status | None = None
-        self._reason = "the scheduler has not answered yet"
         self._waiting: deque[Generate | Question] = deque()
-        self._encoding: Future[_Results] | None = None
-        self._pool = ThreadPoolExecutor(1, "encoder")
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stopping = False
+        self._frontend = Link(self._context, config.frontend_address)
+        self._from_frontend: Codec[ToTokenizer] = Codec(ToTokenizer)
+        self._encoding: Future[_Results] | None = None
+        self._encoding_with: LoadedTokenizer | None = None
+        self._pool = ThreadPoolExecutor(1, "encoder")
+        self._engines: OneEngine | Fleet
+        if tokenizer is not None:
+            self._engines = OneEngine(self._context, config, tokenizer, self._session, self._frontend.send)
+        else:
+            self._engines = Fleet(
+                self._context,
+                config,
+                self._session,
+                tell=self._frontend.send,
+                wake=self._wake,
+                encode_again=self._waiting.append,
+                resolve=resolve,
+            )
 
     def stop(self) -> None:
         self._stopping = True
@@ -96,8 +75,7 @@ class Worker:
 
     def serve(self) -> None:
         try:
-            self._scheduler.send(self._hello)
-            self._tell_state()
+            self._engines.start()
             while not self._stopping:
                 self._turn()
         finally:
@@ -107,76 +85,27 @@ class Worker:
         """Wait for something to happen, then deal with everything that has."""
         poller = zmq.Poller()
         poller.register(self._wake_read, zmq.POLLIN)
-        for link in (self._frontend, self._scheduler):
-            link.register(poller)
-        ready = dict(poller.poll())
+        self._frontend.register(poller)
+        self._engines.register(poller)
+        ready = dict(poller.poll(self._engines.wait_ms))
         if self._wake_read in ready:
             _drain(self._wake_read)
         # Texts first: they are what somebody looks at.
-        for frame in self._scheduler.receive():
-            self._on_scheduler_frame(frame)
-        for frame in self._frontend.receive():
+        self._engines.turn(ready)
+        for frame in self._frontend.receive(ready):
             self._on_frontend_frame(frame)
-        if self._scheduler.take_lost():
-            self._lose_scheduler("engine_unavailable", "the connection to the engine was lost")
+        self._engines.after_turn()
         if self._frontend.take_lost():
             aborted = len(self._session)
             logger.log(logging.WARNING if aborted else logging.INFO, "the frontend is gone; %d requests end", aborted)
             self._session.abandoned()
         self._encode()
         for request in self._session.take_to_scheduler():
-            self._scheduler.send(request)
+            self._engines.send(request)
         for message in self._session.take_to_frontend():
             self._frontend.send(message)
-        self._scheduler.flush()
+        self._engines.flush()
         self._frontend.flush()
-
-    def _on_scheduler_frame(self, frame: bytes) -> None:
-        try:
-            message = self._from_scheduler.decode(frame)
-            match message:
-                case Tokens():
-                    self._session.tokens(message)
-                case PromptLogprobs():
-                    self._session.prompt_scored(message)
-                case Ack():
-                    self._session.acked(message)
-                case Failed():
-                    self._on_failed(message)
-                case Status():
-                    self._status = message
-                    self._tell_state()
-                case Welcome():
-                    self._on_welcome(message)
-                case Flushed():
-                    self._frontend.send(message)
-        except (WireError, msgspec.ValidationError) as error:
-            # Tokens may have been in it, so no answer can be trusted any more.
-            self._lose_scheduler("engine_error", f"the engine sent a message that cannot be understood: {error}")
-
-    def _on_failed(self, failed: Failed) -> None:
-        if failed.id:
-            self._session.failed(failed)
-        else:
-            # It speaks of this connection as a whole. A new one helps, but not against another version.
-            self._lose_scheduler(failed.code, failed.message, reconnect=failed.code != "wire_version")
-
-    def _on_welcome(self, welcome: Welcome) -> None:
-        theirs = welcome.model.tokenizer_hashes
-        ours = self._files.hashes
-        differing = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
-        if welcome.version not in (WIRE_VERSION, WIRE_VERSION - 1):
-            problem = f"it speaks wire version {welcome.version}, not {WIRE_VERSION}: update the older side"
-        elif theirs and differing:
-            problem = f"its tokenizer files differ from ours ({', '.join(differing)}): use the same checkpoint"
-        else:
-            self._model = ServedModel(card=welcome.model, epoch=welcome.epoch, defaults=self._files.defaults)
-            self._reason = ""
-            self._session.welcome(welcome.model)
-            self._tell_state()
-            return
-        logger.error("the scheduler cannot be used: %s", problem)
-        self._lose_scheduler("engine_unavailable", problem, reconnect=False)
 
     def _on_frontend_frame(self, frame: bytes) -> None:
         try:
@@ -193,56 +122,28 @@ class Worker:
             case Encode() | Decode() | Describe():
                 self._waiting.append(message)
             case Flush():
-                self._scheduler.send(message)
+                self._engines.ask_to_flush(message)
 
     def _encode(self) -> None:
         """Take in what the thread has done, and give it what has come meanwhile."""
+        tokenizer = self._engines.tokenizer
         if self._encoding is not None and self._encoding.done():
             prompts, replies = self._encoding.result()
             for request, prompt in prompts:
-                self._session.encoded(request.id, prompt)
+                if self._encoding_with is tokenizer:
+                    self._session.encoded(request.id, prompt)
+                else:
+                    self._waiting.append(request)
             for reply in replies:
                 self._frontend.send(reply)
             self._encoding = None
-        if self._encoding is None and self._waiting:
+        if self._encoding is None and self._waiting and tokenizer is not None:
             taken = [self._waiting.popleft() for _ in range(min(ENCODE_BATCH, len(self._waiting)))]
             requests = [one for one in taken if isinstance(one, Generate) and one.id in self._session]
             questions = [one for one in taken if not isinstance(one, Generate)]
-            self._encoding = self._pool.submit(self._work, requests, questions)
+            self._encoding_with = tokenizer
+            self._encoding = self._pool.submit(_work, tokenizer.encoder, requests, questions)
             self._encoding.add_done_callback(lambda _: self._wake())
-
-    def _work(self, requests: list[Generate], questions: list[Question]) -> _Results:
-        """In the thread: prompts for requests, replies to questions."""
-        prompts = zip(requests, self._encoder.encode(requests), strict=True)
-        return list(prompts), [self._reply(question) for question in questions]
-
-    def _reply(self, question: Question) -> Reply | TextFailed:
-        match question:
-            case Encode():
-                reply: Reply | PromptError = self._encoder.encoded(question)
-            case Decode():
-                reply = self._encoder.decoded(question)
-            case Describe():
-                reply = self._encoder.described(question)
-        if isinstance(reply, PromptError):
-            return TextFailed(id=question.id, code=reply.code, message=reply.message, param=reply.param)
-        return reply
-
-    def _lose_scheduler(self, code: str, message: str, *, reconnect: bool = True) -> None:
-        logger.warning("%s; %d requests fail", message, len(self._session))
-        self._session.lost(code, message)
-        self._model = self._status = None
-        self._reason = message
-        # A new socket with a new identity: nothing that was meant for the old scheduler can reach the next.
-        self._scheduler.reconnect() if reconnect else self._scheduler.close()
-        if reconnect:
-            self._scheduler.send(self._hello)
-        self._tell_state()
-
-    def _tell_state(self) -> None:
-        self._frontend.send(
-            WorkerState(version=TEXT_WIRE_VERSION, model=self._model, status=self._status, reason=self._reason)
-        )
 
     def _wake(self) -> None:
         try:
@@ -253,74 +154,30 @@ class Worker:
 
     def _close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._engines.close()
         self._frontend.close()
-        self._scheduler.close()
         self._context.term()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
 
-class _Link:
-    """A DEALER that is connected to one peer, what waits to be sent there, and whether the peer was lost."""
+def _work(encoder: PromptEncoder, requests: list[Generate], questions: list[Question]) -> _Results:
+    """In the thread: prompts for requests, replies to questions."""
+    prompts = zip(requests, encoder.encode(requests), strict=True)
+    return list(prompts), [_reply(encoder, question) for question in questions]
 
-    def __init__(self, context: zmq.Context[Any], address: str) -> None:
-        self._context = context
-        self._address = address
-        self._encoder = msgspec.msgpack.Encoder()
-        self._backlog: deque[bytes] = deque()
-        self._lost = False
-        self._socket: Any = None
-        self.reconnect()
 
-    def reconnect(self) -> None:
-        """Forget the peer and what waits for it, and connect under a new identity."""
-        self.close()
-        self._socket = open_socket(self._context, zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, b"t" + secrets.token_bytes(16))
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.connect(self._address)
-
-    def register(self, poller: zmq.Poller) -> None:
-        if self._socket is not None:
-            poller.register(self._monitor, zmq.POLLIN)
-            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._backlog else 0))
-
-    def send(self, message: msgspec.Struct) -> None:
-        if self._socket is None:
-            return
-        self._backlog.append(self._encoder.encode(message))
-        self.flush()
-
-    def flush(self) -> None:
-        while self._backlog and try_send(self._socket, [self._backlog[0]]):
-            self._backlog.popleft()
-        if len(self._backlog) > MAX_BACKLOG:
-            self._backlog.clear()
-            self._lost = True
-
-    def receive(self) -> list[bytes]:
-        frames: list[bytes] = []
-        while self._socket is not None and len(frames) < MAX_FRAMES_PER_TURN:
-            try:
-                frames.append(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                break
-        return frames
-
-    def take_lost(self) -> bool:
-        """Whether the peer was lost since the last call."""
-        while self._socket is not None and self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
-            self._lost |= recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED
-        lost, self._lost = self._lost, False
-        return lost
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.disable_monitor()
-            self._monitor.close(linger=0)
-            self._socket.close(linger=0)
-            self._socket = None
-        self._backlog.clear()
+def _reply(encoder: PromptEncoder, question: Question) -> Reply | TextFailed:
+    match question:
+        case Encode():
+            reply: Reply | PromptError = encoder.encoded(question)
+        case Decode():
+            reply = encoder.decoded(question)
+        case Describe():
+            reply = encoder.described(question)
+    if isinstance(reply, PromptError):
+        return TextFailed(id=question.id, code=reply.code, message=reply.message, param=reply.param)
+    return reply
 
 
 def _drain(descriptor: int) -> None:
@@ -332,8 +189,8 @@ def _drain(descriptor: int) -> None:
 
 
 def run(config: TokenizerConfig, on_ready: Callable[[], None] | None = None) -> None:
-    """The worker's process: serves until SIGTERM. `on_ready` is called once the tokenizer is loaded and the worker
-    connects; whether a scheduler has answered is told to the frontend. Raises TokenizerError.
+    """The worker's process: serves until SIGTERM. `on_ready` is called once the worker connects; whether a scheduler
+    has answered is told to the frontend. Raises TokenizerError.
 
     SIGINT is ignored: a terminal sends it to every process, and the frontend still needs this one to finish.
     """

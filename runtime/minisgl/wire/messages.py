@@ -119,6 +119,10 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     version: int
     epoch: tuple[int, int]
     model: ModelCard
+    replica: str = ""
+    """Name of the group of ranks, `chat-r0`; empty where there is only one."""
+    revision: str = ""
+    """Of what the replica runs from: image, flags, environment. That of the weights is in `model`."""
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
@@ -147,6 +151,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """float32 [N, K]"""
 
 
+class FirstTokenWait(msgspec.Struct, frozen=True, array_like=True):
+    """What a request waited for; seconds."""
+
+    queue: float
+    """A place in the batch."""
+    prefill: float
+    """From then on, its first token."""
+
+
 class PromptLogprobs(msgspec.Struct, frozen=True, tag="prompt_logprobs"):
     """Of prompt tokens `start`, `start + 1`, …, given those before them. All of them come, in order, before the
     request's first token. The first token of a prompt has none: `start` is at least 1."""
@@ -171,6 +184,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens", omit_defau
     """int32: prompt tokens that came from the prefix cache."""
     logprobs: dict[int, TokenLogprobs] = {}
     """Of the rows that asked for them, by row; N is 1."""
+    waits: dict[int, FirstTokenWait] = {}
+    """Of the rows with the first token that the scheduler gave for a request, by row."""
 
     def rows(self) -> TokenRows:
         n = len(self.finish)
@@ -215,6 +230,10 @@ QUEUE_TIME_EDGES: Final = (
 """Seconds; those that vLLM's dashboards expect."""
 
 
+STEP_TOKENS_EDGES: Final = tuple(float(2**power) for power in (0, *range(3, 15)))
+"""Tokens of a step: 1, 8, 16, 32, … 16384, as vLLM has them."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """The scheduler's state, sent to every client a few times a second; counters are since start."""
 
@@ -230,6 +249,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     before; then those that waited longer than all. Empty: not said."""
     queue_seconds: float = 0.0
     """All of their waiting together."""
+    step_sizes: tuple[int, ...] = ()
+    """How many steps had at most as many tokens as each of STEP_TOKENS_EDGES but more than the one before; then those
+    that had more than all. Empty: not said."""
+    step_tokens: int = 0
+    """All of their tokens together: computed ones of prompts, and one for each row that decodes."""
     steps: int
     prompt_tokens: int
     cached_tokens: int
@@ -237,6 +261,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     generated_tokens: int
     retractions: int
     finished: int
+    draining: bool = False
+    """What is under way goes on; a new request is refused with `draining`."""
 
 
 ToScheduler = Hello | Submit | Abort | Flush

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed, ModelCard, SamplingParams, Status
+from minisgl.wire.messages import REQUEST_ID_BYTES, FirstTokenWait, Flush, Flushed, ModelCard, SamplingParams, Status
 
 TEXT_WIRE_VERSION: Final = 1
 
@@ -70,17 +70,46 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     card: ModelCard
     epoch: tuple[int, int]
+    """Of several replicas, the latest."""
     defaults: SamplingDefaults
+    names: tuple[str, ...] = ()
+    """By which requests may call it; empty: by the card's alone."""
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """At least one; the first is the answer's where the request names none."""
+        return self.names or (self.card.name,)
+
+
+class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the replicas that a worker knows of."""
+
+    replica: str
+    """Its name; empty while it has not answered."""
+    revision: str
+    epoch: tuple[int, int]
+    address: str
+    routable: bool
+    reason: str
+    """Why it gets nothing new."""
+    running: int
+    waiting: int
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """Where the worker stands. `model` is None while no scheduler has welcomed it: `reason` says why."""
 
     version: int
+    at: float
+    """When it was said, on the clock that all processes of a machine share (`time.monotonic`)."""
     model: ServedModel | None
     status: Status | None
-    """The scheduler's last word."""
+    """The scheduler's last word; of several, their sums."""
     reason: str = ""
+    replicas: tuple[ReplicaState, ...] = ()
+    """Where engines are found by name: all that were found."""
+    retried: int = 0
+    """How often a request was tried again with another engine, or a later epoch of it; since the worker's start."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -100,6 +129,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that came from the prefix cache."""
     completion_tokens: int
     """Sampled tokens, with the one that ended the answer."""
+    wait: FirstTokenWait | None = None
+    """None: the scheduler did not say."""
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):

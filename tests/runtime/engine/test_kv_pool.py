@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -75,3 +76,21 @@ def test_audit_fills_all_but_the_dummy_page_with_nan() -> None:
 def test_the_ranks_of_a_machine_without_gpu_share_its_memory() -> None:
     assert 2 * kv_pool.cpu_pool_bytes(1 << 30, 2) == kv_pool.cpu_pool_bytes(1 << 30, 1) < 1 << 30
     assert kv_pool.free_memory(torch.device("cpu")) > 0
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"memory.max": "3000\n", "memory.current": "1000\n"}, 2000),
+        ({"memory/memory.limit_in_bytes": "3000\n", "memory/memory.usage_in_bytes": "1000\n"}, 2000),
+        ({"memory.max": "1000\n", "memory.current": "3000\n"}, 0),
+    ],
+)
+def test_a_containers_memory_limit_is_all_the_memory_there_is(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(kv_pool, "_CGROUP", tmp_path)
+    assert kv_pool.free_memory(torch.device("cpu")) == expected

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from minisgl.wire.messages import Ack, Submit
+from minisgl.wire.messages import Ack, FirstTokenWait, FromScheduler, Submit
 from support.fake_scheduler import WAIT_SECONDS, answer_with, row
 from support.frontend_stack import FrontendStack, ids
 
@@ -66,6 +67,7 @@ def test_an_answer(make_stack: MakeStack, lines: Lines) -> None:
         "request_id": "mine",
         "method": "POST",
         "path": "/v1/chat/completions",
+        "model": "org/tiny",
         "status": 200,
         "retry": "1",
         "trace": "00-ab-cd-01",
@@ -73,6 +75,23 @@ def test_an_answer(make_stack: MakeStack, lines: Lines) -> None:
         "completion_tokens": 2,
         "finish_reason": "length",
     }
+
+
+def test_the_time_in_the_queue(make_stack: MakeStack, lines: Lines) -> None:
+    stack = make_stack()
+    waits = iter((0.25, 1.5))
+
+    def answer(submit: Submit) -> list[FromScheduler]:
+        first = row(submit.id, 0, ids("a")[0], "length")
+        return [Ack(submit.id), msgspec.structs.replace(first, waits={0: FirstTokenWait(next(waits), 0.75)})]
+
+    stack.scheduler.answer = answer
+    stack.http.post("/v1/completions", json={"model": "default", "prompt": "a", "max_tokens": 1, "n": 2})
+    ((_, fields),) = lines.wait_for(1)
+    assert (fields["queue_ms"], fields["model"]) == (1500.0, "default")
+    page = stack.http.get("/metrics").text
+    prefill = 'vllm:request_prefill_time_seconds_sum{model_name="org/tiny",engine="0"}'
+    assert f"{prefill} 1.5\n" in page
 
 
 def test_probes_are_not_logged_and_errors_are(make_stack: MakeStack, lines: Lines) -> None:

@@ -21,6 +21,8 @@ from support.tiny_checkpoint import tiny_checkpoint
 
 STREAMS = 200
 SECONDS_TO_IDLE = 5.0
+SLACK = 3
+"""Other tests take the processor meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def test_everything_is_idle_again(served: Served) -> None:
             and now['minisgl:frontend_inflight{phase="generating"}'] == 0
         )
 
-    eventually(idle, SECONDS_TO_IDLE)
+    eventually(idle, SLACK * SECONDS_TO_IDLE)
     final = metrics(served)
     left = sum(value for name, value in final.items() if name.startswith("minisgl:disconnects_total"))
     assert left > STREAMS / 4

@@ -99,6 +99,9 @@ def test_the_default_number_of_tokens(stack: FrontendStack) -> None:
     assert chat.max_tokens == 256 - len(chat.prompt) // 4
     _, (chat,) = ask(stack, "/v1/chat/completions", CHAT | {"max_tokens": 5, "max_completion_tokens": 7})
     assert chat.max_tokens == 7
+    # The other one is not even looked at.
+    _, (chat,) = ask(stack, "/v1/chat/completions", CHAT | {"max_tokens": 0, "max_completion_tokens": 5})
+    assert chat.max_tokens == 5
     assert ask(stack, "/v1/completions", COMPLETION)[1][0].max_tokens == 16
 
 
@@ -176,6 +179,44 @@ def test_unknown_fields_are_named_in_a_header(
     assert response.headers["x-ignored-params"] == "guided_json, ?"
     response, _ = ask(stack, path, body | {"stream": stream})
     assert "x-ignored-params" not in response.headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_unknown_fields_inside_others_are_named_too(stack: FrontendStack, stream: bool) -> None:
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    # What is null asks for nothing, as in the turns that the official client gives back.
+    turn = {"role": "assistant", "content": "Ho", "refusal": None, "annotations": []}
+    messages = [{"role": "user", "content": [part], "mood": "good"}, turn, *CHAT["messages"]]
+    body = {"messages": messages, "stream": stream, "stream_options": {"include_usage": True, "every": 1}, "gone": None}
+    response, _ = ask(stack, "/v1/chat/completions", body)
+    assert response.headers["x-ignored-params"].split(", ") == [
+        "messages[0].content[0].cache_control",
+        "messages[0].mood",
+        "messages[1].annotations",
+        "stream_options.every",
+    ]
+    response, _ = ask(stack, "/generate", {"text": "Hi", "sampling_params": {"n": 1, "regexp": "a"}})
+    assert response.headers["x-ignored-params"] == "sampling_params.regexp"
+    response = stack.http.post("/tokenize", json={"messages": [CHAT["messages"][0] | {"x" * 100: 1}], "y": 1})
+    assert response.headers["x-ignored-params"] == f"messages[0].{'x' * 64}, y"
+
+
+@BOTH
+def test_who_prefers_strict_handling_gets_an_error_for_an_unknown_field(
+    stack: FrontendStack, path: str, body: dict[str, Any]
+) -> None:
+    strict = {"prefer": "respond-async, handling=strict"}
+    ask(stack, path, body | {"user": "me", "unknown": None}, **strict)
+    stack.scheduler.reset()
+    response = stack.http.post(path, json=body | {"max_token": 5}, headers=strict)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("max_token", "unknown_parameter")
+    assert not stack.scheduler.received(Submit)
+    refused = stack.http.post("/tokenize", json={"prompt": "a", "promt": "b"}, headers=strict)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "promt")
+    response, _ = ask(stack, path, body | {"max_token": 5}, prefer="handling=lenient")
+    assert response.headers["x-ignored-params"] == "max_token"
 
 
 # Log-probabilities

@@ -16,20 +16,9 @@ from minisgl.frontend.choices import requests_of
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.requests import parse_chat, parse_completion, parse_native
 from minisgl.wire.text import Generate, SamplingDefaults
+from support.json_values import json_values
 
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.integers(0, 5)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5)
-    | st.sampled_from(["text", "none", "auto", "user", "tool", "assistant", "1"])
-)
-KEYS = st.sampled_from(["type", "role", "content", "text", "1", "include_usage", "function", "name", "arguments"])
-VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=8
-)
+VALUES = json_values(st.floats(allow_nan=False, allow_infinity=False))
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 

@@ -208,12 +208,16 @@ async def test_text_that_waits_for_a_slow_client_is_bounded() -> None:
 
 
 def test_a_stream_that_takes_too_long_ends_in_an_error(make_stack: MakeStack) -> None:
-    stack = make_stack(limits=RequestLimits(request_seconds=0.2))
+    stack = make_stack()
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     request = post(b'{"prompt": "a", "stream": true}')
     with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
         client.sendall(request)
         answer = b""
+        while b'"text":"a"' not in answer:
+            answer += client.recv(65536)
+        # Only now, so that the stream has begun however slow this machine is.
+        stack.server._tokenizers.traffic.limits = RequestLimits(request_seconds=0.01)
         while data := client.recv(65536):
             answer += data
     assert b'"code":"deadline_exceeded"' in answer

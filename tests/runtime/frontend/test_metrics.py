@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,6 +13,7 @@ from minisgl.frontend.metrics import Metrics, Snapshot, render
 from minisgl.wire.messages import Ack, Failed, Status, Submit
 from support.fake_scheduler import answer_with, row
 from support.frontend_stack import FrontendStack, ids
+from support.served import eventually
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 LABELS = {"model_name": "org/tiny", "engine": "0"}
@@ -33,6 +35,8 @@ STATUS = Status(
     finished=4,
     queue_times=(2, 1, *[0] * 19, 1),
     queue_seconds=8000.5,
+    step_sizes=(1, 2, *[0] * 12),
+    step_tokens=13,
 )
 
 
@@ -60,7 +64,6 @@ def test_the_scheduler_s_state() -> None:
         "vllm:num_requests_waiting": 3,
         "vllm:num_requests_running": 5,
         "vllm:kv_cache_usage_perc": 0.25,
-        "vllm:prompt_tokens_total": 100,
         "vllm:generation_tokens_total": 30,
         "vllm:prefix_cache_queries_total": 100,
         "vllm:prefix_cache_hits_total": 40,
@@ -72,6 +75,9 @@ def test_the_scheduler_s_state() -> None:
     queue = "vllm:request_queue_time_seconds"
     assert [found[f"{queue}_bucket", (("le", edge),)] for edge in ("0.3", "0.5", "7680.0", "+Inf")] == [2, 3, 3, 4]
     assert (found[f"{queue}_count", ()], found[f"{queue}_sum", ()]) == (4, 8000.5)
+    step = "vllm:iteration_tokens_total"
+    assert [found[f"{step}_bucket", (("le", edge),)] for edge in ("1.0", "8.0", "16384.0", "+Inf")] == [1, 3, 3, 3]
+    assert found[f"{step}_sum", ()] == 13
     assert found["minisgl:frontend_inflight", (("phase", "waiting"),)] == 2
     assert found["minisgl:admission_rejections_total", (("reason", "waiting"),)] == 6
 
@@ -83,6 +89,7 @@ def test_histograms_have_the_edges_of_vllm() -> None:
         ("vllm:inter_token_latency_seconds", ITL_EDGES),
         ("vllm:request_time_per_output_token_seconds", ITL_EDGES),
         ("vllm:e2e_request_latency_seconds", LATENCY_EDGES),
+        ("vllm:request_prefill_time_seconds", LATENCY_EDGES),
         ("vllm:request_decode_time_seconds", LATENCY_EDGES),
         ("vllm:request_queue_time_seconds", LATENCY_EDGES),
     ):
@@ -91,6 +98,25 @@ def test_histograms_have_the_edges_of_vllm() -> None:
     assert (TTFT_EDGES[0], TTFT_EDGES[-1]) == (0.001, 2560.0)
     assert (ITL_EDGES[0], ITL_EDGES[-1]) == (0.01, 80.0)
     assert (LATENCY_EDGES[0], LATENCY_EDGES[-1]) == (0.3, 7680.0)
+
+
+VLLM_NAMES = """num_requests_waiting num_requests_running kv_cache_usage_perc cache_config_info prompt_tokens_total
+    generation_tokens_total prefix_cache_queries_total prefix_cache_hits_total num_preemptions_total
+    request_success_total time_to_first_token_seconds inter_token_latency_seconds
+    request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
+    request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens
+    iteration_tokens_total"""
+OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds frontend_inflight disconnects_total
+    slow_clients_total timeouts_total request_errors_total engine_last_step_age_seconds engine_starts_total
+    requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds"""
+
+
+def test_every_name_that_dashboards_look_for_is_there_and_documented() -> None:
+    page = render(Metrics(), Snapshot("org/tiny", STATUS, 0.25, {}, {})).decode()
+    given = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
+    assert given == {f"vllm:{name}" for name in VLLM_NAMES.split()} | {f"minisgl:{name}" for name in OWN_NAMES.split()}
+    documented = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    assert given == set(re.findall(r"`((?:vllm|minisgl):\w+)", documented))
 
 
 def test_a_value_on_an_edge_belongs_below_it() -> None:
@@ -125,7 +151,21 @@ def test_what_an_answer_leaves_behind(make_stack: MakeStack) -> None:
     assert found["vllm:request_prompt_tokens_sum", ()] == 2 * usage["prompt_tokens"]
     assert 0 < found["vllm:time_to_first_token_seconds_sum", ()] <= found["vllm:e2e_request_latency_seconds_sum", ()]
     assert found["minisgl:engine_starts_total", ()] == 1
-    assert found["minisgl:frontend_event_loop_lag_seconds_count", ()] > 0
+    # Observed ten times a second, whether there are requests or not.
+    lag = "minisgl:frontend_event_loop_lag_seconds_count"
+    eventually(lambda: samples(stack.http.get("/metrics").text)[lag, ()] > 0)
+
+
+def test_a_prompt_counts_once_and_with_its_cached_tokens(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = answer_with(ids("ok"), cached=1)
+    body = {"prompt": ["Hi", "Hi", "you"], "n": 2, "max_tokens": 2}
+    usage = stack.http.post("/v1/completions", json=body).json()["usage"]
+    found = samples(stack.http.get("/metrics").text)
+    assert usage["prompt_tokens"] == 2 * len(ids("Hi")) + len(ids("you"))
+    assert found["vllm:prompt_tokens_total", ()] == usage["prompt_tokens"]
+    assert found["vllm:request_prompt_tokens_count", ()] == 3
+    assert found["vllm:request_generation_tokens_sum", ()] == usage["completion_tokens"] == 12
 
 
 def test_errors_are_counted_by_code(make_stack: MakeStack) -> None:

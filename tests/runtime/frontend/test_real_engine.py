@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,3 +166,29 @@ def test_a_prompt_that_is_too_long_says_so_in_clients_words(client: openai.OpenA
     assert "This model's maximum context length is" in str(raised.value)
     assert "(context_length_exceeded)" in str(raised.value)
     assert raised.value.code == "context_length_exceeded"
+
+
+def test_every_eos_of_the_checkpoint_ends_an_answer(tmp_path: Path) -> None:
+    """Also one that the tokenizer knows nothing of."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint(), model)
+    generation = json.loads((model / "generation_config.json").read_text())
+    (first, *_) = generation["eos_token_id"]
+    second, other = 40, 41
+    assert first not in (second, other)
+    (model / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": [first, second]}))
+    served = Served(model, tmp_path)
+    try:
+        served.wait_until_ready()
+
+        def end(token: int, **fields: Any) -> tuple[str, int]:
+            """Of an answer in which this token is always the likeliest."""
+            body = {"prompt": "Hello", "temperature": 0, "max_tokens": 3, "logit_bias": {str(token): 100}}
+            answer = httpx.post(f"{served.url}/v1/completions", json=body | fields).json()
+            return answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]
+
+        assert end(first) == end(second) == ("stop", 1)
+        assert end(other) == end(second, ignore_eos=True) == ("length", 3)
+    finally:
+        served.popen.terminate()
+        served.popen.wait(60)

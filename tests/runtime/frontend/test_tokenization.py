@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from minisgl import __version__
+from minisgl.frontend.bodies import GRAMMARS, NativeSampling
 from minisgl.wire.messages import Submit
 from support.fake_scheduler import answer_with
 from support.frontend_stack import EOS, TEMPLATE, TOKENIZER, FrontendStack, ids
@@ -94,6 +95,48 @@ def test_generate(stack: FrontendStack) -> None:
     assert counts == (len(ids("Hi")), len(ids("one two")) + 1, 1)
     (submit,) = stack.scheduler.received(Submit)
     assert (submit.temperature, submit.max_tokens) == (0, 9)
+
+
+SAMPLING: dict[str, tuple[Any, Any]] = {
+    "max_new_tokens": (1, 2),
+    "min_new_tokens": (None, 2),
+    "temperature": (0, 1),
+    "top_p": (0.5, 1),
+    "top_k": (-1, 1),
+    "min_p": (0, 0.5),
+    "sampling_seed": (1, 2),
+    "n": (1, 2),
+    "stop": (None, "e"),
+    "stop_token_ids": ([], [5]),
+    "ignore_eos": (False, True),
+    "presence_penalty": (0, 1),
+    "frequency_penalty": (0, 1),
+    "repetition_penalty": (1, 2),
+    "no_stop_trim": (False, True),
+}
+"""Two values that must differ in outcome."""
+
+
+def test_every_sampling_parameter_of_generate_acts_or_is_refused_by_name(stack: FrontendStack) -> None:
+    def outcome(name: str, value: Any) -> Any:
+        sampling = {"stop": "e"} if name == "no_stop_trim" else {}
+        stack.scheduler.reset()
+        stack.scheduler.answer = answer_with([*ids("one two"), -EOS])
+        answers = post(stack, "/generate", {"text": "Hi", "sampling_params": sampling | {name: value}})
+        answers = answers if isinstance(answers, list) else [answers]
+        submits = stack.scheduler.received(Submit)
+        seeds = [submit.seed for submit in submits] if name == "sampling_seed" else []
+        requests = [msgspec.structs.replace(submit, id=b"", seed=0) for submit in submits]
+        return requests, seeds, [(answer["text"], answer["meta_info"]["finish_reason"]) for answer in answers]
+
+    refused = ("json_schema", *GRAMMARS)
+    assert sorted([*SAMPLING, *refused]) == sorted(NativeSampling.__struct_fields__)
+    for name, (one, other) in SAMPLING.items():
+        assert outcome(name, one) == outcome(name, one), f"{name}: nothing else differs"
+        assert outcome(name, one) != outcome(name, other), name
+    for name in refused:
+        error = post(stack, "/generate", {"text": "Hi", "sampling_params": {name: "{}"}}, 400)["error"]
+        assert (error["param"], error["code"]) == (f"sampling_params.{name}", "unsupported_parameter")
 
 
 def test_generate_lists(stack: FrontendStack) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from minisgl.wire.text import (
     Cancel,
     Finished,
     Generate,
+    ReplicaState,
     SamplingDefaults,
     ServedModel,
     Texts,
@@ -32,6 +34,7 @@ from support.fake_scheduler import WAIT_SECONDS, card
 
 READY = WorkerState(
     version=TEXT_WIRE_VERSION,
+    at=time.monotonic(),
     model=ServedModel(card=card(), epoch=(1, 1), defaults=SamplingDefaults()),
     status=None,
 )
@@ -156,3 +159,73 @@ async def test_a_link_that_breaks_fails_its_requests(links: Links, message: Any,
         await exchange.accepted()
     assert raised.value.status == 503
     assert reason in (await links.until(False) or "")
+
+
+async def test_what_a_dead_worker_has_said_is_read_late(links: Links) -> None:
+    worker = links.workers[0]
+    await worker.say(READY)
+    await links.until(True)
+    (link, _) = links.tokenizers._links
+    late = msgspec.structs.replace(READY, at=time.monotonic())
+    worker.leave()
+    await links.until(False)
+    link._on_state(late)
+    assert "was lost" in (links.tokenizers.not_ready() or "")
+    await links.workers[1].say(msgspec.structs.replace(READY, at=time.monotonic()))
+    await links.until(True)
+
+
+async def test_what_workers_have_tried_again_is_counted(links: Links) -> None:
+    metrics = links.tokenizers.traffic.metrics
+    first, second = links.tokenizers._links
+    counts = []
+    for link, retried in ((first, 2), (second, 1), (first, 5), (first, 5), (first, 1)):
+        # The last one is that of a worker that was started anew.
+        link._on_state(msgspec.structs.replace(READY, at=time.monotonic(), retried=retried))
+        counts.append(metrics.retried)
+    assert counts == [2, 3, 6, 6, 7]
+
+
+async def test_who_leaves_is_not_ready_and_still_serves(links: Links) -> None:
+    await links.workers[0].say(READY)
+    await links.until(True)
+    links.tokenizers.leave("going")
+    assert links.tokenizers.not_ready() == "going"
+    assert links.tokenizers.is_leaving
+    links.tokenizers.submit(requests())
+    assert isinstance(await links.workers[0].hear(), Generate)
+
+
+async def test_a_replica_is_routable_when_some_worker_can_reach_it(links: Links) -> None:
+    def states(routable: str) -> tuple[ReplicaState, ...]:
+        return tuple(
+            ReplicaState(
+                replica=f"chat-{name}",
+                revision="1",
+                epoch=(1, 1),
+                address=name,
+                routable=name == routable,
+                reason="",
+                running=0,
+                waiting=0,
+            )
+            for name in ("r1", "r0")
+        )
+
+    for worker, routable in zip(links.workers, ("r0", "r1"), strict=True):
+        await worker.say(msgspec.structs.replace(READY, replicas=states(routable)))
+    while len([link for link in links.tokenizers._links if link.replicas]) < 2:
+        await asyncio.sleep(0)
+    found = [(one.replica, one.routable) for one in links.tokenizers.replicas()]
+    assert found == [("chat-r0", True), ("chat-r1", True)]
+
+
+async def test_only_one_task_waits_for_an_answer(links: Links) -> None:
+    await links.workers[0].say(READY)
+    await links.until(True)
+    exchange = links.tokenizers.submit(requests())
+    first = asyncio.create_task(exchange.accepted())
+    await asyncio.sleep(0)
+    with pytest.raises(AssertionError, match="only the handler"):
+        await exchange.accepted()
+    first.cancel()

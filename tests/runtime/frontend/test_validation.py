@@ -62,6 +62,7 @@ def both(**cases: Any) -> list[Any]:
         stop_empty=({"stop": ""}, "stop", "invalid_value"),
         stop_long=({"stop": "x" * 257}, "stop", "invalid_value"),
         stop_many=({"stop": ["x"] * 17}, "stop", "invalid_value"),
+        stop_thousands=({"stop": ["x" * 200] * 5000}, "stop", "invalid_value"),
         stop_part=({"stop": ["a", ""]}, "stop[1]", "invalid_value"),
         stop_type=({"stop": 5}, "stop", "invalid_value"),
         stream=({"stream": "yes"}, "stream", "invalid_value"),

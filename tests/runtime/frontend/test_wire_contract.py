@@ -13,6 +13,7 @@ import pytest
 from minisgl.wire.messages import Ack, Failed, FinishReason, Submit
 from support.fake_scheduler import WAIT_SECONDS, answer_with, row
 from support.frontend_stack import EOS, FrontendStack, ids
+from support.retry_after import assert_says_when_to_come_again
 
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "org/tiny", "prompt": "Hi"}
@@ -210,7 +211,9 @@ def test_a_rejected_request_has_no_head_of_success(
     stack.scheduler.answer = lambda submit: [Failed(submit.id, "queue_full", "9 requests are waiting already")]
     head, raw = read(send(stack, path, body | {"stream": stream}))
     assert head[0] == "HTTP/1.1 429 Too Many Requests"
-    assert "retry-after: 1" in head and "content-type: application/json" in head
+    headers = dict(line.split(": ", 1) for line in head[1:])
+    assert headers["content-type"] == "application/json"
+    assert_says_when_to_come_again(headers)
     assert raw == (
         b'{"error":{"message":"9 requests are waiting already","type":"rate_limit_error","param":null,'
         b'"code":"queue_full"}}'

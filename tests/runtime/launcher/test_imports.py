@@ -21,6 +21,7 @@ _FAST = {
     "minisgl.frontend.server": ("torch", "transformers"),
     "minisgl.launcher.child": ("torch", "transformers", "fastapi", "numpy"),
     "minisgl.launcher.serve": ("torch", "transformers", "fastapi"),
+    "minisgl.launcher.engine": ("torch", "transformers", "fastapi", "uvicorn", "jinja2"),
     "minisgl.cli.main": ("torch", "transformers", "fastapi"),
     "minisgl.offline": ("torch", "transformers", "fastapi"),
 }

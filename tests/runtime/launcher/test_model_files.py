@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ def _http_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
         (_http_error(errors.HfHubHTTPError), "hub_unreachable", "refused"),
         (errors.LocalEntryNotFoundError("offline"), "hub_unreachable", "cannot be reached"),
         (ConnectionError("no route"), "hub_unreachable", "cannot be reached"),
+        (OSError(errno.EROFS, "Read-only file system", "/cache/x"), "cache_not_writable", "at /cache/x .*set HF_HOME"),
+        (PermissionError(errno.EACCES, "Permission denied", "/cache"), "cache_not_writable", "Permission denied"),
     ],
 )
 def test_hub_errors_say_what_to_do(error: Exception, code: str, words: str, hub: list[dict[str, Any]]) -> None:

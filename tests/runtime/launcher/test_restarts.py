@@ -28,12 +28,14 @@ from minisgl.launcher.restarts import (
 _LIMITS = Limits(max_restarts=2, restart_window=100.0, startup_timeout=30.0)
 _NOW = 1000.0
 
-_STARTING = GroupState("starting", _NOW - 1)
-_LATE = GroupState("starting", _NOW - 31)
-_READY = GroupState("ready", _NOW - 500)
+_WAITING = GroupState("waiting", _NOW - 900)
+_STARTING = GroupState("starting", _NOW - 1, 1)
+_LATE = GroupState("starting", _NOW - 31, 1)
+_READY = GroupState("ready", _NOW - 500, 1)
 _ENDING = GroupState("ending", _NOW - 1, 2)
 _STUCK = GroupState("ending", _NOW - END_SECONDS - 1, 2)
 
+_NOTHING = {"engine": Seen(0), "frontend": Seen(0)}
 _ALL_READY = Seen(alive=2, ready=2)
 _LOADING = Seen(alive=2, ready=1)
 _ONE_DEAD = Seen(alive=1, dead=1, ready=1)
@@ -43,6 +45,10 @@ _ALL_DEAD = Seen(alive=0, dead=2)
 @pytest.mark.parametrize(
     ("group", "serving", "restarts", "seen", "expected", "phase"),
     [
+        (_WAITING, False, (), Seen(0), [Start("engine", 1)], "starting"),
+        (_WAITING, False, (), Seen(0, can_start=False), [], "waiting"),
+        (_ENDING, True, (_NOW - 1,), Seen(0, dead=2, can_start=False), [], "waiting"),
+        (_ENDING, True, (_NOW - 1,), Seen(1, dead=1, can_start=False), [], "ending"),
         (_STARTING, False, (), _LOADING, [], "starting"),
         (_STARTING, False, (), _ALL_READY, [Serve()], "ready"),
         (_STARTING, False, (), _ONE_DEAD, [GiveUp("engine", "process_died")], "starting"),
@@ -87,7 +93,8 @@ def test_groups_fail_alone_but_share_the_budget() -> None:
 
 def test_serving_begins_once_all_are_ready_and_once_only() -> None:
     loading, ready = Seen(1), Seen(1, ready=1)
-    state = begin(("engine", "frontend"), _NOW)
+    state, actions = decide(begin(("engine", "frontend"), _NOW), _NOTHING, _LIMITS, _NOW)
+    assert actions == [Start("engine", 1), Start("frontend", 1)]
     state, actions = decide(state, {"engine": loading, "frontend": ready}, _LIMITS, _NOW + 1)
     assert (state.serving, actions) == (False, [])
     state, actions = decide(state, {"engine": ready, "frontend": ready}, _LIMITS, _NOW + 2)
@@ -118,7 +125,7 @@ def test_any_history(events: list[tuple[float, str, str]], max_restarts: int) ->
     """A model of the world: what was killed may take its time to end, anything may die at any moment."""
     limits = Limits(max_restarts=max_restarts, restart_window=100.0, startup_timeout=math.inf)
     now = 0.0
-    state = begin(("engine", "frontend"), now)
+    state, _ = decide(begin(("engine", "frontend"), now), _NOTHING, limits, now)
     seen = {"engine": Seen(2), "frontend": Seen(1)}
     kills: list[float] = []
     for passed, event, name in events:

@@ -1,8 +1,8 @@
-"""How long requests waited for a place in the batch."""
+"""How long requests waited for a place in the batch, and what steps held."""
 
 from __future__ import annotations
 
-from minisgl.wire.messages import QUEUE_TIME_EDGES
+from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES
 from support.scheduling import Harness
 
 
@@ -22,3 +22,27 @@ def test_each_request_is_counted_once_when_it_gets_a_row() -> None:
     assert counters.queue_times[0] == 1
     assert counters.queue_times[QUEUE_TIME_EDGES.index(1.5)] == 1
     assert abs(counters.queue_seconds - 1.2) < 1e-9
+
+
+def test_the_first_token_of_a_request_says_when_it_was_admitted() -> None:
+    harness = Harness(rows=1, overlap=False)
+    first = harness.submit([20, 21], max_tokens=2, ignore_eos=True)
+    second = harness.submit([30, 31], max_tokens=2, ignore_eos=True)
+    started = {}
+    while harness.scheduler.has_work:
+        harness.scheduler.now += 1.0
+        output = harness.step()
+        if output is not None:
+            started |= {output.ids[row].tobytes(): times for row, times in output.started.items()}
+    assert started == {first.submit.id: (1.0, 1.0), second.submit.id: (3.0, 3.0)}
+
+
+def test_steps_are_counted_by_their_tokens() -> None:
+    harness = Harness(rows=4, budget=16, overlap=False)
+    harness.submit(list(range(20, 40)), max_tokens=3, ignore_eos=True)
+    harness.run()
+    counters = harness.scheduler.counters
+    # 16 and 4 tokens of the prompt; the second step samples the first token, the others decode one row each.
+    sizes = {edge: count for edge, count in zip(STEP_TOKENS_EDGES, counters.step_sizes, strict=False) if count}
+    assert sizes == {16.0: 1, 8.0: 1, 1.0: 2}
+    assert (counters.step_tokens, sum(counters.step_sizes)) == (16 + 4 + 2, counters.steps)

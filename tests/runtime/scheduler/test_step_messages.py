@@ -64,11 +64,11 @@ def test_scores_go_with_their_rows_to_their_client(tmp_path: Path) -> None:
         scored.logprobs.update({1: _scores(1.0), 2: _scores(2.0)})
         prompt = PromptLogprobs(b"p" * 16, 1, _scores(7.0))
         scored.prompt_logprobs.append((1, prompt))
-        clients.send_step(plain)
-        clients.send_step(scored)
+        clients.send_step(plain, 0.0)
+        clients.send_step(scored, 0.0)
         alone = _output([1, 1])
         alone.logprobs.update({1: _scores(3.0)})
-        clients.send_step(alone)
+        clients.send_step(alone, 0.0)
 
         first = [CODEC.decode(sockets[0].recv()) for _ in range(2)]
         second = [CODEC.decode(sockets[1].recv()) for _ in range(4)]

@@ -439,3 +439,38 @@ def test_min_tokens_that_do_not_fit_are_refused() -> None:
     message = submitted(len(PROMPT) + 3, min_tokens=4)
     assert isinstance(message, TextFailed)
     assert message.code == "context_length_exceeded"
+
+
+def submitted_again() -> Session:
+    """A session whose request was accepted, and is to be encoded with another tokenizer."""
+    session = started()
+    assert session.again(ID) == generate()
+    return session
+
+
+def test_a_prompt_that_is_encoded_again_is_submitted_again() -> None:
+    session = submitted_again()
+    session.encoded(ID, PROMPT[:1])
+    (submit,) = session.take_to_scheduler()
+    assert isinstance(submit, Submit)
+    assert submit.prompt == PROMPT[:1].tobytes()
+
+
+def test_what_was_submitted_before_is_withdrawn() -> None:
+    session = submitted_again()
+    session.encoded(ID, PromptError("chat_template_error", "no"))
+    assert session.take_to_scheduler() == [Abort(ID)]
+    session = submitted_again()
+    session.cancel(Cancel(ID))
+    assert session.take_to_scheduler() == [Abort(ID)]
+    assert session.again(ID) is None
+
+
+def test_a_closed_session_goes_on_with_what_it_has() -> None:
+    session = started()
+    session.close()
+    assert not session.begin(generate(b"b" * 16))
+    (failed,) = session.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert failed.code == "engine_unavailable"
+    assert answer(session, [*PROMPT], "stop")[1]

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import pytest
-import zmq
 
 from minisgl.tokenizer.config import TokenizerConfig
 from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.model_files import hash_tokenizer_files
 from minisgl.tokenizer.worker import Worker, run
 from minisgl.wire.messages import WIRE_VERSION, Abort, Ack, Failed, Hello, SamplingParams, Submit, Tokens, Welcome
-from minisgl.wire.sockets import Codec, open_socket
-from minisgl.wire.text import Accepted, Cancel, ChatMessage, FromTokenizer, Generate, TextFailed, Texts, WorkerState
+from minisgl.wire.text import Accepted, Cancel, ChatMessage, TextFailed, Texts, WorkerState
 from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.played_frontend import PlayedFrontend
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -28,57 +27,13 @@ TOKENIZER = byte_level()
 TEMPLATE = "{% if messages[0].content == 'bad' %}{{ raise_exception('bad message') }}{% endif %}" + CHATML
 
 
-class Frontend:
-    """What a frontend does on the wire: binds, sends, reads until it has seen what it waits for."""
-
-    def __init__(self, address: str) -> None:
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._socket = open_socket(self._context, zmq.DEALER)
-        self._socket.bind(address)
-        self._codec: Codec[FromTokenizer] = Codec(FromTokenizer)
-
-    def send(self, message: Generate | Cancel) -> None:
-        self._socket.send(self._codec.encode(message))
-
-    def generate(self, number: int, prompt: str | None = "Hello", **changes: Any) -> bytes:
-        request_id = b"%016d" % number
-        params = changes.pop("params", SamplingParams(max_tokens=3))
-        self.send(Generate(id=request_id, prompt=prompt, params=params, **changes))
-        return request_id
-
-    def wait_for(self, kind: type[M], matches: Callable[[M], bool] = lambda _: True) -> M:
-        """The next message of the kind that matches; those before it are dropped."""
-        while self._socket.poll(int(WAIT_SECONDS * 1000)):
-            message = self._codec.decode(self._socket.recv())
-            if isinstance(message, kind) and matches(message):
-                return message
-        raise AssertionError(f"waited for {kind.__name__}")
-
-    def wait_for_end(self, request_id: bytes) -> tuple[str, Any]:
-        """The text that still comes, and the end of the answer or its failure."""
-        text = ""
-        while True:
-            message: Any = self.wait_for(msgspec.Struct)
-            if isinstance(message, TextFailed) and message.id == request_id:
-                return text, message
-            if isinstance(message, Texts):
-                text += "".join(piece for known, piece in message.rows() if known == request_id)
-                for end in message.finished:
-                    if end.id == request_id:
-                        return text, end
-
-    def close(self) -> None:
-        self._socket.close(linger=0)
-        self._context.term()
-
-
 class Stack:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.scheduler_address = f"ipc://{path}/scheduler"
         self.frontend_address = f"ipc://{path}/frontend"
         self.scheduler = FakeScheduler(self.scheduler_address, card(), answer_with(TOKENIZER.encode("xyz").ids))
-        self.frontend = Frontend(self.frontend_address)
+        self.frontend = PlayedFrontend(self.frontend_address)
 
     def config(self) -> TokenizerConfig:
         return TokenizerConfig(
@@ -188,7 +143,7 @@ def test_all_requests_are_aborted_when_the_frontend_dies(stack: Stack, worker: W
     stack.scheduler.wait_for(Submit, 3)
     stack.frontend.close()
     assert {abort.id for abort in stack.scheduler.wait_for(Abort, 3)} == set(requests)
-    stack.frontend = Frontend(stack.frontend_address)
+    stack.frontend = PlayedFrontend(stack.frontend_address)
     stack.wait_until_served()
 
 

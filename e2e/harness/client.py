@@ -1,0 +1,72 @@
+"""OpenAI clients that reach a model's Service as a pod of its namespace does: network policies hold for them too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from openai import OpenAI
+
+from cluster.relay import expose_from_pod
+from harness.namespace import Namespace
+
+RESTRICTED: Final = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
+
+
+@dataclass(frozen=True)
+class ClientPod:
+    """A pod that only waits. Connections are made from its network namespace."""
+
+    namespace: Namespace
+    name: str = "client"
+
+    @classmethod
+    def create(cls, namespace: Namespace, image: str, name: str = "client") -> ClientPod:
+        namespace.apply(manifest(name, image))
+        namespace.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
+        return cls(namespace, name)
+
+    def port_to(self, address: str) -> int:
+        """A port of the host's loopback that leads to IP:PORT as the pod sees it."""
+        pod = self.namespace.get("pod", self.name)
+        assert pod is not None
+        container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        return expose_from_pod(pod["spec"]["nodeName"], container, address)
+
+    def service_url(self, service: str) -> str:
+        """Where the host reaches port 80 of a Service's cluster IP."""
+        found = self.namespace.get("service", service)
+        assert found is not None, f"no Service {service}"
+        return f"http://127.0.0.1:{self.port_to(found['spec']['clusterIP'] + ':80')}"
+
+    def openai(self, service: str, api_key: str = "none") -> OpenAI:
+        """A client that tries nothing twice on its own."""
+        return OpenAI(base_url=f"{self.service_url(service)}/v1", api_key=api_key, max_retries=0, timeout=120)
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """Run a command in the pod; it has Python."""
+        return self.namespace.kubectl("exec", self.name, "--", *command, check=check)
+
+
+def manifest(name: str, image: str) -> dict[str, Any]:
+    # Process 1 gets no signal that it has no handler for: sleep alone would take its whole grace period.
+    wait = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit()); signal.pause()"
+    container = {"name": "client", "image": image, "command": ["python3", "-c", wait], "securityContext": RESTRICTED}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65532,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [container],
+        },
+    }

@@ -1,0 +1,45 @@
+"""What a cluster could leave behind on the host: looked at before it comes and after it went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from cluster.layout import cgroup_hierarchies
+from cluster.places import shell
+
+# Counters and clocks of the kernel, which change on their own.
+_VOLATILE: Final = ("fs.dentry-state", "fs.file-nr", "fs.inode", "kernel.ns_last_pid", "kernel.random", "kernel.pty.nr")
+
+
+def snapshot(mark: str) -> dict[str, set[str]]:
+    """Kind of thing: its instances. Of processes, namespaces and files only what has to do with `mark`, a path."""
+    return {
+        "processes": _processes(mark),
+        "mounts": {line.split(" ", 1)[1] for line in Path("/proc/self/mountinfo").read_text().splitlines()},
+        "links": set(shell("ip", "-o", "-br", "link").stdout.splitlines()),
+        "addresses": set(shell("ip", "-o", "-br", "address").stdout.splitlines()),
+        "routes": set(shell("ip", "route", "show", "table", "all").stdout.splitlines()),
+        "rules": {line for line in shell("nft", "list", "ruleset").stdout.splitlines() if "counter" not in line},
+        "cgroups": {str(d) for h in cgroup_hierarchies() for d in h.glob("*") if Path(mark).name in d.name},
+        "network namespaces": set(shell("ip", "netns", "list").stdout.splitlines()),
+        "sysctls": _sysctls(),
+        "files": {str(p) for p in (Path(mark), Path("/var/lib/kubelet"), Path("/var/lib/cni")) if p.exists()},
+    }
+
+
+def _processes(mark: str) -> set[str]:
+    found = set()
+    for process in Path("/proc").iterdir():
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if process.name.isdigit() and (mark in command or str((process / "cwd").readlink()).startswith(mark)):
+                found.add(f"{process.name} {command}")
+        except OSError:
+            continue
+    return found
+
+
+def _sysctls() -> set[str]:
+    lines = shell("sysctl", "--all", "--ignore", check=False).stdout.splitlines()
+    return {line for line in lines if not line.startswith(_VOLATILE)}

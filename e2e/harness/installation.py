@@ -1,0 +1,110 @@
+"""Brings up the cluster with the working tree's images, CRD, operator and chart in it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cluster import images as cluster_images
+from cluster import lifecycle, tools
+from cluster.control_plane import kubectl
+from cluster.images import BlobImage
+from cluster.layout import STATE
+from cluster.places import shell
+from cluster.relay import host_kubeconfig
+from cluster.tools import say
+from image_builder import build
+from image_builder.buildah import BLOBS
+
+ROOT: Final = Path(__file__).parents[2]
+NAMESPACE: Final = "minisgl-system"
+RELEASE: Final = "minisgl"
+OPERATOR: Final = "app.kubernetes.io/name=minisgl-operator"
+MODELS: Final = STATE / "models"
+"""Checkpoints for pods: a directory of the host that every node sees."""
+
+
+@contextmanager
+def phase(what: str) -> Iterator[None]:
+    """Say what begins, and how long it took."""
+    began = time.monotonic()
+    say(f"--- {what} ...")
+    yield
+    say(f"--- {what}: {time.monotonic() - began:.1f} s")
+
+
+def bring_up(nodes: int = lifecycle.NODES) -> dict[str, str]:
+    """Cluster up, images built and loaded: the reference of each image. Does only what is not done yet."""
+    with phase("tools (Kubernetes, containerd, helm): built once, which takes 5 to 15 minutes"):
+        for each in tools.ALL:
+            tools.directory(each)
+    with phase("images"):
+        built = build.build_all()
+    with phase("dependencies of the images, unpacked once"):
+        cluster_images.make_seed([_blob_image(one.dependencies) for one in built.values()])
+    with phase(f"cluster with {nodes} nodes"):
+        lifecycle.up(nodes)
+    with phase("own code of the images onto the nodes"):
+        for one in built.values():
+            cluster_images.load(_blob_image(one.image))
+    return {name: one.image.reference for name, one in built.items()}
+
+
+def install(references: Mapping[str, str], values: Mapping[str, str] | None = None) -> None:
+    """Install or upgrade the chart with these images, and wait until the operator is ready."""
+    settings = dict(values or {})
+    for value, image in (
+        ("operator.image", "operator"),
+        ("defaults.engineImage", "engine"),
+        ("defaults.frontendImage", "frontend"),
+    ):
+        settings[f"{value}.repository"], _, settings[f"{value}.tag"] = references[image].rpartition(":")
+    options = [f"--set-string={name}={value}" for name, value in settings.items()]
+    helm(
+        "upgrade",
+        "--install",
+        RELEASE,
+        str(ROOT / "charts"),
+        "--create-namespace",
+        "--wait",
+        "--timeout=120s",
+        *options,
+    )
+
+
+def helm(*args: str) -> str:
+    """Run helm in the operator's namespace. Raises CommandFailed."""
+    return shell(tools.program("helm"), f"--kubeconfig={host_kubeconfig()}", f"--namespace={NAMESPACE}", *args).stdout
+
+
+def publish_checkpoint(name: str, directory: Path) -> Path:
+    """Copy a checkpoint to where nodes mount it from, readable for every user."""
+    target = MODELS / name
+    if not target.exists():
+        unfinished = target.with_name(f"{name}.new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(directory, unfinished)
+        shell("chmod", "-R", "a+rX", unfinished)
+        unfinished.rename(target)
+    return target
+
+
+def kill_operator() -> None:
+    """End its process as a lost node does. Its Deployment starts another."""
+    options = ["--force", "--grace-period=0", "--wait=false"]
+    kubectl("-n", NAMESPACE, "delete", "pods", f"--selector={OPERATOR}", *options)
+
+
+def operator_report() -> str:
+    """The operator's pods, and the end of their logs."""
+    pods = kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide", check=False)
+    logs = kubectl("-n", NAMESPACE, "logs", f"--selector={OPERATOR}", "--tail=200", "--prefix", check=False)
+    return f"{pods}\n{logs}"
+
+
+def _blob_image(image: build.Image) -> BlobImage:
+    return BlobImage(image.reference, BLOBS, image.exported.config, image.exported.layers)

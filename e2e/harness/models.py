@@ -1,0 +1,38 @@
+"""InferenceModels as the scenarios use them: the demo checkpoint on CPUs, small enough for a laptop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def cpu_model(name: str, *, tensor: int = 1, **spec: Any) -> dict[str, Any]:
+    """The demo checkpoint from the claim "models"; more than one rank means one pod for each.
+
+    `spec` replaces whole fields of the spec.
+    """
+    parallelism = {"tensor": tensor, "interconnect": "Network"} if tensor > 1 else {"tensor": 1}
+    return inference_model(
+        name,
+        {
+            "model": {"source": {"pvc": {"claimName": "models", "path": "demo"}}, "dtype": "float32"},
+            "parallelism": parallelism,
+            "engine": {
+                "device": "cpu",
+                "args": ["--max-running=8", "--num-pages=256"],
+                "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
+                "resources": {"requests": {"cpu": "100m", "memory": "300Mi"}},
+            },
+            "frontend": {"resources": {"requests": {"cpu": "50m", "memory": "100Mi"}}},
+            "drainSeconds": 10,
+            **spec,
+        },
+    )
+
+
+def inference_model(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.minisgl.io/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": {"name": name},
+        "spec": spec,
+    }

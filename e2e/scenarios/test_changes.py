@@ -1,0 +1,152 @@
+"""What a user changes in a model that serves. The operator is killed in the middle of each change."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from harness.asking import ANSWER, ask
+from harness.client import ClientPod
+from harness.installation import kill_operator
+from harness.models import cpu_model
+from harness.namespace import Namespace
+
+READY_SECONDS = 240
+
+
+@pytest.fixture
+def ready(namespace: Namespace) -> Namespace:
+    """A namespace with the model "demo", which is Ready."""
+    namespace.apply(cpu_model("demo"))
+    namespace.wait_for_condition("demo", "Ready", seconds=READY_SECONDS)
+    return namespace
+
+
+def uids(pods: list[dict[str, Any]]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods}
+
+
+def restarts(pods: list[dict[str, Any]]) -> int:
+    return sum(status["restartCount"] for pod in pods for status in pod["status"]["containerStatuses"])
+
+
+def test_replicas_come_and_go_under_the_same_frontend(ready: Namespace, client: ClientPod) -> None:
+    frontend = uids(ready.pods("demo", "frontend"))
+    openai = client.openai("demo")
+    for count in (3, 0, 1):
+        ready.kubectl("scale", "inferencemodel/demo", f"--replicas={count}")
+        kill_operator()
+        ready.wait(f"{count} ready replicas", partial(_serves, ready, count), READY_SECONDS)
+        assert ready.status("demo")["phase"] == ("Ready" if count else "Suspended")
+        if count:
+            assert ask(openai, "demo") == ANSWER
+    pods = ready.pods("demo", "frontend")
+    assert uids(pods) == frontend
+    assert restarts(pods) == 0
+
+
+def _serves(namespace: Namespace, count: int) -> bool:
+    status = namespace.status("demo")
+    pods = len(namespace.pods("demo", "engine"))
+    return (status["readyReplicas"], status["replicas"], pods) == (count, count, count)
+
+
+def test_suspend_gives_the_engines_back_and_resume_brings_them_back(ready: Namespace, client: ClientPod) -> None:
+    ready.patch("inferencemodel", "demo", {"spec": {"suspend": True}})
+    kill_operator()
+    ready.wait("no engine pods", lambda: not ready.objects("pods", "app.kubernetes.io/component=engine"), 90)
+    ready.wait("the phase Suspended", lambda: ready.status("demo")["phase"] == "Suspended", 60)
+    ready.patch("inferencemodel", "demo", {"spec": {"suspend": False}})
+    kill_operator()
+    ready.wait_for_condition("demo", "Ready", seconds=READY_SECONDS)
+    assert ask(client.openai("demo"), "demo") == ANSWER
+
+
+def test_an_engine_edit_replaces_one_replica_after_the_other(namespace: Namespace, client: ClientPod) -> None:
+    namespace.apply(cpu_model("demo", tensor=2, replicas=2))
+    namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2, READY_SECONDS)
+    before = uids(namespace.pods("demo", "engine"))
+    frontend = uids(namespace.pods("demo", "frontend"))
+    with watching(namespace) as seen:
+        change = {"spec": {"engine": {"args": ["--max-running=4", "--num-pages=256"]}}}
+        namespace.patch("inferencemodel", "demo", change)
+        kill_operator()
+
+        def done() -> bool:
+            status = namespace.status("demo")
+            current = status["observedGeneration"] == 2 and status["updatedReplicas"] == status["readyReplicas"] == 2
+            return current and not before & uids(namespace.pods("demo", "engine"))
+
+        namespace.wait("both replicas at the new revision", done, 2 * READY_SECONDS)
+    assert seen.most_pods <= 4
+    assert not seen.mixed
+    assert uids(namespace.pods("demo", "frontend")) == frontend
+    assert ask(client.openai("demo"), "demo") == ANSWER
+
+
+def test_a_frontend_edit_leaves_the_engines_alone(ready: Namespace, client: ClientPod) -> None:
+    engines = uids(ready.pods("demo", "engine"))
+    frontend = uids(ready.pods("demo", "frontend"))
+    ready.patch("inferencemodel", "demo", {"spec": {"frontend": {"resources": {"requests": {"cpu": "60m"}}}}})
+    kill_operator()
+
+    def replaced() -> bool:
+        pods = ready.objects("pods", "app.kubernetes.io/component=frontend")
+        return len(pods) == 1 and not uids(pods) & frontend
+
+    ready.wait("another frontend", replaced, READY_SECONDS)
+    ready.wait_for_condition("demo", "Ready", seconds=READY_SECONDS)
+    pods = ready.pods("demo", "engine")
+    assert uids(pods) == engines
+    assert restarts(pods) == 0
+    assert ask(client.openai("demo"), "demo") == ANSWER
+
+
+def test_delete_leaves_nothing(ready: Namespace) -> None:
+    kinds = "statefulset,deployment,replicaset,job,pod,service,configmap,serviceaccount,networkpolicy,pdb,pvc"
+    ours = "app.kubernetes.io/instance=demo"
+    assert ready.objects(kinds, ours)
+    ready.kubectl("delete", "inferencemodel", "demo")
+    kill_operator()
+    ready.wait("the end of its objects", lambda: not ready.objects(kinds, ours), 120)
+
+
+class Seen:
+    """What was true at some time during a change."""
+
+    def __init__(self) -> None:
+        self.most_pods = 0
+        self.mixed: set[tuple[str, ...]] = set()
+        """Sets of revisions that pods of one replica had at the same time."""
+
+
+@contextmanager
+def watching(namespace: Namespace) -> Iterator[Seen]:
+    """Look at the engine pods again and again, from a thread of its own."""
+    seen, end = Seen(), threading.Event()
+
+    def look() -> None:
+        while not end.is_set():
+            pods = namespace.objects("pods", "app.kubernetes.io/component=engine")
+            seen.most_pods = max(seen.most_pods, len(pods))
+            revisions: dict[str, set[str]] = {}
+            for pod in pods:
+                labels = pod["metadata"]["labels"]
+                replica = labels["serving.minisgl.io/replica"]
+                revisions.setdefault(replica, set()).add(labels["serving.minisgl.io/revision"])
+            seen.mixed |= {tuple(sorted(found)) for found in revisions.values() if len(found) > 1}
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        end.set()
+        thread.join()

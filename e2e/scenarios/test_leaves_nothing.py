@@ -1,0 +1,34 @@
+"""A cluster comes and goes, and the host is as it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from harness import installation
+from harness.host import snapshot
+
+NAME = "minisgl-passing"
+
+
+def cluster(*arguments: str) -> None:
+    environment = {**os.environ, "MINISGL_CLUSTER": NAME, "PYTHONPATH": str(installation.ROOT / "e2e")}
+    subprocess.run([sys.executable, "-m", "cluster", *arguments], env=environment, check=True)
+
+
+def test_down_leaves_the_host_as_it_was() -> None:
+    state = f"/var/lib/{NAME}-cluster"
+    cluster("down")
+    before = snapshot(state)
+    try:
+        cluster("up", "--nodes", "2")
+        during = snapshot(state)
+    finally:
+        cluster("down")
+    after = snapshot(state)
+    assert during["processes"]
+    # Everything that it has lies in namespaces of its own, even while it runs.
+    for kind in ("mounts", "links", "addresses", "routes", "rules", "network namespaces", "sysctls"):
+        assert during[kind] == before[kind], kind
+    assert after == before

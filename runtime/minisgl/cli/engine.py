@@ -1,0 +1,170 @@
+"""`minisgl engine MODELDIR`"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from minisgl.cli.arguments import add_engine_arguments, add_log_arguments, engine_config, integer, number
+from minisgl.config import Device
+from minisgl.launcher.devices import cuda_device_count
+from minisgl.launcher.engine import engine
+from minisgl.launcher.engine_options import EngineOptions, Ports
+from minisgl.launcher.pods import Expected
+from minisgl.launcher.restarts import Limits
+
+_PORTS: Final = Ports()
+_PORT_HELP: Final = {
+    "control": "probes, status and tokenizer files over HTTP",
+    "scheduler": "frontends' requests, on pod 0",
+    "link": "from launcher to launcher, on pod 0",
+    "rendezvous": "where the ranks of several pods meet, on pod 0",
+    "plans": "step plans of rank 0; of the ranks of other pods, plus the rank's number",
+}
+
+_port = integer(1, 65535)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", type=Path, metavar="MODELDIR", help="directory of a Hugging Face checkpoint")
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="the model's name in the API (default: the directory's name)"
+    )
+    group = parser.add_argument_group("replica")
+    group.add_argument(
+        "--replica", default="engine", metavar="NAME", help="name of the group of ranks (default: engine)"
+    )
+    group.add_argument(
+        "--revision-label",
+        default="",
+        metavar="TEXT",
+        help="pods of another revision are not joined (default: empty)",
+    )
+    group.add_argument(
+        "--ranks-per-pod",
+        type=integer(1),
+        metavar="N",
+        help="ranks in this pod and in each other one; divides --tp (default: --tp, a single pod)",
+    )
+    group.add_argument(
+        "--peer-domain",
+        metavar="NAME",
+        help="DNS name below which the pods are found: pod 0 is REPLICA-0.NAME (default: --replica)",
+    )
+    group.add_argument("--leader", metavar="HOST", help="where pod 0 is, in place of that name (default: not set)")
+    group.add_argument(
+        "--pod-index",
+        type=integer(0),
+        metavar="N",
+        help="this pod's number in the replica (default: MINISGL_POD_INDEX, or 0)",
+    )
+    group.add_argument(
+        "--pod-name", metavar="NAME", help="this pod's name (default: MINISGL_POD_NAME, or the machine's name)"
+    )
+    group.add_argument(
+        "--node-name", metavar="NAME", help="the node that it runs on (default: MINISGL_NODE_NAME, or not known)"
+    )
+    for name, meaning in _PORT_HELP.items():
+        group.add_argument(
+            f"--{name}-port",
+            type=_port,
+            default=getattr(_PORTS, name),
+            metavar="N",
+            help=f"{meaning} (default: {getattr(_PORTS, name)})",
+        )
+    add_engine_arguments(parser)
+    group = parser.add_argument_group("start and stop")
+    group.add_argument(
+        "--startup-timeout",
+        type=number(0),
+        default=1800.0,
+        metavar="S",
+        help="longest start of the ranks once all pods are there, before it counts as failed (default: 1800 seconds)",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=number(0),
+        default=300.0,
+        metavar="S",
+        help="how long running requests may go on after SIGTERM or /drain; a second SIGTERM ends them "
+        "(default: 300 seconds)",
+    )
+    group.add_argument(
+        "--max-restarts",
+        type=integer(0),
+        default=5,
+        metavar="N",
+        help="how many times the ranks are started again within --restart-window before the replica counts as failed "
+        "(default: 5)",
+    )
+    group.add_argument(
+        "--restart-window",
+        type=number(0),
+        default=3600.0,
+        metavar="S",
+        help="how long a restart counts (default: 3600 seconds)",
+    )
+    group.add_argument(
+        "--state-directory",
+        type=Path,
+        default=Path("/run/minisgl"),
+        metavar="DIR",
+        help="keeps the restarts of this pod's life (default: /run/minisgl)",
+    )
+    add_log_arguments(parser)
+    parser.set_defaults(refuse=parser.error)
+
+
+def run(args: argparse.Namespace) -> int:
+    ranks_per_pod = args.ranks_per_pod or args.tp
+    if args.tp % ranks_per_pod:
+        args.refuse(f"--ranks-per-pod {ranks_per_pod} does not divide --tp {args.tp}")
+    pods = args.tp // ranks_per_pod
+    pod_index = args.pod_index if args.pod_index is not None else _pod_index(args.refuse)
+    if pod_index >= pods:
+        args.refuse(f"pod index {pod_index}: --tp {args.tp} with --ranks-per-pod {ranks_per_pod} makes {pods} pods")
+    device: Device = args.device
+    if args.device == "auto":
+        device = "cuda" if cuda_device_count() else "cpu"
+    return engine(
+        EngineOptions(
+            engine=engine_config(args, args.model, device),
+            expected=Expected(
+                replica=args.replica,
+                revision=args.revision_label,
+                tensor_parallel=args.tp,
+                ranks_per_pod=ranks_per_pod,
+            ),
+            model_name=args.served_model_name or args.model.name,
+            pod_index=pod_index,
+            pod=args.pod_name or os.environ.get("MINISGL_POD_NAME") or socket.gethostname(),
+            node=args.node_name or os.environ.get("MINISGL_NODE_NAME", ""),
+            leader=args.leader or f"{args.replica}-0.{args.peer_domain or args.replica}",
+            ports=Ports(**{name: getattr(args, f"{name}_port") for name in _PORT_HELP}),
+            limits=Limits(
+                max_restarts=args.max_restarts,
+                restart_window=args.restart_window,
+                startup_timeout=args.startup_timeout,
+                retry_start=True,
+            ),
+            drain_timeout=args.drain_timeout,
+            directory=args.state_directory,
+            cache=args.cache,
+            overlap=not args.no_overlap,
+            log_level=args.log_level,
+            log_format=args.log_format,
+        )
+    )
+
+
+def _pod_index(refuse: Callable[[str], object]) -> int:
+    """As Kubernetes has written it into the environment."""
+    text = os.environ.get("MINISGL_POD_INDEX", "0")
+    if not re.fullmatch(r"\d{1,6}", text):
+        refuse(f"environment variable MINISGL_POD_INDEX: {text!r} is not a whole number")
+    return int(text)

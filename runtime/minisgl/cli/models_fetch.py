@@ -1,0 +1,71 @@
+"""`minisgl models fetch REPO DIR`"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from minisgl import logging as log
+from minisgl.cli.arguments import add_log_arguments, port
+from minisgl.launcher.control_server import Board, ControlServer
+from minisgl.launcher.model_fetch import FetchError, FetchStatus, Source, fetch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("repository", metavar="REPO", help="Hub id owner/name; HF_TOKEN is used where it is set")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="directory that holds the checkpoint afterwards")
+    parser.add_argument("--revision", default="main", metavar="REV", help="branch, tag or commit (default: main)")
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="a Hub other than the public one (default: HF_ENDPOINT, or the public one)"
+    )
+    parser.add_argument(
+        "--control-port",
+        type=port,
+        metavar="N",
+        help="TCP port of /live, /ready and /status with the progress (default: none)",
+    )
+    parser.add_argument(
+        "--termination-log",
+        type=Path,
+        metavar="PATH",
+        help="file to which the last status goes, as JSON (default: not written)",
+    )
+    add_log_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: it is there. 1: another try may help. 2: it would not."""
+    log.set_up("fetch", args.log_level, args.log_format)
+    # Process 1 of a container ignores signals that it has no handler for. What has come stays, for the next try.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+    board = Board()
+    last = FetchStatus()
+
+    def publish(status: FetchStatus) -> None:
+        nonlocal last
+        last = status
+        board.publish(status, "" if status.phase == "Done" else f"{status.phase.lower()} {status.percent} %")
+
+    with ExitStack() as stack:
+        if args.control_port is not None:
+            stack.enter_context(ControlServer(args.control_port, board, drain=lambda: None))
+        try:
+            source = Source(repository=args.repository, revision=args.revision, endpoint=args.endpoint)
+            publish(fetch(source, args.directory.expanduser(), publish))
+            code = 0
+        except FetchError as error:
+            publish(msgspec.structs.replace(last, phase="Failed", reason=error.code, message=str(error)))
+            code = 1 if error.can_be_cured_by_another_try else 2
+        except OSError as error:
+            publish(msgspec.structs.replace(last, phase="Failed", message=f"{args.directory}: {error}"))
+            code = 1
+        text = msgspec.json.encode(last)
+        print(text.decode(), flush=True)
+        if args.termination_log is not None:
+            args.termination_log.write_bytes(text)
+    return code

@@ -1,0 +1,175 @@
+"""The control port of an engine pod: probes, status and tokenizer files over HTTP.
+
+It has a thread of its own and answers from what the launcher's main thread put on the board last: no request waits for
+an engine, and none can hold the launcher up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import msgspec
+
+from minisgl.launcher.errors import LauncherError
+
+logger = logging.getLogger(__name__)
+
+_MOST_CONNECTIONS: Final = 32
+_REQUEST_SECONDS: Final = 5.0
+_FILE_SECONDS: Final = 60.0
+_STUCK_SECONDS: Final = 60.0
+"""The main thread turns at least every second; one that has not for so long is stuck."""
+
+
+class Board:
+    """What the main thread writes and requests read. Attributes are replaced as a whole, never changed."""
+
+    def __init__(self) -> None:
+        self.status: msgspec.Struct | None = None
+        self.not_ready = "starting"
+        """Why the pod is not ready; empty when it is."""
+        self.files: Mapping[str, tuple[Path, str]] = {}
+        """Name → path and sha256 of each file that may be fetched."""
+        self._turned = time.monotonic()
+
+    def publish(self, status: msgspec.Struct, not_ready: str) -> None:
+        self.status, self.not_ready, self._turned = status, not_ready, time.monotonic()
+
+    @property
+    def stuck(self) -> bool:
+        return time.monotonic() - self._turned > _STUCK_SECONDS
+
+
+class ControlServer:
+    """Serves `board` on `port` while it is open; `drain` is called, on another thread, when somebody asks for it."""
+
+    def __init__(self, port: int, board: Board, drain: Callable[[], None]) -> None:
+        """Raises LauncherError `address_unavailable`."""
+        handler = type("BoundHandler", (_Handler,), {"board": board, "drain": staticmethod(drain)})
+        try:
+            self._server = _Server(port, handler)
+        except OSError as error:
+            raise LauncherError(
+                "address_unavailable",
+                f"cannot listen on control port {port}: {error.strerror}. Choose another: --control-port",
+            ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="control-server", daemon=True)
+
+    def __enter__(self) -> ControlServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._both = socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if self._both else socket.AF_INET
+        super().__init__(("", port), handler)
+
+    def server_bind(self) -> None:
+        if self._both:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("a control request broke off", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request a connection, as HTTP/1.0 has it. The base class limits lines and headers; bodies are not read."""
+
+    board: Board
+    drain: Callable[[], None]
+    timeout = _REQUEST_SECONDS
+    server_version = "minisgl"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        board = self.board
+        match path:
+            case "/startup":
+                self._answer_ready("")
+            case "/live":
+                self._answer_ready("the launcher does not turn any more" if board.stuck else "")
+            case "/ready":
+                self._answer_ready(board.not_ready)
+            case "/status" if board.status is not None:
+                self._answer(200, msgspec.json.encode(board.status))
+            case "/status":
+                self._answer_ready(board.not_ready)
+            case "/drain":
+                self.do_POST()
+            case _ if (file := board.files.get(path.removeprefix("/files/"))) is not None:
+                self._answer_file(*file)
+            case _:
+                self._answer_error(404, f"there is no {path[:200]!r}; ask for /status")
+
+    def do_POST(self) -> None:
+        if self.path.partition("?")[0] != "/drain":
+            self._answer_error(405, "only /drain is asked for by POST")
+            return
+        self.drain()
+        self._answer(202, b'{"draining":true}')
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Probes come every second: not worth a line."""
+
+    def _answer_ready(self, problem: str) -> None:
+        self._answer(503 if problem else 200, msgspec.json.encode({"ready": not problem, "reason": problem}))
+
+    def _answer_error(self, status: int, message: str) -> None:
+        self._answer(status, msgspec.json.encode({"error": message}))
+
+    def _answer_file(self, path: Path, sha256: str) -> None:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            self._answer_error(503, f"{path.name} cannot be read: {error.strerror}")
+            return
+        if hashlib.sha256(content).hexdigest() != sha256:
+            self._answer_error(503, f"{path.name} has changed since the engine started: replace the pods")
+            return
+        self.connection.settimeout(_FILE_SECONDS)
+        self._answer(200, content, "application/octet-stream")
+
+    def _answer(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

@@ -1,0 +1,91 @@
+"""A worker's end of the connection to one peer."""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from minisgl.wire.sockets import open_socket, try_send
+
+MAX_FRAMES_PER_TURN: Final = 256
+"""Taken from one socket before the others have their turn."""
+MAX_BACKLOG: Final = 1 << 16
+"""Messages that may wait for a peer that does not read, before it counts as gone."""
+
+_CONNECT_TIMEOUT_MS: Final = 2000
+"""The kernel tries for two minutes to reach an address whose packets are dropped, and longer apart each time."""
+
+
+class Link:
+    """A DEALER that is connected to one peer, what waits to be sent there, and whether the peer was lost."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self._context = context
+        self._address = address
+        self._encoder = msgspec.msgpack.Encoder()
+        self._backlog: deque[bytes] = deque()
+        self._lost = False
+        self._socket: Any = None
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Forget the peer and what waits for it, and connect under a new identity: nothing that was meant for the old
+        peer can reach the next."""
+        self.close()
+        self._socket = open_socket(self._context, zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, b"t" + secrets.token_bytes(16))
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(self._address)
+
+    def register(self, poller: zmq.Poller) -> None:
+        if self._socket is not None:
+            poller.register(self._monitor, zmq.POLLIN)
+            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._backlog else 0))
+
+    def send(self, message: msgspec.Struct) -> None:
+        if self._socket is None:
+            return
+        self._backlog.append(self._encoder.encode(message))
+        self.flush()
+
+    def flush(self) -> None:
+        while self._backlog and try_send(self._socket, [self._backlog[0]]):
+            self._backlog.popleft()
+        if len(self._backlog) > MAX_BACKLOG:
+            self._backlog.clear()
+            self._lost = True
+
+    def receive(self, ready: Mapping[Any, int]) -> list[bytes]:
+        """Frames that have come, where `ready` says that some have."""
+        frames: list[bytes] = []
+        if not ready.get(self._socket, 0) & zmq.POLLIN:
+            return frames
+        while len(frames) < MAX_FRAMES_PER_TURN:
+            try:
+                frames.append(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+        return frames
+
+    def take_lost(self) -> bool:
+        """Whether the peer was lost since the last call."""
+        while self._socket is not None and self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+            self._lost |= recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED
+        lost, self._lost = self._lost, False
+        return lost
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._socket.close(linger=0)
+            self._socket = None
+        self._backlog.clear()
+        self._lost = False

@@ -1,0 +1,27 @@
+"""A tokenizer that is ready for use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from minisgl.tokenizer.model_files import load_model_files
+from minisgl.tokenizer.prompt_encoder import PromptEncoder
+from minisgl.tokenizer.token_bytes import TokenBytes
+from minisgl.wire.text import SamplingDefaults
+
+
+class LoadedTokenizer(msgspec.Struct, frozen=True, eq=False):
+    """What a worker needs of the tokenizer files, all from the same ones."""
+
+    encoder: PromptEncoder
+    token_bytes: TokenBytes
+    defaults: SamplingDefaults
+    hashes: dict[str, str]
+
+
+def load(directory: str | Path) -> LoadedTokenizer:
+    """Raises TokenizerError."""
+    files = load_model_files(directory)
+    return LoadedTokenizer(PromptEncoder(files), TokenBytes(files.tokenizer), files.defaults, files.hashes)

@@ -1,0 +1,240 @@
+"""`minisgl frontend` as a pod runs it: engines at an address of their own, probes, and the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.server import FrontendServer
+from minisgl.tokenizer.config import EngineDiscovery, TokenizerConfig
+from minisgl.wire.messages import Ack, FromScheduler, Submit
+from support.fake_pods import Pod, Pods
+from support.fake_scheduler import WAIT_SECONDS, answer_with, row
+from support.served import eventually, launched_by
+from support.tiny_tokenizers import CHATML, byte_level, write_directory
+
+TOKENIZER = byte_level()
+CHAT = {"model": "b", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+UNNAMED = {key: value for key, value in CHAT.items() if key != "model"}
+
+
+def saying(text: str) -> Callable[[Submit], list[FromScheduler]]:
+    return answer_with(TOKENIZER.encode(text).ids)
+
+
+def token(text: str) -> int:
+    (found,) = TOKENIZER.encode(text).ids
+    return found
+
+
+class FrontendPod:
+    def __init__(self, path: Path) -> None:
+        self.pods = Pods()
+        self.model = write_directory(path / "model", TOKENIZER, chat_template=CHATML)
+        self.log = path / "frontend.log"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            control_port = probe.getsockname()[1]
+        flags = {
+            "--engines": "127.0.0.2",
+            "--scheduler-port": self.pods.scheduler_port,
+            "--engine-control-port": self.pods.control_port,
+            "--host": "127.0.0.1",
+            "--port": 0,
+            "--control-port": control_port,
+            "--drain-timeout": 30,
+            "--log-format": "json",
+        }
+        arguments = [str(part) for flag in flags.items() for part in flag]
+        with self.log.open("w") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "minisgl", "frontend", *arguments, "--served-model-name", "a", "b"],
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(__file__).parents[3] / "runtime"),
+                    "TMPDIR": str(path),
+                    "MINISGL_POD_NAME": "chat-frontend-x",
+                },
+            )
+        self.control = httpx.Client(base_url=f"http://127.0.0.1:{control_port}", timeout=WAIT_SECONDS)
+        eventually(lambda: " at http" in self.log.read_text(), 60)
+        (started,) = [line for line in self.lines() if " at http" in line["message"]]
+        url = started["message"].partition(" at ")[2].removesuffix("/v1")
+        self.http = httpx.Client(base_url=url, timeout=WAIT_SECONDS)
+
+    def lines(self) -> list[dict[str, str]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.endswith("}")]
+
+    def start_engine(self, answer: Callable[[Submit], list[FromScheduler]]) -> Pod:
+        pod = self.pods.start(0, self.model, answer)
+        eventually(lambda: self.control.get("/ready").status_code == 200)
+        return pod
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+        self.pods.close()
+        self.http.close()
+        self.control.close()
+
+
+@pytest.fixture
+def frontend(tmp_path: Path) -> Iterator[FrontendPod]:
+    made = FrontendPod(tmp_path)
+    yield made
+    made.close()
+
+
+def test_from_no_engine_to_the_last_stream(frontend: FrontendPod) -> None:
+    assert frontend.control.get("/live").json() == {"ready": True, "reason": ""}
+    assert frontend.control.get("/startup").status_code == 200
+    not_ready = frontend.control.get("/ready")
+    assert not_ready.status_code == 503
+    assert "127.0.0.2" in not_ready.json()["reason"]
+    refused = frontend.http.post("/v1/chat/completions", json=CHAT)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert frontend.control.get("/nothing").status_code == 404
+
+    engine = frontend.start_engine(saying("xyz"))
+    assert [model["id"] for model in frontend.http.get("/v1/models").json()["data"]] == ["a", "b"]
+    answer = frontend.http.post("/v1/chat/completions", json=CHAT).json()
+    assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("b", "xyz")
+    assert frontend.http.post("/v1/chat/completions", json=UNNAMED).json()["model"] == "a"
+    assert frontend.http.post("/v1/chat/completions", json={**CHAT, "model": "tiny"}).status_code == 404
+    status = frontend.control.get("/status").json()
+    (replica,) = status.pop("replicas")
+    assert status == {"kind": "frontend", "pod": "chat-frontend-x", "ready": True, "draining": False}
+    assert replica == {
+        "replica": "chat-r0",
+        "revision": "0123456789",
+        "epoch": [1_700_000_000_000, 1],
+        "address": "127.0.0.2",
+        "routable": True,
+        "reason": "",
+        "running": 0,
+        "waiting": 0,
+    }
+
+    # Its engine starts anew while a request waits: the client notices nothing.
+    engine.scheduler.reset()
+    engine.scheduler.answer = lambda submit: [Ack(submit.id)]
+    with frontend.http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        engine.kill_engine()
+        engine.start_engine(lambda submit: [Ack(submit.id), row(submit.id, 0, token("x"))], (1_700_000_000_000, 2))
+        while '"content":"x"' not in next(lines):
+            continue
+        (submit,) = engine.scheduler.wait_for(Submit)
+
+        # Told to end, it is not ready at once, and serves who comes all the same.
+        frontend.popen.send_signal(signal.SIGTERM)
+        eventually(lambda: frontend.control.get("/ready").status_code == 503)
+        assert frontend.control.get("/status").json()["draining"] is True
+        engine.scheduler.answer = saying("late")
+        late = frontend.http.post("/v1/chat/completions", json={**CHAT, "max_tokens": 4})
+        assert late.json()["choices"][0]["message"]["content"] == "late"
+
+        # Five seconds later nobody is let in, and the stream goes on to its end.
+        def is_refused() -> bool:
+            try:
+                return frontend.http.post("/v1/chat/completions", json=CHAT).status_code == 503
+            except httpx.TransportError:
+                return True
+
+        eventually(is_refused)
+        assert frontend.popen.poll() is None
+        engine.scheduler.send(row(submit.id, 1, token("y"), "length"), to=submit)
+        rest = "".join(lines)
+        assert '"content":"y"' in rest and "[DONE]" in rest
+    assert frontend.popen.wait(WAIT_SECONDS) == 0
+
+
+def test_a_tokenizer_that_dies_is_started_again_with_the_files_that_are_there(frontend: FrontendPod) -> None:
+    engine = frontend.start_engine(saying("xyz"))
+    fetched = len(engine.files.requests)
+    os.kill(launched_by(frontend.popen.pid)["tokenizer0"], signal.SIGKILL)
+    eventually(lambda: frontend.control.get("/ready").status_code == 503)
+    eventually(lambda: frontend.control.get("/ready").status_code == 200)
+    assert frontend.http.post("/v1/chat/completions", json=CHAT).status_code == 200
+    assert len(engine.files.requests) == fetched
+
+
+class InThread:
+    """The same server in this process, with a shorter way out."""
+
+    def __init__(self, path: Path, answer: Callable[[Submit], list[FromScheduler]]) -> None:
+        self.pods = Pods()
+        self.pod = self.pods.start(0, write_directory(path / "model", TOKENIZER, chat_template=CHATML), answer)
+        engines = EngineDiscovery(
+            host="127.0.0.2",
+            scheduler_port=self.pods.scheduler_port,
+            control_port=self.pods.control_port,
+            cache=str(path / "cache"),
+        )
+        tokenizer = TokenizerConfig(engines=engines, frontend_address=f"ipc://{path}/text")
+        self._server = FrontendServer(
+            FrontendConfig(
+                port=0,
+                control_port=0,
+                tokenizer_addresses=(tokenizer.frontend_address,),
+                tokenizer=tokenizer,
+                leave_seconds=0.5,
+            )
+        )
+        listening = threading.Event()
+        self._thread = threading.Thread(target=self._server.run, args=(lambda _: listening.set(),))
+        self._thread.start()
+        assert listening.wait(WAIT_SECONDS)
+        self.control = httpx.Client(base_url=f"http://127.0.0.1:{self._server.control_port}", timeout=WAIT_SECONDS)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self._server.port}", timeout=WAIT_SECONDS)
+        eventually(lambda: self.control.get("/ready").status_code == 200)
+
+    def close(self) -> None:
+        self.http.close()
+        self.control.close()
+        self._server.stop()
+        self._server.stop()
+        self._thread.join(WAIT_SECONDS)
+        assert not self._thread.is_alive()
+        self.pods.close()
+
+
+def test_drain_by_http_ends_nothing(tmp_path: Path) -> None:
+    server = InThread(tmp_path, saying("xyz"))
+    assert server.control.get("/drain").status_code == 202
+    assert server.control.post("/drain").json() == {"draining": True}
+    assert server.control.get("/ready").json() == {"ready": False, "reason": "the server is shutting down"}
+    eventually(lambda: server.http.post("/v1/chat/completions", json=UNNAMED).status_code == 503)
+    assert server.control.get("/live").status_code == 200
+    assert server.control.get("/status").json()["draining"] is True
+    server.close()
+
+
+def test_a_stream_whose_engine_dies_ends_in_an_error_and_a_reset(tmp_path: Path) -> None:
+    server = InThread(tmp_path, lambda submit: [Ack(submit.id), row(submit.id, 0, token("x"))])
+    with server.http.stream("POST", "/v1/chat/completions", json={**UNNAMED, "stream": True}) as stream:
+        lines = stream.iter_lines()
+        while '"content":"x"' not in next(lines):
+            continue
+        server.pod.kill_engine()
+        got: list[str] = []
+        with pytest.raises(httpx.TransportError):
+            got.extend(lines)
+    assert "[DONE]" not in "".join(got)
+    assert not server.control.get("/ready").json()["ready"]
+    server.close()

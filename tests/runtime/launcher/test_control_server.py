@@ -1,0 +1,102 @@
+"""The control port: answers from the board, whatever the main thread does."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from minisgl.launcher.control_server import Board, ControlServer
+from minisgl.launcher.errors import LauncherError
+from support.engine_pods import free_ports
+
+
+class _Body(msgspec.Struct):
+    phase: str
+
+
+class Served:
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.board = Board()
+        self.drains: list[None] = []
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served(free_ports()["control"])
+    with ControlServer(served.port, served.board, lambda: served.drains.append(None)):
+        yield served
+
+
+def test_probes_follow_the_board(served: Served) -> None:
+    assert served.get("/startup") == (200, b'{"ready":true,"reason":""}')
+    assert served.get("/live")[0] == 200
+    assert served.get("/status")[0] == 503
+    assert served.get("/ready") == (503, b'{"ready":false,"reason":"starting"}')
+    served.board.publish(_Body("Loading"), "Loading: rank 1: weights 40%")
+    assert served.get("/status") == (200, b'{"phase":"Loading"}')
+    assert served.get("/ready") == (503, b'{"ready":false,"reason":"Loading: rank 1: weights 40%"}')
+    served.board.publish(_Body("Ready"), "")
+    assert served.get("/ready?verbose") == (200, b'{"ready":true,"reason":""}')
+
+
+def test_a_main_thread_that_does_not_turn_is_not_alive(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.launcher.control_server._STUCK_SECONDS", -1.0)
+    assert served.get("/live")[0] == 503
+
+
+def test_only_files_with_a_known_hash_are_given(served: Served, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(b"{}")
+    served.board.files = {"tokenizer.json": (path, hashlib.sha256(b"{}").hexdigest())}
+    assert served.get("/files/tokenizer.json") == (200, b"{}")
+    for other in ("/files/model.safetensors", "/files/../tokenizer.json", "/files/", "/tokenizer", "/"):
+        assert served.get(other)[0] == 404
+    path.write_bytes(b"[]")
+    assert served.get("/files/tokenizer.json")[0] == 503
+    path.unlink()
+    assert served.get("/files/tokenizer.json")[0] == 503
+
+
+def test_drain_is_asked_for_by_get_and_post_and_nothing_else_is(served: Served) -> None:
+    assert served.get("/drain")[0] == served.get("/drain", "POST")[0] == 202
+    assert len(served.drains) == 2
+    assert served.get("/status", "POST")[0] == 405
+    assert served.get("/status", "DELETE")[0] == 501
+
+
+def test_hostile_connections_do_not_keep_others_out(served: Served) -> None:
+    idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(8)]
+    with socket.create_connection(("127.0.0.1", served.port)) as long_line:
+        long_line.sendall(b"GET /" + b"x" * 70_000)
+        assert b"414" in long_line.recv(100)
+    assert served.get("/live")[0] == 200
+    for connection in idle:
+        connection.close()
+
+
+def test_more_connections_than_allowed_are_closed_at_once(served: Served) -> None:
+    held = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(33)]
+    assert held[-1].recv(1) == b""
+    for connection in held:
+        connection.close()
+
+
+def test_a_port_in_use_is_an_error_that_names_the_flag() -> None:
+    with socket.create_server(("", 0)) as taken, pytest.raises(LauncherError, match="--control-port"):
+        ControlServer(taken.getsockname()[1], Board(), lambda: None)

@@ -1,0 +1,46 @@
+"""What a container lets its processes use."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from minisgl.launcher import devices
+from minisgl.launcher.process import Process, ProcessSpec
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "250000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "9900000 100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+    ],
+)
+def test_a_cpu_limit_counts_like_missing_cores(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert devices._cores(tmp_path) == cores
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_process_gets_an_id_that_no_rank_of_another_pod_can_have(rank: int) -> None:
+    spec = ProcessSpec(name="rank", target="", config=None, pid_class=(rank, 3))
+    process = Process(spec, "info", lambda line: None, standby=True)
+    try:
+        assert process.pid % 3 == rank
+    finally:
+        process.signal(signal.SIGKILL)
+        process.wait()
+        process.close()

@@ -1,0 +1,48 @@
+"""A scheduler that is asked to end finishes what it has taken, and takes no more."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from minisgl.config import EngineConfig
+from minisgl.engine.interface import EngineLimits
+from minisgl.scheduler.process import SchedulerProcessConfig, run
+from support.kv_engine import KvEngine
+from support.scheduler_client import SchedulerClient
+from support.scheduling import EOS, VOCAB
+
+LIMITS = EngineLimits(num_pages=256, page_size=4, max_running=2, max_model_len=900, vocab_size=VOCAB, eos_token_ids=EOS)
+
+
+def test_what_was_taken_is_answered_and_what_comes_is_refused(tmp_path: Path) -> None:
+    config = SchedulerProcessConfig(
+        engine=EngineConfig(model="", max_step_tokens=32),
+        address=f"ipc://{tmp_path}/s",
+        model_name="tiny",
+        replica="chat-r0",
+        replica_revision="abc",
+        epoch=(5, 1),
+    )
+    draining = threading.Event()
+    thread = threading.Thread(
+        target=run,
+        args=(config, lambda: KvEngine(LIMITS)),
+        kwargs={"ready": lambda address, card: None, "stop": threading.Event(), "draining": draining},
+    )
+    thread.start()
+    client = SchedulerClient(config.address)
+    assert (client.welcome.replica, client.welcome.revision) == ("chat-r0", "abc")
+    taken = [client.submit(list(range(20, 30)), 200) for _ in range(4)]
+    client.read_until(lambda: all(client.tokens[each] for each in taken[:2]))
+    draining.set()
+    client.read_until(lambda: client.status is not None and client.status.draining)
+    late = client.submit([1, 2, 3], 4)
+    client.read_until(lambda: late in client.failed)
+    assert client.failed[late].code == "draining"
+    client.read_until(lambda: all(each in client.finish for each in taken))
+    assert [len(client.tokens[each]) for each in taken] == [200] * 4
+    assert {client.finish[each] for each in taken} == {"length"}
+    thread.join(30)
+    assert not thread.is_alive()
+    client.close()
