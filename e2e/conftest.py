@@ -43,7 +43,8 @@ def namespace(images: dict[str, str], request: pytest.FixtureRequest) -> Iterato
         say(made.report())
         say(installation.operator_report())
     if not (failed and os.environ.get(KEEP)):
-        made.delete()
+        # The next test need not wait for its end.
+        made.delete(wait=False)
 
 
 @pytest.fixture

@@ -53,7 +53,9 @@ def build_all() -> dict[str, Built]:
     """Build what is not up to date: {"operator" | "frontend" | "engine": ...}. Raises CommandFailed, MachineUnfit."""
     require({**NODE_PACKAGES, **IMAGE_PACKAGES})
     with locked(CACHE / "images.lock"):
-        return {name: _build(name) for name in NAMES}
+        built = {name: _build(name) for name in NAMES}
+        _forget_all_but({_base(), *(image.reference for b in built.values() for image in (b.image, b.dependencies))})
+        return built
 
 
 def _build(name: str) -> Built:
@@ -146,6 +148,22 @@ def _cached(reference: str, make: Callable[[], None], what: str) -> Exported:
         unfinished.rename(record)
         say(f"[{time.monotonic() - began:4.0f} s] built image {what}")
     return _load(reference)
+
+
+def _forget_all_but(references: set[str]) -> None:
+    """Remove images that were built from an earlier state, and the blobs that only they had."""
+    kept = {_record(reference) for reference in references}
+    needed: set[str] = set()
+    for reference in references:
+        exported = _load(reference)
+        needed |= {exported.config, *exported.layers}
+    for record in (CACHE / "images").glob("*.json"):
+        if record not in kept:
+            record.unlink()
+    for blob in buildah.BLOBS.iterdir():
+        if blob.name not in needed:
+            blob.unlink()
+    buildah.remove_all_but(references)
 
 
 def _key(*parts: str | Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -34,8 +34,11 @@ def run(*args: str) -> str:
     return shell("unshare", "--mount", "buildah", *where, *args).stdout
 
 
-def exists(image: str) -> bool:
-    return image in run("images", "--format", "{{.Name}}:{{.Tag}}").split()
+def remove_all_but(images: Collection[str]) -> None:
+    """Remove every other image of the store."""
+    for image in run("images", "--format", "{{.Name}}:{{.Tag}}").split():
+        if image not in images and "<none>" not in image:
+            run("rmi", image)
 
 
 def image_from_directory_tar(image: str, archive: Path) -> None:

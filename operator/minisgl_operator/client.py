@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 import aiohttp
 import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import load_incluster_config, load_kube_config
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from minisgl_operator.resources import Resource
 
@@ -56,6 +56,12 @@ class ApiError(Exception):
         self.message = message
 
 
+class NoConnection(Exception):
+    """Nothing says where the API server is and who calls."""
+
+    code = "no_connection"
+
+
 @dataclass(frozen=True)
 class Page:
     """One part of a list. All parts of one list are of the same `resource_version`."""
@@ -65,12 +71,22 @@ class Page:
 
 
 async def connection(kubeconfig: Path | None = None) -> Connection:
-    """Who and where to call: the given file, else the pod's service account, else what kubectl would use."""
+    """Who and where to call: the given file, else the pod's service account, else what kubectl would use.
+
+    Raises NoConnection.
+    """
     found = Connection()
-    if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-        load_incluster_config(client_configuration=found)
-    else:
-        await load_kube_config(config_file=None if kubeconfig is None else str(kubeconfig), client_configuration=found)
+    try:
+        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            load_incluster_config(client_configuration=found)
+        else:
+            path = None if kubeconfig is None else str(kubeconfig)
+            await load_kube_config(config_file=path, client_configuration=found)
+    except (ConfigException, OSError) as error:
+        raise NoConnection(
+            f"Cannot find out where the API server is: {error}. Give --kubeconfig, or run in a pod that has the token "
+            "of its service account."
+        ) from error
     return found
 
 

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     CONFLICT = "Conflict"
     FORBIDDEN = "Forbidden"
     REJECTED = "Rejected"
+    NAMESPACE_TERMINATING = "NamespaceTerminating"
 
     CACHED = "Cached"
     NOT_NEEDED = "NotNeeded"

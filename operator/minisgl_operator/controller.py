@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
@@ -31,6 +32,7 @@ _WORKERS: Final = 16
 _RECONCILE_TIMEOUT: Final = 60.0
 _ACCESS_SECONDS: Final = 10.0
 _RESYNC_RETRY_SECONDS: Final = 5.0
+_RELIST_SECONDS: Final = 5.0
 # A list of a large cluster takes its time.
 _RESYNC_GRACE: Final = 60.0
 
@@ -70,6 +72,8 @@ class Controller:
         self._blocked: tuple[Refusal, ...] = ()
         self._listed: float | None = None
         self._standing_by = True
+        self._resync_due = asyncio.Event()
+        self._relisted: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def serve_health(self) -> int:
@@ -96,10 +100,14 @@ class Controller:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.queue.close()
+        if self._relisted is not None:
+            self._relisted.cancel()
         await self._health.stop()
 
     def saw(self, kind: str | None, body: Object) -> None:
-        """An event of a watch. `kind` is ADDED, MODIFIED, DELETED, or None for an object that was there before."""
+        """An event of a watch. `kind` is ADDED, MODIFIED, DELETED, or None for an object of a list."""
+        if kind is None:
+            self._list_soon()
         key = self.store.remove(body) if kind == "DELETED" else self.store.put(body)
         if key is not None:
             self.queue.add(key, urgent=kind in ("ADDED", "MODIFIED") and _is_edited(body))
@@ -150,10 +158,19 @@ class Controller:
                     await self._list_everything()
             await asyncio.sleep(_ACCESS_SECONDS)
 
+    def _list_soon(self) -> None:
+        """Once a watch has begun with a new list: what was deleted before that, it does not tell."""
+        if self._relisted is not None:
+            self._relisted.cancel()
+        self._relisted = asyncio.get_running_loop().call_later(_RELIST_SECONDS, self._resync_due.set)
+
     async def _resync(self) -> None:
         while True:
             # Jitter keeps several operators from listing at the same moment for ever.
-            await asyncio.sleep(self._config.resync_seconds * random.uniform(0.9, 1.1))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.resync_seconds * random.uniform(0.9, 1.1)):
+                    await self._resync_due.wait()
+            self._resync_due.clear()
             await self._list_everything()
             self._shell.applier.forget()
 

@@ -21,7 +21,10 @@ _BURST: Final = 25.0
 _REFILL_SECONDS: Final = 300.0
 # The same thing said again within this time is counted in the first event.
 _SERIES_SECONDS: Final = 360.0
-_MAX_PENDING: Final = 4096
+# All of them together, where thousands of models change at once: reconciles go before telling of them.
+_ALL_BURST: Final = 100.0
+_ALL_PER_SECOND: Final = 10.0
+_MAX_PENDING: Final = 1000
 _MAX_NOTE: Final = 1024
 
 
@@ -55,8 +58,13 @@ class Recorder:
         self._pending.put_nowait((model, notice))
 
     async def run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        free = clock() - _ALL_BURST / _ALL_PER_SECOND
         while True:
             model, notice = await self._pending.get()
+            # `free` is when all that was sent so far would have been sent at the steady pace.
+            free = max(free, clock() - _ALL_BURST / _ALL_PER_SECOND) + 1 / _ALL_PER_SECOND
+            await asyncio.sleep(free - clock())
             try:
                 await self._send(model, notice)
             except ApiError as error:

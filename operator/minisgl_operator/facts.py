@@ -42,6 +42,21 @@ class Facts:
     outcome: Outcome
 
     @cached_property
+    def title(self) -> str:
+        """The model's source in words."""
+        source = self.model.spec.model.source
+        if source.hugging_face is not None:
+            return f"{source.hugging_face.repo}@{source.hugging_face.revision}"
+        if source.pvc is not None:
+            return f"{source.pvc.claim_name}/{source.pvc.path}".rstrip("/")
+        assert source.image is not None
+        return f"{source.image.reference}/{source.image.path}".rstrip("/")
+
+    @cached_property
+    def url(self) -> str:
+        return f"http://{self.model.name}.{self.model.metadata.namespace}.svc/v1"
+
+    @cached_property
     def revision(self) -> str:
         """The revision that replicas shall have."""
         return revision(self.model, self.env)
@@ -66,7 +81,7 @@ class Facts:
 
     @cached_property
     def conflicts(self) -> dict[Ref, str]:
-        return conflicts(self.model, self.observed)
+        return conflicts(self.model, self.observed, self.env)
 
     @cached_property
     def routable(self) -> int:

@@ -23,6 +23,9 @@ RETRY_FETCH_AFTER: Final = timedelta(minutes=10)
 """A fetch that failed for good is tried again after this: a token may have been put right in its Secret, which the
 operator does not read."""
 
+_USED_BY_PODS: Final = frozenset({"PersistentVolumeClaim", "ServiceAccount"})
+_MAKE_PODS: Final = frozenset({"Deployment", "Job", "StatefulSet"})
+
 
 @dataclass(frozen=True)
 class Apply:
@@ -49,26 +52,31 @@ def plan(model: InferenceModel, observed: Observed, env: Environment, now: datet
     if model.metadata.deletion_timestamp is not None:
         return ()
     desired = {ref_of(manifest): manifest for manifest in render(model, env)}
-    taken = conflicts(model, observed)
+    taken = conflicts(model, observed, env)
+    # Pods would read and write someone else's claim, or run under someone else's account.
+    withheld = _MAKE_PODS if any(ref.kind in _USED_BY_PODS for ref in taken) else frozenset()
     applied = _adjusted(model, observed, env, desired)
     return (
         *_deletes(model, observed, desired, now),
         *(
             Apply(manifest)
             for ref, manifest in applied.items()
-            if ref not in taken and not (ref in observed.children and deleting(observed.children[ref]))
+            if ref not in taken
+            and ref.kind not in withheld
+            and not (ref in observed.children and deleting(observed.children[ref]))
         ),
     )
 
 
-def conflicts(model: InferenceModel, observed: Observed) -> dict[Ref, str]:
-    """Names of children that someone else's objects hold, with whose they are. They are left as they are."""
+def conflicts(model: InferenceModel, observed: Observed, env: Environment) -> dict[Ref, str]:
+    """Names of wanted children that someone else's objects hold, with whose they are. They are left as they are."""
     found = dict(observed.foreign)
     for ref, live in observed.children.items():
         if controller_uid(live) not in (None, model.metadata.uid):
             owner = next(owner for owner in live["metadata"]["ownerReferences"] if owner.get("controller"))
             found[ref] = f"{owner['kind']} {owner['name']}"
-    return found
+    wanted = {ref_of(manifest) for manifest in render(model, env)} if found else set()
+    return {ref: owner for ref, owner in found.items() if ref in wanted}
 
 
 def cached(model: InferenceModel, observed: Observed) -> bool:

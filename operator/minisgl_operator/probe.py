@@ -24,7 +24,7 @@ Report = Mapping[str, Any] | Unreachable
 
 _log = logging.getLogger(__name__)
 
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=3.0)
 _MAX_BODY: Final = 256 * 2**10
 _CONCURRENT: Final = 32
 # The operator's share of one core stays small with thousands of pods; rounds then take longer than asked for.

@@ -150,9 +150,10 @@ class Replica:
         up and is on its way back is neither, and neither is one that cannot be asked."""
         if self.ready:
             return False
-        if not self.pods or any(waiting_reason(pod) in HOPELESS_WAITING or unschedulable(pod) for pod in self.pods):
+        if any(waiting_reason(pod) in HOPELESS_WAITING or unschedulable(pod) for pod in self.pods):
             return True
         if self.report is None:
+            # So it is, too, when there are none.
             return all((pod.get("status") or {}).get("phase", "Pending") == "Pending" for pod in self.pods)
         phase = self.report.get("phase")
         return phase == "Failed" or (phase in _STARTING_PHASES and not self.report.get("restarts"))

@@ -9,7 +9,7 @@ import signal
 import socket
 
 from minisgl.logging import LogFormat, LogLevel, set_up
-from minisgl_operator.client import Client, connection
+from minisgl_operator.client import Client, NoConnection, connection
 from minisgl_operator.config import Config
 from minisgl_operator.controller import Controller
 from minisgl_operator.lease import Lease
@@ -29,7 +29,11 @@ def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
 
 async def _run(config: Config) -> int:
     identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
-    where = await connection(config.kubeconfig)
+    try:
+        where = await connection(config.kubeconfig)
+    except NoConnection as error:
+        _log.error("%s", error)
+        return 1
     counts = Metrics()
     loop = asyncio.get_running_loop()
     this = asyncio.current_task()
@@ -66,7 +70,7 @@ async def _run(config: Config) -> int:
             # A signal, or a lost Lease.
             return 1 if lost else 0
         except Exception:
-            _log.exception("A watch broke; the operator ends to be started again")
+            _log.exception("Cannot go on; the operator ends to be started again")
             return 1
         finally:
             await finish()

@@ -14,7 +14,7 @@ from minisgl_operator.facts import Facts
 from minisgl_operator.observed import Observed, Outcome
 from minisgl_operator.pod_troubles import last_end
 from minisgl_operator.replicas import Replica, containers, deleting, holds, revision_of
-from minisgl_operator.verdicts import title, url, verdicts
+from minisgl_operator.verdicts import verdicts
 
 Status = dict[str, Any]
 
@@ -58,7 +58,7 @@ def derive_status(
         ),
         "ranks": f"{sum(replica['readyRanks'] for replica in replicas)}/{tensor * len(replicas)}",
         "selector": _selector(model),
-        "url": url(model),
+        "url": facts.url,
         "model": _served_model(facts, previous),
         "revision": facts.revision,
         "replicaStatuses": replicas,
@@ -125,7 +125,7 @@ def _selector(model: InferenceModel) -> str:
 
 
 def _served_model(facts: Facts, previous: Mapping[str, Any]) -> dict[str, Any]:
-    name = title(facts.model)
+    name = facts.title
     before = previous.get("model") or {}
     # The fetch pod, which knew the commit, may be gone.
     known = before if before.get("name") == name else {}

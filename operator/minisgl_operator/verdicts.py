@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from minisgl_operator import names
-from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.conditions import Condition, Kind, Reason, clipped
+from minisgl_operator.engine_verdict import asleep, engine_ready, refused
 from minisgl_operator.facts import Facts
-from minisgl_operator.pod_troubles import crash_text, last_end
 from minisgl_operator.render import model_files
-from minisgl_operator.replicas import Replica, containers, waiting_reason
 
 _LONGEST_QUOTE: Final = 400
 
-# What of a model's own files no restart and no wait will change.
-_REFUSALS: Final[Mapping[str, tuple[Reason, str]]] = {
-    "InvalidModel": (
-        Reason.INVALID_MODEL,
-        "Name a model that is complete and of an architecture that is supported, in spec.model.source.",
-    ),
-    "TensorDoesNotDivideHeads": (
-        Reason.TENSOR_DOES_NOT_DIVIDE_HEADS,
-        "Set spec.parallelism.tensor to a number that divides them.",
-    ),
-}
 _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
     "AuthRequired": (
         Reason.AUTH_REQUIRED,
@@ -51,21 +38,6 @@ _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
         "The Hub does not answer: check spec.model.source.huggingFace.endpoint and that pods may reach it.",
     ),
 }
-# The worst first: it is the one that is told.
-_ENGINE_REASONS: Final = (
-    Reason.TENSOR_DOES_NOT_DIVIDE_HEADS,
-    Reason.INVALID_MODEL,
-    Reason.RESTART_BUDGET_EXHAUSTED,
-    Reason.OUT_OF_MEMORY,
-    Reason.CRASHED,
-    Reason.RESTARTING,
-    Reason.UNREACHABLE,
-    Reason.LOADING,
-    Reason.RENDEZVOUS,
-    Reason.WAITING_FOR_PODS,
-    Reason.DRAINING,
-    Reason.WAITING_FOR_MODEL,
-)
 
 
 def verdicts(facts: Facts) -> tuple[Condition, ...]:
@@ -84,28 +56,32 @@ def accepted(facts: Facts) -> Condition:
         return Condition(Kind.ACCEPTED, "False", Reason.CONFLICT, message)
     for refusal in facts.outcome.refusals:
         said = clipped(refusal.message, _LONGEST_QUOTE)
+        if "is being terminated" in refusal.message:
+            message = "The namespace is being deleted, and this InferenceModel with it."
+            return Condition(Kind.ACCEPTED, "False", Reason.NAMESPACE_TERMINATING, message)
         if refusal.status == 403 and "exceeded quota" not in refusal.message:
-            message = f"The operator may not change {refusal.ref}: {said}. Give its role what is missing."
+            message = f"The operator lacks a right on {refusal.ref.kind}: {said}. Give its role what is missing."
             return Condition(Kind.ACCEPTED, "False", Reason.FORBIDDEN, message)
         if refusal.status in (400, 422):
             message = f"The API server refuses {refusal.ref}: {said}. Correct the field of the spec that it comes from."
             return Condition(Kind.ACCEPTED, "False", Reason.REJECTED, message)
     for replica in facts.replicas:
-        if (refused := _refused(facts, replica)) is not None:
-            return Condition(Kind.ACCEPTED, "False", *refused)
+        if (found := refused(facts, replica)) is not None:
+            return Condition(Kind.ACCEPTED, "False", *found)
     return facts.trouble(Kind.ACCEPTED) or Condition(Kind.ACCEPTED, "True", Reason.ACCEPTED, "The spec is valid.")
 
 
 def model_cached(facts: Facts) -> Condition:
     """Whether engines can read the model's files."""
     if facts.fetch is None:
-        message = f"{title(facts.model)} is mounted as it is."
+        message = f"{facts.title} is mounted as it is."
         return Condition(Kind.MODEL_CACHED, "True", Reason.NOT_NEEDED, message)
-    what, claim = title(facts.model), model_files.cache_claim(facts.model)
+    what, claim = facts.title, model_files.cache_claim(facts.model)
     if facts.cached:
         return Condition(Kind.MODEL_CACHED, "True", Reason.CACHED, f'{what} is on PersistentVolumeClaim "{claim}".')
     fetch = facts.fetch
-    if fetch.phase == "Failed":
+    # A fetch that tries again by itself says why, and is under way all the same.
+    if fetch.phase == "Failed" or fetch.reason:
         said = f" ({clipped(fetch.message, _LONGEST_QUOTE)})" if fetch.message else ""
         reason, remedy = _FETCH_REMEDIES.get(fetch.reason, (Reason.FETCH_FAILED, "The log of the fetch pod says more."))
         key = model_files.cache_key(facts.model)
@@ -137,22 +113,6 @@ def scheduled(facts: Facts) -> Condition:
     return Condition(Kind.SCHEDULED, "True", Reason.SCHEDULED, "All pods that were made are on nodes.")
 
 
-def engine_ready(facts: Facts) -> Condition:
-    """Whether the ranks of all wanted replicas serve."""
-    if not facts.replicas:
-        return Condition(Kind.ENGINE_READY, "False", Reason.SUSPENDED, _asleep(facts))
-    waiting = [replica for replica in facts.replicas if not replica.ready]
-    if not waiting:
-        message = f"{len(facts.replicas)} of {len(facts.replicas)} replicas are ready."
-        return Condition(Kind.ENGINE_READY, "True", Reason.ENGINES_READY, message)
-    # The first of equally bad ones is told.
-    reason, message = min((_engine(facts, replica) for replica in waiting), key=lambda each: _rank(each[0]))
-    if len(facts.replicas) > 1:
-        message = f"{len(facts.replicas) - len(waiting)} of {len(facts.replicas)} replicas are ready. {message}"
-    status = "Unknown" if reason is Reason.UNREACHABLE else "False"
-    return Condition(Kind.ENGINE_READY, status, reason, message)  # type: ignore[arg-type]
-
-
 def frontend_ready(facts: Facts) -> Condition:
     """Whether all frontends can answer requests."""
     if (trouble := facts.trouble(Kind.FRONTEND_READY)) is not None:
@@ -162,7 +122,7 @@ def frontend_ready(facts: Facts) -> Condition:
         message = f"{wanted} of {wanted} frontends can answer."
         return Condition(Kind.FRONTEND_READY, "True", Reason.FRONTENDS_READY, message)
     if not facts.replicas:
-        return Condition(Kind.FRONTEND_READY, "False", Reason.SUSPENDED, _asleep(facts))
+        return Condition(Kind.FRONTEND_READY, "False", Reason.SUSPENDED, asleep(facts))
     if facts.routing.reported and not any(replica.routed_by_any for replica in facts.replicas):
         message = "No frontend can reach a replica that serves; requests get 503 until then. See EngineReady."
         return Condition(Kind.FRONTEND_READY, "False", Reason.NO_REPLICA_ROUTABLE, message)
@@ -173,10 +133,10 @@ def frontend_ready(facts: Facts) -> Condition:
 def ready(facts: Facts, before: tuple[Condition, ...]) -> Condition:
     """Whether the endpoint answers: a frontend routes to a replica. That does not mean that all is as wished."""
     if not facts.replicas:
-        return Condition(Kind.READY, "False", Reason.SUSPENDED, _asleep(facts))
+        return Condition(Kind.READY, "False", Reason.SUSPENDED, asleep(facts))
     # The endpoint's own objects may be the ones that are not ours.
     if facts.routable and before[0].reason is not Reason.CONFLICT:
-        message = f"{facts.routable} of {len(facts.replicas)} replicas can be reached at {url(facts.model)}."
+        message = f"{facts.routable} of {len(facts.replicas)} replicas can be reached at {facts.url}."
         return Condition(Kind.READY, "True", Reason.READY, message)
     failing = next((condition for condition in before if condition.status != "True"), None)
     if failing is not None:
@@ -208,7 +168,7 @@ def progressing(facts: Facts) -> Condition:
         message = "Pods of replicas that are no longer wanted end their last requests."
         return Condition(Kind.PROGRESSING, "True", Reason.SCALING, message)
     if not facts.replicas:
-        return Condition(Kind.PROGRESSING, "False", Reason.SUSPENDED, _asleep(facts))
+        return Condition(Kind.PROGRESSING, "False", Reason.SUSPENDED, asleep(facts))
     starting = [replica.name for replica in facts.replicas if not replica.ready and not facts.failing(replica)]
     if starting:
         reason = Reason.SCALING if facts.routable else Reason.STARTING
@@ -257,119 +217,12 @@ def interconnect_optimal(facts: Facts) -> Condition:
     return Condition(kind, "True", Reason.OPTIMAL, f"Ranks talk over {', '.join(sorted(set(transports.values())))}.")
 
 
-def title(model: InferenceModel) -> str:
-    """The model's source in words."""
-    source = model.spec.model.source
-    if source.hugging_face is not None:
-        return f"{source.hugging_face.repo}@{source.hugging_face.revision}"
-    if source.pvc is not None:
-        return f"{source.pvc.claim_name}/{source.pvc.path}".rstrip("/")
-    assert source.image is not None
-    return f"{source.image.reference}/{source.image.path}".rstrip("/")
-
-
-def url(model: InferenceModel) -> str:
-    return f"http://{model.name}.{model.metadata.namespace}.svc/v1"
-
-
-def failure_text(failure: Mapping[str, Any]) -> str:
-    """A rank's end in words: `rank 1 ended with exit code -9 (Killed): its last words`."""
-    rank = "a rank" if failure.get("rank") is None else f"rank {failure['rank']}"
-    code = "" if failure.get("exit_code") is None else f" with exit code {failure['exit_code']}"
-    words = clipped(str(failure.get("message") or ""), _LONGEST_QUOTE)
-    return f"{rank} ended{code} ({failure.get('reason') or 'Error'})" + (f": {words}" if words else "")
-
-
-def _engine(facts: Facts, replica: Replica) -> tuple[Reason, str]:
-    """Why a replica is not ready."""
-    name, phase = replica.name, facts.phase(replica)
-    if (refused := _refused(facts, replica)) is not None:
-        return refused
-    if phase == "Draining":
-        return Reason.DRAINING, f"{name} ends its last requests before its pods are replaced."
-    for pod in replica.pods:
-        if waiting_reason(pod) == "CrashLoopBackOff":
-            ends = [end for container in containers(pod) if (end := last_end(container)) is not None]
-            if any(end.get("reason") == "OOMKilled" for end in ends):
-                return Reason.OUT_OF_MEMORY, f"{crash_text(pod)} Raise spec.engine.resources.limits.memory."
-            return Reason.CRASHED, crash_text(pod)
-    report = replica.report
-    if report is None or phase == "Unknown":
-        if phase == "Unknown":
-            return Reason.UNREACHABLE, f"{name} does not tell the operator how it is. Check the NetworkPolicies."
-        if not facts.cached and not replica.pods:
-            return Reason.WAITING_FOR_MODEL, f"{name} starts when the model is cached."
-        return Reason.WAITING_FOR_PODS, f"Pods of {name} have not started."
-    failure = report.get("last_failure")
-    if isinstance(failure, Mapping) and (phase in ("Failed", "Restarting") or report.get("restarts")):
-        return _after_failure(facts, replica, report, failure)
-    if phase in ("Waiting", "Rendezvous"):
-        return Reason.RENDEZVOUS, f"The ranks of {name} wait for each other."
-    if phase == "Restarting":
-        return Reason.RESTARTING, f"The ranks of {name} start again."
-    if phase == "Failed":
-        return Reason.RESTART_BUDGET_EXHAUSTED, f"{name} has given up. {_after_giving_up(replica)}"
-    return Reason.LOADING, f"{name} loads the model."
-
-
-def _after_failure(
-    facts: Facts, replica: Replica, report: Mapping[str, Any], failure: Mapping[str, Any]
-) -> tuple[Reason, str]:
-    what = f"{replica.name}: {failure_text(failure)}."
-    given_up = report.get("phase") == "Failed"
-    next_step = _after_giving_up(replica) if given_up else "Its ranks start again by themselves."
-    if failure.get("reason") == "OutOfMemory":
-        remedy = (
-            "Raise spec.engine.resources.limits.memory, or lower spec.model.maxModelLen."
-            if facts.model.spec.engine.device == "cpu"
-            else "Lower spec.model.maxModelLen, or raise spec.parallelism.tensor."
-        )
-        return Reason.OUT_OF_MEMORY, f"{what} {remedy} {next_step}"
-    if not given_up:
-        return Reason.RESTARTING, f"{what} {next_step}"
-    recovery = facts.model.spec.recovery
-    budget = (
-        f"It has used up its {recovery.max_restarts} restarts within {recovery.window_seconds} s, or failed in a way "
-        "that no restart cures."
-    )
-    return Reason.RESTART_BUDGET_EXHAUSTED, f"{what} {budget} {next_step}"
-
-
-def _after_giving_up(replica: Replica) -> str:
-    return (
-        f"Its pods are kept as they are: see `kubectl logs {replica.name}-0`. Correct the spec, or try again with "
-        f"`kubectl delete pod -l {names.REPLICA_LABEL}={replica.name}`."
-    )
-
-
-def _refused(facts: Facts, replica: Replica) -> tuple[Reason, str] | None:
-    """What the model's own files say against the spec. Only of pods that were made from the present spec."""
-    report = replica.report
-    if report is None or report.get("phase") != "Failed" or facts.outdated(replica):
-        return None
-    failure = report.get("last_failure")
-    if not isinstance(failure, Mapping) or failure.get("reason") not in _REFUSALS:
-        return None
-    reason, remedy = _REFUSALS[str(failure["reason"])]
-    return reason, f"{clipped(str(failure.get('message') or failure['reason']), _LONGEST_QUOTE)}. {remedy}"
-
-
 def _frontends_roll_out(facts: Facts) -> bool:
     if facts.frontend is None:
         return False
     status = facts.frontend.get("status") or {}
     updated, there = int(status.get("updatedReplicas") or 0), int(status.get("replicas") or 0)
     return there > 0 and updated < there
-
-
-def _rank(reason: Reason) -> int:
-    return _ENGINE_REASONS.index(reason)
-
-
-def _asleep(facts: Facts) -> str:
-    if facts.model.spec.suspend:
-        return "spec.suspend is true: the model has no engine pods until it is set to false."
-    return f"spec.replicas is 0: `kubectl scale imodel/{facts.model.name} --replicas=1` starts the model."
 
 
 def _list(items: list[str]) -> str:

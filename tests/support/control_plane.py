@@ -72,7 +72,12 @@ class LocalControlPlane:
         """Play an outage. `start` ends it."""
         process = self._processes.pop(component)
         process.terminate()
-        process.wait(30)
+        try:
+            # The API server would wait a minute for those who watch.
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def start(self, component: str) -> None:
         """etcd, kube-apiserver or kube-controller-manager."""

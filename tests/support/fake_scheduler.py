@@ -148,14 +148,14 @@ class FakeScheduler:
             assert enough, f"waited for {count} {kind.__name__}, got {self._received}"
             return [message for message in self._received if isinstance(message, kind)]
 
-    def close(self) -> None:
-        """A second time does nothing."""
+    def close(self, linger_ms: int = 0) -> None:
+        """What was sent may still leave within `linger_ms`. A second time does nothing."""
         if self._stopping:
             return
         self._stopping = True
         os.write(self._wake_write, b"!")
         self._thread.join()
-        self._socket.close(linger=0)
+        self._socket.close(linger=linger_ms)
         self._context.term()
         os.close(self._wake_read)
         os.close(self._wake_write)

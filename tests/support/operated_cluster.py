@@ -167,8 +167,9 @@ class OperatedCluster:
     """`hold` keeps pods Pending whose name it accepts; `statuses` and `reports`, by name, replace what is pretended
     of a pod (None: it does not answer)."""
 
-    def __init__(self, control_plane: LocalControlPlane) -> None:
+    def __init__(self, control_plane: LocalControlPlane, *, with_crd: bool = True) -> None:
         self.control_plane = control_plane
+        self._with_crd = with_crd
         self.namespace = f"operated-{next(_numbers)}"
         self.hold: Callable[[str], bool] = lambda name: False
         self.statuses: dict[str, Object] = {}
@@ -179,8 +180,8 @@ class OperatedCluster:
         self._operators: list[RunningOperator] = []
 
     def __enter__(self) -> Self:
-        self.control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(crd()))
-        self.control_plane.kubectl("wait", "--for=condition=Established", f"crd/{MODEL.title}")
+        if self._with_crd:
+            self.install()
         self.control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
         self._thread.run(self._begin())
         return self
@@ -193,6 +194,11 @@ class OperatedCluster:
         self.control_plane.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
 
     # What a user does
+
+    def install(self) -> None:
+        """Make the API server know models."""
+        self.control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(crd()))
+        self.control_plane.kubectl("wait", "--for=condition=Established", f"crd/{MODEL.title}")
 
     def apply(self, body: Object) -> Object:
         """Create or change as kubectl does, in this namespace."""

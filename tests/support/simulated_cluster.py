@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -188,13 +189,13 @@ class SimulatedCluster:
     def settle(self, rounds: int = 100) -> None:
         """Everyone works until nothing changes any more."""
         for _ in range(rounds):
-            before = copy.deepcopy((self.objects, self.pods, self._routed))
+            before = self._image_of_all()
             self.look()
             self.reconcile()
             self.run_controllers()
             self.run_kubelets()
             self.run_frontends()
-            if before == (self.objects, self.pods, self._routed):
+            if before == self._image_of_all():
                 return
         raise AssertionError(f"not settled after {rounds} rounds")
 
@@ -204,6 +205,9 @@ class SimulatedCluster:
         for pod in self.pods.values():
             found.setdefault(self._replica(pod), set()).add(revision_of(pod))
         return found
+
+    def _image_of_all(self) -> str:
+        return json.dumps([list(self.objects.values()), self.pods, self._routed])
 
     def _run_stateful_set(self, body: Manifest) -> None:
         name, uid, count = body["metadata"]["name"], body["metadata"]["uid"], body["spec"]["replicas"]
@@ -237,7 +241,7 @@ class SimulatedCluster:
     def _as_seen(self, body: Manifest) -> Manifest:
         seen = {key: value for key, value in body.items() if key != "status"}
         status = self._seen_status.get(body["metadata"]["uid"])
-        return copy.deepcopy(seen if status is None else seen | {"status": status})
+        return seen if status is None else seen | {"status": status}
 
     def _ours(self, body: Manifest) -> bool:
         uid = controller_uid(body)

@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
         if args.control_port is not None:
             stack.enter_context(ControlServer(args.control_port, board, drain=lambda: None))
         try:
-            source = Source(repository=args.repository, revision=args.revision, endpoint=args.endpoint)
+            endpoint = args.endpoint and args.endpoint.rstrip("/")
+            source = Source(repository=args.repository, revision=args.revision, endpoint=endpoint)
             publish(fetch(source, args.directory.expanduser(), publish))
             code = 0
         except FetchError as error:

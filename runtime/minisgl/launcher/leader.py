@@ -5,24 +5,16 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from minisgl import logging as log
 from minisgl.launcher.control_server import Board
 from minisgl.launcher.engine_options import EngineOptions
-from minisgl.launcher.engine_status import (
-    Card,
-    EngineStatus,
-    Phase,
-    RankStatus,
-    rank_phase,
-    replica_phase,
-    short_transport,
-    standing_by,
-)
+from minisgl.launcher.engine_status import Card, EngineStatus
 from minisgl.launcher.epoch import OtherPod, plan_epoch
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.failures import CURABLE, Failure, count_oom_kills, reason_of_refusal
@@ -30,9 +22,10 @@ from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.history import History
 from minisgl.launcher.interconnect import own_place
 from minisgl.launcher.pods import Pods
-from minisgl.launcher.post_mortem import examine, rank_of, shortened, timestamp
+from minisgl.launcher.post_mortem import examine, shortened, timestamp
 from minisgl.launcher.process import Child, Process, ProcessSpec
 from minisgl.launcher.remote_rank import RemoteRank
+from minisgl.launcher.replica_report import PodFacts, ReplicaFacts, failed_status, pod_name, running_status
 from minisgl.launcher.restarts import GroupState
 from minisgl.launcher.signals import Signals
 from minisgl.launcher.supervisor import Supervisor
@@ -80,6 +73,7 @@ class Leader:
         self._try_neighbours = True
         self._remote: dict[str, RemoteRank] = {}
         self._card: Card | None = None
+        self._transport = ""
         self._architecture = ""
 
     def run(self) -> int:
@@ -157,9 +151,15 @@ class Leader:
         if self._pods.somebody_leaves and not self._supervisor.draining:
             self._supervisor.drain()
             due = now
-        ranks = self._ranks(group)
         self._publish(
-            replica_phase(group, ranks, draining=self._supervisor.draining), ranks, self._supervisor.state.restarts
+            running_status(
+                self._options,
+                self._facts(self._supervisor.state.restarts),
+                group,
+                self._supervisor.processes,
+                self._supervisor.standbys,
+                draining=self._supervisor.draining,
+            )
         )
         return min(now + _TURN_SECONDS, due if due is not None else now + _TURN_SECONDS)
 
@@ -209,10 +209,11 @@ class Leader:
                     self._timeline.reach(stage, now)
             case "ready" if not self._timeline.complete:
                 self._timeline.reach("serve", now)
+                self._see_card()
                 logger.info(
                     "epoch %d of %s serves",
                     *(self._counter, self._options.expected.replica),
-                    extra={"transport": self._transport(), **self._timeline.seconds()},
+                    extra={"transport": self._transport, **self._timeline.seconds()},
                 )
 
     def _timeline_of_next(self, group: GroupState) -> Timeline:
@@ -229,7 +230,7 @@ class Leader:
         kills = count_oom_kills()
         failure = examine(
             dead,
-            self._pod_of,
+            partial(pod_name, self._options, self._facts(()).pods),
             oom_killed=kills > self._oom_kills,
             startup_timeout=self._options.limits.startup_timeout,
             seconds_ago=time.monotonic() - failed_at,
@@ -257,88 +258,33 @@ class Leader:
         with selectors.DefaultSelector() as selector:
             self._signals.watch(selector)
             while not (self._signals.stops or self._signals.requested):
-                ranks = tuple(
-                    RankStatus(rank=rank, pod=self._pod_of(rank), node="", phase="Failed", progress="")
-                    for rank in range(self._options.expected.tensor_parallel)
-                )
-                self._publish("Failed", ranks, restarts, shortened(message))
+                self._publish(failed_status(self._options, self._facts(restarts), shortened(message)))
                 for key, _ in selector.select(_TURN_SECONDS):
                     key.data()
         return 0
 
-    def _ranks(self, group: GroupState) -> tuple[RankStatus, ...]:
-        processes = {rank_of(process): process for process in self._supervisor.processes}
-        return tuple(
-            self._rank(rank, processes.get(rank), group) for rank in range(self._options.expected.tensor_parallel)
-        )
-
-    def _rank(self, rank: int, process: Child | None, group: GroupState) -> RankStatus:
-        index = rank // self._options.expected.ranks_per_pod
-        member = self._pods.members.get(index)
-        phase: Phase = "Waiting"
-        progress = ""
-        if process is not None and group.phase != "waiting":
-            running = process.alive and group.phase != "ending"
-            phase = rank_phase(process.is_ready, process.progress) if running else "Restarting"
-            progress = "" if process.is_ready or not running else process.progress
-        node = self._options.node if index == 0 else member.place.node if member is not None else ""
-        return RankStatus(rank=rank, pod=self._pod_of(rank), node=node, phase=phase, progress=progress)
-
-    def _pod_of(self, rank: int) -> str:
-        index = rank // self._options.expected.ranks_per_pod
-        if index == 0:
-            return self._options.pod
-        member = self._pods.members.get(index)
-        return f"{self._options.expected.replica}-{index}" if member is None else member.pod
-
-    def _transport(self) -> str:
-        rank0 = next((process for process in self._supervisor.processes if process.spec.name == "rank0"), None)
-        if not isinstance(rank0, Process) or not rank0.is_ready or not rank0.alive:
-            return ""
-        return rank0.ready_message.transport
-
-    def _publish(
-        self, phase: Phase, ranks: tuple[RankStatus, ...], restarts: tuple[float, ...], progress: str = ""
-    ) -> None:
-        options, ready = self._options, phase == "Ready"
-        if ready:
-            self._see_card()
-        progress = progress or self._progress(phase, ranks)
-        window = options.limits.restart_window
-        status = EngineStatus(
-            model=options.model_name,
-            replica=options.expected.replica,
-            pod=options.pod,
-            pod_index=0,
-            revision=options.expected.revision,
+    def _facts(self, restarts: tuple[float, ...]) -> ReplicaFacts:
+        options, window = self._options, self._options.limits.restart_window
+        return ReplicaFacts(
             epoch=(self._boot_ms, self._counter),
-            phase=phase,
-            progress=progress,
-            ready=ready,
-            ranks=ranks,
-            ready_ranks=sum(rank.phase == "Ready" for rank in ranks),
-            tensor=options.expected.tensor_parallel,
-            transport=short_transport(self._transport()) if phase != "Failed" else "",
             timings=self._timeline.seconds(),
-            standbys=standing_by(self._supervisor.standbys) if phase != "Failed" else 0,
             restarts=sum(time.monotonic() - began < window for began in restarts),
-            max_restarts=options.limits.max_restarts,
             last_failure=self._last_failure,
             card=self._card,
+            pods={
+                0: PodFacts(options.pod, options.node),
+                **{index: PodFacts(member.pod, member.place.node) for index, member in self._pods.members.items()},
+            },
         )
-        self._board.publish(status, "" if ready else f"{phase}: {progress}".removesuffix(": "))
 
-    def _progress(self, phase: Phase, ranks: Sequence[RankStatus]) -> str:
-        if phase == "Waiting":
-            waited_for = [f"{self._options.expected.replica}-{index}" for index in self._pods.missing]
-            return f"waiting for {', '.join(waited_for[:8])}" if waited_for else ""
-        behind = next((rank for rank in ranks if rank.phase != "Ready" and rank.progress), None)
-        return "" if behind is None else f"rank {behind.rank}: {behind.progress}"
+    def _publish(self, status: EngineStatus) -> None:
+        self._board.publish(status, "" if status.ready else f"{status.phase}: {status.progress}".removesuffix(": "))
 
     def _see_card(self) -> None:
         rank0 = self._supervisor.processes[0]
         assert isinstance(rank0, Process)
         message = rank0.ready_message
+        self._transport = message.transport
         self._card = Card(
             name=self._options.model_name,
             architecture=self._architecture,

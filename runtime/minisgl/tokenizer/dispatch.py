@@ -75,7 +75,7 @@ class _Attempt:
         self.refusal: Failed | None = None
         """What the last of them said."""
         self.give_up_at: float | None = None
-        """From the first time that nobody could take it."""
+        """Counted from when nobody could take it; None: somebody has."""
 
 
 class Dispatcher:
@@ -164,7 +164,10 @@ class Dispatcher:
 
     def acked(self, address: str, ack: Ack) -> None:
         attempt = self._attempts[address].get(ack.id)
-        if attempt is not None and not attempt.acked:
+        if attempt is None:
+            return
+        attempt.give_up_at = None
+        if not attempt.acked:
             attempt.acked = True
             self._give(Ack(attempt.id))
 

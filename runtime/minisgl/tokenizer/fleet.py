@@ -119,6 +119,8 @@ class Fleet:
         """When everything else that has come was dealt with."""
         for address, link in list(self._links.items()):
             if link.take_lost():
+                for frame in link.receive_rest():
+                    self._on_frame(address, frame)
                 self._lose(address, UNAVAILABLE, "the connection to the engine was lost")
         if self._replicas.now >= self._next_tick:
             self._next_tick = self._replicas.now + TICK_SECONDS

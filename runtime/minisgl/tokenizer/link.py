@@ -74,6 +74,13 @@ class Link:
                 break
         return frames
 
+    def receive_rest(self) -> list[bytes]:
+        """All that a lost peer had sent: its last words may be the ends of answers."""
+        frames: list[bytes] = []
+        while more := self.receive({self._socket: zmq.POLLIN}):
+            frames += more
+        return frames
+
     def take_lost(self) -> bool:
         """Whether the peer was lost since the last call."""
         while self._socket is not None and self._monitor.get(zmq.EVENTS) & zmq.POLLIN:

@@ -75,6 +75,8 @@ class OneEngine:
     def after_turn(self) -> None:
         """When everything else that has come was dealt with."""
         if self._link.take_lost():
+            for frame in self._link.receive_rest():
+                self._on_frame(frame)
             self._lose("engine_unavailable", "the connection to the engine was lost")
 
     def send(self, message: Submit | Abort) -> None:

@@ -22,6 +22,8 @@ class Replica:
         self.address = address
         self.welcome: Welcome | None = None
         """None before it has answered, and after its loss."""
+        self.before: Welcome | None = None
+        """What it said before its loss: it is probably still the same."""
         self.status: Status | None = None
         self.heard = 0.0
         self.reason = NOT_GREETED
@@ -36,7 +38,8 @@ class Replica:
     @property
     def name(self) -> str:
         """The replica's own, or the address where it has not said."""
-        return (self.welcome.replica if self.welcome is not None else "") or self.address
+        known = self.welcome or self.before
+        return (known.replica if known is not None else "") or self.address
 
     @property
     def hashes(self) -> Mapping[str, str]:
@@ -115,7 +118,9 @@ class Replicas:
         self._change()
 
     def lost(self, address: str, reason: str) -> None:
+        before = self[address].welcome or self[address].before
         replica = self._by_address[address] = Replica(address)
+        replica.before = before
         replica.reason = reason
         self._change()
 
@@ -240,11 +245,11 @@ def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
 
 
 def _state(replica: Replica, problem: str) -> ReplicaState:
-    welcome, status = replica.welcome, replica.status
+    known, status = replica.welcome or replica.before, replica.status
     return ReplicaState(
-        replica="" if welcome is None else welcome.replica,
-        revision="" if welcome is None else welcome.revision,
-        epoch=(0, 0) if welcome is None else welcome.epoch,
+        replica="" if known is None else known.replica,
+        revision="" if known is None else known.revision,
+        epoch=(0, 0) if known is None else known.epoch,
         address=replica.address,
         routable=not problem,
         reason=problem,

@@ -85,7 +85,7 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     """One of the replicas that a worker knows of."""
 
     replica: str
-    """Its name; empty while it has not answered."""
+    """Its name; empty before it has answered. That, revision and epoch stay when it is lost."""
     revision: str
     epoch: tuple[int, int]
     address: str

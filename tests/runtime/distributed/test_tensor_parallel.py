@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,29 @@ def test_equal_parts(tmp_path: Path) -> None:
 def test_groups_one_after_the_other_and_close_twice(tmp_path: Path) -> None:
     for _ in range(2):
         run_ranks(2, tmp_path, lambda parallel: (parallel.gather_int(1), parallel.close()))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_ranks_meet_at_an_address(host: str) -> None:
+    """The same port twice: a rank that was started again finds it as its predecessor left it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, 0), family=family) as listener:
+            port = listener.getsockname()[1]
+    except OSError:
+        pytest.skip(f"this machine has no address {host}")
+    url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    def meet(rank: int) -> list[int]:
+        parallel = TensorParallel(rank=rank, size=2, rendezvous=url, timeout_seconds=60)
+        try:
+            return parallel.gather_int(rank)
+        finally:
+            parallel.close()
+
+    for _ in range(2):
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(meet, (1, 0))) == [[0, 1], [0, 1]]
 
 
 def test_a_rank_that_does_not_come_is_an_error_with_the_address(tmp_path: Path) -> None:

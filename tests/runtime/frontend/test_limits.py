@@ -215,7 +215,9 @@ def test_a_stream_that_takes_too_long_ends_in_an_error(make_stack: MakeStack) ->
         client.sendall(request)
         answer = b""
         while b'"text":"a"' not in answer:
-            answer += client.recv(65536)
+            data = client.recv(65536)
+            assert data, answer
+            answer += data
         # Only now, so that the stream has begun however slow this machine is.
         stack.server._tokenizers.traffic.limits = RequestLimits(request_seconds=0.01)
         while data := client.recv(65536):

@@ -56,6 +56,7 @@ def _running(pods: Pods, tokens: int) -> tuple[SchedulerClient, bytes]:
     return client, running
 
 
+@pytest.mark.timeout(600)
 def test_two_pods_live_through_the_death_of_anything(replica: Start, capsys: pytest.CaptureFixture[str]) -> None:
     alone = replica(1, "--tp", "1", "--served-model-name", "tiny")
     pods = replica(2, "--tp", "2", "--ranks-per-pod", "1", "--served-model-name", "tiny")

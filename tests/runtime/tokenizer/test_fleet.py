@@ -158,6 +158,17 @@ def test_a_request_without_output_goes_elsewhere_and_one_with_output_fails(clust
     assert cluster.wait_for(lambda state: state.retried > 0).retried == 1
 
 
+def test_the_last_words_of_an_engine_are_heard(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, saying("xyz"), max_model_len=2048)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    request = cluster.frontend.generate(1, params=SamplingParams(max_tokens=1500))
+    pod.scheduler.wait_for(Submit)
+    pod.scheduler.close(linger_ms=10_000)
+    text, end = cluster.frontend.wait_for_end(request)
+    assert (text, end.reason) == ("xyz" * 500, "length")
+
+
 def test_it_waits_for_the_next_epoch_and_is_accepted_once(cluster: Cluster) -> None:
     pod = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker()

@@ -1,0 +1,123 @@
+"""Server-side apply on a real API server: what is sent, what is not, and what is left to others."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from minisgl_operator.apply import Applier, NameTaken
+from minisgl_operator.client import ApiError, Client, Object, connection
+from minisgl_operator.metrics import Metrics
+from minisgl_operator.resources import of_kind
+from minisgl_operator.store import ModelKey, Store
+from support.control_plane import LocalControlPlane
+
+KEY = ModelKey("default", "m")
+MODEL: Object = {"kind": "InferenceModel", "metadata": {"name": "m", "namespace": "default", "uid": "u-1"}}
+SERVICE = of_kind("Service")
+
+
+def service(name: str, port: int = 80, **metadata: Any) -> Object:
+    owner = {
+        "apiVersion": "serving.minisgl.io/v1alpha1",
+        "kind": "InferenceModel",
+        "name": "m",
+        "uid": "u-1",
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": "default", "ownerReferences": [owner], **metadata},
+        "spec": {"selector": {"app": "x"}, "ports": [{"name": "http", "port": port, "targetPort": 8000}]},
+    }
+
+
+@pytest.fixture
+async def client(control_plane: LocalControlPlane) -> AsyncIterator[Client]:
+    async with Client(await connection(control_plane.kubeconfig)) as client:
+        yield client
+
+
+@pytest.fixture
+def applier(client: Client) -> Applier:
+    return Applier(client, Store(), Metrics())
+
+
+async def live(client: Client, name: str) -> Object:
+    found = await client.get(SERVICE, "default", name)
+    assert found is not None
+    return found
+
+
+async def test_what_was_applied_is_not_sent_again(client: Client, applier: Applier) -> None:
+    assert await applier.apply(KEY, service("once"), MODEL)
+    version = (await live(client, "once"))["metadata"]["resourceVersion"]
+    assert not await applier.apply(KEY, service("once"), MODEL)
+    assert await applier.apply(KEY, service("once", 81), MODEL)
+    changed = await live(client, "once")
+    assert [port["port"] for port in changed["spec"]["ports"]] == [81]
+    assert changed["metadata"]["resourceVersion"] != version
+
+
+async def test_a_new_process_applies_once_and_the_server_changes_nothing(client: Client, applier: Applier) -> None:
+    await applier.apply(KEY, service("again"), MODEL)
+    version = (await live(client, "again"))["metadata"]["resourceVersion"]
+    fresh = Applier(client, Store(), Metrics())
+    assert await fresh.apply(KEY, service("again"), MODEL)
+    assert (await live(client, "again"))["metadata"]["resourceVersion"] == version
+
+
+async def test_a_namesake_without_an_owner_is_left_alone(client: Client, applier: Applier) -> None:
+    mine = service("foreign")
+    del mine["metadata"]["ownerReferences"]
+    made = await client.create(SERVICE, "default", mine)
+    for _ in range(2):
+        with pytest.raises(NameTaken):
+            await applier.apply(KEY, service("foreign", 81), MODEL)
+    assert (await live(client, "foreign"))["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+
+
+async def test_a_child_whose_owner_was_cut_off_is_ours_by_its_label(client: Client, applier: Applier) -> None:
+    orphan = service("orphan", labels={"serving.minisgl.io/model": "m"})
+    del orphan["metadata"]["ownerReferences"]
+    await client.create(SERVICE, "default", orphan)
+    assert await applier.apply(KEY, service("orphan"), MODEL)
+    assert (await live(client, "orphan"))["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+
+
+async def test_an_item_that_makes_a_list_invalid_is_taken_out_and_leaves_no_second_owner(
+    client: Client, applier: Applier
+) -> None:
+    await applier.apply(KEY, service("ports"), MODEL)
+    # Somebody replaces the port; an apply alone would leave two ports of one name.
+    other = {"spec": {"ports": [{"name": "http", "port": 99, "targetPort": 1}]}}
+    edited = await client.merge(SERVICE, "default", "ports", other, "somebody")
+    applier._store.put(edited)
+    assert await applier.apply(KEY, service("ports"), MODEL)
+    repaired = await live(client, "ports")
+    assert [port["port"] for port in repaired["spec"]["ports"]] == [80]
+    assert "minisgl-operator-repair" not in {one["manager"] for one in repaired["metadata"]["managedFields"]}
+    # A port that is no longer wanted goes, as nobody else owns it.
+    assert await applier.apply(KEY, service("ports", 82), MODEL)
+    assert [port["port"] for port in (await live(client, "ports"))["spec"]["ports"]] == [82]
+
+
+async def test_a_field_that_the_server_does_not_know_is_an_error(client: Client, applier: Applier) -> None:
+    body = service("typo")
+    body["spec"]["prots"] = []
+    with pytest.raises(ApiError) as refused:
+        await applier.apply(KEY, body, MODEL)
+    assert refused.value.status in (400, 422, 500) and "prots" in refused.value.message
+
+
+async def test_deleting_wants_the_same_object(client: Client) -> None:
+    made = await client.apply(SERVICE, service("victim"))
+    assert await client.delete(SERVICE, "default", "victim", "another-uid") is None
+    assert await client.get(SERVICE, "default", "victim") is not None
+    await client.delete(SERVICE, "default", "victim", made["metadata"]["uid"])
+    assert await client.get(SERVICE, "default", "victim") is None
+    assert await client.delete(SERVICE, "default", "victim", made["metadata"]["uid"]) is None

@@ -1,0 +1,32 @@
+"""The benchmark runs to its end; its figures are for `make bench`, not for a machine that runs tests beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from support.control_plane import LocalControlPlane, running_control_plane
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_it_prints_and_writes_its_figures(control_plane: LocalControlPlane, tmp_path: Path) -> None:
+    del control_plane  # says how to skip where no control plane can be had
+    with running_control_plane(tmp_path / "plane") as plane:
+        plane.stop("kube-controller-manager")
+        command = [sys.executable, "-m", "minisgl_operator", "bench", f"--kubeconfig={plane.kubeconfig}"]
+        done = subprocess.run(
+            [*command, "--models=5", f"--json={tmp_path / 'figures.json'}"],
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'operator'}"},
+            text=True,
+            capture_output=True,
+            timeout=200,
+            check=False,
+        )
+    assert "cold_to_steady_s" in done.stdout, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
+    assert figures["models"] == 5 and figures["objects"] == 5 * 11
+    assert 0 < figures["rss_mib"] < 300

@@ -1,0 +1,72 @@
+"""Events of the operator as `kubectl describe` finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from minisgl_operator.client import Client, connection
+from minisgl_operator.events import Recorder
+from minisgl_operator.transitions import Notice
+from support.control_plane import LocalControlPlane
+
+
+def model(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "serving.minisgl.io/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": "1"},
+    }
+
+
+def events(control_plane: LocalControlPlane, name: str) -> list[dict[str, Any]]:
+    printed = control_plane.kubectl("get", "events", "-o", "json", f"--field-selector=involvedObject.name={name}")
+    items: list[dict[str, Any]] = json.loads(printed.stdout)["items"]
+    return items
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.1)
+
+
+async def test_the_same_thing_said_again_is_counted_in_one_event(control_plane: LocalControlPlane) -> None:
+    async with Client(await connection(control_plane.kubeconfig)) as client:
+        recorder = Recorder(client, "operator-1")
+        task = asyncio.create_task(recorder.run())
+        for _ in range(3):
+            recorder.record(model("twice"), Notice("Warning", "OutOfMemory", "Observe", "Rank 1 was killed."))
+        recorder.record(model("twice"), Notice("Normal", "Ready", "Observe", "x" * 5000))
+        await until(lambda: len(events(control_plane, "twice")) == 2)
+        task.cancel()
+    found = {event["reason"]: event for event in events(control_plane, "twice")}
+    assert found["OutOfMemory"]["series"]["count"] == 3
+    assert found["OutOfMemory"]["reportingComponent"] == "serving.minisgl.io/minisgl-operator"
+    assert len(found["Ready"]["message"]) == 1024
+
+
+async def test_a_model_that_never_rests_gets_no_more_than_its_share(control_plane: LocalControlPlane) -> None:
+    async with Client(await connection(control_plane.kubeconfig)) as client:
+        recorder = Recorder(client, "operator-1")
+        for number in range(60):
+            recorder.record(model("restless"), Notice("Normal", "Changed", "Observe", f"number {number}"))
+        recorder.record(model("calm"), Notice("Normal", "Changed", "Observe", "once"))
+        task = asyncio.create_task(recorder.run())
+        await until(lambda: len(events(control_plane, "calm")) == 1)
+        task.cancel()
+    assert len(events(control_plane, "restless")) == 25
+
+
+async def test_an_event_that_is_refused_does_not_stop_the_next(control_plane: LocalControlPlane) -> None:
+    async with Client(await connection(control_plane.kubeconfig)) as client:
+        recorder = Recorder(client, "operator-1")
+        task = asyncio.create_task(recorder.run())
+        nowhere = model("nowhere")
+        nowhere["metadata"]["namespace"] = "no-such-namespace"
+        recorder.record(nowhere, Notice("Normal", "Changed", "Observe", "lost"))
+        recorder.record(model("next"), Notice("Normal", "Changed", "Observe", "kept"))
+        await until(lambda: len(events(control_plane, "next")) == 1)
+        task.cancel()

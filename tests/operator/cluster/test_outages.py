@@ -1,0 +1,97 @@
+"""What the operator does while the API server, its watches or its CRD are not there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.control_plane import LocalControlPlane, running_control_plane
+from support.operated_cluster import OperatedCluster, RunningOperator, pvc_model
+
+
+@pytest.fixture(scope="module")
+def own_plane(
+    control_plane: LocalControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalControlPlane]:
+    """One that may be stopped, as no other test uses it. `control_plane` says how to skip where none can be had."""
+    del control_plane
+    with running_control_plane(tmp_path_factory.mktemp("outages")) as plane:
+        yield plane
+
+
+def test_without_the_crd_it_waits_and_begins_once_it_is_there(own_plane: LocalControlPlane) -> None:
+    with OperatedCluster(own_plane, with_crd=False) as cluster, cluster.operator() as operator:
+        cluster.until(lambda: operator.counts.requests["GET", 404], "the question whether the CRD is there")
+        assert operator.alive and not operator.started.is_set()
+        cluster.install()
+        cluster.until(operator.started.is_set, "the start")
+        cluster.apply(pvc_model("late"))
+        cluster.until(lambda: cluster.ready("late"), "Ready")
+
+
+def test_an_api_server_that_went_away_and_came_back_finds_everything_done(own_plane: LocalControlPlane) -> None:
+    with OperatedCluster(own_plane) as cluster:
+        operator = cluster.start_operator()
+        cluster.apply(pvc_model("steady"))
+        cluster.until(lambda: cluster.ready("steady"), "Ready")
+        own_plane.stop("kube-apiserver")
+        time.sleep(2)  # how long it is away
+        own_plane.start("kube-apiserver")
+        own_plane.wait_until_ready()
+        cluster.delete("Service", "steady")
+        cluster.apply(pvc_model("steady", replicas=2))
+
+        def settled() -> bool:
+            nonlocal operator
+            if not operator.alive:
+                # kubelet's part, where a watch broke for good.
+                operator = cluster.start_operator()
+            return cluster.status("steady").get("readyReplicas") == 2 and cluster.get("Service", "steady") is not None
+
+        cluster.until(settled, "two replicas", 90)
+
+
+def test_what_no_watch_tells_the_full_list_finds(own_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watch loses what is deleted while it is broken: here none of them tells anything."""
+    monkeypatch.setattr("minisgl_operator.controller.Controller.saw", lambda *_: None)
+    with OperatedCluster(own_plane) as cluster, cluster.operator(resync_seconds=1.0):
+        cluster.apply(pvc_model("unseen"))
+        cluster.until(lambda: cluster.ready("unseen"), "Ready")
+        lost = cluster.get("Service", "unseen")
+        assert lost is not None
+        cluster.delete("Service", "unseen")
+
+        def back() -> bool:
+            found = cluster.get("Service", "unseen")
+            return found is not None and found["metadata"]["uid"] != lost["metadata"]["uid"]
+
+        cluster.until(back, "the Service")
+        cluster.delete("InferenceModel", "unseen")
+        operator = cluster._operators[-1]
+        assert isinstance(operator, RunningOperator)
+        cluster.until(lambda: not operator.call(lambda controller: controller.store.models()), "an empty store")
+
+
+def test_a_watch_that_breaks_for_good_ends_the_process_with_an_error(
+    own_plane: LocalControlPlane, tmp_path: Path
+) -> None:
+    """The CRD goes while the operator runs: it must not live on deaf. Its successor waits for the CRD."""
+    with OperatedCluster(own_plane) as cluster:
+        operator = cluster.start_operator()
+        cluster.until(operator.started.is_set, "the start")
+        cluster.apply(pvc_model("lost"))
+        cluster.until(lambda: cluster.ready("lost"), "Ready")
+        own_plane.kubectl("delete", "crd", "inferencemodels.serving.minisgl.io", "--wait=true")
+        cluster.install()
+        cluster.apply(pvc_model("found"))
+
+        def served() -> bool:
+            nonlocal operator
+            if not operator.alive:
+                operator = cluster.start_operator()
+            return cluster.ready("found")
+
+        cluster.until(served, "Ready", 120)

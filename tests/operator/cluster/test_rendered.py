@@ -1,0 +1,55 @@
+"""What is rendered, on a real API server: it takes every field, rewrites none, and would let every pod in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from minisgl_operator.render import render
+from support.control_plane import LocalControlPlane
+from support.example_models import EXAMPLES
+from support.inference_models import ENVIRONMENT
+
+APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=minisgl-operator", "--validate=strict")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_manifests_are_stored_as_they_are_sent(control_plane: LocalControlPlane, name: str) -> None:
+    namespace = f"rendered-{name}"
+    labels = {"pod-security.kubernetes.io/warn": "restricted", "pod-security.kubernetes.io/enforce": "restricted"}
+    metadata = {"name": namespace, "labels": labels}
+    control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    # Without an owner, for the one that they name is not there and they would be collected.
+    sent = [
+        manifest | {"metadata": {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}}
+        for manifest in render(EXAMPLES[name], ENVIRONMENT)
+    ]
+    for manifest in sent:
+        manifest["metadata"]["namespace"] = namespace
+    wanted = json.dumps({"apiVersion": "v1", "kind": "List", "items": sent})
+    first = control_plane.kubectl(*APPLY, "-o", "json", "-f", "-", stdin=wanted)
+    assert "would violate" not in first.stderr
+    stored = json.loads(first.stdout)["items"]
+    assert len(stored) == len(sent)
+    for manifest, live in zip(sent, stored, strict=True):
+        assert missing(manifest, live) is None
+
+
+def missing(wanted: Any, live: Any, path: str = "") -> str | None:
+    """The first place where what is stored is not what was sent. What the server adds is its own affair."""
+    if isinstance(wanted, Mapping):
+        for key, value in wanted.items():
+            if not isinstance(live, Mapping) or key not in live:
+                return f"{path}.{key} is gone"
+            if found := missing(value, live[key], f"{path}.{key}"):
+                return found
+        return None
+    if isinstance(wanted, list):
+        if not isinstance(live, list) or len(live) != len(wanted):
+            return f"{path} is {live}"
+        places = enumerate(zip(wanted, live, strict=True))
+        return next((found for i, (a, b) in places if (found := missing(a, b, f"{path}[{i}]"))), None)
+    return None if wanted == live else f"{path} is {live!r} and not {wanted!r}"

@@ -1,0 +1,125 @@
+"""The client against a server that misbehaves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+
+from minisgl_operator import client as module
+from minisgl_operator.client import ApiError, Client, connection
+from minisgl_operator.resources import of_kind
+
+SERVICES = of_kind("Service")
+
+
+class Server:
+    """Gives its answers in turn, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.answers: list[web.Response] = []
+        self.seen: list[str] = []
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.seen.append(f"{request.method} {request.path_qs}")
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        copy = web.Response(status=answer.status, body=answer.body, headers=answer.headers)
+        if answer.status == 599:
+            assert request.transport is not None
+            request.transport.abort()
+        return copy
+
+
+@pytest.fixture
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    monkeypatch.setattr(module, "_FIRST_WAIT", 0.001)
+    yield Server()
+
+
+@pytest.fixture
+async def client(server: Server, tmp_path: Path) -> AsyncIterator[Client]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    config = {
+        "current-context": "x",
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+        "clusters": [{"name": "x", "cluster": {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}}],
+        "users": [{"name": "x", "user": {"token": "secret"}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    async with Client(await connection(tmp_path / "config")) as client:
+        yield client
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 599])
+async def test_what_may_pass_is_tried_again(server: Server, client: Client, status: int) -> None:
+    server.answers = [web.Response(status=status)] * 3 + [web.json_response({"fine": True})]
+    assert await client.request("PATCH", "/x", body={}) == {"fine": True}
+    assert len(server.seen) == 4
+
+
+async def test_it_gives_up_after_four_times(server: Server, client: Client) -> None:
+    server.answers = [web.json_response({"reason": "InternalError", "message": "no etcd"}, status=500)]
+    with pytest.raises(ApiError, match="no etcd") as error:
+        await client.request("GET", "/x")
+    assert (error.value.status, error.value.reason, len(server.seen)) == (500, "InternalError", 4)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
+async def test_a_refusal_is_final(server: Server, client: Client, status: int) -> None:
+    server.answers = [web.json_response({"reason": "Why", "message": "no"}, status=status)]
+    with pytest.raises(ApiError) as error:
+        await client.request("PATCH", "/x", body={})
+    assert (error.value.status, error.value.reason, error.value.message) == (status, "Why", "no")
+    assert len(server.seen) == 1
+
+
+async def test_a_proxy_s_page_is_quoted(server: Server, client: Client) -> None:
+    server.answers = [web.Response(status=407, text="<html>log in first</html>")]
+    with pytest.raises(ApiError, match="log in first"):
+        await client.request("GET", "/x")
+
+
+async def test_retry_after_is_honoured_up_to_a_limit(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    server.answers = [
+        web.Response(status=429, headers={"Retry-After": "2"}),
+        web.Response(status=429, headers={"Retry-After": "3600"}),
+        web.Response(status=429, headers={"Retry-After": "soon"}),
+        web.json_response({}),
+    ]
+    await client.request("GET", "/x")
+    assert waits[:2] == [2, 5] and waits[2] < 2
+
+
+async def test_lists_come_in_pages_and_say_what_they_hold(server: Server, client: Client) -> None:
+    first = {"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"metadata": {"name": "a"}}]}
+    second = {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "b"}}]}
+    server.answers = [web.json_response(first), web.json_response(second)]
+    pages = [page async for page in client.pages(SERVICES, "ns", "a=b")]
+    assert [item["metadata"]["name"] for page in pages for item in page.items] == ["a", "b"]
+    assert all(item["kind"] == "Service" and item["apiVersion"] == "v1" for page in pages for item in page.items)
+    assert "continue=more" in server.seen[1] and "labelSelector=a%3Db" in server.seen[1]
+
+
+async def test_an_answer_without_end_is_cut_off(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_RESPONSE", 1000)
+    server.answers = [web.Response(body=b"x" * 5000)]
+    with pytest.raises(ApiError, match="larger than"):
+        await client.request("GET", "/x")

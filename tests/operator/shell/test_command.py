@@ -1,0 +1,80 @@
+"""The `minisgl-operator` command: flags, variables, and what it says when it cannot start."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from minisgl_operator import config
+
+ROOT = Path(__file__).parents[3]
+FLAGS = ["--namespace=ns", "--engine-image=e:1", "--frontend-image=f:1"]
+
+
+def parse(flags: list[str], variables: dict[str, str] | None = None) -> config.Config:
+    parser = argparse.ArgumentParser()
+    config.add_arguments(parser, variables or {})
+    return config.parse(parser.parse_args(flags), variables or {})
+
+
+def test_defaults() -> None:
+    found = parse(FLAGS)
+    assert found.environment.operator_namespace == "ns"
+    assert (found.environment.engine_image, found.environment.frontend_image) == ("e:1", "f:1")
+    assert found.environment.image_pull_policy is None
+    assert found.watch_namespaces == ()
+    assert (found.resync_seconds, found.probe_seconds, found.metrics_port) == (600, 3, 8080)
+
+
+def test_a_flag_wins_over_its_variable() -> None:
+    variables = {
+        "MINISGL_OPERATOR_NAMESPACE": "other",
+        "MINISGL_OPERATOR_ENGINE_IMAGE": "e:2",
+        "MINISGL_OPERATOR_FRONTEND_IMAGE": "f:2",
+        "MINISGL_OPERATOR_RESYNC_SECONDS": "30",
+        "MINISGL_OPERATOR_WATCH_NAMESPACE": "a,b,",
+        "MINISGL_OPERATOR_IMAGE_PULL_POLICY": "Never",
+    }
+    found = parse(["--namespace=ns"], variables)
+    assert found.environment.operator_namespace == "ns"
+    assert found.environment.engine_image == "e:2"
+    assert found.environment.image_pull_policy == "Never"
+    assert found.resync_seconds == 30
+    assert found.watch_namespaces == ("a", "b")
+    assert parse([*FLAGS, "--watch-namespace=x", "--watch-namespace=x"], variables).watch_namespaces == ("x",)
+
+
+def test_what_is_not_given_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--namespace=ns"])
+    assert "--engine-image" in capsys.readouterr().err
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
+    environment |= {"PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'operator'}", "HOME": "/nonexistent"}
+    command = [sys.executable, "-m", "minisgl_operator", *arguments]
+    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60, check=False)
+
+
+def test_without_an_api_server_it_says_what_to_do() -> None:
+    done = _run("run", *FLAGS, "--metrics-port=0", "--log-format=text")
+    assert done.returncode == 1
+    assert "--kubeconfig" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_it_prints_the_crd() -> None:
+    done = _run("crd")
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["metadata"]["name"] == "inferencemodels.serving.minisgl.io"
+
+
+def test_the_package_s_folder_never_hides_the_standard_library() -> None:
+    """With an __init__.py in it, a folder called operator on the path breaks the interpreter."""
+    assert not (ROOT / "operator" / "__init__.py").exists()

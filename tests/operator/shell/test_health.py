@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from minisgl_operator.health import Health
+from minisgl_operator.metrics import Metrics, Snapshot, render
+
+
+async def _get(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+async def test_answers_say_why_not() -> None:
+    reasons = {"unhealthy": "", "unready": "the first full list is not complete"}
+    health = Health(lambda: reasons["unhealthy"], lambda: reasons["unready"], lambda: "some 1\n")
+    port = await health.start(0, "127.0.0.1")
+    try:
+        assert await _get(port, "/healthz") == (200, "ok\n")
+        assert await _get(port, "/readyz") == (503, "the first full list is not complete\n")
+        assert await _get(port, "/metrics") == (200, "some 1\n")
+        reasons["unhealthy"] = "a reconcile has been running for 200 s"
+        assert (await _get(port, "/healthz"))[0] == 503
+        assert (await _get(port, "/secrets"))[0] == 404
+    finally:
+        await health.stop()
+
+
+def test_the_page_is_what_prometheus_reads() -> None:
+    counts = Metrics()
+    counts.reconciled("success", 0.02)
+    counts.reconciled("success", 100)
+    counts.reconciled("error", 0.3)
+    counts.requested("PATCH", 200)
+    counts.applies["Service", "skipped"] += 3
+    counts.probes["unreachable"] += 1
+    now = Snapshot(
+        depth=4,
+        adds=9,
+        retries=2,
+        longest_running=1.5,
+        resync_age=12,
+        loop_lag=0.25,
+        leader=True,
+        models=7,
+    )
+    families = {family.name: family for family in text_string_to_metric_families(render(counts, now))}
+    values = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    controller = ("controller", "inferencemodel")
+    assert values["controller_runtime_reconcile_total", (controller, ("result", "success"))] == 2
+    assert values["controller_runtime_reconcile_time_seconds_count", (controller,)] == 3
+    assert values["controller_runtime_reconcile_time_seconds_bucket", (controller, ("le", "0.5"))] == 2
+    assert values["controller_runtime_reconcile_time_seconds_bucket", (controller, ("le", "+Inf"))] == 3
+    assert values["workqueue_depth", (("name", "inferencemodel"),)] == 4
+    assert values["rest_client_requests_total", (("code", "200"), ("method", "PATCH"))] == 1
+    assert values["minisgl_operator_apply_total", (("kind", "Service"), ("result", "skipped"))] == 3
+    assert values["minisgl_operator_leader", ()] == 1 and values["minisgl_operator_models", ()] == 7

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from minisgl_operator.client import Page
+from minisgl_operator.observed import ObjectEvent
+from minisgl_operator.stuck import StuckEvents, is_stuck
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def body(kind: str = "Pod", age: float = 60, uid: str = "u", spec: Any = None, **status: Any) -> dict[str, Any]:
+    created = (NOW - timedelta(seconds=age)).isoformat()
+    metadata = {"name": "x", "namespace": "ns", "uid": uid, "creationTimestamp": created}
+    return {"kind": kind, "metadata": metadata, "spec": spec or {}, "status": status}
+
+
+class Events:
+    """Stands for the client: counts the lists, and gives the same events each time."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def pages(self, resource: Any, namespace: str, field_selector: str) -> AsyncIterator[Page]:
+        self.asked.append(field_selector)
+        late = {"reason": "FailedMount", "message": "late", "lastTimestamp": "2026-01-01T11:59:00Z", "metadata": {}}
+        early = {"reason": "Scheduled", "message": "early", "eventTime": "2026-01-01T11:00:00.000000Z", "metadata": {}}
+        yield Page([late], "1")
+        yield Page([early], "1")
+
+
+@pytest.mark.parametrize(
+    ("one", "stuck"),
+    [
+        (body(phase="Pending"), True),
+        (body(), True),
+        (body(phase="Running"), False),
+        (body("PersistentVolumeClaim", phase="Pending"), True),
+        (body("PersistentVolumeClaim", phase="Bound"), False),
+        (body("StatefulSet", spec={"replicas": 2}, replicas=1), True),
+        (body("StatefulSet", spec={"replicas": 2}, replicas=2), False),
+        (body("StatefulSet", spec={"replicas": 0}), False),
+        (body("Job"), True),
+        (body("Job", active=1), False),
+        (body("Job", conditions=[{"type": "Failed"}]), False),
+        (body("Service"), False),
+    ],
+)
+def test_what_is_stuck(one: dict[str, Any], stuck: bool) -> None:
+    assert is_stuck(one) == stuck
+    one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert not is_stuck(one)
+
+
+async def test_what_has_just_begun_is_not_asked_about_but_looked_at_again() -> None:
+    client = Events()
+    found, again = await StuckEvents(client).about([body(age=2, phase="Pending")], NOW)  # type: ignore[arg-type]
+    assert (found, client.asked) == ({}, [])
+    assert again == pytest.approx(3)
+
+
+async def test_events_come_oldest_first_and_are_not_listed_at_every_look() -> None:
+    client = Events()
+    stuck = StuckEvents(client)  # type: ignore[arg-type]
+    for _ in range(3):
+        found, again = await stuck.about([body(phase="Pending")], NOW)
+        assert found == {"u": (ObjectEvent("Scheduled", "early"), ObjectEvent("FailedMount", "late"))}
+        assert again == 15
+    assert client.asked == ["involvedObject.uid=u"]
+
+
+async def test_a_model_with_a_hundred_stuck_pods_asks_about_a_few() -> None:
+    client = Events()
+    pods = [body(uid=f"u{number}", phase="Pending") for number in range(100)]
+    await StuckEvents(client).about(pods, NOW)  # type: ignore[arg-type]
+    assert len(client.asked) == 8
+
+
+async def test_what_runs_costs_nothing() -> None:
+    client = Events()
+    assert await StuckEvents(client).about([body(phase="Running")], NOW) == ({}, None)  # type: ignore[arg-type]
+    assert client.asked == []
