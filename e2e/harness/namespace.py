@@ -73,7 +73,7 @@ class Namespace:
                 return value
             if time.monotonic() > end:
                 raise TimeoutError(f"waited {seconds:.0f} s for {what}")
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def status(self, model: str) -> dict[str, Any]:
         """The status of an InferenceModel; {} when it has none yet."""

@@ -18,7 +18,7 @@ from harness.client import ClientPod
 from harness.models import cpu_model
 from harness.namespace import Namespace
 
-SECONDS = 60
+SECONDS = 150
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def bystander(images: dict[str, str]) -> Iterator[ClientPod]:
     installation.publish_checkpoint("demo", installation.ROOT / ".cache/demo")
     namespace.mount_directory("models", installation.MODELS)
     namespace.apply(cpu_model("healthy"))
-    namespace.wait_for_condition("healthy", "Ready", seconds=240)
+    namespace.wait_for_condition("healthy", "Ready", seconds=300)
     yield ClientPod.create(namespace, images["frontend"])
     namespace.delete()
 
@@ -96,7 +96,7 @@ def test_a_missing_secret(namespace: Namespace) -> None:
     namespace.apply(model)
     said(namespace, "Accepted", "SecretNotFound", "keys-not-there")
     namespace.kubectl("create", "secret", "generic", "keys-not-there", "--from-literal=keys=key-1")
-    namespace.wait_for_condition("bad", "Ready", seconds=240)
+    namespace.wait_for_condition("bad", "Ready", seconds=300)
 
 
 def test_a_missing_claim(namespace: Namespace) -> None:

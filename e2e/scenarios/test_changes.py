@@ -17,7 +17,7 @@ from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
 
-READY_SECONDS = 240
+READY_SECONDS = 300
 
 
 @pytest.fixture

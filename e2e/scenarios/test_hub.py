@@ -18,7 +18,7 @@ from harness.namespace import Namespace
 
 STORAGE_IP = "10.243.0.2"
 """The Hub's large files lie on another host."""
-READY_SECONDS = 240
+READY_SECONDS = 300
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def test_strangers_reach_the_api_and_nothing_else(
 ) -> None:
     namespace.apply(cpu_model("demo", tensor=2))
     # The operator's probes and the frontends' links get through, or it would not be Ready.
-    namespace.wait_for_condition("demo", "Ready", seconds=240)
+    namespace.wait_for_condition("demo", "Ready", seconds=300)
     assert ask(client.openai("demo"), "demo") == ANSWER
     engine = namespace.pods("demo", "engine")[0]["status"]["podIP"]
     frontend = namespace.pods("demo", "frontend")[0]["status"]["podIP"]

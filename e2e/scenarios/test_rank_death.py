@@ -29,7 +29,7 @@ def test_a_killed_rank_fails_the_stream_loudly_and_comes_back_in_its_pod(
     namespace: Namespace, client: ClientPod
 ) -> None:
     namespace.apply(cpu_model("demo", tensor=2))
-    namespace.wait_for_condition("demo", "Ready", seconds=240)
+    namespace.wait_for_condition("demo", "Ready", seconds=300)
     pods = {p["metadata"]["uid"] for p in namespace.pods("demo", "engine")}
     openai = client.openai("demo")
     namespace.wait("a standby for each rank", lambda: _standbys(namespace) >= 1, 120)

@@ -18,10 +18,10 @@ from minisgl_operator.resources import MODEL, Resource, of_object
 from minisgl_operator.store import Id, ModelKey, Store, fingerprint
 
 
-class NameTaken(Exception):
-    """An object that is not the model's has the name of one of its children. It is now in the store."""
+class Unseen(Exception):
+    """An object with the child's name is there that the plan did not know of. It is now in the store: plan again."""
 
-    code = "name_taken"
+    code = "unseen"
 
 
 class Applier:
@@ -35,7 +35,7 @@ class Applier:
         self._statuses: dict[ModelKey, tuple[bytes, bytes]] = {}
 
     async def apply(self, key: ModelKey, manifest: Object, model: Object) -> bool:
-        """Make the model's child as wanted; False when it was. Raises NameTaken and ApiError."""
+        """Make the model's child as wanted; False when it was. Raises Unseen and ApiError."""
         resource = of_object(manifest)
         metadata = manifest["metadata"]
         id = Id(resource.kind, metadata["namespace"], metadata["name"])
@@ -45,13 +45,14 @@ class Applier:
             self._metrics.applies[resource.kind, "skipped"] += 1
             return False
         if live is None:
-            # What is not ours has none of our labels, so no watch shows it; applying would take it over.
+            # What does not have our labels is in no watch. Applying would take it over, or, if it is ours, would not
+            # wait for its turn.
             found = await self._client.get(resource, id.namespace, id.name)
-            if found is not None and not belongs(found, model):
+            if found is not None:
                 self._store.put(found, key)
-                raise NameTaken(f"{resource.kind} {id.name} exists and does not belong to this model")
+                raise Unseen(f"{resource.kind} {id.name} exists")
         elif not belongs(live.body, model):
-            raise NameTaken(f"{resource.kind} {id.name} exists and does not belong to this model")
+            raise Unseen(f"{resource.kind} {id.name} does not belong to this model")
         try:
             answer = await self._send(resource, manifest, repair=live is not None)
         except BaseException:

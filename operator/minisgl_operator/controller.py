@@ -76,6 +76,11 @@ class Controller:
         self._relisted: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def idle(self) -> bool:
+        """Every model was looked at since its last change, and all Events are written."""
+        return self.queue.idle and self._recorder.idle
+
     async def serve_health(self) -> int:
         """Answer the kubelet, before there is a Lease already; return the port."""
         self._spawn(self._lag.watch(), "loop lag")
@@ -89,6 +94,8 @@ class Controller:
             self._spawn(self._work(), f"worker {number}")
         self._spawn(self._recorder.run(), "events")
         await self._await_access()
+        # What was seen while rights were missing is not all.
+        self._listed = None
         while not await self._list_everything():
             await asyncio.sleep(_RESYNC_RETRY_SECONDS)
         self._spawn(self._prober.run(), "probes")
@@ -189,8 +196,10 @@ class Controller:
                     _log.warning("Could not list %s: %s", resource.title, error.message)
         if complete:
             self._listed = asyncio.get_running_loop().time()
-        for key in self.store.models():
-            self.queue.add(key)
+        # Before everything was seen once, a model's own children could be taken for missing.
+        if self._listed is not None or self._blocked:
+            for key in self.store.models():
+                self.queue.add(key)
         return complete
 
     async def _list(self, resource: Resource, namespace: str | None) -> None:

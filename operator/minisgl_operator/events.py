@@ -48,13 +48,20 @@ class Recorder:
         self._client = client
         self._instance = instance[:128]
         self._pending: asyncio.Queue[tuple[Object, Notice]] = asyncio.Queue(_MAX_PENDING)
+        self._unsent = 0
         self._buckets: dict[str, _Bucket] = {}
         self._series: dict[tuple[str, Notice], _Series] = {}
+
+    @property
+    def idle(self) -> bool:
+        """All that was recorded has been sent."""
+        return self._unsent == 0
 
     def record(self, model: Object, notice: Notice) -> None:
         """Take the event along; dropped when the model has had too many or the queue is full."""
         if self._pending.full() or not self._take(model["metadata"]["uid"]):
             return
+        self._unsent += 1
         self._pending.put_nowait((model, notice))
 
     async def run(self) -> None:
@@ -69,6 +76,8 @@ class Recorder:
                 await self._send(model, notice)
             except ApiError as error:
                 _log.warning("Could not record the event %s: %s", notice.reason, error.message)
+            finally:
+                self._unsent -= 1
 
     async def _send(self, model: Object, notice: Notice) -> None:
         now = asyncio.get_running_loop().time()

@@ -158,6 +158,9 @@ class Facts:
         )
 
     def _troubles(self) -> Iterator[Condition]:
+        # First, for of the pods that wait for it the scheduler says less.
+        if found := self._unbound_claim():
+            yield found
         gpu = self.model.spec.engine.gpu_resource_name
         ranking = {names.ENGINE: 0, names.FETCH: 1, names.FRONTEND: 2}
         pods = sorted(self.observed.pods, key=lambda pod: (ranking.get(component(pod) or "", 3), _name(pod)))
@@ -168,8 +171,6 @@ class Facts:
             if found is not None:
                 yield found
         if found := refused_pods(self._refusals()):
-            yield found
-        if found := self._unbound_claim():
             yield found
 
     def _refusals(self) -> Iterator[str]:

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
-from minisgl_operator.apply import Applier, NameTaken, belongs, whose
+from minisgl_operator.apply import Applier, Unseen, belongs, whose
 from minisgl_operator.client import ApiError, Client, Object
 from minisgl_operator.environment import Environment
 from minisgl_operator.events import Recorder
@@ -70,7 +70,9 @@ async def reconcile(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], n
         model = refusal
     else:
         if not blocked:
-            outcome = await _execute(shell, key, model, observed, now)
+            outcome, complete = await _execute(shell, key, model, observed, now)
+            if not complete:
+                again = 0.0
             observed = observe(shell, key, raw, events)
     previous = raw.get("status", {})
     status = derive_status(model, observed, shell.environment, previous, outcome, now)
@@ -78,7 +80,7 @@ async def reconcile(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], n
         for notice in events_for(previous, status):
             shell.recorder.record(raw, notice)
     if observed.foreign:
-        again = min(again or _LOOK_AT_FOREIGN_SECONDS, _LOOK_AT_FOREIGN_SECONDS)
+        again = _LOOK_AT_FOREIGN_SECONDS if again is None else min(again, _LOOK_AT_FOREIGN_SECONDS)
     return Result(failed=bool(outcome.refusals) and not blocked, after=again)
 
 
@@ -98,9 +100,13 @@ def observe(shell: Shell, key: ModelKey, raw: Object, events: Mapping[str, tuple
     )
 
 
-async def _execute(shell: Shell, key: ModelKey, model: InferenceModel, observed: Observed, now: datetime) -> Outcome:
-    """Send every step. One that is refused hinders no other; the next plan will name it again."""
+async def _execute(
+    shell: Shell, key: ModelKey, model: InferenceModel, observed: Observed, now: datetime
+) -> tuple[Outcome, bool]:
+    """Send every step; False when something turned up that the plan should have known. A step that is refused hinders
+    no other; the next plan will name it again."""
     refusals: list[Refusal] = []
+    complete = True
     for step in plan(model, observed, shell.environment, now):
         ref = ref_of(step.manifest) if isinstance(step, Apply) else step.ref
         try:
@@ -108,14 +114,13 @@ async def _execute(shell: Shell, key: ModelKey, model: InferenceModel, observed:
                 await shell.applier.apply(key, step.manifest, observed.raw)
             else:
                 await _delete(shell, key, step)
-        except NameTaken:
-            # The store has it now, so the status will say so.
-            continue
+        except Unseen:
+            complete = False
         except ApiError as error:
             if error.status == 0:
                 raise
             refusals.append(Refusal(ref, error.status, error.reason, error.message))
-    return Outcome(tuple(refusals))
+    return Outcome(tuple(refusals)), complete
 
 
 async def _delete(shell: Shell, key: ModelKey, step: Delete) -> None:

@@ -41,7 +41,7 @@ def derive_status(
         return _invalid(model, observed, previous, now)
     facts = Facts(model, observed, env, outcome)
     generation = model.metadata.generation
-    if previous.get("observedGeneration") == generation and not outcome.refusals and facts.not_asked_yet():
+    if previous and not outcome.refusals and facts.not_asked_yet():
         # Said without those answers, it would be that nothing serves, and a moment later that all does.
         return dict(previous)
     found = verdicts(facts)

@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engines",
         required=True,
         metavar="HOST",
-        help="name whose addresses are those of the engines, asked for every 2 seconds",
+        help="name whose addresses are those of the engines, asked for every 2 seconds (default: none, it must be "
+        "given)",
     )
     group.add_argument(
         "--scheduler-port",

@@ -1,1 +1,1 @@
-"""The supervisor of one machine: starts the processes of `serve`, watches them and stops them together."""
+"""The supervisor: starts the processes of one machine, or the ranks of a replica's pods, watches and stops them."""

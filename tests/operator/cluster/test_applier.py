@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.apply import Applier, NameTaken
+from minisgl_operator.apply import Applier, Unseen
 from minisgl_operator.client import ApiError, Client, Object, connection
 from minisgl_operator.metrics import Metrics
 from minisgl_operator.resources import of_kind
@@ -66,7 +66,9 @@ async def test_what_was_applied_is_not_sent_again(client: Client, applier: Appli
 async def test_a_new_process_applies_once_and_the_server_changes_nothing(client: Client, applier: Applier) -> None:
     await applier.apply(KEY, service("again"), MODEL)
     version = (await live(client, "again"))["metadata"]["resourceVersion"]
-    fresh = Applier(client, Store(), Metrics())
+    store = Store()
+    store.put(await live(client, "again"))
+    fresh = Applier(client, store, Metrics())
     assert await fresh.apply(KEY, service("again"), MODEL)
     assert (await live(client, "again"))["metadata"]["resourceVersion"] == version
 
@@ -76,7 +78,7 @@ async def test_a_namesake_without_an_owner_is_left_alone(client: Client, applier
     del mine["metadata"]["ownerReferences"]
     made = await client.create(SERVICE, "default", mine)
     for _ in range(2):
-        with pytest.raises(NameTaken):
+        with pytest.raises(Unseen):
             await applier.apply(KEY, service("foreign", 81), MODEL)
     assert (await live(client, "foreign"))["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
 
@@ -85,18 +87,21 @@ async def test_a_child_whose_owner_was_cut_off_is_ours_by_its_label(client: Clie
     orphan = service("orphan", labels={"serving.minisgl.io/model": "m"})
     del orphan["metadata"]["ownerReferences"]
     await client.create(SERVICE, "default", orphan)
+    # Nobody knew of it: first the plan must see it.
+    with pytest.raises(Unseen):
+        await applier.apply(KEY, service("orphan"), MODEL)
     assert await applier.apply(KEY, service("orphan"), MODEL)
     assert (await live(client, "orphan"))["metadata"]["ownerReferences"][0]["uid"] == "u-1"
 
 
-async def test_an_item_that_makes_a_list_invalid_is_taken_out_and_leaves_no_second_owner(
-    client: Client, applier: Applier
-) -> None:
+async def test_an_item_that_makes_a_list_invalid_is_taken_out_and_leaves_no_second_owner(client: Client) -> None:
+    store = Store()
+    applier = Applier(client, store, Metrics())
     await applier.apply(KEY, service("ports"), MODEL)
     # Somebody replaces the port; an apply alone would leave two ports of one name.
     other = {"spec": {"ports": [{"name": "http", "port": 99, "targetPort": 1}]}}
     edited = await client.merge(SERVICE, "default", "ports", other, "somebody")
-    applier._store.put(edited)
+    store.put(edited)
     assert await applier.apply(KEY, service("ports"), MODEL)
     repaired = await live(client, "ports")
     assert [port["port"] for port in repaired["spec"]["ports"]] == [80]

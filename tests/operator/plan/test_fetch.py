@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.observed import Observed, Ref, ref_of
@@ -154,6 +156,20 @@ def test_a_child_that_is_being_deleted_is_awaited() -> None:
     service["metadata"]["deletionTimestamp"] = START.isoformat()
     steps = cluster.plan()
     assert Ref("Service", "qwen") not in applied(steps) | deleted(steps)
+
+
+@pytest.mark.parametrize(
+    "ref", [Ref("PersistentVolumeClaim", "qwen-cache"), Ref("ServiceAccount", "qwen-engine")], ids=str
+)
+def test_no_pod_uses_what_is_someone_elses(ref: Ref) -> None:
+    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster.put_foreign(ref)
+    kinds = {each.kind for each in applied(cluster.plan())}
+    assert "Service" in kinds
+    assert not kinds & {"Job", "Deployment", "StatefulSet"}
+    cluster.remove(ref)
+    cluster.settle()
+    assert list(cluster.serving()) == ["qwen-r0"]
 
 
 def test_children_of_a_deleted_model_of_the_same_name_are_not_taken_over() -> None:

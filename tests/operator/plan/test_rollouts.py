@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minisgl_operator.observed import Ref, Unreachable
@@ -63,7 +64,7 @@ def test_one_replica_is_emptied_refilled_and_awaited_before_the_next() -> None:
     assert counts(cluster) == {"qwen-r1": 0}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(replicas=st.integers(2, 4), source=st.sampled_from((CLAIM, HUB)), seed=st.integers(0, 2**32))
 def test_all_but_one_replica_serve_at_every_moment(replicas: int, source: dict[str, Any], seed: int) -> None:
     order = Random(seed)
@@ -104,13 +105,36 @@ def test_replicas_that_have_never_served_are_all_replaced_at_once() -> None:
     assert counts(cluster) == {"qwen-r0": 0, "qwen-r1": 0, "qwen-r2": 0}
 
 
-def test_a_replica_on_its_way_back_is_kept_while_the_new_revision_has_not_come_up() -> None:
+def test_replicas_whose_pods_cannot_start_are_all_replaced_at_once() -> None:
+    cluster = settled({"replicas": 2})
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    for pod in cluster.pods.values():
+        pod["status"] = {"phase": "Pending", "conditions": [], "containerStatuses": [waiting]}
+    cluster.look()
+    assert counts(cluster) == {}
+    cluster.edit({"engine": {"image": "engine:2"}})
+    assert counts(cluster) == {"qwen-r0": 0, "qwen-r1": 0}
+
+
+@pytest.mark.parametrize("phase", ["Running", "Pending"])
+def test_a_replica_on_its_way_back_is_kept_while_the_new_revision_has_not_come_up(phase: str) -> None:
     cluster = settled({"replicas": 3})
     cluster.edit({"engine": {"image": "engine:broken"}})
     cluster.settle()
-    cluster.pods["qwen-r1-0"]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    for name in ("qwen-r1-0", "qwen-r1-1"):
+        cluster.pods[name]["status"] = {"phase": phase, "conditions": [{"type": "Ready", "status": "False"}]}
     cluster.look()
     assert counts(cluster) == {}
+
+
+def test_replicas_that_come_up_for_the_first_time_are_replaced_without_waiting() -> None:
+    cluster = settled({"replicas": 2})
+    cluster.edit({"replicas": 3, "engine": {"image": "engine:2"}})
+    cluster.reconcile()
+    cluster.run_controllers()
+    cluster.look()
+    cluster.edit({"engine": {"image": "engine:3"}})
+    assert counts(cluster) == {"qwen-r2": 0}
 
 
 def test_reverting_in_mid_rollout_restarts_only_what_was_replaced() -> None:
@@ -226,3 +250,6 @@ def test_a_node_drain_may_take_one_replica_when_all_serve_and_none_but_the_broke
     cluster.pods["qwen-r0-1"]["status"]["conditions"] = []
     cluster.look()
     assert budgets() == {"qwen-frontend": 1, "qwen-r0": "100%", "qwen-r1": 0}
+    cluster.pods["qwen-r1-1"]["status"]["conditions"] = []
+    cluster.look()
+    assert budgets() == {"qwen-frontend": 1, "qwen-r0": "100%", "qwen-r1": "100%"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -22,6 +22,7 @@ FOREIGN = (
     Ref("StatefulSet", "qwen-r1"),
     Ref("NetworkPolicy", "qwen-engine"),
     Ref("PodDisruptionBudget", "qwen-r2"),
+    Ref("PersistentVolumeClaim", "qwen-cache"),
 )
 
 
@@ -143,5 +144,7 @@ class Cluster(RuleBasedStateMachine):
                 assert self.cluster.objects[ref] == body
 
 
-Cluster.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Cluster.TestCase.settings = settings(
+    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 TestCluster = Cluster.TestCase

@@ -116,11 +116,9 @@ def test_api_keys_that_are_missing(message: str, words: str) -> None:
 def test_a_hub_token_that_is_missing() -> None:
     scene = fetch_scene(tokenSecretRef={"name": "hub"})
     scene.waiting_fetch = None  # type: ignore[attr-defined]
-    state = {
-        "image": "frontend:1",
-        "state": {"waiting": _waiting("CreateContainerConfigError", 'secret "hub" not found')},
-    }
-    scene.not_ready("fetch-pod", phase="Pending", containerStatuses=[state])
+    waiting = {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
+    container = {"image": "frontend:1", "state": {"waiting": waiting}}
+    scene.not_ready("fetch-pod", phase="Pending", containerStatuses=[container])
     expect(scene, "Accepted", "SecretNotFound", 'Secret "hub" does not exist')
 
 
@@ -225,11 +223,12 @@ def test_pods_that_a_policy_of_the_namespace_refuses() -> None:
 )
 def test_a_cache_that_gets_no_volume(event: str, message: str) -> None:
     scene = fetch_scene()
-    scene.no_pods("fetch")
     claim = scene.child("PersistentVolumeClaim", "qwen-cache")
     claim["status"]["phase"] = "Pending"
     assert scene.conditions()["Scheduled"]["status"] == "True", "it may wait for its first pod"
     scene.event(claim, "WaitForFirstConsumer", "waiting")
+    scene.unschedulable("fetch-pod", "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
+    assert scene.conditions()["Scheduled"]["reason"] == "Unschedulable", "nothing says why so far"
     scene.event(claim, event, message)
     conditions = scene.conditions()
     assert conditions["Scheduled"]["reason"] == "NoStorageClass"
@@ -253,6 +252,15 @@ def test_a_fetch_that_fails_and_is_tried_again(said: str, reason: str, words: st
     scene.reports["fetch-pod"] = {"kind": "fetch", "phase": "Failed", "reason": said, "message": "what the Hub said"}
     expect(scene, "ModelCached", reason, "Qwen/Qwen3-8B@main", "(what the Hub said)", words, "tried again by itself")
     assert scene.status()["phase"] == "Caching"
+
+
+def test_a_fetch_that_is_held_up() -> None:
+    scene = fetch_scene()
+    report = {"kind": "fetch", "phase": "Downloading", "percent": 40, "reason": "RateLimited", "message": "429"}
+    scene.reports["fetch-pod"] = report
+    expect(scene, "ModelCached", "RateLimited", "tried again by itself", phase="Caching")
+    scene.reports["fetch-pod"] = report | {"reason": "", "message": ""}
+    expect(scene, "ModelCached", "Downloading", "40 %")
 
 
 @pytest.mark.parametrize(("said", "reason", "words"), FETCH)
@@ -403,6 +411,12 @@ def test_a_childs_name_that_someone_else_holds() -> None:
     expect(scene, "Accepted", "Conflict", 'Service "qwen"', "Deployment other", "another name", phase="Failed")
 
 
+def test_a_name_that_is_taken_and_not_wanted() -> None:
+    scene = Scene(source=CLAIM)
+    scene.foreign = {Ref("StatefulSet", "qwen-r1"): "nobody"}
+    assert scene.conditions()["Accepted"]["status"] == "True"
+
+
 def test_a_child_that_another_object_controls() -> None:
     scene = Scene(source=CLAIM)
     owner = {"kind": "InferenceModel", "name": "other", "uid": "other", "controller": True}
@@ -417,7 +431,14 @@ def _refused(kind: str, status: int, message: str) -> Outcome:
 def test_a_verb_that_the_operator_lacks() -> None:
     scene = starting()
     scene.outcome = _refused("StatefulSet", 403, 'statefulsets.apps is forbidden: User "x" cannot patch resource')
-    expect(scene, "Accepted", "Forbidden", "StatefulSet qwen-x", "cannot patch resource", "role")
+    expect(scene, "Accepted", "Forbidden", "right on StatefulSet", "cannot patch resource", "role")
+
+
+def test_a_namespace_that_is_being_deleted() -> None:
+    scene = starting()
+    message = "services is forbidden: unable to create new content in namespace team-a because it is being terminated"
+    scene.outcome = _refused("Service", 403, message)
+    expect(scene, "Accepted", "NamespaceTerminating", "is being deleted")
 
 
 @pytest.mark.parametrize("status", [400, 422])

@@ -5,12 +5,13 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from minisgl_operator import names
 from minisgl_operator.api.status import InferenceModelStatus
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.observed import Observed, Outcome, Unreachable
 from minisgl_operator.status import derive_status
 from support.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
-from support.scene import NOW, Scene, fetch_scene
+from support.scene import NOW, OLD_REVISION, Scene, fetch_scene
 
 TWO_PODS = {"parallelism": {"tensor": 2, "gpusPerPod": 1}, "engine": {"device": "cpu"}}
 FAILURE = {
@@ -134,6 +135,15 @@ def test_a_launchers_own_death_is_told_from_its_container() -> None:
     }
 
 
+def test_deaths_of_pods_that_are_replaced_are_not_told() -> None:
+    scene = Scene(source=CLAIM)
+    scene.waiting("qwen-r0-0", "CrashLoopBackOff", lastState={"terminated": {"exitCode": 1}})
+    scene.pods["qwen-r0-0"]["metadata"]["labels"][names.REVISION_LABEL] = OLD_REVISION
+    (replica,) = scene.status()["replicaStatuses"]
+    assert replica["phase"] == "Draining"
+    assert "lastFailure" not in replica
+
+
 def test_what_a_ready_replica_told_stays_while_it_is_silent() -> None:
     scene = Scene(TWO_PODS, source=CLAIM)
     scene.launcher_says("qwen-r0", transport="gloo", last_failure=FAILURE)
@@ -151,6 +161,8 @@ def test_the_last_status_stands_until_ready_pods_have_been_asked() -> None:
     before = scene.status()
     del scene.reports["frontend-0"]
     assert scene.status(before) == before
+    older = before | {"observedGeneration": 2}
+    assert scene.status(older) == older
     scene.reports["frontend-0"] = Unreachable("timed out")
     assert scene.conditions(before)["Ready"]["reason"] == "Unreachable"
     assert scene.conditions(before)["Ready"]["status"] == "Unknown"

@@ -127,10 +127,10 @@ def test_drains_let_requests_finish_for_one_pod_and_for_all(replica: Start) -> N
     leader.wait_for(phase="Ready")
 
     # One pod is about to be replaced: nothing is cut off for it, and the other launchers stay.
-    client, running = _running(pods, 300)
+    client, running = _running(pods, 150)
     assert follower.get("/drain", "POST")[0] == 202
     client.read_until(lambda: running in client.finish)
-    assert (client.finish[running], len(client.tokens[running])) == ("length", 300)
+    assert (client.finish[running], len(client.tokens[running])) == ("length", 150)
     client.close()
     assert follower.popen.wait(60) == 0
     leader.wait_for(phase="Waiting")
