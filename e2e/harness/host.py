@@ -9,7 +9,17 @@ from cluster.layout import cgroup_hierarchies
 from cluster.places import shell
 
 # Counters and clocks of the kernel, which change on their own.
-_VOLATILE: Final = ("fs.dentry-state", "fs.file-nr", "fs.inode", "kernel.ns_last_pid", "kernel.random", "kernel.pty.nr")
+_VOLATILE: Final = (
+    "fs.aio-nr",
+    "fs.dentry-state",
+    "fs.file-nr",
+    "fs.inode",
+    "kernel.ns_last_pid",
+    "kernel.perf_",
+    "kernel.pty.nr",
+    "kernel.random",
+    "net.netfilter.nf_conntrack_count",
+)
 
 
 def snapshot(mark: str) -> dict[str, set[str]]:

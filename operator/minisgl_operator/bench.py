@@ -181,8 +181,9 @@ async def _process(target: Callable[..., Any], *arguments: Any) -> AsyncIterator
     try:
         yield _Child(process.pid, ours), await asyncio.to_thread(ours.recv)
     finally:
-        process.terminate()
-        process.join(10)
+        # Nothing of it is kept.
+        process.kill()
+        process.join()
 
 
 def _simulate(pipe: Pipe, kubeconfig: Path, namespace: str) -> None:

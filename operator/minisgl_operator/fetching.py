@@ -74,8 +74,12 @@ def _last_words(job: Manifest, observed: Observed) -> Mapping[str, Any]:
 
 
 def _decoded(message: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(message)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) and found.get("kind") == "fetch" else {}
+    """The last line that is a report: without a message of its own, a container leaves the end of its log."""
+    for line in reversed(message.splitlines()):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict) and found.get("kind") == "fetch":
+            return found
+    return {}

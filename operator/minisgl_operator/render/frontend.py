@@ -89,7 +89,7 @@ def _pod_spec(model: InferenceModel, env: Environment) -> dict[str, Any]:
         ],
         **pods.resources(frontend.resources),
         "securityContext": pods.container_security(read_only_root=True),
-        "startupProbe": pods.probe("/live", period=2, failures=60),
+        "startupProbe": pods.probe("/live", period=2, failures=150),
         "livenessProbe": pods.probe("/live", period=10, failures=6),
         "readinessProbe": pods.probe("/ready", period=2, failures=2),
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -78,6 +78,7 @@ def _pod_spec(model: InferenceModel, env: Environment) -> dict[str, Any]:
             *("--revision", hub.revision),
             *(() if hub.endpoint is None else ("--endpoint", hub.endpoint)),
             *("--control-port", str(names.CONTROL_PORT)),
+            *("--termination-log", "/dev/termination-log"),
         ],
         "env": variables,
         "ports": [pods.CONTROL_CONTAINER_PORT],

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.control_plane import LocalControlPlane, running_control_plane
 
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.timeout(600)
 def test_it_prints_and_writes_its_figures(control_plane: LocalControlPlane, tmp_path: Path) -> None:
     del control_plane  # says how to skip where no control plane can be had
     with running_control_plane(tmp_path / "plane") as plane:
@@ -23,7 +26,7 @@ def test_it_prints_and_writes_its_figures(control_plane: LocalControlPlane, tmp_
             env={**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'operator'}"},
             text=True,
             capture_output=True,
-            timeout=200,
+            timeout=500,
             check=False,
         )
     assert "cold_to_steady_s" in done.stdout, done.stdout + done.stderr
