@@ -5,7 +5,7 @@ TEST_WORKERS ?= 2
 DEMO = .cache/demo/config.json
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 
-.PHONY: help demo demo-down run test e2e e2e-full images lint bench test-gpu lock clean install
+.PHONY: help demo demo-down run test e2e e2e-full images image-engine lint bench test-gpu lock clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ e2e-full: install $(DEMO)  ## all scenarios, with the long ones
 
 images: install  ## build the images of operator, frontend and engine (for CPUs), without Docker
 	@PYTHONPATH=e2e .venv/bin/python -m image_builder
+
+image-engine: install  ## build the engine image with CUDA's libraries, as users do, and import torch in it
+	@PYTHONPATH=e2e .venv/bin/python -m image_builder check-engine
 
 lint: install  ## ruff, mypy --strict and the import rules
 	.venv/bin/ruff check runtime operator tests docs e2e

@@ -1,4 +1,5 @@
-"""`python -m image_builder`: build the three images, and print their references."""
+"""`python -m image_builder`: build the three images, and print their references; with `check-engine` try the engine's
+as users build it instead."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ import sys
 
 from cluster.places import CommandFailed
 from cluster.system import MachineUnfit
-from image_builder.build import build_all
+from image_builder.build import build_all, check_engine
 
 
 def main() -> int:
     try:
+        if sys.argv[1:] == ["check-engine"]:
+            check_engine()
+            return 0
         images = build_all()
     except (CommandFailed, MachineUnfit) as error:
         print(f"images: error: {error}", file=sys.stderr)

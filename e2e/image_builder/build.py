@@ -26,6 +26,7 @@ from image_builder.buildah import Exported
 ROOT: Final = Path(__file__).parents[2]
 BASE_PACKAGES: Final = "python3,python3-pip,ca-certificates,procps"
 NAMES: Final = ("operator", "frontend", "engine")
+_IMPORTS: Final = "import torch, triton, flashinfer; print('torch', torch.__version__, 'for CUDA', torch.version.cuda)"
 _OWN: Final = {
     "operator": ("runtime/minisgl", "operator/minisgl_operator", "images/minisgl-operator"),
     "frontend": ("runtime/minisgl", "images/minisgl"),
@@ -56,6 +57,31 @@ def build_all() -> dict[str, Built]:
         built = {name: _build(name) for name in NAMES}
         _forget_all_but({_base(), *(image.reference for b in built.values() for image in (b.image, b.dependencies))})
         return built
+
+
+def check_engine() -> None:
+    """Build the engine image that users get, CUDA libraries and all, and import in it what needs no GPU; once for each
+    state of its dependencies. Nothing of it is kept. Raises CommandFailed, MachineUnfit."""
+    require(IMAGE_PACKAGES)
+    with locked(CACHE / "images.lock"):
+        dockerfile = ROOT / "images/engine/Dockerfile"
+        key = _key(_base(), dockerfile, dockerfile.with_name("requirements.lock"))
+        checked = CACHE / f"images/engine-{key}.checked"
+        if checked.exists():
+            return
+        began = time.monotonic()
+        say("building image engine as users do, with CUDA's libraries (5 GB, some minutes) ...")
+        dependencies, reference = (f"localhost/minisgl-engine-cuda{part}:{key}" for part in ("-dependencies", ""))
+        # In two steps: this version of buildah takes no stage's name from an argument.
+        buildah.bud(dependencies, dockerfile, ROOT, {"BASE": _base()}, target="dependencies")
+        buildah.bud(reference, dockerfile, ROOT, {"BASE": _base(), "DEPENDENCIES": dependencies})
+        try:
+            said = buildah.run_in(reference, "python3", "-c", _IMPORTS)
+            minisgl = buildah.run_in(reference, "minisgl", "version")
+        finally:
+            buildah.run("rmi", reference, dependencies)
+        say(f"{said.strip()}\n{minisgl.strip()}\n[{time.monotonic() - began:4.0f} s] built and tried image engine")
+        checked.touch()
 
 
 def _build(name: str) -> Built:

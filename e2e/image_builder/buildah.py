@@ -41,6 +41,15 @@ def remove_all_but(images: Collection[str]) -> None:
             run("rmi", image)
 
 
+def run_in(image: str, *command: str) -> str:
+    """What a command prints in a container of the image."""
+    container = run("from", image).strip()
+    try:
+        return run("run", "--isolation", "chroot", container, "--", *command)
+    finally:
+        run("rm", container)
+
+
 def image_from_directory_tar(image: str, archive: Path) -> None:
     """An image with one layer: the root file system in a tar file."""
     container = run("from", "scratch").strip()

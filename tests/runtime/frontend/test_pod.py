@@ -103,7 +103,7 @@ def test_from_no_engine_to_the_last_stream(frontend: FrontendPod) -> None:
     assert frontend.control.get("/startup").status_code == 200
     not_ready = frontend.control.get("/ready")
     assert not_ready.status_code == 503
-    assert "127.0.0.2" in not_ready.json()["reason"]
+    eventually(lambda: "127.0.0.2" in frontend.control.get("/ready").json()["reason"])
     refused = frontend.http.post("/v1/chat/completions", json=CHAT)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
     assert int(refused.headers["retry-after"]) >= 1
