@@ -30,7 +30,7 @@ test: install lint $(DEMO)  ## install what is missing, then check style and typ
 
 # A cluster of its own beside the demo's.
 e2e: install $(DEMO)  ## run the scenarios on a whole cluster (E2E_KEEP=1: leave it, for a look)
-	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) -m 'not soak' --timeout 900 e2e/scenarios
+	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) -m 'not soak' --timeout 900 $(E2E_ARGS) e2e/scenarios
 
 e2e-full: install $(DEMO)  ## all scenarios, with the long ones
 	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) --timeout 3600 e2e/scenarios

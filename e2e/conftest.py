@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Generator, Iterator
 from typing import Final
 
@@ -34,7 +35,8 @@ def images() -> Iterator[dict[str, str]]:
 def namespace(images: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Namespace]:
     """A namespace with restricted pods, and a claim "models" that holds the demo checkpoint in its directory demo."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:40].strip("-")
-    made = Namespace.create(name)
+    # Of its own: the last one with this name may still be on its way out.
+    made = Namespace.create(f"{name}-{secrets.token_hex(2)}")
     installation.publish_checkpoint("demo", installation.ROOT / ".cache/demo")
     made.mount_directory("models", installation.MODELS)
     yield made

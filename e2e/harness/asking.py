@@ -12,8 +12,14 @@ ANSWER: Final = "minisgl is a serving runtime for large language models with an 
 
 
 def ask(openai: OpenAI, model: str, question: str = QUESTION, max_tokens: int = 60) -> str:
-    """The streamed greedy answer. It must have come in more than one piece, and have ended as OpenAI's do."""
-    pieces, reason = [], None
+    """The streamed greedy answer."""
+    return "".join(pieces(openai, model, question, max_tokens))
+
+
+def pieces(openai: OpenAI, model: str, question: str = QUESTION, max_tokens: int = 60) -> list[str]:
+    """The same as it came, a token or several at a time. It must have ended as OpenAI's do."""
+    found: list[str] = []
+    reason = None
     stream = openai.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": question}],
@@ -23,8 +29,7 @@ def ask(openai: OpenAI, model: str, question: str = QUESTION, max_tokens: int = 
     )
     for chunk in stream:
         choice = chunk.choices[0]
-        pieces += [choice.delta.content] if choice.delta.content else []
+        found += [choice.delta.content] if choice.delta.content else []
         reason = choice.finish_reason or reason
-    assert len(pieces) > 1
     assert reason in ("stop", "length")
-    return "".join(pieces)
+    return found

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+import httpx
 from openai import OpenAI
 
 from cluster.relay import expose_from_pod
 from harness.namespace import Namespace
 
+CONNECT_SECONDS: Final = 30
 RESTRICTED: Final = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -44,8 +46,19 @@ class ClientPod:
         return f"http://127.0.0.1:{self.port_to(found['spec']['clusterIP'] + ':80')}"
 
     def openai(self, service: str, api_key: str = "none") -> OpenAI:
-        """A client that tries nothing twice on its own."""
-        return OpenAI(base_url=f"{self.service_url(service)}/v1", api_key=api_key, max_retries=0, timeout=120)
+        """A client that tries nothing twice on its own, once the Service leads somewhere: nodes learn of its endpoints
+        a moment after the API server."""
+        url = self.service_url(service)
+
+        def answers() -> bool:
+            try:
+                httpx.get(f"{url}/health", timeout=10)
+            except httpx.HTTPError:
+                return False
+            return True
+
+        self.namespace.wait(f"an answer of Service {service}", answers, CONNECT_SECONDS)
+        return OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=120)
 
     def run(self, *command: str, check: bool = True) -> str:
         """Run a command in the pod; it has Python."""

@@ -14,6 +14,7 @@ _VOLATILE: Final = (
     "fs.dentry-state",
     "fs.file-nr",
     "fs.inode",
+    "fs.quota.",
     "kernel.ns_last_pid",
     "kernel.perf_",
     "kernel.pty.nr",

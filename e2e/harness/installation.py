@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -54,16 +55,16 @@ def bring_up(nodes: int = lifecycle.NODES) -> dict[str, str]:
     return {name: one.image.reference for name, one in built.items()}
 
 
-def install(references: Mapping[str, str], values: Mapping[str, str] | None = None) -> None:
+def install(references: Mapping[str, str], values: Mapping[str, str | int] | None = None) -> None:
     """Install or upgrade the chart with these images, and wait until the operator is ready."""
-    settings = dict(values or {})
+    settings: dict[str, str | int] = dict(values or {})
     for value, image in (
         ("operator.image", "operator"),
         ("defaults.engineImage", "engine"),
         ("defaults.frontendImage", "frontend"),
     ):
         settings[f"{value}.repository"], _, settings[f"{value}.tag"] = references[image].rpartition(":")
-    options = [f"--set-string={name}={value}" for name, value in settings.items()]
+    options = [f"--set-json={name}={json.dumps(value)}" for name, value in settings.items()]
     helm(
         "upgrade",
         "--install",

@@ -24,7 +24,7 @@ WRITES = ("create", "update", "patch", "delete", "deletecollection")
 
 @pytest.fixture
 def resync_every_30_seconds(images: dict[str, str]) -> Iterator[None]:
-    installation.install(images, {"operator.resyncSeconds": "30"})
+    installation.install(images, {"operator.resyncSeconds": 30})
     yield
     installation.install(images)
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cluster.tools import say
-from harness.asking import ANSWER, QUESTION, ask
+from harness.asking import ANSWER, QUESTION, ask, pieces
 from harness.client import ClientPod
 from harness.installation import kill_operator
 from harness.models import cpu_model
@@ -25,6 +25,8 @@ def test_apply_gives_an_endpoint(namespace: Namespace, client: ClientPod) -> Non
     openai = client.openai("demo")
     assert [model.id for model in openai.models.list()] == ["demo"]
     assert ask(openai, "demo") == ANSWER
+    # A frontend that gets no time sends several tokens in one event.
+    assert any(len(pieces(openai, "demo")) > 1 for _ in range(10))
     say(namespace.kubectl("get", "imodel", "-o", "wide"))
 
 

@@ -131,11 +131,12 @@ def frontend_ready(facts: Facts) -> Condition:
 
 
 def ready(facts: Facts, before: tuple[Condition, ...]) -> Condition:
-    """Whether the endpoint answers: a frontend routes to a replica. That does not mean that all is as wished."""
+    """Whether the endpoint answers: a frontend routes to a replica, and the Service has a frontend to send requests to.
+    That does not mean that all is as wished."""
     if not facts.replicas:
         return Condition(Kind.READY, "False", Reason.SUSPENDED, asleep(facts))
     # The endpoint's own objects may be the ones that are not ours.
-    if facts.routable and before[0].reason is not Reason.CONFLICT:
+    if facts.routable and facts.ready_frontends and before[0].reason is not Reason.CONFLICT:
         message = f"{facts.routable} of {len(facts.replicas)} replicas can be reached at {facts.url}."
         return Condition(Kind.READY, "True", Reason.READY, message)
     failing = next((condition for condition in before if condition.status != "True"), None)

@@ -396,6 +396,15 @@ def test_frontends_that_reach_no_replica() -> None:
     assert (found["status"], found["reason"]) == ("False", "NoReplicaRoutable")
 
 
+def test_a_frontend_that_the_service_does_not_know_yet() -> None:
+    scene = Scene(source=CLAIM)
+    assert scene.conditions()["Ready"]["status"] == "True"
+    scene.child("Deployment", "qwen-frontend")["status"]["readyReplicas"] = 0
+    expect(scene, "FrontendReady", "Starting")
+    found = scene.conditions()["Ready"]
+    assert (found["status"], found["reason"]) == ("False", "Starting"), "clients would find no endpoint"
+
+
 def test_frontends_that_are_starting() -> None:
     scene = starting({"frontend": {"replicas": 2}})
     scene.reports = {name: said for name, said in scene.reports.items() if not name.startswith("frontend")}
