@@ -17,6 +17,8 @@ from minisgl.logging import LogFormat, LogLevel
 _BACKENDS: Final = ("torch", "flashinfer", "xqa", "fa3")
 _MAX_PAGE_SIZE: Final = 256
 _MAX_PORT: Final = 65535
+DEFAULT_PORT: Final = 8000
+"""Of the OpenAI endpoint."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -206,6 +208,26 @@ def engine_config(args: argparse.Namespace, model: Path, device: Device | None =
         cuda_graph_max_batch=args.cuda_graph_max_batch,
         dummy_weights=args.dummy_weights,
         audit=args.audit,
+    )
+
+
+def add_port_argument(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--port",
+        type=port,
+        default=DEFAULT_PORT,
+        metavar="N",
+        help=f"TCP port, 0 for a free one (default: {DEFAULT_PORT})",
+    )
+
+
+def add_tokenizers_argument(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tokenizers",
+        type=integer(0, 64),
+        default=1,
+        metavar="N",
+        help="tokenizer processes; 0: in the API process (default: 1 process)",
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from minisgl.cli.arguments import add_log_arguments, integer, number, port
+from minisgl.cli.arguments import add_log_arguments, add_port_argument, add_tokenizers_argument, number, port
 from minisgl.cli.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
+from minisgl.launcher.engine_options import Ports
 from minisgl.launcher.frontend import FrontendOptions, serve_frontend
 
-DEFAULT_PORT: Final = 8000
-SCHEDULER_PORT: Final = 5550
-CONTROL_PORT: Final = 8080
+_PORTS: Final = Ports()
+"""Of the engines; the pod of a frontend has the same one for its own control."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,32 +26,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scheduler-port",
         type=port,
-        default=SCHEDULER_PORT,
+        default=_PORTS.scheduler,
         metavar="N",
-        help=f"TCP port of the engines' schedulers (default: {SCHEDULER_PORT})",
+        help=f"TCP port of the engines' schedulers (default: {_PORTS.scheduler})",
     )
     group.add_argument(
         "--engine-control-port",
         type=port,
-        default=CONTROL_PORT,
+        default=_PORTS.control,
         metavar="N",
-        help=f"TCP port from which engines give out their tokenizer files (default: {CONTROL_PORT})",
+        help=f"TCP port from which engines give out their tokenizer files (default: {_PORTS.control})",
     )
     group = parser.add_argument_group("endpoint")
     group.add_argument("--host", default="0.0.0.0", metavar="ADDR", help="address to listen on (default: 0.0.0.0, all)")
-    group.add_argument(
-        "--port",
-        type=port,
-        default=DEFAULT_PORT,
-        metavar="N",
-        help=f"TCP port, 0 for a free one (default: {DEFAULT_PORT})",
-    )
+    add_port_argument(group)
     group.add_argument(
         "--control-port",
         type=port,
-        default=CONTROL_PORT,
+        default=_PORTS.control,
         metavar="N",
-        help=f"TCP port of /live, /ready, /status and /drain, 0 for a free one (default: {CONTROL_PORT})",
+        help=f"TCP port of /live, /ready, /status and /drain, 0 for a free one (default: {_PORTS.control})",
     )
     group.add_argument(
         "--served-model-name",
@@ -60,13 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="names of the model in the API, the first of which answers have (default: the engines' name for it)",
     )
-    group.add_argument(
-        "--tokenizers",
-        type=integer(0, 64),
-        default=1,
-        metavar="N",
-        help="tokenizer processes; 0: in the API process (default: 1 process)",
-    )
+    add_tokenizers_argument(group)
     add_access_arguments(parser)
     add_limit_arguments(parser)
     group = parser.add_argument_group("start and stop")

@@ -6,16 +6,21 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Final
 
-from minisgl.cli.arguments import add_engine_arguments, add_log_arguments, engine_config, integer, number, port
+from minisgl.cli.arguments import (
+    add_engine_arguments,
+    add_log_arguments,
+    add_port_argument,
+    add_tokenizers_argument,
+    engine_config,
+    integer,
+    number,
+)
 from minisgl.cli.manifest import read
 from minisgl.cli.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
 from minisgl.cli.settings import Settings
 from minisgl.launcher.model_files import resolve
 from minisgl.launcher.serve import ServeOptions, serve
-
-DEFAULT_PORT: Final = 8000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,23 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
     group = parser.add_argument_group("endpoint")
     group.add_argument("--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: 127.0.0.1)")
-    group.add_argument(
-        "--port",
-        type=port,
-        default=DEFAULT_PORT,
-        metavar="N",
-        help=f"TCP port, 0 for a free one (default: {DEFAULT_PORT})",
-    )
+    add_port_argument(group)
     group.add_argument(
         "--served-model-name", metavar="NAME", help="the model's name in the API (default: MODEL, or its last part)"
     )
-    group.add_argument(
-        "--tokenizers",
-        type=integer(0, 64),
-        default=1,
-        metavar="N",
-        help="tokenizer processes; 0: in the API process (default: 1 process)",
-    )
+    add_tokenizers_argument(group)
     add_access_arguments(parser)
     add_limit_arguments(parser)
     add_engine_arguments(parser)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +12,10 @@ import msgspec
 
 from minisgl import logging as log
 from minisgl.frontend.config import FrontendConfig, RequestLimits
+from minisgl.launcher.endpoint import endpoint_groups
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.listener import bind, url_host
-from minisgl.launcher.process import ProcessSpec
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.supervisor import Supervisor
@@ -113,22 +112,4 @@ def groups(options: FrontendOptions, directory: Path, listener: int) -> list[Gro
         admin_port=options.admin_port,
         admin_keys=options.admin_keys,
     )
-    specs = [
-        *(
-            ProcessSpec(name=tokenizer.name, target="minisgl.launcher.roles:tokenizer", config=tokenizer)
-            for tokenizer in tokenizers[: options.tokenizers]
-        ),
-        ProcessSpec(
-            name="frontend",
-            target="minisgl.launcher.roles:frontend",
-            config=frontend,
-            descriptors=(listener,),
-            drains=True,
-            preload=("minisgl.frontend.server",),
-        ),
-    ]
-    return [GroupSpec(name=spec.name, processes=partial(_same, spec)) for spec in specs]
-
-
-def _same(spec: ProcessSpec, number: int) -> list[ProcessSpec]:
-    return [spec]
+    return endpoint_groups(frontend, tokenizers)

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from minisgl import logging as log
 from minisgl.config import CacheKind, EngineConfig
 from minisgl.frontend.config import FrontendConfig, RequestLimits
 from minisgl.launcher.devices import rank_environment
+from minisgl.launcher.endpoint import endpoint_groups
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.listener import bind, url_host
@@ -136,24 +136,7 @@ def groups(options: ServeOptions, directory: Path, listener: int) -> list[GroupS
         admin_port=options.admin_port,
         admin_keys=options.admin_keys,
     )
-    others = [
-        *(
-            ProcessSpec(name=tokenizer.name, target=_role("tokenizer"), config=tokenizer)
-            for tokenizer in tokenizers[: options.tokenizers]
-        ),
-        ProcessSpec(
-            name="frontend",
-            target=_role("frontend"),
-            config=frontend,
-            descriptors=(listener,),
-            drains=True,
-            preload=("minisgl.frontend.server",),
-        ),
-    ]
-    return [
-        _engine_group(options, directory, scheduler_address),
-        *(GroupSpec(name=spec.name, processes=partial(_same, spec)) for spec in others),
-    ]
+    return [_engine_group(options, directory, scheduler_address), *endpoint_groups(frontend, tokenizers)]
 
 
 def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str) -> GroupSpec:
@@ -178,7 +161,7 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
         )
         rank0 = ProcessSpec(
             name="rank0",
-            target=_role("rank0"),
+            target="minisgl.launcher.roles:rank0",
             config=scheduler,
             environment=rank_environment(engine.device, engine.tensor_parallel),
             preload=PRELOAD,
@@ -186,11 +169,3 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
         return [rank0, *map(follower_spec, followers)]
 
     return GroupSpec(name="engine", processes=processes)
-
-
-def _same(spec: ProcessSpec, number: int) -> list[ProcessSpec]:
-    return [spec]
-
-
-def _role(name: str) -> str:
-    return f"minisgl.launcher.roles:{name}"
