@@ -114,6 +114,8 @@ class Chunks:
         self._brace = b"}" if chat else b""
         self._after_text = self._brace + b',"logprobs":null,"finish_reason":null}]' + self._end
         self._plain = not scored and not continuous_usage
+        self.only_texts = self._plain and self._choices == 1
+        """Until its end, an answer is made of nothing but what `text_event` gives."""
 
     def first(self) -> bytes:
         """Opens the assistant's turn of every choice; completions have none."""
@@ -127,7 +129,7 @@ class Chunks:
         self._tokens[news.choice] = news.tokens
         parts = []
         if news.text and self._plain:
-            parts.append(self._before_text[news.choice] + _json(news.text) + self._after_text)
+            parts.append(self.text_event(news.text, news.choice))
         elif news.text or news.scored:
             scores = _json(_scores(self._head.kind, news.scored)) if self._scored else b"null"
             after = b',"logprobs":' + scores + b',"finish_reason":null}]' + self._end_now()
@@ -136,6 +138,10 @@ class Chunks:
             empty: dict[str, Any] = {"delta": {}} if self._head.kind == "chat" else {"text": ""}
             parts.append(self._chunk(news.choice, empty, news.finished.reason))
         return b"".join(parts)
+
+    def text_event(self, text: str, choice: int = 0) -> bytes:
+        """A text without scores, in a stream without running usage."""
+        return self._before_text[choice] + _json(text) + self._after_text
 
     def last(self, ends: Sequence[Finished]) -> bytes:
         """The end of a whole answer."""

@@ -1,13 +1,14 @@
 """One HTTP request and its answer on the way: tokenizer workers put news in, the handler takes them out.
 
 News that the handler has not taken yet are joined, so a client that reads slowly gets fewer and longer pieces, and
-what waits for it is never more than its answer.
+what waits for it is never more than its answer. While the handler waits with nothing left to send, a text may go past
+it, see `Exchange.news`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -43,6 +44,8 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
         """Of the handler, while it waits. Only one task does, so this need not be an Event, which costs more."""
         self._interrupted = False
+        self._at_once: Callable[[str], bool] | None = None
+        """Takes texts in the handler's place. Set only while it waits and has nothing to wake up for."""
 
     @property
     def ended(self) -> bool:
@@ -61,6 +64,8 @@ class Exchange:
 
     def push(self, choice: int, text: str, tokens: int, scored: Sequence[ScoredToken]) -> None:
         """`tokens`: sampled so far."""
+        if self._at_once is not None and self._at_once(text):
+            return
         self._texts[choice].append(text)
         self._tokens[choice] = tokens
         if scored:
@@ -86,9 +91,14 @@ class Exchange:
         while self._to_accept:
             await self._next_event()
 
-    async def news(self) -> list[News]:
-        """Wait for what is new, in the order of choices; nothing after `interrupt`. Raises ApiError or ClientGone."""
+    async def news(self, at_once: Callable[[str], bool] | None = None) -> list[News]:
+        """Wait for what is new, in the order of choices; nothing after `interrupt`. Raises ApiError or ClientGone.
+
+        `at_once` is offered each text that comes while nothing else does, and says whether it was dealt with: if so, it
+        is no news any more. Only for a single choice whose tokens and scores nobody needs.
+        """
         while not self._new:
+            self._at_once = at_once
             await self._next_event()
             if self._interrupted:
                 break
@@ -110,6 +120,8 @@ class Exchange:
             self._wake()
 
     def _wake(self) -> None:
+        # From now on everything has to wait for the handler, or it would overtake what wakes it up.
+        self._at_once = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -120,7 +132,7 @@ class Exchange:
         try:
             await self._waiter
         finally:
-            self._waiter = None
+            self._waiter = self._at_once = None
         self._raise_error()
 
     def _raise_error(self) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from starlette.datastructures import Headers
@@ -21,6 +22,7 @@ from minisgl.frontend.bodies import DEFAULT_MODEL
 from minisgl.frontend.body import read_json_body
 from minisgl.frontend.choices import requests_of
 from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.direct_writes import WRITE
 from minisgl.frontend.errors import ApiError, ClientGone
 from minisgl.frontend.exchange import Exchange, News
 from minisgl.frontend.native_answers import NativeChunks, PlainChunks, whole_native
@@ -78,7 +80,8 @@ class GenerationEndpoint:
             answer_id = secrets.token_hex(16)
             name_answer(answer_id)
             if asked.stream:
-                await self._stream(answer_id, _chunks(answer_id, name, asked, exchange), asked, exchange, send)
+                write = scope.get("extensions", {}).get(WRITE, {}).get("write")
+                await self._stream(answer_id, _chunks(answer_id, name, asked, exchange), asked, exchange, send, write)
             else:
                 await _answer(answer_id, name, asked, exchange, send)
         finally:
@@ -93,15 +96,26 @@ class GenerationEndpoint:
             seconds = f"{self._config.accept_seconds:g}"
             raise ApiError.of_code(UNAVAILABLE, f"the engine did not queue the request within {seconds} s") from None
 
-    async def _stream(self, answer_id: str, chunks: _Chunks, asked: Asked, exchange: Exchange, send: Send) -> None:
+    async def _stream(
+        self,
+        answer_id: str,
+        chunks: _Chunks,
+        asked: Asked,
+        exchange: Exchange,
+        send: Send,
+        write: Callable[[bytes], bool] | None,
+    ) -> None:
         headers = [*_STREAM_HEADERS, *_ignored_header(asked)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         silence = _Silence(self._config.ping_seconds, exchange)
+        at_once = None
+        if write is not None and isinstance(chunks, Chunks) and chunks.only_texts:
+            at_once = partial(_write_text, write, chunks, silence)
         try:
             await _send_part(send, chunks.first())
             while exchange.has_more:
                 silence.begin()
-                news = await exchange.news()
+                news = await exchange.news(at_once)
                 await _send_part(send, b"".join([chunks.event(new) for new in news]) if news else PING)
         except ApiError as error:
             logger.warning("stream %s is broken off: %s", answer_id, error.message)
@@ -197,6 +211,11 @@ async def _watch_client(receive: Receive, exchange: Exchange) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue
     exchange.fail(ClientGone())
+
+
+def _write_text(write: Callable[[bytes], bool], chunks: Chunks, silence: _Silence, text: str) -> bool:
+    silence.begin()
+    return write(chunks.text_event(text))
 
 
 async def _send_part(send: Send, part: bytes) -> None:

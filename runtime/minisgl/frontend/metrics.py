@@ -149,6 +149,14 @@ def _engine(page: _Page, status: Status) -> None:
         ("engine_prefill_tokens_total", "Prompt tokens computed, not cached.", status.prefill_tokens),
     ):
         page.single(f"minisgl:{name}", "counter", text, value)
+    if status.start_seconds:
+        page.labelled(
+            "minisgl:engine_start_seconds",
+            "gauge",
+            "How long each phase of the engine's last start took.",
+            "phase",
+            status.start_seconds,
+        )
 
 
 def _frontend(page: _Page, metrics: Metrics, now: Snapshot) -> None:
@@ -196,21 +204,21 @@ class _Page:
         ]
 
     def histogram(self, name: str, text: str, histogram: Histogram) -> None:
-        labels = self._labels
         counts = histogram.cumulative()
-        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} histogram")
-        buckets = _buckets(name, labels, tuple(histogram.edges))
-        self._lines += [bucket + str(count) for bucket, count in zip(buckets, counts, strict=True)]
-        self._lines.append(f"{name}_count{{{labels}}} {counts[-1]}\n{name}_sum{{{labels}}} {histogram.sum}")
+        lines = _histogram_lines(name, text, self._labels, tuple(histogram.edges))
+        self._lines.append(lines % (*counts, counts[-1], histogram.sum))
 
     def text(self) -> bytes:
         return ("\n".join(self._lines) + "\n").encode()
 
 
 @lru_cache(maxsize=64)
-def _buckets(name: str, labels: str, edges: tuple[float, ...]) -> list[str]:
-    """The lines of a histogram up to their values: most of the page, and always the same."""
-    return [f'{name}_bucket{{{labels},le="{edge}"}} ' for edge in (*edges, "+Inf")]
+def _histogram_lines(name: str, text: str, labels: str, edges: tuple[float, ...]) -> str:
+    """A histogram with `%s` in the place of its values: most of the page, and always the same."""
+    begins = [f'{name}_bucket{{{labels},le="{edge}"}}' for edge in (*edges, "+Inf")]
+    begins += [f"{name}_count{{{labels}}}", f"{name}_sum{{{labels}}}"]
+    head = f"# HELP {name} {text}\n# TYPE {name} histogram"
+    return "\n".join([head.replace("%", "%%"), *(begin.replace("%", "%%") + " %s" for begin in begins)])
 
 
 def _escape(value: str) -> str:

@@ -9,7 +9,7 @@ import math
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import zmq
@@ -44,6 +44,12 @@ from minisgl.wire.text import (
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE: Final = "engine_unavailable"
+
+_OtherThanTexts: TypeAlias = WorkerState | Accepted | TextFailed | Reply | Flushed
+
+_ROWS_AT_A_TIME: Final = 32
+"""Texts of a step that are passed on before others have their turn: so many take half a millisecond, and a request that
+is none of them, such as a scrape of the metrics, must not wait for hundreds."""
 
 
 class Tokenizers:
@@ -239,7 +245,11 @@ class _Link:
         while True:
             frame = await self._socket.recv()
             try:
-                self._on_message(self._codec.decode(frame))
+                message = self._codec.decode(frame)
+                if isinstance(message, Texts):
+                    await self._on_texts(message)
+                else:
+                    self._on_message(message)
             except (WireError, msgspec.ValidationError) as error:
                 self._lose(f"a tokenizer worker sent a message that cannot be understood: {error}")
 
@@ -249,19 +259,25 @@ class _Link:
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self._lose("the connection to a tokenizer worker was lost")
 
-    def _on_message(self, message: FromTokenizer) -> None:
+    async def _on_texts(self, message: Texts) -> None:
+        """Raises ValidationError before anything of it has had an effect."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for row, (request_id, text) in enumerate(message.rows()):
+            if row and not row % _ROWS_AT_A_TIME:
+                await asyncio.sleep(0)
+                now = loop.time()
+            if (waiter := self._waiters.get(request_id)) is not None:
+                scored = message.scored.get(row, ())
+                self._traffic.tokens(waiter.progress, message.counts[row], len(text), now)
+                waiter.exchange.push(waiter.choice, text, message.counts[row], scored)
+        for finished in message.finished:
+            if (waiter := self._waiters.pop(finished.id, None)) is not None:
+                self._traffic.finished(waiter.progress, finished, now)
+                waiter.exchange.finish(waiter.choice, finished)
+
+    def _on_message(self, message: _OtherThanTexts) -> None:
         match message:
-            case Texts():
-                now = asyncio.get_running_loop().time()
-                for row, (request_id, text) in enumerate(message.rows()):
-                    if (waiter := self._waiters.get(request_id)) is not None:
-                        scored = message.scored.get(row, ())
-                        self._traffic.tokens(waiter.progress, message.counts[row], len(text), now)
-                        waiter.exchange.push(waiter.choice, text, message.counts[row], scored)
-                for finished in message.finished:
-                    if (waiter := self._waiters.pop(finished.id, None)) is not None:
-                        self._traffic.finished(waiter.progress, finished, now)
-                        waiter.exchange.finish(waiter.choice, finished)
             case Accepted():
                 if (waiter := self._waiters.get(message.id)) is not None:
                     now = asyncio.get_running_loop().time()

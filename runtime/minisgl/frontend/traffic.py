@@ -8,7 +8,6 @@ context, and tokenizer links report what arrives for it.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Final, Literal
@@ -229,8 +228,8 @@ class Traffic:
         return now - self._stepped_at if busy else 0.0
 
     def phases(self) -> dict[str, int]:
-        counts = Counter(record.phase for record in self.in_flight)
-        return {phase: counts[phase] for phase in PHASES}
+        now = [record.phase for record in self.in_flight]
+        return {phase: now.count(phase) for phase in PHASES}
 
 
 def _guess(request: Generate) -> int:

@@ -31,6 +31,8 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Directory with the checkpoint's tokenizer files."""
     scheduler_address: str = ""
     """The scheduler's ROUTER, `ipc://` or `tcp://`."""
+    names: tuple[str, ...] = ()
+    """Of the model, for requests; empty: the scheduler's name for it. With `engines` theirs count."""
     engines: EngineDiscovery | None = None
     frontend_address: str
     """Bound by the frontend for this worker alone."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable
-from typing import Final
+from encodings.utf_8 import IncrementalDecoder
 
 from minisgl.tokenizer.token_bytes import TokenBytes
-
-_Utf8: Final = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
@@ -24,10 +21,14 @@ class Detokenizer:
         """`prompt`: its token ids. An answer behind a prompt without any text begins a text."""
         self._tokens = tokens
         self._at_start = all(tokens.is_special(token) for token in prompt)
-        self._utf8 = _Utf8("replace")
+        self._utf8 = IncrementalDecoder("replace")
 
     def step(self, token: int) -> str:
         """The text that is complete with this token; often one token's, sometimes empty."""
+        # Most tokens are whole characters behind whole characters, and the same text each time: to look it up takes
+        # 1 µs less than the decoder.
+        if not self._at_start and not self._utf8.buffer and (text := self._tokens.text(token)) is not None:
+            return text
         return self.step_bytes(token)[0]
 
     def step_bytes(self, token: int) -> tuple[str, bytes]:

@@ -56,6 +56,7 @@ class OneEngine:
         self._link = Link(context, config.scheduler_address)
         self._codec: Codec[FromScheduler] = Codec(FromScheduler)
         self._hello = Hello(WIRE_VERSION, config.name)
+        self._names = config.names
         self._model: ServedModel | None = None
         self._status: Status | None = None
         self._reason = "the scheduler has not answered yet"
@@ -131,7 +132,9 @@ class OneEngine:
         elif theirs and differing:
             problem = f"its tokenizer files differ from ours ({', '.join(differing)}): use the same checkpoint"
         else:
-            self._model = ServedModel(card=welcome.model, epoch=welcome.epoch, defaults=self.tokenizer.defaults)
+            self._model = ServedModel(
+                card=welcome.model, epoch=welcome.epoch, defaults=self.tokenizer.defaults, names=self._names
+            )
             self._reason = ""
             self._session.welcome(welcome.model)
             self._tell_state()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from minisgl.tokenizer.routing import SeenBlocks
@@ -220,6 +221,9 @@ def _together(name: str, values: list[Any]) -> Any:
         return values[0]
     if name == "draining":
         return all(values)
+    if name == "start_seconds":
+        # Replicas start beside each other: of each phase the slowest.
+        return {phase: max(each.get(phase, 0.0) for each in values) for phase in dict.fromkeys(chain(*values))}
     if isinstance(values[0], tuple):
         # Histograms, where they were said.
         return tuple(map(sum, zip(*filter(None, values), strict=False)))

@@ -34,8 +34,9 @@ from minisgl.wire.messages import (
 from minisgl.wire.text import Accepted, Cancel, Finished, FromTokenizer, Generate, ScoredToken, TextFailed, Texts
 
 _EndReason = Literal["stop", "length"]
+_GOES_ON: Final = FINISH_REASONS.index(None)
 _END_REASONS: Final[dict[int, _EndReason | None]] = {
-    FINISH_REASONS.index(None): None,
+    _GOES_ON: None,
     FINISH_REASONS.index("stop"): "stop",
     FINISH_REASONS.index("length"): "length",
 }
@@ -56,6 +57,7 @@ class _Request:
         "detokenizer",
         "echo",
         "generate",
+        "only_text",
         "phase",
         "prompt_tokens",
         "scored",
@@ -76,6 +78,11 @@ class _Request:
         self.echo: EchoedPrompt | None = None
         self.scored: ScoredAnswer | None = None
         """Where log-probabilities were asked for."""
+        params = generate.params
+        self.only_text = (
+            not params.stop and params.logprobs is None and params.prompt_logprobs is None and params.max_tokens != 0
+        )
+        """Until its end, the answer is the text of its tokens and nothing else."""
         self.wait: FirstTokenWait | None = None
 
 
@@ -206,6 +213,13 @@ class Session:
                 continue
             request.tokens += 1
             request.cached_tokens = cached
+            if request.only_text and code == _GOES_ON:
+                # Nearly every token. What follows would do the same, and take as long again and half as long (1.7 µs).
+                if text := request.detokenizer.step(token):
+                    ids.append(request_id)
+                    texts.append(text)
+                    counts.append(request.tokens)
+                continue
             try:
                 reason = _END_REASONS[code]
             except KeyError:

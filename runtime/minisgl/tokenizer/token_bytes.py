@@ -41,6 +41,7 @@ class TokenBytes:
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._anchor_text = tokenizer.decode(self._anchor)
         self._cache: dict[int, bytes] = dict.fromkeys(self._special, b"")
+        self._texts: dict[int, str | None] = {}
 
     def is_special(self, token: int) -> bool:
         """Special tokens have no text."""
@@ -52,6 +53,14 @@ class TokenBytes:
         if known is None:
             known = self._cache[token] = self._compute(token)
         return known
+
+    def text(self, token: int) -> str | None:
+        """What `inside` gives, decoded; None where it is no UTF-8 by itself."""
+        try:
+            return self._texts[token]
+        except KeyError:
+            text = self._texts[token] = _decoded(self.inside(token))
+            return text
 
     def name(self, token: int) -> bytes:
         """What to call the token in a list of tokens: its bytes, or the text of a special token."""
@@ -80,6 +89,13 @@ class TokenBytes:
                 return text.encode()
         decoded = self._tokenizer.decode([*self._anchor, token])
         return decoded.removeprefix(self._anchor_text).encode()
+
+
+def _decoded(text: bytes) -> str | None:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _decoder_types(decoder: Any) -> set[str]:

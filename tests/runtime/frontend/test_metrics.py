@@ -37,6 +37,7 @@ STATUS = Status(
     queue_seconds=8000.5,
     step_sizes=(1, 2, *[0] * 12),
     step_tokens=13,
+    start_seconds={"load": 1.5, "capture": 0.5},
 )
 
 
@@ -78,6 +79,8 @@ def test_the_scheduler_s_state() -> None:
     step = "vllm:iteration_tokens_total"
     assert [found[f"{step}_bucket", (("le", edge),)] for edge in ("1.0", "8.0", "16384.0", "+Inf")] == [1, 3, 3, 3]
     assert found[f"{step}_sum", ()] == 13
+    starts = [found["minisgl:engine_start_seconds", (("phase", phase),)] for phase in ("load", "capture")]
+    assert starts == [1.5, 0.5]
     assert found["minisgl:frontend_inflight", (("phase", "waiting"),)] == 2
     assert found["minisgl:admission_rejections_total", (("reason", "waiting"),)] == 6
 
@@ -108,6 +111,7 @@ VLLM_NAMES = """num_requests_waiting num_requests_running kv_cache_usage_perc ca
     iteration_tokens_total"""
 OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds frontend_inflight disconnects_total
     slow_clients_total timeouts_total request_errors_total engine_last_step_age_seconds engine_starts_total
+    engine_start_seconds
     requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds"""
 
 

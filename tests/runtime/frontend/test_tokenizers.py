@@ -135,6 +135,32 @@ async def test_news_are_joined_until_they_are_taken(links: Links) -> None:
     assert exchange.prompt_tokens == [1]
 
 
+async def test_others_have_their_turn_within_a_step_of_many_texts(links: Links) -> None:
+    worker = links.workers[0]
+    await worker.say(READY)
+    await links.until(True)
+    exchanges = [links.tokenizers.submit(requests()) for _ in range(100)]
+    heard = [(await worker.hear()).id for _ in exchanges]
+    given: list[str] = []
+
+    def take(text: str) -> bool:
+        given.append(text)
+        return True
+
+    handlers = [asyncio.create_task(exchange.news(take)) for exchange in exchanges]
+    texts = [str(number) for number in range(100)]
+    await worker.say(Texts(ids=b"".join(heard), texts=texts, finished=[], counts=[1] * 100))
+    seen = set()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while len(given) < 100:
+            seen.add(len(given))
+            await asyncio.sleep(0)
+    assert seen & set(range(1, 100))
+    assert given == texts
+    for handler in handlers:
+        handler.cancel()
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

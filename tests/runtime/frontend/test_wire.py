@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from minisgl.wire.messages import Abort, Ack, Failed, FromScheduler, Submit
-from support.fake_scheduler import WAIT_SECONDS, answer_with, row
+from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
 from support.frontend_stack import EOS, FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -196,6 +197,62 @@ def test_a_client_that_leaves_during_its_body_is_nobodys_problem(
     client._socket.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
     client.close()
     assert stack.http.get("/health").status_code == 200
+
+
+def test_every_token_is_an_event(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    client = connect()
+    client.post(STREAM | {"max_tokens": 100})
+    (submit,) = stack.scheduler.wait_for(Submit)
+    client.read_until(b'"role":"assistant"')
+    tokens = ids("abcdefghij") * 10
+    stack.scheduler.send(*(row(submit.id, index, token) for index, token in enumerate(tokens[:-1])), to=submit)
+    stack.scheduler.send(row(submit.id, 99, tokens[-1], "length"), to=submit)
+    _, *chunks, end, done = events(client.read_until(b"\r\n0\r\n\r\n"))
+    contents = [json.loads(chunk)["choices"][0]["delta"]["content"] for chunk in chunks]
+    assert contents == list("abcdefghij") * 10
+    assert json.loads(end)["choices"][0]["finish_reason"] == "length"
+    assert done == "[DONE]"
+
+
+def test_requests_that_follow_at_once_are_answered_one_after_the_other(
+    stack: FrontendStack, connect: Callable[[], RawClient]
+) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    client = connect()
+    for _ in range(2):
+        client.post(STREAM | {"max_tokens": 2})
+    for number, text in enumerate("ab"):
+        submit = stack.scheduler.wait_for(Submit, number + 1)[number]
+        client.read_until(b'"role":"assistant"')
+        stack.scheduler.send(row(submit.id, 0, ids(text)[0]), row(submit.id, 1, ids(text)[0], "length"), to=submit)
+        *chunks, _ = events(client.read_until(b"\r\n0\r\n\r\n"))
+        assert [json.loads(chunk)["choices"][0]["delta"].get("content") for chunk in chunks] == ["", text, text, None]
+        client.received = b""
+
+
+def test_a_reader_that_rests_gets_everything(make_stack: Callable[..., FrontendStack]) -> None:
+    with socket.socket() as listener:
+        # Connections inherit it, so that little is enough to fill them.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        stack = make_stack(socket_fd=listener.detach())
+    stack.scheduler.close()
+    stack.wait_until_ready(False)
+    # Its name is in every event, which makes them large.
+    stack.scheduler = FakeScheduler(stack.scheduler_address, card("long" * 1000), answer_with(ids("abcdefghij")))
+    stack.wait_until_ready()
+    client = RawClient(stack)
+    client.post({"prompt": "x", "max_tokens": 200, "stream": True}, "/v1/completions")
+    while not re.search(r"request_generation_tokens_sum\S* 200", stack.http.get("/metrics").text):
+        continue
+    *chunks, end, done = events(client.read_until(b"\r\n0\r\n\r\n"))
+    texts = [json.loads(chunk)["choices"][0]["text"] for chunk in chunks]
+    assert "".join(texts) == "abcdefghij" * 20
+    assert len(texts) < 200, "what had to wait was joined"
+    assert json.loads(end)["choices"][0]["finish_reason"] == "length"
+    assert done == "[DONE]"
+    client.close()
 
 
 def test_a_slow_reader_gets_everything(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:

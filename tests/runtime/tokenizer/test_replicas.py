@@ -26,6 +26,7 @@ STATUS = Status(
     generated_tokens=8,
     retractions=9,
     finished=10,
+    start_seconds={"load": 1.5},
 )
 
 
@@ -136,8 +137,10 @@ def test_statuses_add_up() -> None:
     assert replicas.total_status() is None
     replicas.status("0", STATUS)
     assert replicas.total_status() == STATUS
-    replicas.status("1", msgspec.structs.replace(STATUS, draining=True))
+    slower = {"load": 3.0, "capture": 0.5}
+    replicas.status("1", msgspec.structs.replace(STATUS, draining=True, start_seconds=slower))
     total = replicas.total_status()
     assert total is not None
+    assert total.start_seconds == slower
     assert (total.waiting, total.steps, total.queue_seconds, total.queue_times) == (2, 8, 1.0, (2, 4))
     assert (total.page_size, total.num_pages, total.draining) == (16, 20, False)
