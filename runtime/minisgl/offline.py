@@ -262,9 +262,9 @@ class LLM:
         submits = self._text.submits(generates) if self._text else [_submit(g, self.limits) for g in generates]
         answers = _Answers(submits)
         try:
-            for number, submit in enumerate(submits):
+            for number in _order(submits):
                 try:
-                    self._scheduler.submit(submit, number)
+                    self._scheduler.submit(submits[number], number)
                 except RequestError as error:
                     raise OfflineError(error.code, f"prompt {number}: {error}") from error
             with _progress_bar(len(submits), progress) as bar, _interrupted_between_steps() as check_interrupt:
@@ -298,6 +298,18 @@ class LLM:
     def _check_followers(self, patience: float = 0.0) -> None:
         if self._followers is not None:
             self._followers.check(patience)
+
+
+def _order(submits: Sequence[Submit]) -> list[int]:
+    """Numbers of the requests in the order in which they are to run.
+
+    Where all lengths are known the longest answers go first: a batch that ends with its longest answer alone leaves the
+    device to a single row. Otherwise as they were given.
+    """
+    numbers = list(range(len(submits)))
+    if all(submit.ignore_eos for submit in submits):
+        numbers.sort(key=lambda number: -submits[number].max_tokens)
+    return numbers
 
 
 def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_tiny_checkpoint(folder, "qwen3", hidden=256, heads=4, kv_heads=2, head_dim=128)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def freed() -> Iterator[None]:
+    """Each test leaves the device's memory to the next."""
+    yield
+    torch.cuda.empty_cache()

@@ -13,7 +13,6 @@ from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.flashinfer_backend import FlashInferDecode, FlashInferPrefill
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.attention.xqa_backend import XqaDecode
-from minisgl.kernels.store_kv import store_kv
 from support.dense_attention import DenseCase, Sequences, attention_shape
 
 DECODE = Sequences(decode=(1, 2, 63, 64, 65, 700, 1500, 17))
@@ -107,7 +106,7 @@ def test_a_decode_graph_replays_for_other_lengths(make: type[XqaDecode] | type[F
     batch = first.batch
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        store_kv(first.kv.keys[0], first.kv.values[0], first.locations, first.k, first.v)
+        first.store()
         for _ in range(2):
             decode.prepare(batch)
             decode.begin(batch)
@@ -129,21 +128,9 @@ def test_a_decode_graph_replays_for_other_lengths(make: type[XqaDecode] | type[F
                 (first.kv.values, case.kv.values),
             ):
                 ours.copy_(theirs.clone())
-            store_kv(first.kv.keys[0], first.kv.values[0], case.locations, case.k, case.v)
+            for pool, new in ((first.kv.keys, case.k), (first.kv.values, case.v)):
+                pool[0].flatten(0, 1)[case.locations] = new
             decode.prepare(case.batch)
             graph.replay()
             stream.synchronize()
             torch.testing.assert_close(out.flatten(1).double().cpu(), case.expected(), atol=3e-2, rtol=3e-2)
-
-
-@pytest.mark.parametrize("heads", [1, 2, 3, 8])
-def test_store_kv_writes_the_rows_and_nothing_else(heads: int) -> None:
-    keys, values = (torch.full((9, 16, heads, 128), -7.0, dtype=torch.bfloat16, device="cuda") for _ in "kv")
-    wide = torch.randn(11, 5 * heads, 128, dtype=torch.bfloat16, device="cuda")
-    k, v = wide[:, heads : 2 * heads].contiguous(), wide[:, 3 * heads : 4 * heads]
-    locations = torch.randperm(9 * 16, device="cuda")[:11]
-    expected_keys, expected_values = keys.clone(), values.clone()
-    expected_keys.flatten(0, 1)[locations] = k
-    expected_values.flatten(0, 1)[locations] = v
-    store_kv(keys, values, locations, k, v)
-    assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)

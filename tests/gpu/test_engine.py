@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,8 @@ import torch
 from minisgl.attention.backend import BackendUnavailable
 from minisgl.config import EngineConfig
 from minisgl.engine.engine import create_engine
-from minisgl.engine.interface import Engine
 from minisgl.wire.plan import StepPlan
+from support.gpu_engine import Answer, answer, assert_equal_where_the_gap_allows, engine_config, run
 from support.plans import Segment, make_plan, new_row
 
 ROWS = 8
@@ -22,23 +21,8 @@ PROMPTS = [np.random.default_rng(i).integers(3, 500, 20 + 37 * i).tolist() for i
 PAGES = [(slot, index, slot * 8 + 7 - index) for slot in range(ROWS) for index in range(8)]
 
 
-@pytest.fixture(autouse=True)
-def freed() -> Iterator[None]:
-    yield
-    torch.cuda.empty_cache()
-
-
 def _config(checkpoint: Path, **settings: object) -> EngineConfig:
-    defaults = {
-        "model": str(checkpoint),
-        "device": "cuda",
-        "dtype": "bfloat16",
-        "page_size": 64,
-        "num_pages": ROWS * 8,
-        "max_running": ROWS,
-        "max_step_tokens": 2048,
-    }
-    return EngineConfig(**(defaults | settings))  # type: ignore[arg-type]
+    return engine_config(checkpoint, **({"num_pages": ROWS * 8, "max_running": ROWS} | settings))
 
 
 def _plans(steps: int, rows: list[list[int]], decoded: int = ROWS) -> list[StepPlan]:
@@ -54,57 +38,14 @@ def _plans(steps: int, rows: list[list[int]], decoded: int = ROWS) -> list[StepP
     return plans
 
 
-def _run(engine: Engine, plans: list[StepPlan]) -> list[list[int]]:
-    tokens, pending = [], []
-    for plan in plans:
-        pending.append(engine.launch(plan))
-        if len(pending) == 2:
-            tokens.append(engine.collect(pending.pop(0)).tokens.tolist())
-    return tokens + [engine.collect(handle).tokens.tolist() for handle in pending]
-
-
 def _greedy() -> list[list[int]]:
     return [new_row(slot) for slot in range(ROWS)]
 
 
-@dataclass
-class Answer:
-    tokens: list[list[int]]
-    logits: list[torch.Tensor]
-
-
-def _answer(config: EngineConfig, plans: list[StepPlan]) -> Answer:
-    engine = create_engine(config)
-    logits: list[torch.Tensor] = []
-    engine.runner.logits_tap = lambda plan, tapped: logits.append(tapped.clone().float().cpu())
-    answer = Answer(_run(engine, plans), logits)
-    engine.close()
-    return answer
-
-
-def _assert_equal_where_the_gap_allows(plans: list[StepPlan], expected: Answer, actual: Answer) -> None:
-    """Logits agree as long as the tokens before them do; the first token that differs must be a near tie."""
-    agree = [True] * ROWS
-    compared = 0
-    answers = (expected.logits, actual.logits, expected.tokens, actual.tokens)
-    for plan, reference, logits, reference_tokens, tokens in zip(plans, *answers, strict=True):
-        for row, slot in enumerate(plan.sampled_slots.tolist()):
-            if not agree[slot]:
-                continue
-            compared += 1
-            error = logits[row] - reference[row]
-            assert float(error.norm() / reference[row].norm()) < 3e-2
-            if reference_tokens[row] != tokens[row]:
-                best, second = reference[row].topk(2).values.tolist()
-                assert best - second <= 2 * float(error.abs().max())
-                agree[slot] = False
-    assert compared > sum(len(plan.sampled_slots) for plan in plans) // 2
-
-
 def test_tokens_are_those_of_a_cpu_where_the_gap_allows(checkpoint: Path) -> None:
     plans = _plans(24, _greedy())
-    cpu = _answer(_config(checkpoint, device="cpu", dtype="float32"), plans)
-    _assert_equal_where_the_gap_allows(plans, cpu, _answer(_config(checkpoint), plans))
+    cpu = answer(_config(checkpoint, device="cpu", dtype="float32"), plans)
+    assert_equal_where_the_gap_allows(plans, cpu, answer(_config(checkpoint), plans))
 
 
 def _with_and_without_graphs(checkpoint: Path, backends: str) -> Iterator[tuple[list[StepPlan], Answer, Answer]]:
@@ -123,7 +64,7 @@ def _with_and_without_graphs(checkpoint: Path, backends: str) -> Iterator[tuple[
         for engine in engines:
             logits: list[torch.Tensor] = []
             engine.runner.logits_tap = lambda plan, tapped, logits=logits: logits.append(tapped.clone().float().cpu())
-            answers.append(Answer(_run(engine, plans), logits))
+            answers.append(Answer(run(engine, plans), logits, engine.stats))
         yield plans, answers[0], answers[1]
     counted = [(engine.stats.graph_replays, engine.stats.eager_decode_steps) for engine in engines]
     assert counted == [(0, 6 * 4), (6 * 4, 0)]
@@ -142,16 +83,16 @@ def test_a_graph_gives_bitwise_what_an_eager_step_gives(checkpoint: Path, backen
 def test_a_planned_decode_can_be_captured(checkpoint: Path) -> None:
     """flashinfer splits the work of a captured step otherwise than that of an eager one: not bitwise."""
     for plans, eager, replayed in _with_and_without_graphs(checkpoint, "flashinfer"):
-        _assert_equal_where_the_gap_allows(plans, eager, replayed)
+        assert_equal_where_the_gap_allows(plans, eager, replayed)
 
 
 def test_padded_rows_write_to_no_page_of_others(checkpoint: Path) -> None:
     """Five rows run in the graph of six; unowned pages and unwritten positions are NaN."""
     plans = [*_plans(12, _greedy(), 5), make_plan(12, decode=[(7, len(PROMPTS[7]))])]
-    eager = _answer(_config(checkpoint, cuda_graph_max_batch=0, audit=True), plans)
-    padded = _answer(_config(checkpoint, audit=True), plans)
+    eager = answer(_config(checkpoint, cuda_graph_max_batch=0, audit=True), plans)
+    padded = answer(_config(checkpoint, audit=True), plans)
     assert all(token >= 0 for step in eager.tokens + padded.tokens for token in step)
-    _assert_equal_where_the_gap_allows(plans, eager, padded)
+    assert_equal_where_the_gap_allows(plans, eager, padded)
 
 
 def test_sampled_tokens_do_not_depend_on_graph_padding_or_filtered_neighbours(checkpoint: Path) -> None:
@@ -160,7 +101,7 @@ def test_sampled_tokens_do_not_depend_on_graph_padding_or_filtered_neighbours(ch
     answers = []
     for rows in (plain, mixed):
         engine = create_engine(_config(checkpoint))
-        answers.append(_run(engine, _plans(16, rows)))
+        answers.append(run(engine, _plans(16, rows)))
         assert engine.stats.eager_decode_steps == 0 or engine.stats.decode_backend == "torch"
         engine.close()
     assert [step[:4] for step in answers[0][2:]] == [step[:4] for step in answers[1][2:]]
@@ -179,8 +120,8 @@ def test_the_pool_takes_its_share_of_the_device(checkpoint: Path) -> None:
 
 def test_poisoned_pages_fault_only_their_readers(checkpoint: Path) -> None:
     engine = create_engine(_config(checkpoint, audit=True))
-    assert all(token >= 0 for step in _run(engine, _plans(8, _greedy())) for token in step)
+    assert all(token >= 0 for step in run(engine, _plans(8, _greedy())) for token in step)
     decode = [(slot, len(PROMPTS[slot]) + 7 - (slot == ROWS - 1)) for slot in range(ROWS)]
-    (tokens,) = _run(engine, [make_plan(8, decode=decode, poison=[2 * 8 + 7])])
+    (tokens,) = run(engine, [make_plan(8, decode=decode, poison=[2 * 8 + 7])])
     assert [token < 0 for token in tokens] == [slot == 2 for slot in range(ROWS)]
     engine.close()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minisgl.kernels.norm import add_rms_norm
 from minisgl.layers.activation import silu_and_mul
-from minisgl.layers.norm import add_rms_norm
-from minisgl.layers.rotary import qk_norm_rope
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 
@@ -43,25 +42,3 @@ def test_silu_and_mul(count: int, width: int, dtype: torch.dtype) -> None:
     gate_up = _random(count, 2 * width, dtype=dtype) * 4
     gate, up = gate_up.double().chunk(2, dim=-1)
     _close(silu_and_mul(gate_up.cuda()), gate * torch.sigmoid(gate) * up, silu_and_mul(gate_up))
-
-
-@DTYPES
-@pytest.mark.parametrize(("q_heads", "k_heads", "head_dim"), [(16, 8, 128), (5, 1, 64), (4, 2, 80), (40, 8, 128)])
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("count", [1, 130])
-def test_qk_norm_rope(count: int, q_heads: int, k_heads: int, head_dim: int, norm: bool, dtype: torch.dtype) -> None:
-    # Heads of queries, keys and values lie in one row, as the fused projection leaves them.
-    qkv = _random(count, q_heads + 2 * k_heads, head_dim, dtype=dtype)
-    q, k, _ = qkv.split([q_heads, k_heads, k_heads], dim=1)
-    q_weight = 1 + _random(head_dim, dtype=dtype) / 5 if norm else None
-    k_weight = 1 - _random(head_dim, dtype=dtype) / 5 if norm else None
-    angles = torch.outer(torch.arange(count) * 7.0, torch.linspace(1, 0.001, head_dim // 2))
-    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
-    wide = [None if w is None else w.double() for w in (q_weight, k_weight)]
-    exact = qk_norm_rope(q.double(), k.double(), cos_sin.double(), *wide, 1e-6)
-    theirs = qk_norm_rope(q, k, cos_sin, q_weight, k_weight, 1e-6)
-    cuda_q, cuda_k, _ = qkv.cuda().split([q_heads, k_heads, k_heads], dim=1)
-    weights = [None if w is None else w.cuda() for w in (q_weight, k_weight)]
-    ours = qk_norm_rope(cuda_q, cuda_k, cos_sin.cuda(), *weights, 1e-6)
-    for our, true, their in zip(ours, exact, theirs, strict=True):
-        _close(our, true, their)

@@ -15,7 +15,7 @@ from support.sampling import sampling_rows
 
 
 def _cuda(rows: SamplingRows) -> SamplingRows:
-    return SamplingRows(rows.table.cuda(), rows.positions.cuda())
+    return SamplingRows(rows.table.cuda(), rows.slots.cuda(), rows.positions.cuda())
 
 
 def _logits(count: int, vocabulary: int, dtype: torch.dtype) -> torch.Tensor:

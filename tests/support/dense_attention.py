@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from minisgl.attention.backend import AttentionShape, DecodeBackend, PrefillBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.attention.cascade import CascadeLayout
+from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.paged import PagedAttention
+from minisgl.kernels.rotary import Rotation
+from minisgl.wire.shared_prefixes import SharedPrefix
 
 
 @dataclass(frozen=True)
 class Sequences:
     """D decode rows by their lengths, then P segments by (start, length). A segment with `shares` reads its prefix
-    from the pages of the segment of that number, which is stored in the same step."""
+    from the pages of the segment of that number, which is stored in the same step. The decode rows of a group of
+    `prefixes` have their first pages in common."""
 
     decode: Sequence[int] = ()
     segments: Sequence[tuple[int, int]] = ()
     shares: Sequence[int | None] = ()
+    prefixes: Sequence[SharedPrefix] = ()
 
 
 def attention_shape(
@@ -43,6 +49,7 @@ class DenseCase:
     def __init__(self, shape: AttentionShape, sequences: Sequences, seed: int = 0, *, nan_tails: bool = True) -> None:
         """`nan_tails`: positions of a sequence's last page that are not written yet hold NaN as well; False: zero."""
         self.shape = shape
+        self._prefixes = sequences.prefixes
         random = np.random.default_rng(seed)
         generator = torch.Generator().manual_seed(seed)
         device, dtype, page = shape.device, shape.dtype, shape.page_size
@@ -61,6 +68,10 @@ class DenseCase:
                 assert start % page == 0 and shares[other] is None and start <= sum(sequences.segments[other])
                 d = len(sequences.decode)
                 owned[d + index][: start // page] = owned[d + other][: start // page]
+        for prefix in sequences.prefixes:
+            for row in prefix.rows:
+                assert prefix.pages * page < lengths[row], "a row's own token is never shared"
+                owned[row][: prefix.pages] = owned[prefix.rows[0]][: prefix.pages]
         for slot, pages in zip(self.slots, owned, strict=True):
             table[slot, : len(pages)] = pages
 
@@ -77,6 +88,10 @@ class DenseCase:
             tuple(torch.randn(length, shape.kv_heads, shape.head_dim, generator=generator).to(dtype) for _ in "kv")
             for length in lengths
         ]
+        for prefix in sequences.prefixes:
+            for row in prefix.rows[1:]:
+                for mine, theirs in zip(self._history[row], self._history[prefix.rows[0]], strict=True):
+                    mine[: prefix.pages * page] = theirs[: prefix.pages * page]
         queries, locations = [], []
         for index, ((start, length), pages) in enumerate(zip(new_tokens, owned, strict=True)):
             total = start + length
@@ -120,12 +135,25 @@ class DenseCase:
         )
         self.queries = queries
 
-    def run(self, prefill: PrefillBackend, decode: DecodeBackend) -> torch.Tensor:
+    def store(self) -> None:
+        """Put the new tokens' keys and values into the pool, as `run` does."""
+        for pool, new in ((self.kv.keys, self.k), (self.kv.values, self.v)):
+            pool[0].flatten(0, 1)[self.locations] = new
+
+    def use_prefixes(self, layout: CascadeLayout) -> None:
+        """Give the batch its cascade tables."""
+        packed = torch.from_numpy(layout.pack(self._prefixes, self.batch.num_decode))
+        tables = layout.view(packed.to(self.shape.device), self.batch.num_decode)
+        self.batch = replace(self.batch, cascade=tables)
+
+    def run(self, prefill: PrefillBackend, decode: DecodeBackend, cascade: CascadeDecode | None = None) -> torch.Tensor:
         """[T, Hq * D] as the backends give it."""
-        attention = PagedAttention(self.kv, prefill, decode)
+        attention = PagedAttention(self.kv, prefill, decode, cascade)
         attention.prepare(self.batch)
         attention.begin(self.batch, self.locations)
-        return attention.attend(0, self.q, self.k, self.v)
+        no_turn = torch.zeros(len(self.q), self.shape.head_dim, device=self.shape.device)
+        no_turn[:, : self.shape.head_dim // 2] = 1.0
+        return attention.attend(0, self.q, self.k, self.v, Rotation(no_turn))
 
     def expected(self) -> torch.Tensor:
         """[T, Hq * D] float64 on the CPU."""

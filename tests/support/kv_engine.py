@@ -15,6 +15,7 @@ import numpy as np
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.wire.plan import LogprobColumns, PromptPart, RowLogprobs, StepPlan, StepResult
 from minisgl.wire.row_controls import RowControls, decode_controls
+from minisgl.wire.shared_prefixes import decode_prefixes
 
 MASK = (1 << 64) - 1
 POISON = 0xDEAD_BEEF_DEAD_BEEF
@@ -78,6 +79,8 @@ class KvEngine:
         self.last_token = np.full(limits.max_running, -1, np.int64)
         self.seeds = np.zeros(limits.max_running, np.int64)
         self.controls: dict[int, RowControls] = {}
+        self.shared_rows = 0
+        """Rows of executed plans that shared a prefix."""
         self.log: list[tuple[str, int]] = []
         self.fail_logits_of: set[int] = set()
         """Slots whose logits are not finite in the next executed step."""
@@ -130,6 +133,8 @@ class KvEngine:
         slots, index, pages = plan.page_updates
         self.page_table[slots, index] = pages
 
+        self._check_prefixes(plan)
+
         tokens: list[int] = []
         for slot, position in zip(plan.decode_slots.tolist(), plan.decode_positions.tolist(), strict=True):
             assert self.last_token[slot] >= 0, "a row decodes before it has a token"
@@ -153,6 +158,14 @@ class KvEngine:
         self.stats.mixed_steps += bool(len(plan.decode_slots) and len(plan.prefill_slots))
         self.fail_logits_of.clear()
         return np.array(tokens, np.int32)
+
+    def _check_prefixes(self, plan: StepPlan) -> None:
+        for prefix in decode_prefixes(plan.shared_prefixes, len(plan.decode_slots)):
+            pages = self.page_table[plan.decode_slots[prefix.rows], : prefix.pages]
+            assert (pages == pages[0]).all(), "rows are said to share pages that they do not"
+            written = plan.decode_positions[prefix.rows] // self.limits.page_size
+            assert (written >= prefix.pages).all(), "a shared page is still written"
+            self.shared_rows += len(prefix.rows)
 
     def _store(self, slot: int, position: int, token: int) -> None:
         before = int(self.kv[self._address(slot, position - 1)]) if position else START

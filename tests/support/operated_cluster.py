@@ -226,6 +226,15 @@ class OperatedCluster:
         if live is not None:
             self.run(self.client.delete(of_kind(kind), self.namespace, name, live["metadata"]["uid"], propagation))
 
+    def lose_node_of(self, pod: str) -> None:
+        """The pod was told to end, on a node that is not there any more to say that it did."""
+        self.control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lost"}})
+        target = {"apiVersion": "v1", "kind": "Node", "name": "lost"}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
+        self.run(self.client.request("POST", POD.path(self.namespace, pod, "binding"), {}, binding))
+        options = ("--grace-period=1", "--wait=false")
+        self.control_plane.kubectl("delete", "pod", pod, "-n", self.namespace, *options)
+
     # What is seen
 
     def status(self, name: str) -> Object:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minisgl.wire.plan import PARAM_COLUMNS, StepPlan
+from minisgl.wire.shared_prefixes import SharedPrefix, encode_prefixes
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ def make_plan(
     rows: Sequence[Sequence[int]] = (),
     poison: Sequence[int] = (),
     epoch: int = 0,
+    prefixes: Sequence[SharedPrefix] = (),
 ) -> StepPlan:
     """`decode`: (slot, position of the input token). `pages`: (slot, index, page)."""
 
@@ -60,4 +62,5 @@ def make_plan(
         page_updates=ints(pages).reshape(-1, 3).T,
         new_rows=ints(rows).reshape(-1, PARAM_COLUMNS).T,
         poison_pages=ints(poison),
+        shared_prefixes=encode_prefixes(prefixes),
     )

@@ -33,4 +33,5 @@ def sampling_rows(
         for t, k, p, m, seed in zip(column(temperature), ks, ps, ms, seeds or numbers, strict=True)
     ]
     table = torch.from_numpy(np.ascontiguousarray(np.array(rows, np.int32)[:, 1:].T))
-    return SamplingRows(table, torch.tensor(list(positions or numbers), dtype=torch.int32))
+    slots = torch.arange(count, dtype=torch.int32)
+    return SamplingRows(table, slots, torch.tensor(list(positions or numbers), dtype=torch.int32))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from minisgl.kernels.rotary import Rotation
+
 
 class SequenceAttention:
     """Causal attention over whole sequences that lie one after the other in the batch."""
@@ -14,7 +16,10 @@ class SequenceAttention:
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = list(lengths)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation
+    ) -> torch.Tensor:
+        q, k = rotation.apply(q, k)
         outputs = []
         parts = zip(*(torch.split(tensor, self._lengths) for tensor in (q, k, v)), strict=True)
         for query, key, value in parts:

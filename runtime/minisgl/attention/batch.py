@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from minisgl.attention.cascade import CascadeTables
 from minisgl.wire.plan import IntArray
 
 
@@ -56,6 +57,8 @@ class AttentionBatch:
     host_decode_lengths: IntArray
     host_prefill_starts: IntArray
     host_prefill_lengths: IntArray
+    cascade: CascadeTables | None = None
+    """What the decode rows share, where the step makes use of it."""
 
     @property
     def num_decode(self) -> int:

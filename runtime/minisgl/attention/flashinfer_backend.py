@@ -14,6 +14,7 @@ import torch
 
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.kernels.flashinfer_kernels import PagedPrefillKernel
 from minisgl.kernels.flashinfer_setup import load_flashinfer, why_not_flashinfer
 from minisgl.wire.plan import IntArray
 
@@ -26,12 +27,7 @@ def why_not(shape: AttentionShape) -> str | None:
         return "it needs a CUDA device"
     if shape.head_dim not in (64, 128, 256):
         return f"it has kernels for head sizes 64, 128 and 256, not {shape.head_dim}"
-    d = shape.head_dim
-    return why_not_flashinfer(
-        shape.dtype,
-        "batch_prefill_with_kv_cache_dtype_q_{t}_dtype_kv_{t}_dtype_o_{t}_dtype_idx_i32_"
-        f"head_dim_qk_{d}_head_dim_vo_{d}_posenc_0_use_swa_False_use_logits_cap_False_f16qk_False",
-    )
+    return why_not_flashinfer(PagedPrefillKernel(shape.dtype, shape.head_dim))
 
 
 def workspace(shape: AttentionShape) -> torch.Tensor:
@@ -59,7 +55,7 @@ class FlashInferDecode:
                 "paged_kv_last_page_len_buffer": _int32(size, shape),
             }
         # The tensor-core kernel serves every number of query heads per KV head; it is the prefill kernel.
-        self._wrapper: Any = load_flashinfer().BatchDecodeWithPagedKVCacheWrapper(
+        self._wrapper: Any = load_flashinfer().decode.BatchDecodeWithPagedKVCacheWrapper(
             self._workspace, "NHD", use_tensor_cores=True, backend="fa2", **buffers
         )
 
@@ -97,7 +93,7 @@ class FlashInferPrefill:
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
         self._copied = torch.cuda.Event()
-        self._wrapper: Any = load_flashinfer().BatchPrefillWithPagedKVCacheWrapper(
+        self._wrapper: Any = load_flashinfer().prefill.BatchPrefillWithPagedKVCacheWrapper(
             workspace(shape), "NHD", backend="fa2"
         )
 

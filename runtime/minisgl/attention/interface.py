@@ -6,12 +6,15 @@ from typing import Protocol
 
 import torch
 
+from minisgl.kernels.rotary import Rotation
+
 
 class Attention(Protocol):
     """Bound to one step's batch: which token belongs to which sequence is known here and nowhere in a model."""
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store `k`, `v` [T, Hkv, D] (after RoPE) in the KV pool, then attend causally with `q` [T, Hq, D].
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Apply `rotation` to q [T, Hq, D] and k [T, Hkv, D], store k and v [T, Hkv, D] in the KV pool, then attend
+        causally. The last two dimensions of the three are contiguous.
 
         T tokens in the order of the step: decode rows first, then the prefill segments one after the other.
         Returns [T, Hq * D] in q's dtype.

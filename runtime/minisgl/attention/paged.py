@@ -6,28 +6,33 @@ import torch
 
 from minisgl.attention.backend import DecodeBackend, PrefillBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
-from minisgl.kernels.store_kv import store_kv
+from minisgl.attention.cascade_backend import CascadeDecode
+from minisgl.kernels.rotary import Rotation, rotate_and_store
 
 
 class PagedAttention:
     """Implements `interface.Attention` for one step at a time; `start` binds the step."""
 
-    def __init__(self, kv: PagedKV, prefill: PrefillBackend, decode: DecodeBackend) -> None:
+    def __init__(
+        self, kv: PagedKV, prefill: PrefillBackend, decode: DecodeBackend, cascade: CascadeDecode | None = None
+    ) -> None:
+        """`cascade` serves the decode rows of batches that have cascade tables; without it there are none."""
         self._kv = kv
         self._prefill = prefill
         self._decode = decode
+        self.cascade = cascade
         self._batch: AttentionBatch
         self._locations: torch.Tensor
 
     def for_graph(self, size: int) -> PagedAttention | None:
         """For pure decode steps of exactly `size` rows that are captured; None: the decode backend cannot be."""
         decode = self._decode.for_graph(size)
-        return None if decode is None else PagedAttention(self._kv, self._prefill, decode)
+        return None if decode is None else PagedAttention(self._kv, self._prefill, decode, self.cascade)
 
     def prepare(self, batch: AttentionBatch) -> None:
         """Host work of the step. Outside of a CUDA graph: a replay needs it again."""
         if batch.num_decode:
-            self._decode.prepare(batch)
+            self._decoder(batch).prepare(batch)
         if batch.num_segments:
             self._prefill.prepare(batch)
 
@@ -36,19 +41,27 @@ class PagedAttention:
         offset at which each token's key and value are stored."""
         self._batch, self._locations = batch, locations
         if batch.num_decode:
-            self._decode.begin(batch)
+            self._decoder(batch).begin(batch)
         if batch.num_segments:
             self._prefill.begin(batch)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         batch = self._batch
+        d = batch.num_decode
         # Before any attention, for all tokens: a segment may start behind a prefix that another segment of the
         # same step computes.
-        store_kv(self._kv.keys[layer], self._kv.values[layer], self._locations, k, v)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        d = batch.num_decode
+        q, segment_keys = rotate_and_store(
+            q, k, v, rotation, self._kv.keys[layer], self._kv.values[layer], self._locations, kept_from=d
+        )
+        out = torch.empty_like(q)
         if d:
-            self._decode.decode(layer, self._kv, q[:d], out[:d])
+            self._decoder(batch).decode(layer, self._kv, q[:d], out[:d])
         if batch.num_segments:
-            self._prefill.prefill(layer, self._kv, q[d:], k[d:], v[d:], out[d:])
+            self._prefill.prefill(layer, self._kv, q[d:], segment_keys, v[d:], out[d:])
         return out.flatten(1)
+
+    def _decoder(self, batch: AttentionBatch) -> DecodeBackend:
+        if batch.cascade is None:
+            return self._decode
+        assert self.cascade is not None
+        return self.cascade

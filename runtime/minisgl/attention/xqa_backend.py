@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
-from minisgl.attention.backend import AttentionShape
+from minisgl.attention import split_backend
+from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.flashinfer_backend import workspace
+from minisgl.kernels.flashinfer_kernels import XqaKernel
 from minisgl.kernels.flashinfer_setup import load_flashinfer, why_not_flashinfer
 
 _PAGE_SIZES = (16, 32, 64, 128)
@@ -25,11 +27,7 @@ def why_not(shape: AttentionShape) -> str | None:
         return f"it serves pages of 16, 32, 64 or 128 tokens, not {shape.page_size}"
     if shape.head_dim % 16 or shape.head_dim > 256:
         return f"it serves head sizes that are multiples of 16 up to 256, not {shape.head_dim}"
-    return why_not_flashinfer(
-        shape.dtype,
-        f"xqa_input_{{t}}_kv_cache_{{t}}_output_{{t}}_page_size_{shape.page_size}_head_dim_{shape.head_dim}_"
-        f"head_group_ratio_{shape.group}_use_sliding_window_False_use_spec_dec_False",
-    )
+    return why_not_flashinfer(XqaKernel(shape.dtype, shape.page_size, shape.head_dim, shape.group))
 
 
 class XqaDecode:
@@ -38,14 +36,14 @@ class XqaDecode:
     def __init__(self, shape: AttentionShape, *, share: XqaDecode | None = None) -> None:
         self._shape = shape
         self._workspace: torch.Tensor = workspace(shape) if share is None else share._workspace
-        load_flashinfer()
-        from flashinfer.decode import xqa_batch_decode_with_kv_cache
-
-        self._run: Any = xqa_batch_decode_with_kv_cache
+        self._run: Any = load_flashinfer().decode.xqa_batch_decode_with_kv_cache
         self._block_tables: torch.Tensor
         self._lengths: torch.Tensor
 
-    def for_graph(self, size: int) -> XqaDecode:
+    def for_graph(self, size: int) -> DecodeBackend:
+        # Of few rows it makes a chain of dependent reads, 11 µs long.
+        if size <= split_backend.MOST_ROWS and split_backend.why_not(self._shape) is None:
+            return split_backend.SplitDecode(self._shape, size)
         return XqaDecode(self._shape, share=self)
 
     def prepare(self, batch: AttentionBatch) -> None:

@@ -9,7 +9,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -48,8 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workload",
         choices=tuple(WORKLOADS),
-        default="A",
-        help="A: independent requests, C: one request alone, D: requests with a shared prefix (default: A)",
+        nargs="+",
+        default=["A"],
+        help="A: independent requests, C: one request alone, C64: 64 like it, D: requests with a shared prefix; "
+        "several run one after the other, and the names of their figures begin with theirs (default: A)",
     )
     parser.add_argument(
         "--num-requests",
@@ -85,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="write a trace in Chrome's format of one more run with short answers, and print how long the device had "
-        "nothing to do (default: none)",
+        "nothing to do; several workloads write FILE with their names in it (default: none)",
     )
     parser.add_argument(
         "--record",
@@ -107,22 +109,52 @@ def run(args: argparse.Namespace) -> int:
     known = bench_record.read(args.record) if args.record is not None else None
     sizes = Sizes(requests=args.num_requests, input_length=tuple(args.input_len), output_length=tuple(args.output_len))
     with _model_directory(args.model) as (directory, builtin):
+        config = json.loads((directory / "config.json").read_text())
         options = engine_options(args) | ({"dummy_weights": True} if builtin else {})
         with LLM(directory, detokenize=False, **options) as llm:
-            llm.generate([[0]], SamplingParams(max_tokens=1, ignore_eos=True))
-            figures: dict[str, Figure] = {"engine_up_seconds": _process_age()}
-            figures |= _measure(llm, args.workload, sizes, args.seed, args.repeat)
-            if args.trace is not None:
-                figures |= _trace(llm, args.workload, sizes, args.seed + args.repeat + 1, args.trace)
-        config = json.loads((directory / "config.json").read_text())
-    workload = WORKLOADS[args.workload](sizes, config["vocab_size"], args.seed)
-    reference = _floor(args.workload, workload, config, args.tp) if llm.device == "cuda" else {}
-    if reference:
-        figures["f1_ratio"] = _number(figures["tokens_per_second"]) / _number(reference["tokens_per_second"])
-    report("offline", {"model": args.model, "workload": args.workload, **figures}, reference, args.json)
-    if known is not None:
-        bench_record.update(args.record, known, args.model, args.workload, args.tp, figures)
+            start = _start(llm)
+            figures: dict[str, Figure] = {"model": args.model, "workload": " ".join(args.workload), **start}
+            reference: dict[str, Figure] = {}
+            for name in args.workload:
+                measured = _measure(llm, name, sizes, args.seed, args.repeat)
+                floor = _floor(name, sizes, range(args.seed, args.seed + args.repeat), config, args.tp)
+                if llm.device == "cuda" and floor is not None:
+                    measured["f1_ratio"] = _number(measured["tokens_per_second"]) / floor
+                    reference[_figure(args, name, "tokens_per_second")] = floor
+                if args.trace is not None:
+                    path = _trace_path(args, name)
+                    measured |= _trace(llm, name, sizes, args.seed + args.repeat + 1, path)
+                figures |= {_figure(args, name, key): value for key, value in measured.items()}
+                if known is not None:
+                    bench_record.update(args.record, known, args.model, name, args.tp, {**start, **measured})
+            figures |= _engine(llm)
+    report("offline", figures, reference, args.json)
     return 0
+
+
+def _figure(args: argparse.Namespace, workload: WorkloadName, key: str) -> str:
+    """What `key` of a workload is called in the report."""
+    return key if len(args.workload) == 1 else f"{workload.lower()}_{key}"
+
+
+def _trace_path(args: argparse.Namespace, workload: WorkloadName) -> Path:
+    path: Path = args.trace
+    name, dot, suffixes = path.name.partition(".")
+    return path if len(args.workload) == 1 else path.with_name(f"{name}-{workload.lower()}{dot}{suffixes}")
+
+
+def _start(llm: LLM) -> dict[str, Figure]:
+    """Serve the first token, and tell how long each part of the start took until then."""
+    built = _process_age()
+    llm.generate([[0]], SamplingParams(max_tokens=1, ignore_eos=True))
+    up = _process_age()
+    phases = llm.stats.start_seconds
+    return {
+        "engine_up_seconds": up,
+        "start_command_seconds": built - sum(phases.values()),
+        **{f"start_{phase}_seconds": seconds for phase, seconds in phases.items()},
+        "start_first_token_seconds": up - built,
+    }
 
 
 def _measure(llm: LLM, name: WorkloadName, sizes: Sizes, seed: int, repeat: int) -> dict[str, Figure]:
@@ -137,10 +169,9 @@ def _measure(llm: LLM, name: WorkloadName, sizes: Sizes, seed: int, repeat: int)
         took = _generate(llm, workload)
         seconds.append(took)
         rates.append(workload.output_tokens / took)
-        print(f"seed {run_seed}: {took:.2f} s, {rates[-1]:,.1f} output tokens/s", file=sys.stderr)
+        print(f"{name}, seed {run_seed}: {took:.2f} s, {rates[-1]:,.1f} output tokens/s", file=sys.stderr)
     counted = {key: value - before[key] for key, value in _counters(llm).items()}
     workload = make(sizes, vocabulary, seed)
-    stats, limits = llm.stats, llm.limits
     return {
         "tokens_per_second": statistics.median(rates),
         "tokens_per_second_min": min(rates),
@@ -152,16 +183,22 @@ def _measure(llm: LLM, name: WorkloadName, sizes: Sizes, seed: int, repeat: int)
         "prompt_tokens_of_first_seed": workload.prompt_tokens,
         "output_tokens_of_first_seed": workload.output_tokens,
         **counted,
+    }
+
+
+def _engine(llm: LLM) -> dict[str, Figure]:
+    stats, limits = llm.stats, llm.limits
+    return {
         "device": llm.device,
         "tensor_parallel": llm.tensor_parallel,
         "prefill_backend": stats.prefill_backend,
         "decode_backend": stats.decode_backend,
+        "transport": stats.transport,
+        "compiled_kernels": stats.compiled_kernels,
         "page_size": limits.page_size,
         "num_pages": limits.num_pages,
         "parameter_gib": stats.parameter_bytes / 2**30,
         "kv_pool_gib": stats.kv_pool_bytes / 2**30,
-        "load_seconds": stats.load_seconds,
-        "capture_seconds": stats.capture_seconds,
     }
 
 
@@ -201,6 +238,7 @@ def _counters(llm: LLM) -> dict[str, int]:
         "steps": stats.steps,
         "graph_replays": stats.graph_replays,
         "eager_decode_steps": stats.eager_decode_steps,
+        "cascade_steps": stats.cascade_steps,
         "mixed_steps": stats.mixed_steps,
         "prefill_tokens": stats.prefill_tokens,
         "decode_tokens": stats.decode_tokens,
@@ -209,11 +247,16 @@ def _counters(llm: LLM) -> dict[str, int]:
     }
 
 
-def _floor(name: WorkloadName, workload: Workload, config: Mapping[str, Any], tp: int) -> dict[str, Figure]:
+def _floor(
+    name: WorkloadName, sizes: Sizes, seeds: Sequence[int], config: Mapping[str, Any], tensor_parallel: int
+) -> float | None:
+    """Output tokens per second at the F1 floor, the median of the runs; None on hardware that was not measured."""
     hardware = hardware_of(next(iter(gpu_names()), ""))
     if hardware is None:
-        return {}
-    return {"tokens_per_second": floor_tokens_per_second(name, workload, ModelShape.from_config(config, tp), hardware)}
+        return None
+    model = ModelShape.from_config(config, tensor_parallel)
+    workloads = [WORKLOADS[name](sizes, config["vocab_size"], seed) for seed in seeds]
+    return statistics.median(floor_tokens_per_second(name, workload, model, hardware) for workload in workloads)
 
 
 @contextmanager

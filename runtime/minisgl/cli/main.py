@@ -19,8 +19,10 @@ from minisgl.cli import (
     chat,
     engine,
     frontend,
+    kernels_build,
     models_check,
     models_demo,
+    models_dummy,
     models_fetch,
     models_tiny,
     serve,
@@ -58,8 +60,11 @@ def build_parser() -> Parser:
     models = _group(commands, "models", "make and check checkpoint directories")
     _add(models, "tiny", models_tiny, "write a small random checkpoint, real in every file")
     _add(models, "demo", models_demo, "train a very small model that answers questions about minisgl")
+    _add(models, "dummy", models_dummy, "write a well-known model's shape with a made-up tokenizer and no weights")
     _add(models, "fetch", models_fetch, "put a checkpoint from a Hub into a directory, whole or not at all")
     _add(models, "check", models_check, "say whether a checkpoint directory can be served")
+    kernels = _group(commands, "kernels", "prepare what runs on GPUs")
+    _add(kernels, "build", kernels_build, "compile the kernels of models ahead of time, on a machine without a GPU")
     bench = _group(commands, "bench", "measure speed")
     _add(bench, "offline", bench_offline, "tokens per second of scheduler and engine, without a server")
     _add(bench, "frontend", bench_frontend, "tokens per CPU second of API and tokenizers, with a stub engine")

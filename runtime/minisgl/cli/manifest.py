@@ -79,6 +79,8 @@ class Manifest(NamedTuple):
     """By flag without dashes: its value, and the field that it is from."""
     environment: dict[str, str]
     """Variables of the engine."""
+    other_names: list[str]
+    """By which requests may call the model besides the first."""
     warnings: list[str]
     """One for each reason why fields mean nothing here."""
 
@@ -114,7 +116,7 @@ def _understand(documents: list[Any]) -> Manifest:
             raise ManifestError(f"{key}: there is no such field: remove it")
     metadata, spec = _mapping(model.get("metadata"), "metadata"), _mapping(model.get("spec"), "spec")
     name = _of_type(metadata.get("name"), str, "metadata.name")
-    manifest = Manifest({"served-model-name": (name, "metadata.name")}, {}, [])
+    manifest = Manifest({"served-model-name": (name, "metadata.name")}, {}, [], [])
     meaningless: dict[str, list[str]] = {}
     for field, value in _fields(spec, ""):
         if field in SETTINGS:
@@ -152,8 +154,7 @@ def _take(field: str, value: Any, manifest: Manifest, meaningless: dict[str, lis
             names = _texts(value, where)
             if names:
                 manifest.settings["served-model-name"] = (names[0], where)
-            if len(names) > 1:
-                meaningless.setdefault("the endpoint here has the first name only", []).append(f"{where}[1:]")
+            manifest.other_names.extend(names[1:])
         case "model.source.huggingFace.endpoint":
             manifest.environment["HF_ENDPOINT"] = _of_type(value, str, where)
         case "engine.args":

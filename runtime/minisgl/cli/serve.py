@@ -83,8 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     sources = args.settings.resolve(args)
-    if args.file is not None:
-        _take_manifest(args, sources)
+    other_names = () if args.file is None else _take_manifest(args, sources)
     if args.print_config:
         print(args.settings.render(args, sources), end="")
         return 0
@@ -94,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     options = ServeOptions(
         engine=engine_config(args, directory),
         model_name=args.served_model_name or (directory.name if Path(args.model).is_dir() else args.model),
+        other_names=other_names,
         revision=args.revision or "",
         cache=args.cache,
         overlap=not args.no_overlap,
@@ -112,8 +112,10 @@ def run(args: argparse.Namespace) -> int:
     return serve(options)
 
 
-def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> None:
+def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> tuple[str, ...]:
+    """Set what the file says; the names of the model besides the first."""
     manifest = read(args.file)
+    named_elsewhere = sources["served-model-name"] != "default"
     args.settings.fill(args, sources, manifest.settings, args.file)
     for name, value in manifest.environment.items():
         os.environ.setdefault(name, value)
@@ -121,3 +123,4 @@ def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> None:
         print(f"minisgl: warning: {args.file}: {warning}", file=sys.stderr)
     if args.model is None:
         args.settings.refuse(f"{args.file}: its model is not on the Hub: give its directory, minisgl serve DIR -f FILE")
+    return () if named_elsewhere else tuple(manifest.other_names)

@@ -17,7 +17,7 @@ from minisgl.cli.roofline import (
 )
 from minisgl.wire.messages import SamplingParams
 
-WorkloadName = Literal["A", "C", "D"]
+WorkloadName = Literal["A", "C", "C64", "D"]
 
 _TOKEN_RANGE: Final = 10_000
 """Prompts are made of token ids 0 to this, both included, or of what a smaller vocabulary has."""
@@ -25,9 +25,10 @@ _TOKEN_RANGE: Final = 10_000
 _SHARED_PREFIX: Final = 2048
 _SHARED_OWN: Final = 128
 _SHARED_OUTPUT: Final = 128
-_SINGLE_PROMPT: Final = 4
-_SINGLE_OUTPUT: Final = 1024
+_STREAM_PROMPT: Final = 4
+_STREAM_OUTPUT: Final = 1024
 _SINGLE_FLOOR_CONTEXT: Final = 1024
+_STREAMS: Final = 64
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -58,7 +59,7 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be chosen about a workload; C takes none of it, D the number of requests."""
+    """What can be chosen about a workload; C and C64 take none of it, D the number of requests."""
 
     requests: int = 256
     input_length: tuple[int, int] = (100, 1024)
@@ -75,7 +76,19 @@ def independent(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
 def single_stream(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
     """C: one request alone."""
     del sizes
-    return Workload([_tokens(random.Random(seed), _SINGLE_PROMPT, vocabulary)], [_SINGLE_OUTPUT], 0.1)
+    return _streams(1, vocabulary, seed)
+
+
+def many_streams(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
+    """C64: 64 requests like that of C at once, so that nearly all steps decode 64 rows."""
+    del sizes
+    return _streams(_STREAMS, vocabulary, seed)
+
+
+def _streams(count: int, vocabulary: int, seed: int) -> Workload:
+    rng = random.Random(seed)
+    prompts = [_tokens(rng, _STREAM_PROMPT, vocabulary) for _ in range(count)]
+    return Workload(prompts, [_STREAM_OUTPUT] * count, 0.1)
 
 
 def shared_prefix(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
@@ -89,6 +102,7 @@ def shared_prefix(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
 WORKLOADS: Final[Mapping[WorkloadName, Callable[[Sizes, int, int], Workload]]] = {
     "A": independent,
     "C": single_stream,
+    "C64": many_streams,
     "D": shared_prefix,
 }
 
@@ -96,10 +110,11 @@ WORKLOADS: Final[Mapping[WorkloadName, Callable[[Sizes, int, int], Workload]]] =
 def floor_tokens_per_second(name: WorkloadName, workload: Workload, model: ModelShape, hardware: Hardware) -> float:
     """Output tokens per second at the F1 floor."""
     match name:
-        case "A":
+        case "A" | "C64":
             lengths = [len(prompt) for prompt in workload.prompts]
             return workload.output_tokens / offline_seconds(model, hardware, lengths, workload.output_lengths)
         case "C":
+            # As published: of a step in the middle of a long answer.
             return 1 / decode_seconds(model, hardware, 1, _SINGLE_FLOOR_CONTEXT)
         case "D":
             return workload.output_tokens / shared_prefix_seconds(

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from minisgl.attention.cascade import CascadeLayout, CascadeTables
 from minisgl.engine.step_controls import DeviceControls
 from minisgl.engine.tables import Tables
 from minisgl.wire.plan import PARAM_COLUMNS, IntArray, StepPlan
+from minisgl.wire.shared_prefixes import decode_prefixes
 
 _EMPTY = np.empty(0, np.int32)
 
@@ -45,14 +47,18 @@ class DeviceStep:
     poison_pages: torch.Tensor
     """[Z]"""
     controls: DeviceControls | None
+    cascade: CascadeTables | None
 
 
 class PackedStep:
-    """A plan, expanded to what kernels read. The first four parts have the same place in every pure decode step of
+    """A plan, expanded to what kernels read. The first five parts have the same place in every pure decode step of
     one size, so a CUDA graph can read them there."""
 
-    def __init__(self, plan: StepPlan, tables: Tables, decode_rows: int | None = None) -> None:
-        """`decode_rows`: pad a pure decode step to this many rows with the dummy slot."""
+    def __init__(
+        self, plan: StepPlan, tables: Tables, decode_rows: int | None = None, cascade: CascadeLayout | None = None
+    ) -> None:
+        """`decode_rows`: pad a pure decode step to this many rows with the dummy slot. `cascade`: lay out what the
+        decode rows share."""
         tables.note_new_rows(plan.new_rows)
         self.sampled_slots = plan.sampled_slots
         self.decode_slots, self.decode_positions = plan.decode_slots, plan.decode_positions
@@ -67,6 +73,7 @@ class PackedStep:
         if self.controls is not None:
             self.filtered = np.setdiff1d(self.filtered, self.controls.changed, assume_unique=True)
         self._plan = plan
+        self._cascade = cascade
         self._parts = self._decode_parts() if not len(plan.prefill_slots) else self._mixed_parts()
         self.size = sum(map(len, self._parts))
 
@@ -78,11 +85,17 @@ class PackedStep:
     def num_segments(self) -> int:
         return len(self.prefill_lengths)
 
+    @property
+    def graph_size(self) -> int:
+        """Numbers in the parts that a CUDA graph reads."""
+        return sum(map(len, self._parts[:5]))
+
     def _decode_parts(self) -> list[IntArray]:
         after = self.decode_positions + np.int32(1)
         rows = np.arange(self.num_decode, dtype=np.int32)
-        first = [self.decode_slots, self.decode_positions, self.decode_slots, after, rows, self.filtered]
-        return [*first, _EMPTY, _EMPTY, np.zeros(1, np.int32), _EMPTY, *self._update_parts()]
+        first = [self.decode_slots, self.decode_positions, self.decode_slots, after, self._cascade_part()]
+        second = [rows, self.filtered, _EMPTY, _EMPTY, np.zeros(1, np.int32), _EMPTY]
+        return [*first, *second, *self._update_parts()]
 
     def _mixed_parts(self) -> list[IntArray]:
         plan, d = self._plan, self.num_decode
@@ -97,6 +110,7 @@ class PackedStep:
             np.concatenate((self.decode_positions, positions)),
             self.sampled_slots,
             np.concatenate((self.decode_positions + np.int32(1), ends[last])),
+            self._cascade_part(),
             np.concatenate((np.arange(d, dtype=np.int32), d - 1 + offsets[1:][last])),
             self.filtered,
             plan.prefill_tokens,
@@ -105,6 +119,12 @@ class PackedStep:
             ends,
             *self._update_parts(),
         ]
+
+    def _cascade_part(self) -> IntArray:
+        if self._cascade is None:
+            return _EMPTY
+        groups = decode_prefixes(self._plan.shared_prefixes, len(self._plan.decode_slots))
+        return self._cascade.pack(groups, self.num_decode)
 
     def _update_parts(self) -> list[IntArray]:
         controls = _EMPTY if self.controls is None else self.controls.packed()
@@ -122,6 +142,7 @@ class PackedStep:
             positions=next(parts),
             sample_slots=next(parts),
             sample_positions=next(parts),
+            cascade=self._cascade_view(next(parts)),
             sample_rows=next(parts),
             filtered_rows=next(parts),
             prefill_tokens=next(parts),
@@ -133,3 +154,6 @@ class PackedStep:
             poison_pages=next(parts),
             controls=None if self.controls is None else self.controls.view(next(parts)),
         )
+
+    def _cascade_view(self, part: torch.Tensor) -> CascadeTables | None:
+        return None if self._cascade is None else self._cascade.view(part, self.num_decode)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final
 
 import torch
 
+from minisgl.attention.cascade import CascadeLayout
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.audit import check_hashes, gather_hashes
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.cpu_engine import count_step
-from minisgl.engine.decode_graphs import DecodeGraph, DecodeGraphs, graph_sizes
+from minisgl.engine.decode_graphs import DecodeGraph, DecodeGraphs
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.runner import Runner
 from minisgl.engine.step_controls import StepControls
@@ -104,11 +104,9 @@ class CudaEngine:
         self._launched = 0
         self._graphs = DecodeGraphs()
         torch.cuda.synchronize()
-        began = time.monotonic()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._graphs.capture(runner, graph_sizes(largest_graph), self._upload, progress)
+            self._graphs.capture(runner, largest_graph, self._upload, progress)
         torch.cuda.synchronize()
-        stats.capture_seconds = time.monotonic() - began
 
     def launch(self, plan: StepPlan) -> _Staging:
         staging = self._ring[self._launched % _RING]
@@ -116,9 +114,10 @@ class CudaEngine:
         self._launched += 1
         staging.step = plan.step
         graph = self._graphs.find(plan)
-        self._count(plan, graph)
+        cascade = graph.cascade if graph else self._eager_cascade(plan)
+        self._count(plan, graph, cascade)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            packed = PackedStep(plan, self.runner.tables, graph.size if graph else None)
+            packed = PackedStep(plan, self.runner.tables, graph.size if graph else None, cascade)
             buffer = staging.upload(packed, self._upload)
             run = self._eager(plan, packed, buffer) if graph is None else self._replay(plan, graph, packed, buffer)
             tokens, report = run
@@ -143,7 +142,7 @@ class CudaEngine:
         runner, step = self.runner, packed.view(buffer)
         if buffer is not self._upload:
             # The graph reads slots and positions where they were when it was captured.
-            self._upload[: 4 * graph.size].copy_(buffer[: 4 * graph.size])
+            self._upload[: packed.graph_size].copy_(buffer[: packed.graph_size])
         runner.apply_updates(step)
         graph.replay(runner.attention_batch(packed, step))
         runner.tap(plan, graph.logits[: packed.sampled])
@@ -155,7 +154,12 @@ class CudaEngine:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return self.runner.run(plan, packed, packed.view(buffer))
 
-    def _count(self, plan: StepPlan, graph: DecodeGraph | None) -> None:
+    def _eager_cascade(self, plan: StepPlan) -> CascadeLayout | None:
+        cascade = self.runner.attention.cascade
+        return cascade.layout if cascade is not None and len(plan.shared_prefixes) else None
+
+    def _count(self, plan: StepPlan, graph: DecodeGraph | None, cascade: CascadeLayout | None) -> None:
         count_step(self.stats, plan)
+        self.stats.cascade_steps += cascade is not None
         self.stats.graph_replays += graph is not None
         self.stats.eager_decode_steps += graph is None and not len(plan.prefill_slots)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from minisgl.attention.batch import AttentionBatch
+from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.paged import PagedAttention
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.runner import Runner
@@ -22,14 +23,30 @@ def graph_sizes(largest: int) -> list[int]:
     return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
 
 
+def cascade_sizes(largest: int) -> list[int]:
+    """Batch sizes that get another graph for rows that share a prefix; coarser, for such batches are large."""
+    sizes = [*range(32, 257, 32), *range(320, 513, 64), *range(640, largest, 128)]
+    return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
+
+
 class DecodeGraph:
     """One captured step of `size` rows. It reads its rows at the beginning of the upload buffer."""
 
-    def __init__(self, runner: Runner, attention: PagedAttention, size: int, upload: torch.Tensor, pool: Any) -> None:
-        """Run once to load and tune kernels, then capture, on the current stream. Every row is the dummy one."""
+    def __init__(
+        self,
+        runner: Runner,
+        attention: PagedAttention,
+        size: int,
+        cascade: CascadeLayout | None,
+        upload: torch.Tensor,
+        pool: Any,
+    ) -> None:
+        """Run once to load and tune kernels, then capture, on the current stream. Every row is the dummy one.
+        `cascade`: attend by the layout of what rows share."""
         self.size = size
+        self.cascade = cascade
         self._attention = attention
-        packed = PackedStep(_no_rows(), runner.tables, size)
+        packed = PackedStep(_no_rows(), runner.tables, size, cascade)
         host = np.empty(packed.size, np.int32)
         packed.write(host)
         upload[: packed.size].copy_(torch.from_numpy(host))
@@ -59,33 +76,46 @@ class DecodeGraph:
 
 class DecodeGraphs:
     def __init__(self) -> None:
-        self._sizes: list[int] = []
-        self._graphs: dict[int, DecodeGraph] = {}
+        # Both by size, the smallest first.
+        self._plain: list[DecodeGraph] = []
+        self._cascade: list[DecodeGraph] = []
 
-    def capture(
-        self, runner: Runner, sizes: list[int], upload: torch.Tensor, progress: Callable[[float], None]
-    ) -> None:
-        """Largest first, so that the smaller ones find room in the memory of the larger."""
+    def capture(self, runner: Runner, largest: int, upload: torch.Tensor, progress: Callable[[float], None]) -> None:
+        """Graphs up to and with `largest` rows: largest first, so that the smaller ones find room in the memory of the
+        larger."""
         pool = torch.cuda.graph_pool_handle()
-        for done, size in enumerate(sorted(sizes, reverse=True), 1):
-            attention = runner.attention.for_graph(size)
-            if attention is None:
-                return
-            self._graphs[size] = DecodeGraph(runner, attention, size, upload, pool)
-            progress(done / len(sizes))
-        self._sizes = sorted(self._graphs)
+        kinds: list[tuple[list[DecodeGraph], list[int], CascadeLayout | None]]
+        kinds = [(self._plain, graph_sizes(largest), None)]
+        if runner.attention.cascade is not None:
+            kinds.append((self._cascade, cascade_sizes(largest), runner.attention.cascade.layout))
+        done, total = 0, sum(len(sizes) for _, sizes, _ in kinds)
+        for graphs, sizes, cascade in kinds:
+            for size in reversed(sizes):
+                attention = runner.attention.for_graph(size)
+                if attention is None:
+                    return
+                graphs.insert(0, DecodeGraph(runner, attention, size, cascade, upload, pool))
+                done += 1
+                progress(done / total)
 
     def find(self, plan: StepPlan) -> DecodeGraph | None:
-        """The smallest graph that holds the step; None: it must run eagerly."""
+        """The smallest graph that holds the step, one that makes use of what its rows share if it can; None: the step
+        must run eagerly."""
         if len(plan.prefill_slots) or not len(plan.decode_slots):
             return None
-        index = bisect.bisect_left(self._sizes, len(plan.decode_slots))
-        return None if index == len(self._sizes) else self._graphs[self._sizes[index]]
+        rows = len(plan.decode_slots)
+        shared = _smallest(self._cascade, rows) if len(plan.shared_prefixes) else None
+        return shared or _smallest(self._plain, rows)
 
     def clear(self) -> None:
         """Graphs hold on to NCCL's communicator: they go before the group does."""
-        self._sizes.clear()
-        self._graphs.clear()
+        self._plain.clear()
+        self._cascade.clear()
+
+
+def _smallest(graphs: list[DecodeGraph], rows: int) -> DecodeGraph | None:
+    index = bisect.bisect_left(graphs, rows, key=lambda graph: graph.size)
+    return graphs[index] if index < len(graphs) else None
 
 
 def _no_rows() -> StepPlan:

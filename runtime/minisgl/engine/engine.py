@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Final
 
 import torch
 
+from minisgl.attention import cascade_backend
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.paged import PagedAttention
 from minisgl.attention.select import select_backends
@@ -17,12 +17,14 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import kv_pool
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.decode_graphs import graph_sizes
+from minisgl.engine.decode_graphs import cascade_sizes, graph_sizes
 from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.profile_memory import measure_step
 from minisgl.engine.runner import Runner
+from minisgl.engine.start_clock import StartClock
 from minisgl.engine.tables import Tables
+from minisgl.kernels.preload import Preload
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random
@@ -43,6 +45,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
     Raises ModelError, RendezvousError, BackendUnavailable or EngineError: each says what to do next.
     """
     report = progress or (lambda phase, share: None)
+    clock = StartClock()
     device = _device(config)
     model_config = ModelConfig.read(config.model)
     max_model_len = config.max_model_len or model_config.max_model_len
@@ -63,7 +66,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
         nccl_host=config.nccl_host,
     )
     try:
-        return _Start(config, model_config, parallel, device, max_model_len, report).engine()
+        return _Start(config, model_config, parallel, device, max_model_len, report, clock).engine()
     except BaseException:
         parallel.close()
         raise
@@ -80,20 +83,24 @@ class _Start:
         device: torch.device,
         max_model_len: int,
         report: Progress,
+        clock: StartClock,
     ) -> None:
         self._config = config
         self._parallel = parallel
         self._device = device
         self._max_model_len = max_model_len
         self._report = report
+        self._clock = clock
+        self._preload = Preload() if device.type == "cuda" else None
         self._free_before = kv_pool.free_memory(device)
         if device.type == "cuda":
             kv_pool.check_balance(parallel.gather_int(self._free_before))
-        began = time.monotonic()
+        clock.end("device", device)
         self._model = self._load(model_config)
+        clock.end("load", device)
         self._stats = EngineStats(
             parameter_bytes=self._model.parameter_bytes,
-            load_seconds=time.monotonic() - began,
+            start_seconds=clock.seconds,
             transport=parallel.transport,
         )
         shape = AttentionShape(
@@ -106,7 +113,12 @@ class _Start:
             device=device,
         )
         self._shape = shape
+        if self._preload is not None:
+            self._preload.finish()
         self._backends = select_backends(config.attention_backend, shape)
+        fits = cascade_backend.why_not(shape) is None
+        self._cascade = cascade_backend.CascadeDecode(shape, config.max_running) if fits else None
+        clock.end("kernels", device)
         self._stats.prefill_backend, self._stats.decode_backend = (backend.name for backend in self._backends)
         limit = config.cuda_graph_max_batch
         self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
@@ -114,10 +126,12 @@ class _Start:
     def engine(self) -> CpuEngine | CudaEngine:
         config = self._config
         num_pages = self._num_pages() if config.num_pages is None else config.num_pages
+        self._clock.end("warm_up", self._device)
         self._check_pool(num_pages * config.page_size)
         runner = self._runner(num_pages)
         self._stats.kv_pool_bytes = (num_pages + 1) * self._page_bytes()
         self._report("pool", 1.0)
+        self._clock.end("pool", self._device)
         limits = EngineLimits(
             num_pages=num_pages,
             page_size=config.page_size,
@@ -128,7 +142,7 @@ class _Start:
         )
         if self._device.type == "cpu":
             return CpuEngine(runner, self._parallel, limits, self._stats, audit=config.audit)
-        return CudaEngine(
+        engine = CudaEngine(
             runner,
             self._parallel,
             limits,
@@ -138,6 +152,10 @@ class _Start:
             audit=config.audit,
             progress=lambda share: self._report("capture", share),
         )
+        self._clock.end("capture", self._device)
+        assert self._preload is not None
+        self._stats.compiled_kernels = self._preload.compiled
+        return engine
 
     def _check_pool(self, tokens: int) -> None:
         if tokens >= self._max_model_len:
@@ -206,7 +224,10 @@ class _Start:
         torch.cuda.empty_cache()
         used = self._free_before - kv_pool.free_memory(self._device)
         logits = self._largest_graph * model.vocab_local * self._shape.dtype.itemsize
-        graphs = 2 * logits + len(graph_sizes(self._largest_graph)) * _GRAPH_BYTES
+        count = len(graph_sizes(self._largest_graph))
+        if self._cascade is not None:
+            count += len(cascade_sizes(self._largest_graph))
+        graphs = 2 * logits + count * _GRAPH_BYTES
         # Allocated once a row asks for penalties: it must fit beside a full pool.
         counts = config.max_running * model.config.vocab_size * 4
         return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - counts
@@ -227,7 +248,7 @@ class _Start:
             self._config.max_running, shape.pages_per_row, kv.dummy_page, self._model.config.vocab_size, self._device
         )
         prefill, decode = self._backends
-        return Runner(self._model, self._parallel, kv, tables, PagedAttention(kv, prefill, decode))
+        return Runner(self._model, self._parallel, kv, tables, PagedAttention(kv, prefill, decode, self._cascade))
 
 
 def _device(config: EngineConfig) -> torch.device:

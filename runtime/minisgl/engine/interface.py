@@ -27,13 +27,18 @@ class EngineStats(msgspec.Struct, kw_only=True):
     graph_replays: int = 0
     eager_decode_steps: int = 0
     """Pure decode steps that did not run as a CUDA graph although the device is CUDA."""
+    cascade_steps: int = 0
+    """Steps whose decode rows read what they share once."""
     mixed_steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     parameter_bytes: int = 0
     kv_pool_bytes: int = 0
-    load_seconds: float = 0.0
-    capture_seconds: float = 0.0
+    start_seconds: dict[str, float] = {}
+    """By phase of the start, in their order: `imports`, `device` (its context, and the other ranks), `load`, `kernels`
+    (libraries that bring them), `warm_up` (the largest step), `pool`, `capture`."""
+    compiled_kernels: int = 0
+    """Of our own, compiled during the start because they were not ahead of time."""
     prefill_backend: str = ""
     decode_backend: str = ""
     transport: str = ""

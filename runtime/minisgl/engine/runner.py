@@ -58,6 +58,7 @@ class Runner:
             host_decode_lengths=packed.decode_positions + 1,
             host_prefill_starts=packed.prefill_starts,
             host_prefill_lengths=packed.prefill_lengths,
+            cascade=step.cascade,
         )
 
     def logits(

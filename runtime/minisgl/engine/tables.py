@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from minisgl.engine.logit_controls import TokenCounts
 from minisgl.engine.step_controls import ControlRows
 from minisgl.kernels.sampling_rows import SamplingRows
+from minisgl.kernels.step_inputs import keep_tokens
 from minisgl.wire.plan import PARAM_COLUMNS, IntArray
 
 
@@ -50,9 +51,9 @@ class Tables:
 
     def sampling_rows(self, slots: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
         """Parameters of `slots` [S]; `positions` [S] counts the tokens before the sampled one."""
-        return SamplingRows(self._sampling[:, slots], positions)
+        return SamplingRows(self._sampling, slots, positions)
 
     def set_last_token(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """A row without a valid token (−1) goes on with token 0: its request has ended, but with overlap one more
         step of it may be on its way."""
-        self.last_token[slots] = tokens.clamp(min=0)
+        keep_tokens(self.last_token, slots, tokens)

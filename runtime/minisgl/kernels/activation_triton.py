@@ -5,9 +5,13 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
+
 
 @triton.jit
-def _silu_and_mul(gate_up, out, width, BLOCK: tl.constexpr):
+def _silu_and_mul(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
@@ -25,5 +29,7 @@ def silu_and_mul_cuda(gate_up: torch.Tensor) -> torch.Tensor:
     count, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((count, width), dtype=gate_up.dtype, device=gate_up.device)
     if count:
-        _silu_and_mul[(count, triton.cdiv(width, 1024))](gate_up, out, width, BLOCK=1024, num_warps=4)
+        _silu_and_mul[(count, triton.cdiv(width, 1024))](
+            gate_up, out, width, BLOCK=1024, num_warps=4, **dependent_launch(gate_up.device)
+        )
     return out

@@ -5,11 +5,14 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 from minisgl.kernels.random_bits_triton import gumbel_noise, row_keys
 from minisgl.kernels.sampling_rows import SamplingRows
 
 _PART = 8192
-"""Columns of one program: 152k columns make 19 programs a row, so that a single row still fills a part of the GPU."""
+_SMALL_PART = 1024
+_FEW_ROWS = 8
+"""Columns of one program: with few rows small parts, so that even one row of 152k columns is 149 programs."""
 
 _NO_INDEX = tl.constexpr(0x7FFFFFFF)
 
@@ -22,17 +25,22 @@ def _first_best(score, index):
 
 
 # Slices of a step's upload begin anywhere, and sizes change with every step: one compiled kernel serves all.
-@triton.jit(do_not_specialize=["parameter_stride", "first_index"], do_not_specialize_on_alignment=["positions"])
+@triton.jit(
+    do_not_specialize=["parameter_stride", "first_index"], do_not_specialize_on_alignment=["slots", "positions"]
+)
 def _choose_part(
-    logits, parameters, parameter_stride, positions, thresholds, scores, indices, row_stride, columns, first_index,
-    FILTERED: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+    logits, parameters, parameter_stride, slots, positions, thresholds, scores, indices, row_stride, columns,
+    first_index, FILTERED: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    start_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(1)
     part = tl.program_id(0)
-    temperature = tl.load(parameters + row).to(tl.float32, bitcast=True)
+    slot = tl.load(slots + row)
+    temperature = tl.load(parameters + slot).to(tl.float32, bitcast=True)
     first, second = row_keys(
-        tl.load(parameters + 4 * parameter_stride + row),
-        tl.load(parameters + 5 * parameter_stride + row),
+        tl.load(parameters + 4 * parameter_stride + slot),
+        tl.load(parameters + 5 * parameter_stride + slot),
         tl.load(positions + row),
     )
     smallest = tl.load(thresholds + row) if FILTERED else 0.0
@@ -62,7 +70,9 @@ def _choose_part(
 
 
 @triton.jit
-def _choose_row(scores, indices, best_scores, best_indices, parts, PARTS: tl.constexpr):
+def _choose_row(scores, indices, best_scores, best_indices, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
     score = tl.load(scores + row * parts + part, part < parts, other=float("-inf"))
@@ -76,18 +86,22 @@ def choose_cuda(
     logits: torch.Tensor, rows: SamplingRows, first_index: int, thresholds: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     count, columns = logits.shape
-    assert logits.stride(1) == 1 and rows.table.is_contiguous() and rows.positions.is_contiguous()
-    parts = triton.cdiv(columns, _PART)
+    assert logits.stride(1) == 1 and rows.table.is_contiguous()
+    assert rows.slots.is_contiguous() and rows.positions.is_contiguous()
+    width = _SMALL_PART if count <= _FEW_ROWS else _PART
+    parts = triton.cdiv(columns, width)
     scores = torch.empty((count, parts), dtype=torch.float32, device=logits.device)
     indices = torch.empty((count, parts), dtype=torch.int32, device=logits.device)
     best_scores = torch.empty(count, dtype=torch.float32, device=logits.device)
     best_indices = torch.empty(count, dtype=torch.int32, device=logits.device)
+    early = dependent_launch(logits.device)
     _choose_part[(parts, count)](
-        logits, rows.table, rows.table.stride(0), rows.positions, logits if thresholds is None else thresholds, scores,
-        indices, logits.stride(0), columns, first_index, FILTERED=thresholds is not None, PART=_PART, BLOCK=2048,
-        num_warps=8,
+        logits, rows.table, rows.table.stride(0), rows.slots, rows.positions,
+        logits if thresholds is None else thresholds, scores, indices, logits.stride(0), columns, first_index,
+        FILTERED=thresholds is not None, PART=width, BLOCK=min(width, 2048), num_warps=4 if width == _SMALL_PART else 8,
+        **early,
     )  # fmt: skip
     _choose_row[(count,)](
-        scores, indices, best_scores, best_indices, parts, PARTS=triton.next_power_of_2(parts), num_warps=1
+        scores, indices, best_scores, best_indices, parts, PARTS=triton.next_power_of_2(parts), num_warps=1, **early
     )
     return best_scores, best_indices

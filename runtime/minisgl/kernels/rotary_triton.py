@@ -1,68 +1,110 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Per-head RMSNorm and rotary embedding of queries and keys on CUDA: one program turns all heads of one token."""
+"""`rotate_and_store` on CUDA: one launch, one read of the projection's output. A program takes a few heads of one
+token, all of them queries, keys or values."""
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
+from minisgl.kernels.rotary import Rotation
+
+_MOST_HEADS = 8
+
 
 @triton.jit
-def _norm_rope(
-    q, k, q_out, k_out, cos_sin, q_weight, k_weight, q_stride, k_stride, eps,
-    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    HEADS: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, HEADS)[:, None]
-    pair = tl.arange(0, PAIRS)[None, :]
-    is_query = head < Q_HEADS
-    mask = (head < Q_HEADS + K_HEADS) & (pair < HALF)
-    place = tl.where(is_query, head, head - Q_HEADS) * (2 * HALF) + pair
-    source = tl.where(is_query, q + token * q_stride + place, k + token * k_stride + place)
-    first = tl.load(source, mask, other=0.0)
-    second = tl.load(source + HALF, mask, other=0.0)
+def _turned(source, place, mask, cos, sin, first_gain, second_gain, eps, HALF: tl.constexpr, NORM: tl.constexpr):
+    """Both halves of the heads at `source` + `place` [heads, pairs], rounded where separate operations would round."""
+    first = tl.load(source + place, mask, other=0.0)
+    second = tl.load(source + place + HALF, mask, other=0.0)
     dtype = first.dtype
     first, second = first.to(tl.float32), second.to(tl.float32)
     if NORM:
-        gains = tl.where(is_query, q_weight + pair, k_weight + pair)
         scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
-        # Rounded where separate operations would round.
-        gain = tl.load(gains, mask, other=0.0).to(tl.float32)
-        first = ((first * scale).to(dtype).to(tl.float32) * gain).to(dtype).to(tl.float32)
-        gain = tl.load(gains + HALF, mask, other=0.0).to(tl.float32)
-        second = ((second * scale).to(dtype).to(tl.float32) * gain).to(dtype).to(tl.float32)
-    cos = tl.load(cos_sin + token * (2 * HALF) + pair, pair < HALF, other=0.0)
-    sin = tl.load(cos_sin + token * (2 * HALF) + HALF + pair, pair < HALF, other=0.0)
-    target = tl.where(
-        is_query,
-        q_out + token * (Q_HEADS * 2 * HALF) + place,
-        k_out + token * (K_HEADS * 2 * HALF) + place,
-    )
-    tl.store(target, (first * cos - second * sin).to(dtype), mask)
-    tl.store(target + HALF, (second * cos + first * sin).to(dtype), mask)
+        first = ((first * scale).to(dtype).to(tl.float32) * first_gain).to(dtype).to(tl.float32)
+        second = ((second * scale).to(dtype).to(tl.float32) * second_gain).to(dtype).to(tl.float32)
+    return (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
 
 
-def qk_norm_rope_cuda(
+# Where kept keys begin changes with every step: one compiled kernel serves all.
+@triton.jit(do_not_specialize=["kept_from"])
+def _rotate_and_store(
+    q, k, v, cos_sin, q_gain, k_gain, q_out, kept, keys, values, locations, q_stride, k_stride, v_stride, kept_from,
+    eps, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
+    PAIRS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS
+    pair = tl.arange(0, PAIRS)[None, :]
+    mask = pair < HALF
+    first_gain, second_gain = 1.0, 1.0
+    if NORM:
+        # One address for each head, so that every thread loads what it needs itself.
+        gain = tl.broadcast_to(tl.where(head < Q_HEADS, q_gain, k_gain) + pair, (HEADS, PAIRS))
+        first_gain = tl.load(gain, mask, other=0.0).to(tl.float32)
+        second_gain = tl.load(gain + HALF, mask, other=0.0).to(tl.float32)
+    start_next(PDL)
+    wait_for_previous(PDL)
+    place = tl.arange(0, HEADS)[:, None] * (2 * HALF) + pair
+    if head < Q_HEADS + K_HEADS:
+        angle = tl.broadcast_to(cos_sin + token * (2 * HALF) + pair, (HEADS, PAIRS))
+        cos = tl.load(angle, mask, other=0.0)
+        sin = tl.load(angle + HALF, mask, other=0.0)
+        if head < Q_HEADS:
+            place += head * (2 * HALF)
+            first, second = _turned(
+                q + token * q_stride, place, mask, cos, sin, first_gain, second_gain, eps, HALF, NORM
+            )
+            target = q_out + token * (Q_HEADS * 2 * HALF) + place
+            tl.store(target, first, mask)
+            tl.store(target + HALF, second, mask)
+        else:
+            place += (head - Q_HEADS) * (2 * HALF)
+            first, second = _turned(
+                k + token * k_stride, place, mask, cos, sin, first_gain, second_gain, eps, HALF, NORM
+            )
+            target = keys + tl.load(locations + token) * (K_HEADS * 2 * HALF) + place
+            tl.store(target, first, mask)
+            tl.store(target + HALF, second, mask)
+            if token >= kept_from:
+                target = kept + (token - kept_from) * (K_HEADS * 2 * HALF) + place
+                tl.store(target, first, mask)
+                tl.store(target + HALF, second, mask)
+    else:
+        place += (head - Q_HEADS - K_HEADS) * (2 * HALF)
+        source = v + token * v_stride + place
+        target = values + tl.load(locations + token) * (K_HEADS * 2 * HALF) + place
+        tl.store(target, tl.load(source, mask), mask)
+        tl.store(target + HALF, tl.load(source + HALF, mask), mask)
+
+
+def rotate_and_store_cuda(
     q: torch.Tensor,
     k: torch.Tensor,
-    cos_sin: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
+    v: torch.Tensor,
+    rotation: Rotation,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    locations: torch.Tensor,
+    kept_from: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [T, Hq, D] and k [T, Hkv, D], heads of a token side by side, to contiguous tensors of the same shapes."""
     count, q_heads, head_dim = q.shape
     k_heads = k.shape[1]
-    assert q.stride(2) == k.stride(2) == 1 and q.stride(1) == k.stride(1) == head_dim
-    assert cos_sin.is_contiguous()
+    assert all(part.stride(2) == 1 and part.stride(1) == head_dim for part in (q, k, v))
+    assert keys.is_contiguous() and values.is_contiguous() and rotation.cos_sin.is_contiguous()
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    kept = torch.empty((count - kept_from, k_heads, head_dim), dtype=k.dtype, device=k.device)
     if count:
-        half = head_dim // 2
-        heads, pairs = triton.next_power_of_2(q_heads + k_heads), triton.next_power_of_2(half)
-        _norm_rope[(count,)](
-            q, k, q_out, k_out, cos_sin, q if q_weight is None else q_weight, k if k_weight is None else k_weight,
-            q.stride(0), k.stride(0), eps, Q_HEADS=q_heads, K_HEADS=k_heads, HALF=half, NORM=q_weight is not None,
-            HEADS=heads, PAIRS=pairs, num_warps=min(max(heads * pairs // 512, 1), 8),
+        # So that a program's heads are of one kind, and a power of two.
+        together = math.gcd(q_heads, k_heads, _MOST_HEADS)
+        pairs = triton.next_power_of_2(head_dim // 2)
+        norm = rotation.q_gain is not None
+        _rotate_and_store[(count, (q_heads + 2 * k_heads) // together)](
+            q, k, v, rotation.cos_sin, rotation.q_gain if norm else q, rotation.k_gain if norm else k, q_out, kept,
+            keys, values, locations, q.stride(0), k.stride(0), v.stride(0), kept_from, rotation.eps, Q_HEADS=q_heads,
+            K_HEADS=k_heads, HALF=head_dim // 2, NORM=norm, HEADS=together, PAIRS=pairs,
+            num_warps=max(together * pairs // 256, 1), **dependent_launch(q.device),
         )  # fmt: skip
-    return q_out, k_out
+    return q_out, kept

@@ -1,47 +1,149 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: disable-error-code="assignment"
+# ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """x W^T for a few rows on CUDA. Such a product is one read of W, and cuBLAS is far from memory bandwidth there: too few
-of its large tiles are in flight. Tile sizes are those of benchmarks/results/2026-11-21-h100-skinny-gemm."""
+of its large tiles are in flight. Tile sizes are those of benchmarks/results/2026-11-21-h100-skinny-gemm.
+
+With very few rows a launch costs as much as the work. There each program holds its whole part of W in registers, which
+it reads while the kernels before are still at work. For one row what surrounds the product in a block comes with it:
+the addition to the residual stream and its norm before it, SiLU × up behind it.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
+
 MAX_ROWS = 8
+_NORMED_INPUTS = 5120
+"""Every program normalizes x for itself: with more of it than this, or several rows, that takes longer than a launch.
+"""
 
 _VECTOR_ROWS = 4
 _VECTOR_OUTPUTS = 2048
 """With so few outputs there are too few tiles for the tensor cores' kernel to fill the GPU."""
-_VECTOR_TILE = (2, 1024)
+_VECTOR_INPUTS = 32_768
+_WEIGHT_REGISTERS = 80
+"""Of one thread, for its part of W; more leave no room for enough threads."""
+_PROGRAMS = 256
+"""Some two for each multiprocessor of a Hopper GPU."""
+_WARP_INPUTS = 256
+"""So that a thread reads 16 bytes at a time."""
+_NORMED_ABOVE = 2048
 _MATRIX_TILE = (16, 128)
 _TENSOR_CORE_ROWS = 16
 
 
 @triton.jit
-def _vector(x, weight, out, inputs, outputs, rows, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Each program: BLOCK_N outputs of all rows, multiplied and added in registers."""
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    m = tl.arange(0, ROWS)
-    total = tl.zeros((ROWS, BLOCK_N, BLOCK_K), tl.float32)
-    for start in range(0, inputs, BLOCK_K):
-        tile = tl.load(weight + n[:, None].to(tl.int64) * inputs + start + k[None, :], n[:, None] < outputs, other=0.0)
-        part = tl.load(x + m[:, None] * inputs + start + k[None, :], m[:, None] < rows, other=0.0)
-        total += tile.to(tl.float32)[None, :, :] * part.to(tl.float32)[:, None, :]
-    place = out + m[:, None] * outputs + n[None, :]
-    mask = (m[:, None] < rows) & (n[None, :] < outputs)
-    tl.store(place, tl.sum(total, 2).to(out.dtype.element_ty), mask)
+def _tile(weight, n, outputs, BEGIN: tl.constexpr, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[outputs, inputs] of W, from input BEGIN on."""
+    k = BEGIN + tl.arange(0, BLOCK_K)
+    mask = n[:, None] < outputs
+    if BEGIN + BLOCK_K > INPUTS:
+        mask = mask & (k[None, :] < INPUTS)
+    return tl.load(weight + n[:, None].to(tl.int64) * INPUTS + k[None, :], mask, other=0.0)
 
 
 @triton.jit
-def _matrix(x, weight, out, inputs, outputs, rows, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Each program: BLOCK_N outputs of all rows, which are padded to what the tensor cores want."""
+def _part(row, there, BEGIN: tl.constexpr, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[inputs] of a row, from input BEGIN on; zeros for a row that is not `there`."""
+    k = BEGIN + tl.arange(0, BLOCK_K)
+    return tl.load(row + k, (k < INPUTS) & there, other=0.0)
+
+
+@triton.jit
+def _normed(parts, gains, eps, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr):
+    """RMSNorm of a row, rounded where the operation by itself would round."""
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    for i in tl.static_range(TILES):
+        squares += parts[i].to(tl.float32) * parts[i].to(tl.float32)
+    scale = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)
+    normed = ()
+    for i in tl.static_range(TILES):
+        value = (parts[i].to(tl.float32) * scale).to(parts[i].dtype).to(tl.float32)
+        normed = normed + ((value * gains[i].to(tl.float32)).to(parts[i].dtype),)
+    return normed
+
+
+@triton.jit
+def _product(tiles, parts, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr):
+    """[outputs] in float32."""
+    total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    for i in tl.static_range(TILES):
+        total += tiles[i].to(tl.float32) * parts[i].to(tl.float32)[None, :]
+    return tl.sum(total, 1)
+
+
+@triton.jit(do_not_specialize=["outputs", "rows"])
+def _vector(
+    x, residual, gain, weight, out, stream, outputs, rows, eps,
+    INPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
+    ADD: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Each program: BLOCK_N outputs of all rows, multiplied and added in registers. A gated program has the gates of
+    its outputs, in the first `outputs` rows of W, and what they gate, in the rows behind those."""
+    TILES: tl.constexpr = (INPUTS + BLOCK_K - 1) // BLOCK_K
+    program = tl.program_id(0)
+    n = program * BLOCK_N + tl.arange(0, BLOCK_N)
+    tiles = ()
+    for i in tl.static_range(TILES):
+        tiles = tiles + (_tile(weight, n, outputs, i * BLOCK_K, INPUTS, BLOCK_K),)
+    ups = ()
+    if GATED:
+        behind = weight + outputs.to(tl.int64) * INPUTS
+        for i in tl.static_range(TILES):
+            ups = ups + (_tile(behind, n, outputs, i * BLOCK_K, INPUTS, BLOCK_K),)
+    gains = ()
+    if NORM:
+        for i in tl.static_range(TILES):
+            gains = gains + (_part(gain, True, i * BLOCK_K, INPUTS, BLOCK_K),)
+    start_next(PDL)
+    wait_for_previous(PDL)
+
+    # All rows are read before any is used: each round to the memory takes as long as the rest of the work.
+    parts = ()
+    for row in tl.static_range(ROWS):
+        mine = ()
+        for i in tl.static_range(TILES):
+            part = _part(x + row * INPUTS, row < rows, i * BLOCK_K, INPUTS, BLOCK_K)
+            if ADD:
+                part = part.to(tl.float32) + _part(
+                    residual + row * INPUTS, row < rows, i * BLOCK_K, INPUTS, BLOCK_K
+                ).to(tl.float32)
+                part = part.to(x.dtype.element_ty)
+                k = i * BLOCK_K + tl.arange(0, BLOCK_K)
+                # To other memory than the old stream's, which other programs may not have read yet.
+                tl.store(stream + row * INPUTS + k, part, (k < INPUTS) & (row < rows) & (program == 0))
+            mine = mine + (part,)
+        parts = parts + (mine,)
+    for row in tl.static_range(ROWS):
+        mine = parts[row]
+        if NORM:
+            mine = _normed(mine, gains, eps, INPUTS, BLOCK_K, TILES)
+        value = _product(tiles, mine, BLOCK_N, BLOCK_K, TILES).to(out.dtype.element_ty)
+        if GATED:
+            # Rounded in between, as in separate operations.
+            up = _product(ups, mine, BLOCK_N, BLOCK_K, TILES).to(value.dtype).to(tl.float32)
+            wide = value.to(tl.float32)
+            value = ((wide * tl.sigmoid(wide)).to(value.dtype).to(tl.float32) * up).to(value.dtype)
+        tl.store(out + row * outputs + n, value, (n < outputs) & (row < rows))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _matrix(
+    x, weight, out, outputs, rows,
+    INPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Each program: BLOCK_N outputs of all rows, which are padded to what the tensor cores want. Not launched early:
+    its programs are few, and those that start while others run crowd on the multiprocessors that are free first."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     m = tl.arange(0, ROWS)
     total = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    for start in range(0, inputs, BLOCK_K):
-        tile = tl.load(weight + n[:, None].to(tl.int64) * inputs + start + k[None, :], n[:, None] < outputs, other=0.0)
-        part = tl.load(x + m[None, :] * inputs + start + k[:, None], m[None, :] < rows, other=0.0)
+    for start in range(0, INPUTS, BLOCK_K):
+        tile = tl.load(weight + n[:, None].to(tl.int64) * INPUTS + start + k[None, :], n[:, None] < outputs, other=0.0)
+        part = tl.load(x + m[None, :] * INPUTS + start + k[:, None], m[None, :] < rows, other=0.0)
         total = tl.dot(tile, part, total)
     mask = (m[None, :] < rows) & (n[:, None] < outputs)
     tl.store(out + m[None, :] * outputs + n[:, None], total.to(out.dtype.element_ty), mask)
@@ -52,10 +154,16 @@ def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and 0 < len(x) <= MAX_ROWS
-        and weight.shape[1] % _VECTOR_TILE[1] == 0
+        and weight.shape[1] % 1024 == 0
+        and weight.shape[1] <= _VECTOR_INPUTS
         and x.is_contiguous()
         and weight.is_contiguous()
     )
+
+
+def fits_normed(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `normed_linear` serves the product of these."""
+    return len(x) == 1 and weight.shape[1] <= _NORMED_INPUTS and fits(x, weight)
 
 
 def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -64,15 +172,56 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     outputs = len(weight)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     if rows == 1 or (rows <= _VECTOR_ROWS and outputs <= _VECTOR_OUTPUTS):
-        block_n, block_k = _VECTOR_TILE
+        block_n, block_k, warps = _vector_tile(outputs, inputs, 1, normed=False)
         _vector[(triton.cdiv(outputs, block_n),)](
-            x, weight, out, inputs, outputs, rows, ROWS=triton.next_power_of_2(rows), BLOCK_N=block_n,
-            BLOCK_K=block_k, num_warps=4,
+            x, x, x, weight, out, x, outputs, rows, 0.0, INPUTS=inputs, ROWS=triton.next_power_of_2(rows),
+            BLOCK_N=block_n, BLOCK_K=block_k, NORM=False, ADD=False, GATED=False, num_warps=warps,
+            **dependent_launch(x.device),
         )  # fmt: skip
     else:
         block_n, block_k = _MATRIX_TILE
         _matrix[(triton.cdiv(outputs, block_n),)](
-            x, weight, out, inputs, outputs, rows, ROWS=_TENSOR_CORE_ROWS, BLOCK_N=block_n, BLOCK_K=block_k,
+            x, weight, out, outputs, rows, INPUTS=inputs, ROWS=_TENSOR_CORE_ROWS, BLOCK_N=block_n, BLOCK_K=block_k,
             num_warps=2, num_stages=6,
         )  # fmt: skip
     return out
+
+
+def normed_linear(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    gain: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    *,
+    gated: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RMSNorm of `x` + `residual` [M, K], times `weight` [N, K]; `gated`: SiLU of the first N / 2 outputs × the rest.
+    `x` and `weight` fit.
+
+    Returns the product, [M, N] or [M, N / 2], and the sum, which without a residual is `x` itself.
+    """
+    rows, inputs = x.shape
+    outputs = len(weight) // 2 if gated else len(weight)
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    stream = x if residual is None else torch.empty_like(residual)
+    block_n, block_k, warps = _vector_tile(outputs, inputs, 2 if gated else 1, normed=True)
+    _vector[(triton.cdiv(outputs, block_n),)](
+        x, x if residual is None else residual, gain, weight, out, stream, outputs, rows, eps, INPUTS=inputs,
+        ROWS=triton.next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, NORM=True, ADD=residual is not None,
+        GATED=gated, num_warps=warps, **dependent_launch(x.device),
+    )  # fmt: skip
+    return out, stream
+
+
+def _vector_tile(outputs: int, inputs: int, weight_rows: int, *, normed: bool) -> tuple[int, int, int]:
+    """Outputs and inputs of a tile, and its warps, where each output has so many rows of W."""
+    warps = 4 if inputs <= 8192 else 8
+    registers = 4 * weight_rows * triton.cdiv(inputs, _WARP_INPUTS * warps)
+    block_n = 16
+    while block_n > 1 and (block_n * registers > _WEIGHT_REGISTERS or outputs < block_n * _PROGRAMS):
+        block_n //= 2
+    # Warps that lie side by side along the inputs each add up a part of every output; one above the other, each has
+    # outputs of its own, which takes fewer instructions, but all need the whole of x. A norm exchanges that anyway.
+    above = normed and inputs <= _NORMED_ABOVE
+    return block_n, _WARP_INPUTS if above else _WARP_INPUTS * warps, warps

@@ -1,4 +1,4 @@
-"""Inputs of a forward pass that follow from the engine's tables."""
+"""Inputs of a forward pass that follow from the engine's tables, and what the pass leaves there for the next."""
 
 from __future__ import annotations
 
@@ -25,3 +25,14 @@ def step_inputs(
     decode = last_token[slots[: len(slots) - len(prefill_tokens)]]
     pages = page_table[slots, positions // page_size]
     return torch.cat((decode, prefill_tokens)), pages.long() * page_size + positions % page_size
+
+
+def keep_tokens(last_token: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+    """Make `tokens` [S] the inputs of their slots' next step in `last_token` [R]; all int32. A negative one becomes 0.
+    Of rows with the same slot any may win."""
+    if tokens.is_cuda:
+        from minisgl.kernels.step_inputs_triton import keep_tokens_cuda
+
+        keep_tokens_cuda(last_token, slots, tokens)
+        return
+    last_token[slots] = tokens.clamp(min=0)

@@ -54,14 +54,15 @@ def _weight_above(logits, columns, key, floor, largest, inverse, BLOCK: tl.const
 
 
 # The number of rows changes with every step: one compiled kernel serves all.
-@triton.jit(do_not_specialize=["parameter_stride"])
-def _thresholds(logits, parameters, parameter_stride, out, row_stride, columns, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["parameter_stride"], do_not_specialize_on_alignment=["slots"])
+def _thresholds(logits, parameters, parameter_stride, slots, out, row_stride, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     logits += row.to(tl.int64) * row_stride
-    temperature = tl.load(parameters + row).to(tl.float32, bitcast=True)
-    top_k = tl.load(parameters + parameter_stride + row)
-    top_p = tl.load(parameters + 2 * parameter_stride + row).to(tl.float32, bitcast=True)
-    min_p = tl.load(parameters + 3 * parameter_stride + row).to(tl.float32, bitcast=True)
+    parameters += tl.load(slots + row)
+    temperature = tl.load(parameters).to(tl.float32, bitcast=True)
+    top_k = tl.load(parameters + parameter_stride)
+    top_p = tl.load(parameters + 2 * parameter_stride).to(tl.float32, bitcast=True)
+    min_p = tl.load(parameters + 3 * parameter_stride).to(tl.float32, bitcast=True)
     inverse = tl.div_rn(1.0, temperature)
 
     most = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -106,9 +107,10 @@ def _thresholds(logits, parameters, parameter_stride, out, row_stride, columns, 
 
 
 def thresholds_cuda(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    assert logits.stride(1) == 1 and rows.table.is_contiguous()
+    assert logits.stride(1) == 1 and rows.table.is_contiguous() and rows.slots.is_contiguous()
     out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     _thresholds[(len(logits),)](
-        logits, rows.table, rows.table.stride(0), out, logits.stride(0), logits.shape[1], BLOCK=4096, num_warps=16
-    )
+        logits, rows.table, rows.table.stride(0), rows.slots, out, logits.stride(0), logits.shape[1], BLOCK=4096,
+        num_warps=16,
+    )  # fmt: skip
     return out

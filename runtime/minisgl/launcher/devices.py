@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,22 @@ def cuda_device_ids() -> tuple[str, ...]:
             return ()
         found.append(bytes(uuid).hex())
     return tuple(found)
+
+
+def open_device(index: int) -> None:
+    """Begin to make the driver's context of a device, which takes a second or two: beside the import of torch, which
+    takes as long and then finds it. What goes wrong is for torch to find as well."""
+
+    def retain() -> None:
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), index) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+    threading.Thread(target=retain, name="open-device", daemon=True).start()
 
 
 def choose_device(wanted: Literal["auto", "cpu", "cuda"], ranks: int) -> Device:

@@ -126,6 +126,7 @@ class _Fetch:
         self._lock = threading.Lock()
         self._total = 0
         self._have = 0
+        self._furthest = 0
         self._waited = 0.0
         self._logged_at = 0.0
         self._stop = threading.Event()
@@ -243,7 +244,7 @@ class _Fetch:
         tries, furthest = 0, 0
         while True:
             try:
-                return act()
+                found = act()
             except Exception as error:
                 failure = _understood(error, self._source)
                 if failure is None:
@@ -264,6 +265,10 @@ class _Fetch:
                     pause = min(_FIRST_PAUSE_SECONDS * 2 ** (tries - 1), _LONGEST_PAUSE_SECONDS)
                 logger.warning("%s; next try in %.0f s", failure, pause)
                 self._pause(pause, failure)
+            else:
+                with self._lock:
+                    self._say_progress()
+                return found
 
     def _pause(self, seconds: float, failure: FetchError) -> None:
         with self._lock:
@@ -274,8 +279,12 @@ class _Fetch:
             self._publish(self._status)
             if self._stop.wait(min(left, _PROGRESS_LOG_SECONDS)):
                 raise failure
-        with self._lock:
-            self._say(msgspec.structs.replace(self._status, reason="", message=""))
+
+    def _say_progress(self, **changes: int) -> None:
+        """Only now is the trouble over: a try that may end as the last one did says nothing new."""
+        status = msgspec.structs.replace(self._status, reason="", message="", **changes)
+        if status != self._status:
+            self._say(status)
 
     def _on_bytes(self, number: int) -> None:
         if self._stop.is_set():
@@ -284,8 +293,9 @@ class _Fetch:
         with self._lock:
             self._have += number
             percent = min(99, self._have * 100 // self._total)
-            if percent != self._status.percent:
-                self._say(msgspec.structs.replace(self._status, percent=percent))
+            if self._have > self._furthest:
+                self._furthest = self._have
+                self._say_progress(percent=percent)
             now = time.monotonic()
             if now >= self._logged_at + _PROGRESS_LOG_SECONDS:
                 self._logged_at = now

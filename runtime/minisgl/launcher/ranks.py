@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -10,8 +12,10 @@ import msgspec
 
 from minisgl.config import EngineConfig
 from minisgl.engine.interface import Engine
-from minisgl.launcher.devices import rank_environment
+from minisgl.launcher.devices import open_device, rank_environment
 from minisgl.launcher.process import ProcessSpec
+
+logger = logging.getLogger(__name__)
 
 PRELOAD: Final = ("minisgl.engine.engine",)
 """What takes a rank's process seconds to import: torch, above all. None of it touches a device."""
@@ -50,13 +54,29 @@ def follower_spec(config: FollowerConfig) -> ProcessSpec:
     )
 
 
+def start_engine(config: EngineConfig, progress: Callable[[str, float], None] | None = None) -> Engine:
+    """Any rank's engine. Raises what `create_engine` raises."""
+    began = time.monotonic()
+    if config.device == "cuda":
+        open_device(config.rank if config.device_index is None else config.device_index)
+    from minisgl.engine.engine import create_engine
+
+    imports = time.monotonic() - began
+    engine = create_engine(config, progress)
+    phases = engine.stats.start_seconds = {"imports": imports, **engine.stats.start_seconds}
+    logger.info(
+        "the engine is up after %.1f s",
+        sum(phases.values()),
+        extra={phase: round(seconds, 2) for phase, seconds in phases.items()},
+    )
+    return engine
+
+
 def start_rank0(
     config: EngineConfig, plans: Sequence[str], progress: Callable[[str, float], None] | None = None
 ) -> Engine:
     """Rank 0's engine; `plans` are the addresses of its followers. Raises what `create_engine` raises."""
-    from minisgl.engine.engine import create_engine
-
-    engine = create_engine(config, progress)
+    engine = start_engine(config, progress)
     if not plans:
         return engine
     import zmq

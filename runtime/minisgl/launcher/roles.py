@@ -18,7 +18,7 @@ import msgspec
 from minisgl.engine.interface import Engine
 from minisgl.launcher.child import Control
 from minisgl.launcher.control import Ready
-from minisgl.launcher.ranks import FollowerConfig, start_rank0
+from minisgl.launcher.ranks import FollowerConfig, start_engine, start_rank0
 from minisgl.wire.messages import ModelCard
 
 _PHASES: Final = {"meet": "rendezvous", "load": "weights", "pool": "KV pool", "capture": "CUDA graphs"}
@@ -50,12 +50,11 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
 def follower(raw: msgspec.Raw, control: Control) -> None:
     """The engine of a rank above 0."""
     from minisgl.engine import follower
-    from minisgl.engine.engine import create_engine
 
     config = msgspec.json.decode(raw, type=FollowerConfig)
 
     def create() -> Engine:
-        engine = create_engine(config.engine, EngineProgress(control))
+        engine = start_engine(config.engine, EngineProgress(control))
         control.ready()
         return engine
 

@@ -37,6 +37,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: EngineConfig
     model_name: str
+    other_names: tuple[str, ...] = ()
+    """By which requests may call the model too."""
     revision: str = ""
     cache: CacheKind = "radix"
     overlap: bool = True
@@ -122,6 +124,7 @@ def groups(options: ServeOptions, directory: Path, listener: int) -> list[GroupS
             scheduler_address=scheduler_address,
             frontend_address=f"ipc://{directory}/tokenizer{number}",
             name=f"tokenizer{number}",
+            names=(options.model_name, *options.other_names) if options.other_names else (),
         )
         for number in range(max(options.tokenizers, 1))
     ]

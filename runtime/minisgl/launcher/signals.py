@@ -14,7 +14,8 @@ _REQUEST: Final = b"\0"
 
 class Signals:
     """While it is open, SIGINT, SIGTERM and SIGHUP are counted and SIGCHLD wakes the selector; the handlers do nothing
-    but write a byte to a pipe that it watches. Open it on the main thread."""
+    but write a byte to a pipe that it watches. SIGHUP stays ignored if it is: nohup asks for that. Open it on the main
+    thread."""
 
     def __init__(self) -> None:
         self.stops = 0
@@ -23,7 +24,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._handlers = {number: signal.signal(number, _ignore) for number in (*_STOP_SIGNALS, signal.SIGCHLD)}
+        outlives_its_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        taken = {*_STOP_SIGNALS, signal.SIGCHLD} - ({signal.SIGHUP} if outlives_its_terminal else set())
+        self._handlers = {number: signal.signal(number, _ignore) for number in taken}
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         return self
 

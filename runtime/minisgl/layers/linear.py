@@ -15,11 +15,27 @@ from minisgl.layers.parameters import Parameters
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """[T, in] and [out, in] to [T, out]."""
     if x.is_cuda and bias is None:
+        from minisgl.kernels.batch_linear_gluon import batch_linear, batch_tile
         from minisgl.kernels.skinny_linear_triton import fits, skinny_linear
 
         if fits(x, weight):
             return skinny_linear(x, weight)
+        tile = batch_tile(x, weight, in_parts=False)
+        if tile is not None:
+            return batch_linear(x, weight, tile)
     return F.linear(x, weight, bias)
+
+
+def linear_in_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[T, in] and [out, in] to [T, out] or to parts of it, [parts, T, out] in float32, which the norm behind adds up:
+    programs enough for the whole GPU, although a small product has few outputs."""
+    if x.is_cuda:
+        from minisgl.kernels.batch_linear_gluon import batch_linear, batch_tile
+
+        tile = batch_tile(x, weight, in_parts=True)
+        if tile is not None:
+            return batch_linear(x, weight, tile)
+    return linear(x, weight)
 
 
 class Projection(NamedTuple):
@@ -55,7 +71,8 @@ class ColumnParallelLinear:
 
 
 class RowParallelLinear:
-    """Input features split over the ranks; [T, in of this rank] to [T, out], summed over the ranks."""
+    """Input features split over the ranks; [T, in of this rank] to [T, out], summed over the ranks. One rank by itself
+    leaves the sum of `linear_in_parts` to the norm."""
 
     def __init__(
         self,
@@ -74,6 +91,8 @@ class RowParallelLinear:
         self.bias = parameters.replicated(f"{name}.bias", out_features) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._parallel.size == 1 and self.bias is None:
+            return linear_in_parts(x, self.weight)
         out = self._parallel.all_reduce_sum(linear(x, self.weight))
         # Only after the sum: added on every rank before it, the bias would count once per rank.
         return out if self.bias is None else out + self.bias

@@ -1,30 +1,11 @@
-"""Root mean square layer normalization (Zhang & Sennrich, arXiv:1910.07467)."""
+"""The norm at the beginning of a block."""
 
 from __future__ import annotations
 
 import torch
 
+from minisgl.kernels.norm import add_rms_norm
 from minisgl.layers.parameters import Parameters
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalize the last dimension; the mean square is taken in float32 whatever the dtype of `x`."""
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return weight * normed.to(x.dtype)
-
-
-def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (norm of x + residual, x + residual); inputs and outputs [T, hidden]. Without a residual `x` is the sum.
-    On CUDA the sum takes the place of `residual`."""
-    if x.is_cuda:
-        from minisgl.kernels.norm_triton import rms_norm_cuda
-
-        return rms_norm_cuda(x, residual, weight, eps), x if residual is None else residual
-    residual = x if residual is None else residual + x
-    return rms_norm(residual, weight, eps), residual
 
 
 class RMSNorm:

@@ -1,4 +1,4 @@
-"""Rotary position embedding, and the normalization of queries and keys that precedes it in Qwen3."""
+"""The angles of rotary position embedding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from minisgl.layers.norm import rms_norm
 from minisgl.layers.rope_config import RopeConfig
 
 
@@ -60,29 +59,4 @@ class Rotary:
 
         All layers of a step share the rows, so they are gathered once per step.
         """
-        return self._cos_sin[positions]
-
-
-def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the pairs (i, i + D/2) of [T, H, D]; in float32, returned in x's dtype."""
-    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-def qk_norm_rope(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    cos_sin: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalize each head of q [T, Hq, D] and k [T, Hkv, D] (where there are weights [D]), then rotate them."""
-    if q.is_cuda:
-        from minisgl.kernels.rotary_triton import qk_norm_rope_cuda
-
-        return qk_norm_rope_cuda(q, k, cos_sin, q_weight, k_weight, eps)
-    if q_weight is not None and k_weight is not None:
-        q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
-    return rotate(q, cos_sin), rotate(k, cos_sin)
+        return torch.index_select(self._cos_sin, 0, positions)

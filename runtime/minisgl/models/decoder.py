@@ -7,11 +7,13 @@ import torch.nn.functional as F
 
 from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.kernels.rotary import Rotation
 from minisgl.layers.activation import GATED_ACTIVATIONS
 from minisgl.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.parameters import Parameters
-from minisgl.layers.rotary import Rotary, qk_norm_rope
+from minisgl.layers.pre_norm import project, project_gated
+from minisgl.layers.rotary import Rotary
 from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
 from minisgl.models.config import ModelConfig, MoeConfig
 from minisgl.moe.experts import run_experts
@@ -19,15 +21,17 @@ from minisgl.moe.routing import route
 
 
 class SelfAttention:
-    def __init__(
-        self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, name: str, layer: int
-    ) -> None:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
+        name = f"model.layers.{layer}.self_attn"
         self._layer = layer
         self._head_dim = config.head_dim
         self._eps = config.rms_norm_eps
         heads = parallel.shard(config.num_heads)
         kv_heads = local_kv_heads(config, parallel)
         self._heads = [_length(heads), _length(kv_heads), _length(kv_heads)]
+        self.norm = RMSNorm(
+            parameters, f"model.layers.{layer}.input_layernorm", config.hidden_size, config.rms_norm_eps
+        )
         self.qkv = ColumnParallelLinear(
             parameters,
             config.hidden_size,
@@ -49,15 +53,20 @@ class SelfAttention:
             bias=config.output_bias,
         )
 
-    def forward(self, x: torch.Tensor, cos_sin: torch.Tensor, attention: Attention) -> torch.Tensor:
-        q, k, v = torch.split(self.qkv.forward(x).view(len(x), -1, self._head_dim), self._heads, dim=1)
-        q, k = qk_norm_rope(q, k, cos_sin, self.q_norm, self.k_norm, self._eps)
-        return self.out.forward(attention.attend(self._layer, q, k, v))
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, cos_sin: torch.Tensor, attention: Attention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        qkv, residual = project(self.norm, self.qkv, x, residual)
+        q, k, v = torch.split(qkv.view(len(x), -1, self._head_dim), self._heads, dim=1)
+        rotation = Rotation(cos_sin, self.q_norm, self.k_norm, self._eps)
+        return self.out.forward(attention.attend(self._layer, q, k, v, rotation)), residual
 
 
 class FeedForward:
-    def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, name: str) -> None:
+    def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
+        name = f"model.layers.{layer}.mlp"
         size = config.intermediate_size
+        self.norm = _feed_forward_norm(config, parameters, layer)
         self._activation = GATED_ACTIVATIONS[config.activation]
         self.gate_up = ColumnParallelLinear(
             parameters,
@@ -69,16 +78,19 @@ class FeedForward:
             parameters, f"{name}.down_proj", size, config.hidden_size, parallel, bias=config.mlp_bias
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down.forward(self._activation(self.gate_up.forward(x)))
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = project_gated(self.norm, self.gate_up, self._activation, x, residual)
+        return self.down.forward(x), residual
 
 
 class SparseFeedForward:
     """Mixture of experts; every rank holds an equal part of every expert's intermediate features."""
 
     def __init__(
-        self, config: ModelConfig, moe: MoeConfig, parallel: TensorParallel, parameters: Parameters, name: str
+        self, config: ModelConfig, moe: MoeConfig, parallel: TensorParallel, parameters: Parameters, layer: int
     ) -> None:
+        name = f"model.layers.{layer}.mlp"
+        self.norm = _feed_forward_norm(config, parameters, layer)
         self._parallel = parallel
         self._moe = moe
         self._activation = GATED_ACTIVATIONS[config.activation]
@@ -93,35 +105,32 @@ class SparseFeedForward:
             parameters.add_source(f"{expert}.up_proj.weight", (size, hidden), self.gate_up[index, local:], part)
             parameters.add_source(f"{expert}.down_proj.weight", (hidden, size), self.down[index], slice(None), part)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, residual = self.norm.forward(x, residual)
         weights, experts = route(
             F.linear(x, self.router), self._moe.experts_per_token, renormalize=self._moe.renormalize
         )
-        return self._parallel.all_reduce_sum(
-            run_experts(x, weights, experts, self.gate_up, self.down, self._activation)
-        )
+        out = run_experts(x, weights, experts, self.gate_up, self.down, self._activation)
+        return self._parallel.all_reduce_sum(out), residual
 
 
 class DecoderLayer:
+    """Two blocks. Each takes the output of the block before and the residual stream, and adds the one to the other
+    before it normalizes their sum for itself."""
+
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
-        name = f"model.layers.{layer}"
-        eps, hidden = config.rms_norm_eps, config.hidden_size
-        self.attention_norm = RMSNorm(parameters, f"{name}.input_layernorm", hidden, eps)
-        self.attention = SelfAttention(config, parallel, parameters, f"{name}.self_attn", layer)
-        self.feed_forward_norm = RMSNorm(parameters, f"{name}.post_attention_layernorm", hidden, eps)
+        self.attention = SelfAttention(config, parallel, parameters, layer)
         self.feed_forward: FeedForward | SparseFeedForward
         if config.moe is not None and config.moe.layers[layer]:
-            self.feed_forward = SparseFeedForward(config, config.moe, parallel, parameters, f"{name}.mlp")
+            self.feed_forward = SparseFeedForward(config, config.moe, parallel, parameters, layer)
         else:
-            self.feed_forward = FeedForward(config, parallel, parameters, f"{name}.mlp")
+            self.feed_forward = FeedForward(config, parallel, parameters, layer)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, cos_sin: torch.Tensor, attention: Attention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.attention_norm.forward(x, residual)
-        x = self.attention.forward(x, cos_sin, attention)
-        x, residual = self.feed_forward_norm.forward(x, residual)
-        return self.feed_forward.forward(x), residual
+        x, residual = self.attention.forward(x, residual, cos_sin, attention)
+        return self.feed_forward.forward(x, residual)
 
 
 class Decoder:
@@ -184,6 +193,11 @@ class Decoder:
         """Rows of `forward`'s result [S, hidden] to [S, vocab_local]: the logits of this rank's shard, in the model's
         dtype. The ranks' shards side by side, cut to `config.vocab_size`, are the logits of the model."""
         return self.head.forward(hidden)
+
+
+def _feed_forward_norm(config: ModelConfig, parameters: Parameters, layer: int) -> RMSNorm:
+    name = f"model.layers.{layer}.post_attention_layernorm"
+    return RMSNorm(parameters, name, config.hidden_size, config.rms_norm_eps)
 
 
 def local_kv_heads(config: ModelConfig, parallel: TensorParallel) -> slice:

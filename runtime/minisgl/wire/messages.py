@@ -261,6 +261,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     generated_tokens: int
     retractions: int
     finished: int
+    start_seconds: dict[str, float] = {}
+    """Of each phase of the engine's start, see `EngineStats.start_seconds`. Empty: not said."""
     draining: bool = False
     """What is under way goes on; a new request is refused with `draining`."""
 

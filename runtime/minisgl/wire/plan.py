@@ -21,8 +21,9 @@ PARAM_COLUMNS: Final = 7
 """slot, temperature (float bits), top_k, top_p (float bits), min_p (float bits), seed low, seed high."""
 
 NO_CONTROLS: Final[IntArray] = np.empty(0, np.int32)
+NO_PREFIXES: Final[IntArray] = np.empty(0, np.int32)
 
-_HEADER: Final = 11
+_HEADER: Final = 12
 
 
 class PlanError(ValueError):
@@ -32,7 +33,7 @@ class PlanError(ValueError):
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. All arrays are int32 views into `buffer`; D decode rows, P prefill segments, T prefill tokens,
-    U page-table updates, N new rows, Z poisoned pages, C numbers of controls.
+    U page-table updates, N new rows, Z poisoned pages, C numbers of controls, X of shared prefixes.
 
     Execution order within a step: poison, new rows' parameters, page-table updates, then the forward pass. In
     each layer the KV of *all* tokens of the step is stored before any attention reads it: a segment may start
@@ -68,6 +69,8 @@ class StepPlan:
     """[Z] pages freed since the last plan; only with audit. The engine fills them with NaN."""
     controls: IntArray
     """[C] what some of the new rows ask besides: `row_controls.decode_controls` reads it."""
+    shared_prefixes: IntArray
+    """[X] decode rows whose first pages are the same: `shared_prefixes.decode_prefixes` reads it."""
     buffer: IntArray
 
     @property
@@ -100,6 +103,7 @@ class StepPlan:
         new_rows: IntArray,
         poison_pages: IntArray,
         controls: IntArray = NO_CONTROLS,
+        shared_prefixes: IntArray = NO_PREFIXES,
     ) -> StepPlan:
         """Pack the parts. `page_updates` is [3, U], `new_rows` [PARAM_COLUMNS, N]; the others 1-D."""
         header = np.array(
@@ -115,6 +119,7 @@ class StepPlan:
                 new_rows.shape[1],
                 len(poison_pages),
                 len(controls),
+                len(shared_prefixes),
             ),
             np.int32,
         )
@@ -131,6 +136,7 @@ class StepPlan:
             new_rows.ravel(),
             poison_pages,
             controls,
+            shared_prefixes,
         )
         return StepPlan._view(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
 
@@ -143,9 +149,10 @@ class StepPlan:
 
     @staticmethod
     def _view(buffer: IntArray) -> StepPlan:
-        epoch_low, epoch_high, step_low, step_high, d, p, t, u, n, z, controls = buffer[:_HEADER].tolist()
-        size = _HEADER + 2 * d + 4 * p + t + 3 * u + PARAM_COLUMNS * n + z + controls
-        if min(d, p, t, u, n, z, controls) < 0 or size != len(buffer):
+        epoch_low, epoch_high, step_low, step_high, *sizes = buffer[:_HEADER].tolist()
+        d, p, t, u, n, z, controls, prefixes = sizes
+        size = _HEADER + 2 * d + 4 * p + t + 3 * u + PARAM_COLUMNS * n + z + controls + prefixes
+        if min(sizes) < 0 or size != len(buffer):
             raise PlanError("the sizes in a plan's header do not add up to its length")
         a = _HEADER + d
         b = a + d
@@ -153,6 +160,7 @@ class StepPlan:
         e = c + t
         f = e + 3 * u
         g = f + PARAM_COLUMNS * n
+        h = g + z
         return StepPlan(
             epoch=epoch_low | epoch_high << 31,
             step=step_low | step_high << 31,
@@ -165,8 +173,9 @@ class StepPlan:
             prefill_tokens=buffer[c:e],
             page_updates=buffer[e:f].reshape(3, u),
             new_rows=buffer[f:g].reshape(PARAM_COLUMNS, n),
-            poison_pages=buffer[g : g + z],
-            controls=buffer[g + z :],
+            poison_pages=buffer[g:h],
+            controls=buffer[h : h + controls],
+            shared_prefixes=buffer[h + controls :],
             buffer=buffer,
         )
 

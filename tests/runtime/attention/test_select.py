@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from minisgl.attention import flashinfer_backend, xqa_backend
 from minisgl.attention.backend import BackendUnavailable
 from minisgl.attention.select import select_backends
 from minisgl.kernels import flashinfer_setup
+from minisgl.kernels.flashinfer_kernels import XqaKernel
 from support.dense_attention import attention_shape
 
 CPU = attention_shape(
@@ -49,11 +51,15 @@ def test_reasons_name_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None
     assert "bfloat16 or float16, not in float32" in str(xqa_backend.why_not(single))
 
 
-def test_a_missing_compiled_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_a_missing_compiled_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(flashinfer_setup, "load_flashinfer", lambda: None)
     monkeypatch.setenv(flashinfer_setup.KERNELS_DIR, str(tmp_path))
-    reason = flashinfer_setup.why_not_flashinfer(torch.bfloat16, "xqa_input_{t}_page_size_64")
-    assert "has no kernel xqa_input_bf16_page_size_64" in str(reason)
+    kernel = XqaKernel(torch.bfloat16, page_size=64, head_dim=128, group=2)
+    assert f"has no kernel {kernel.name}" in str(flashinfer_setup.why_not_flashinfer(kernel))
+    library = tmp_path / kernel.name / f"{kernel.name}.so"
+    library.parent.mkdir()
+    library.touch()
+    assert flashinfer_setup.why_not_flashinfer(kernel) is None
 
 
 def test_falling_back_to_the_reference_on_a_gpu_is_a_warning_with_reasons(

@@ -48,6 +48,13 @@ def test_workload_c_is_one_request() -> None:
     assert (workload.prompt_tokens, workload.output_lengths, workload.temperature) == (4, [1024], 0.1)
 
 
+def test_workload_c64_is_64_of_them() -> None:
+    workload = WORKLOADS["C64"](Sizes(), 151_936, 0)
+    assert workload.prompts[0] == WORKLOADS["C"](Sizes(), 151_936, 0).prompts[0]
+    assert len({tuple(prompt) for prompt in workload.prompts}) == len(workload.output_lengths) == 64
+    assert (workload.prompt_tokens, workload.output_tokens) == (64 * 4, 64 * 1024)
+
+
 def test_workload_d_shares_a_prefix_that_is_new_each_time() -> None:
     workload = WORKLOADS["D"](Sizes(), 151_936, 0)
     assert {len(prompt) for prompt in workload.prompts} == {2048 + 128}
@@ -76,6 +83,9 @@ def test_offline_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert figures["mixed_steps"] > 0, "a budget of 16 tokens a step mixes prompts and decodes"
     assert figures["eager_decode_steps"] == 0
     assert document["reference"] == {}, "no floor is known for a CPU"
+    phases = [key for key in figures if key.startswith("start_")]
+    assert {"start_imports_seconds", "start_load_seconds", "start_first_token_seconds"} <= {*phases}
+    assert sum(figures[phase] for phase in phases) == pytest.approx(figures["engine_up_seconds"])
     assert "tokens_per_second" in capsys.readouterr().out
 
 
@@ -83,13 +93,19 @@ def test_offline_records_the_newest_figures_beside_others_and_traces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record, trace = tmp_path / "results" / "cpu.json", tmp_path / "trace.json"
-    command = "bench offline --device cpu --num-requests 2 --input-len 3 9 --output-len 2 4 --num-pages 200"
+    command = "bench offline --device cpu --num-requests 2 --input-len 3 9 --output-len 2 4 --num-pages 900"
     model = ["--model", str(tiny_checkpoint()), "--record", str(record)]
     assert main([*command.split(), *model, "--trace", str(trace)]) == 0
-    assert main([*command.split(), *model, "--workload", "C", "--num-pages", "900"]) == 0
+    report = tmp_path / "offline.json"
+    several = ["--workload", "C", "A", "--trace", str(tmp_path / "several.json.gz"), "--json", str(report)]
+    assert main([*command.split(), *model, *several]) == 0
+    figures = json.loads(report.read_text())["figures"]
+    assert (figures["c_requests"], figures["a_requests"], figures["workload"]) == (1, 2, "C A")
+    assert {path.name for path in tmp_path.glob("several*")} == {"several-c.json.gz", "several-a.json.gz"}
     known = json.loads(record.read_text())
     name = tiny_checkpoint().name.lower().replace("-", "_")
     assert known["figures"].keys() == {f"a_{name}_tok_s", f"c_{name}_tok_s", f"engine_up_{name}_s"}
+    assert known["figures"][f"a_{name}_tok_s"] == pytest.approx(figures["a_tokens_per_second"], rel=1e-3)
     assert known["spread"].keys() == {f"a_{name}_tok_s", f"c_{name}_tok_s"}
     assert known["f1_ratio"] == {}, "no floor is known for a CPU"
     assert known["device"] == "cpu"

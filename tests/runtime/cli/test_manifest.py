@@ -11,9 +11,11 @@ import yaml
 
 from minisgl.cli import manifest
 from minisgl.cli.main import main
+from minisgl.launcher.serve import ServeOptions
 from minisgl_operator.api import types
 from minisgl_operator.api.schema import Schema, structural
 from support.chart import SAMPLES
+from support.tiny_checkpoint import tiny_checkpoint
 from support.verdicts import CASES, Case, hub, smallest
 
 
@@ -92,6 +94,21 @@ def test_fields_that_mean_the_same_here_are_settings(
     assert (os.environ["HF_ENDPOINT"], os.environ["GIVEN"], os.environ["TAKEN"]) == ("http://mirror", "1", "mine")
 
 
+def test_all_served_names_are_served_unless_a_flag_gives_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[ServeOptions] = []
+    monkeypatch.setattr("minisgl.cli.serve.serve", lambda options: seen.append(options) or 0)
+    file = str(_file(tmp_path, smallest(model={**hub(), "servedNames": ["first", "second", "third"]})))
+    checkpoint = str(tiny_checkpoint())
+    assert main(["serve", checkpoint, "-f", file]) == 0
+    assert main(["serve", checkpoint, "-f", file, "--served-model-name", "mine"]) == 0
+    assert [(options.model_name, options.other_names) for options in seen] == [
+        ("first", ("second", "third")),
+        ("mine", ()),
+    ]
+
+
 def test_flags_and_variables_win_over_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +128,6 @@ def test_what_means_nothing_here_is_named_in_a_warning(tmp_path: Path, capsys: p
     )
     for field, why in {
         "spec.model.source.huggingFace.tokenSecretRef": "set HF_TOKEN",
-        "spec.model.servedNames[1:]": "first name only",
         "spec.model.cache": "HF_HOME",
         "spec.parallelism.gpusPerPod": "no pods",
         "spec.replicas": "one replica",

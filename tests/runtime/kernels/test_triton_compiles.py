@@ -17,12 +17,12 @@ from minisgl.kernels import (
     norm_triton,
     rotary_triton,
     skinny_linear_triton,
+    split_decode_triton,
     step_inputs_triton,
-    store_kv_triton,
     thresholds_triton,
 )
 
-INT, INTS, LONGS, FLOATS, HALVES = "i32", "*i32", "*i64", "*fp32", "*bf16"
+INT, FLOAT, INTS, LONGS, FLOATS, HALVES = "i32", "fp32", "*i32", "*i64", "*fp32", "*bf16"
 
 STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row"), INT) | {"locations": LONGS}
 CHOOSE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
@@ -33,22 +33,17 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
     ("kernel", "types", "constants"),
     [
         (step_inputs_triton._step_inputs, STEP_INPUTS, {"PAGE_SIZE": 64, "BLOCK": 128}),
-        (
-            store_kv_triton._store,
-            dict.fromkeys(("keys", "values", "k", "v"), HALVES)
-            | {"locations": LONGS, "k_stride": INT, "v_stride": INT},
-            {"WIDTH": 1000, "BLOCK": 1024},
-        ),
+        (step_inputs_triton._keep_tokens, {"total": INT}, {"BLOCK": 128, "PDL": True}),
         *(
             (
                 choice_triton._choose_part,
                 CHOOSE | SCORES | {"logits": dtype},
-                {"FILTERED": filtered, "PART": 8192, "BLOCK": 2048},
+                {"FILTERED": filtered, "PART": 8192, "BLOCK": 2048, "PDL": True},
             )
             for dtype in (HALVES, FLOATS)
             for filtered in (False, True)
         ),
-        (choice_triton._choose_row, CHOOSE | SCORES, {"PARTS": 32}),
+        (choice_triton._choose_row, CHOOSE | SCORES, {"PARTS": 32, "PDL": True}),
         *(
             (thresholds_triton._thresholds, CHOOSE | SCORES | {"logits": dtype}, {"BLOCK": 4096})
             for dtype in (HALVES, FLOATS)
@@ -57,36 +52,55 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
             (
                 norm_triton._add_rms_norm,
                 dict.fromkeys(("x", "residual", "weight", "out"), HALVES)
-                | {"x_stride": INT, "width": INT, "eps": "fp32"},
-                {"ADD": add, "BLOCK": 1024},
+                | dict.fromkeys(("part_stride", "x_stride", "width"), INT)
+                | {"x": FLOATS if add else HALVES, "eps": FLOAT},
+                {"PARTS": 4 if add else 1, "ADD": add, "BLOCK": 1024, "PDL": add},
             )
             for add in (False, True)
         ),
         (
             activation_triton._silu_and_mul,
             dict.fromkeys(("gate_up", "out"), HALVES) | {"width": INT},
-            {"BLOCK": 1024},
+            {"BLOCK": 1024, "PDL": True},
         ),
         *(
             (
-                rotary_triton._norm_rope,
-                dict.fromkeys(("q", "k", "q_out", "k_out", "q_weight", "k_weight"), HALVES)
-                | {"cos_sin": FLOATS, "q_stride": INT, "k_stride": INT, "eps": "fp32"},
-                {"Q_HEADS": 16, "K_HEADS": 8, "HALF": 64, "NORM": norm, "HEADS": 32, "PAIRS": 64},
+                rotary_triton._rotate_and_store,
+                dict.fromkeys(("q", "k", "v", "q_gain", "k_gain", "q_out", "kept", "keys", "values"), HALVES)
+                | dict.fromkeys(("q_stride", "k_stride", "v_stride", "kept_from"), INT)
+                | {"cos_sin": FLOATS, "locations": LONGS, "eps": FLOAT},
+                {"Q_HEADS": 16, "K_HEADS": 8, "HALF": 64, "NORM": norm, "HEADS": 8, "PAIRS": 64, "PDL": True},
             )
             for norm in (False, True)
         ),
         *(
             (
-                kernel,
-                dict.fromkeys(("x", "weight", "out"), HALVES) | dict.fromkeys(("inputs", "outputs", "rows"), INT),
-                {"ROWS": rows, "BLOCK_N": block_n, "BLOCK_K": block_k},
+                skinny_linear_triton._vector,
+                dict.fromkeys(("x", "residual", "gain", "weight", "out", "stream"), HALVES)
+                | {"outputs": INT, "rows": INT, "eps": FLOAT},
+                {"INPUTS": inputs, "ROWS": rows, "BLOCK_N": 4, "BLOCK_K": 1024}
+                | dict.fromkeys(("NORM", "ADD"), normed)
+                | {"GATED": gated, "PDL": True},
             )
-            for kernel, rows, block_n, block_k in (
-                (skinny_linear_triton._vector, 1, 2, 1024),
-                (skinny_linear_triton._vector, 4, 2, 1024),
-                (skinny_linear_triton._matrix, 16, 16, 128),
-            )
+            for inputs, rows, normed, gated in ((3072, 1, False, False), (1024, 1, True, True), (5120, 1, True, False))
+        ),
+        (
+            split_decode_triton._part,
+            dict.fromkeys(("q", "keys", "values"), HALVES)
+            | dict.fromkeys(("parts", "sums"), FLOATS)
+            | {"pages_per_row": INT, "scale": FLOAT},
+            dict.fromkeys(("KV_HEADS", "GROUP"), 8)
+            | {"HEAD_DIM": 128, "PAGE": 64, "BLOCK": 32, "VECTORS": 16, "SPLITS": 32, "PDL": True},
+        ),
+        (
+            split_decode_triton._whole,
+            {"parts": FLOATS, "sums": FLOATS, "result": HALVES},
+            {"HEAD_DIM": 128, "SPLITS": 32, "PDL": True},
+        ),
+        (
+            skinny_linear_triton._matrix,
+            dict.fromkeys(("x", "weight", "out"), HALVES) | dict.fromkeys(("outputs", "rows"), INT),
+            {"INPUTS": 1024, "ROWS": 16, "BLOCK_N": 16, "BLOCK_K": 128},
         ),
     ],
 )

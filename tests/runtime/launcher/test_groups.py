@@ -29,6 +29,11 @@ def test_ranks_are_one_group_and_everybody_else_is_alone(tmp_path: Path) -> None
     assert list(_groups(tmp_path, tokenizers=0)) == ["engine", "frontend"]
 
 
+def test_requests_may_use_every_name(tmp_path: Path) -> None:
+    (tokenizer,) = _groups(tmp_path, other_names=("also",))["tokenizer0"][1]
+    assert tokenizer.config.names == ("tiny", "also")
+
+
 def test_a_new_engine_has_a_later_epoch_and_a_fresh_meeting_place_at_the_old_addresses(tmp_path: Path) -> None:
     starts = _groups(tmp_path)["engine"]
     (first, follower1), (second, follower2) = starts[1], starts[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -151,10 +152,12 @@ def test_other_content_than_the_repository_names_is_never_kept(
 
 
 def test_a_limit_is_waited_for(hub: FakeHub, tmp_path: Path, repository: Repository) -> None:
-    repository.too_many_requests = 1
+    repository.too_many_requests = 2
     told = run_fetch(hub, tmp_path / "model")
     (waiting,) = {status.message for status in told if status.reason == "RateLimited"}
     assert "limits our requests" in waiting
+    reasons = [reason for reason, _ in itertools.groupby(status.reason for status in told)]
+    assert reasons == ["", "RateLimited", ""], "a try that ends as the last one did is no news"
     assert (told[-1].phase, told[-1].reason) == ("Done", "")
 
 

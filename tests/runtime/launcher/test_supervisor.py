@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -187,6 +188,19 @@ def test_a_signal_ends_the_group_cleanly(number: signal.Signals, launch: Start, 
     assert launched.gone()
     assert (tmp_path / "draining").exists()
     assert (tmp_path / "ended").exists()
+
+
+def test_started_with_nohup_it_outlives_its_terminal(launch: Start, spec: Spec) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        launched = launch(*_group(spec))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    launched.wait_until_ready()
+    [ignored] = re.findall(r"SigIgn:\t(\w+)", Path(f"/proc/{launched.popen.pid}/status").read_text())
+    assert int(ignored, 16) >> (signal.SIGHUP - 1) & 1
+    launched.popen.send_signal(signal.SIGTERM)
+    assert launched.wait_for_end() == 0
 
 
 def test_a_signal_during_the_start_ends_it(launch: Start, spec: Spec, tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from minisgl.kernels.norm import add_rms_norm, rms_norm
+from minisgl.kernels.rotary import Rotation, rotate
 from minisgl.layers.activation import GATED_ACTIVATIONS
-from minisgl.layers.norm import add_rms_norm, rms_norm
 from minisgl.layers.parameters import Parameters
 from minisgl.layers.rope_config import RopeConfig
-from minisgl.layers.rotary import Rotary, inverse_frequencies, qk_norm_rope, rotate
+from minisgl.layers.rotary import Rotary, inverse_frequencies
 
 CPU = torch.device("cpu")
 
@@ -91,10 +92,10 @@ def test_heads_are_normalized_before_they_are_rotated(generator: torch.Generator
     q, k = torch.randn(3, 4, 8, generator=generator), torch.randn(3, 2, 8, generator=generator)
     at = Rotary(RopeConfig(), 8, 10, CPU).at(torch.tensor([0, 4, 9]))
     q_weight, k_weight = torch.rand(2, 8, generator=generator) + 0.5
-    q_out, k_out = qk_norm_rope(q, k, at, q_weight, k_weight, 1e-6)
+    q_out, k_out = Rotation(at, q_weight, k_weight, 1e-6).apply(q, k)
     torch.testing.assert_close(q_out, rotate(rms_norm(q, q_weight, 1e-6), at))
     torch.testing.assert_close(k_out, rotate(rms_norm(k, k_weight, 1e-6), at))
-    q_out, _ = qk_norm_rope(q, k, at, None, None, 1e-6)
+    q_out, _ = Rotation(at).apply(q, k)
     torch.testing.assert_close(q_out, rotate(q, at))
 
 

@@ -6,15 +6,26 @@ and every answer equal to the undisturbed run's.
 
 from __future__ import annotations
 
+from unittest import mock
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from minisgl.scheduler import shared_prefixes
 from support.scheduling import Answer, Harness
+
+# Groups of the sizes that a test has; the hash model checks each that a plan names.
+SMALL_GROUPS = {"SMALLEST_GROUP": 2, "LEAST_SAVED_TOKENS": 1, "LEAST_SAVED_SHARE": 0.0}
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     harness: Harness
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = mock.patch.multiple(shared_prefixes, **SMALL_GROUPS)
+        self.patch.start()
 
     @initialize(
         page_size=st.sampled_from([1, 2, 4, 16]),
@@ -107,6 +118,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         return answer.finish is None and answer.submit.id not in self.ended
 
     def teardown(self) -> None:
+        try:
+            self._finish()
+        finally:
+            self.patch.stop()
+
+    def _finish(self) -> None:
         if not hasattr(self, "harness"):
             return
         self.harness.run()

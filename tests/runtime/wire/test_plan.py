@@ -19,7 +19,7 @@ def arrays(*shape: int) -> st.SearchStrategy[np.ndarray]:
 
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
-    d, p, t, u, n, z, c = (draw(SIZES) for _ in range(7))
+    d, p, t, u, n, z, c, x = (draw(SIZES) for _ in range(8))
     return StepPlan.build(
         epoch=draw(st.integers(0, 2**62 - 1)),
         step=draw(st.integers(0, 2**62 - 1)),
@@ -34,6 +34,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
         new_rows=draw(arrays(PARAM_COLUMNS, n)),
         poison_pages=draw(arrays(z)),
         controls=draw(arrays(c)),
+        shared_prefixes=draw(arrays(x)),
     )
 
 

@@ -1,0 +1,62 @@
+"""Write a trace for `minisgl bench serve --trace`: made up, with the statistics of a public chat service's.
+
+    python benchmarks/chat_trace.py trace.jsonl --requests 1000
+
+1,000 requests have some 358,310 output tokens, as the first 1,000 of Qwen's trace A do, and come at 2.6 a second:
+replay them with `--trace-speed 2.5` for 6.5 a second. Lengths are log-normal, arrivals Poisson; half of the requests
+go on from one of the conversations before them, whose blocks of 16 tokens they share. The prompts' mean length is a
+guess.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from pathlib import Path
+
+RATE = 2.6
+MEAN_OUTPUT, SPREAD_OUTPUT = 358.31, 0.9
+MEAN_INPUT, SPREAD_INPUT = 1500.0, 1.0
+LONGEST_INPUT, LONGEST_OUTPUT = 8192, 2048
+BLOCK = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    draw = random.Random(args.seed)
+    outputs = [_length(draw, MEAN_OUTPUT, SPREAD_OUTPUT, LONGEST_OUTPUT) for _ in range(args.requests)]
+    # The clipped tail is spread over all, so that the sum is the known one.
+    scale = MEAN_OUTPUT * args.requests / sum(outputs)
+    timestamp, next_block = 0.0, 0
+    conversations: list[list[int]] = []
+    lines = []
+    for output in outputs:
+        length = _length(draw, MEAN_INPUT, SPREAD_INPUT, LONGEST_INPUT)
+        blocks = -(-length // BLOCK)
+        shared = draw.choice(conversations)[: blocks // 2] if conversations and draw.random() < 0.5 else []
+        hash_ids = [*shared, *range(next_block, next_block + blocks - len(shared))]
+        next_block += blocks - len(shared)
+        conversations.append(hash_ids)
+        request = {
+            "timestamp": round(timestamp, 1),
+            "input_length": length,
+            "output_length": max(1, min(round(output * scale), LONGEST_OUTPUT)),
+            "hash_ids": hash_ids,
+        }
+        lines.append(json.dumps(request))
+        timestamp += draw.expovariate(RATE) * 1000
+    args.out.write_text("\n".join(lines) + "\n")
+
+
+def _length(draw: random.Random, mean: float, spread: float, longest: int) -> int:
+    return max(1, min(round(draw.lognormvariate(math.log(mean) - spread**2 / 2, spread)), longest))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Times of a decode step's kernels beside the floor: `python benchmarks/decode_kernels.py [--tune]`.
+
+Each line: µs of one call inside a CUDA graph of many calls, each with weights of its own, so that none stays in the L2
+cache. `floor`: the bytes read and written over the bandwidth; `early` with programmatic dependent launch; `plain`
+without; `parts` with it, but a kernel each for norm, product and activation. `layer` is a whole decoder layer but for
+attention itself; `layer + xqa` and `layer + split` are with it, at 512 tokens a row. `--tune` times the tiles of the
+vector kernel at one row instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import torch
+
+from minisgl.attention import split_backend
+from minisgl.attention.backend import AttentionShape
+from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.attention.paged import PagedAttention
+from minisgl.attention.split_backend import SplitDecode
+from minisgl.attention.torch_backend import TorchPrefill
+from minisgl.attention.xqa_backend import XqaDecode
+from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
+from minisgl.cli.roofline import hardware_of
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.kernels import dependent_launch_triton, skinny_linear_triton
+from minisgl.kernels.norm import add_rms_norm
+from minisgl.kernels.rotary import Rotation, rotate_and_store
+from minisgl.layers.activation import silu_and_mul
+from minisgl.layers.linear import linear
+from minisgl.layers.pre_norm import project, project_gated
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import Decoder, FeedForward
+
+MODELS = {"qwen3-0.6b": 28, "qwen3-14b": 4}
+"""And how many layers: more bytes than the L2 cache holds, and room beside them."""
+ROWS = (1, 2, 4, 8, 64, 256)
+HAVE_PARTS = ("norm + qkv", "norm + gate_up + silu", "layer")
+FEWEST_CALLS = 24
+REPLAYS = 20
+PAGE = 64
+CONTEXT = 512
+
+Call = Callable[[int], object]
+"""Of one layer's kernel, by the layer's number."""
+TILES = (
+    *((block_n, 1024, 4) for block_n in (1, 2, 4, 8, 16)),
+    *((block_n, 512, 2) for block_n in (2, 4, 8)),
+    *((block_n, 256, 1) for block_n in (1, 2, 4)),
+    *((block_n, 2048, 8) for block_n in (2, 4, 8)),
+    *((block_n, 256, 4) for block_n in (4, 8, 16)),
+)
+"""Outputs, inputs and warps: with all warps side by side along the inputs, and with some outputs for each."""
+MOST_REGISTERS = 128
+"""Of one thread for its weights; more only spill."""
+
+
+class StoreOnly:
+    """What surrounds attention, without attention."""
+
+    def __init__(self, model: Decoder, rows: int) -> None:
+        config = model.config
+        shape = (len(model.layers), -(-rows // PAGE) + 1, PAGE, model.num_kv_heads_local, config.head_dim)
+        self.keys, self.values = (torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in "kv")
+        self.locations = torch.arange(rows, device="cuda")
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        q, _ = rotate_and_store(q, k, v, rotation, self.keys[layer], self.values[layer], self.locations, len(q))
+        return q.flatten(1)
+
+
+def with_attention(model: Decoder, rows: int, decode: type[XqaDecode] | type[SplitDecode]) -> Callable[..., object]:
+    """A call of whole layers over contexts of CONTEXT tokens, each with pages of its own."""
+    config, pages = model.config, CONTEXT // PAGE
+    heads, kv_heads = config.num_heads, model.num_kv_heads_local
+    shape = AttentionShape(heads, kv_heads, config.head_dim, PAGE, pages, torch.bfloat16, torch.device("cuda"))
+    pool = (len(model.layers), rows * pages + 1, PAGE, kv_heads, config.head_dim)
+    kv = PagedKV(*(torch.randn(pool, dtype=torch.bfloat16, device="cuda") for _ in "kv"))
+    table = torch.arange(rows * pages, dtype=torch.int32, device="cuda").view(rows, pages)
+    none = torch.empty(0, dtype=torch.int32, device="cuda")
+    lengths = np.full(rows, CONTEXT, np.int32)
+    batch = AttentionBatch(
+        page_table=table,
+        decode_slots=torch.arange(rows, dtype=torch.int32, device="cuda"),
+        decode_lengths=torch.from_numpy(lengths).cuda(),
+        prefill_slots=none,
+        query_offsets=none,
+        prefill_kv_lengths=none,
+        host_decode_lengths=lengths,
+        host_prefill_starts=lengths[:0],
+        host_prefill_lengths=lengths[:0],
+    )
+    backend = SplitDecode(shape, rows) if decode is SplitDecode else XqaDecode(shape)
+    attention = PagedAttention(kv, TorchPrefill(shape), backend)
+    attention.begin(batch, torch.arange(1, rows + 1, device="cuda") * CONTEXT - 1)
+
+    def call(x: torch.Tensor, residual: torch.Tensor, cos_sin: torch.Tensor, layer: int) -> object:
+        return model.layers[layer].forward(x, residual, cos_sin, attention)
+
+    return call
+
+
+@contextmanager
+def plain_launches() -> Iterator[None]:
+    with mock.patch.object(dependent_launch_triton, "_has_dependent_launch", lambda device: False):
+        yield
+
+
+@contextmanager
+def in_parts() -> Iterator[None]:
+    with mock.patch.object(skinny_linear_triton, "fits_normed", lambda x, weight: False):
+        yield
+
+
+WAYS = {"early": nullcontext, "plain": plain_launches, "parts": in_parts}
+
+
+@contextmanager
+def tile(block_n: int, block_k: int, warps: int) -> Iterator[None]:
+    with mock.patch.object(skinny_linear_triton, "_vector_tile", lambda *sizes, normed: (block_n, block_k, warps)):
+        yield
+
+
+def microseconds(call: Call, layers: int) -> float:
+    """Of one call, in a graph of calls one after the other."""
+    calls = max(layers, FEWEST_CALLS // layers * layers)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for layer in range(layers):
+            call(layer)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        for i in range(calls):
+            call(i % layers)
+        graph.capture_end()
+        for _ in range(3):
+            graph.replay()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+        begin.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        end.record()
+        stream.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3 / REPLAYS / calls
+
+
+def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
+    """By name: the call, and the bytes that it must read and write."""
+    config, layers = model.config, model.layers
+
+    def draw(width: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(rows, width, device="cuda").to(dtype)
+
+    x, residual, cos_sin = draw(config.hidden_size), draw(config.hidden_size), draw(config.head_dim, torch.float32)
+    dense = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, FeedForward)]
+    heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+    qkv = draw(sum(heads) * config.head_dim)
+    attended, inner = draw(heads[0] * config.head_dim), draw(config.intermediate_size)
+    wide = draw(2 * config.intermediate_size)
+    store = StoreOnly(model, rows)
+    attention = layers[0].attention
+
+    def rotate(layer: int) -> object:
+        block = layers[layer].attention
+        q, k, v = qkv.view(rows, -1, config.head_dim).split(heads, dim=1)
+        return store.attend(layer, q, k, v, Rotation(cos_sin, block.q_norm, block.k_norm, 1e-6))
+
+    def whole(layer: int) -> object:
+        return layers[layer].forward(x, residual, cos_sin, store)
+
+    def attend(layer: int) -> object:
+        return project(layers[layer].attention.norm, layers[layer].attention.qkv, x, residual)
+
+    def feed(layer: int) -> object:
+        block = dense[layer]
+        return project_gated(block.norm, block.gate_up, silu_and_mul, x, residual)
+
+    weights = [attention.qkv.weight, attention.out.weight, dense[0].gate_up.weight, dense[0].down.weight]
+    read = [weight.nbytes for weight in weights]
+    calls: dict[str, tuple[Call, float]] = {
+        "norm + qkv": (attend, read[0] + 4 * x.nbytes + qkv.nbytes),
+        "rotate + store": (rotate, 2 * qkv.nbytes),
+        "o": (lambda layer: linear(attended, layers[layer].attention.out.weight), read[1] + attended.nbytes + x.nbytes),
+        "norm + gate_up + silu": (feed, read[2] + 4 * x.nbytes + inner.nbytes),
+        "down": (lambda layer: linear(inner, dense[layer].down.weight), read[3] + inner.nbytes + x.nbytes),
+        "layer": (whole, sum(read) + 8 * x.nbytes + 3 * qkv.nbytes + 2 * inner.nbytes),
+    }
+    if rows <= split_backend.MOST_ROWS:
+        for decode in (XqaDecode, SplitDecode):
+            calls[f"layer + {decode.name}"] = (
+                partial(with_attention(model, rows, decode), x, residual, cos_sin),
+                math.nan,
+            )
+    if rows > 1:
+        calls["norm alone"] = (lambda layer: add_rms_norm(x, residual, dense[layer].norm.weight, 1e-6), 4 * x.nbytes)
+        calls["silu alone"] = (lambda layer: silu_and_mul(wide), wide.nbytes + inner.nbytes)
+    return calls
+
+
+def build(name: str) -> Decoder:
+    config = ModelConfig.parse({**BUILTIN_CONFIGS[name], "num_hidden_layers": MODELS[name]})
+    model = Decoder(config, TensorParallel(), torch.bfloat16, "cuda", max_position=64)
+    for source in model.parameters.sources:
+        source.into.normal_(0.0, 0.02)
+    return model
+
+
+def compile_all(jobs: list[Callable[[], object]]) -> None:
+    """Several at a time: most of the work is done outside of the interpreter's lock."""
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(lambda job: job(), jobs):
+            pass
+    torch.cuda.synchronize()
+
+
+def compare(models: dict[str, Decoder], bandwidth: float) -> None:
+    every = [call for model in models.values() for rows in ROWS for call, _ in calls_of(model, rows).values()]
+    for way in WAYS.values():
+        with way():
+            compile_all([partial(call, 0) for call in every])
+    for name, model in models.items():
+        for rows in ROWS:
+            for kernel, (call, read) in calls_of(model, rows).items():
+                line = f"{name} M={rows:<3} {kernel:22} floor {read / bandwidth * 1e6:7.2f}"
+                for how, way in WAYS.items():
+                    if how != "parts" or (rows == 1 and kernel in HAVE_PARTS):
+                        with way():
+                            line += f" {how} {microseconds(call, len(model.layers)):7.2f}"
+                print(line, flush=True)
+
+
+def tune(models: dict[str, Decoder], bandwidth: float) -> None:
+    for name, model in models.items():
+        config = model.config
+        widths = {
+            "norm + qkv": (config.hidden_size, 1),
+            "o": (config.num_heads * config.head_dim, 1),
+            "norm + gate_up + silu": (config.hidden_size, 2),
+            "down": (config.intermediate_size, 1),
+        }
+        calls = calls_of(model, 1)
+        for kernel, (inputs, weight_rows) in widths.items():
+            call, read = calls[kernel]
+            times = {}
+            for block_n, block_k, warps in TILES:
+                if block_n * weight_rows * inputs // (64 * warps) > MOST_REGISTERS:
+                    continue
+                with tile(block_n, block_k, warps):
+                    times[f"{block_n}x{block_k}w{warps}"] = microseconds(call, len(model.layers))
+            best = sorted(times, key=times.__getitem__)[:6]
+            floor = read / bandwidth * 1e6
+            found = "  ".join(f"{key} {times[key]:.2f}" for key in best)
+            print(f"{name} {kernel:22} floor {floor:6.2f} | {found}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tune", action="store_true", help="time the tiles of the vector kernel (default: off)")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
+    args = parser.parse_args()
+    gpu = torch.cuda.get_device_name()
+    hardware = hardware_of(gpu)
+    bandwidth = hardware.bandwidth if hardware else math.nan
+    print(f"{gpu}, torch {torch.__version__}, floors at {bandwidth / 1e12:.2f} TB/s")
+    with torch.inference_mode():
+        models = {name: build(name) for name in args.models}
+        (tune if args.tune else compare)(models, bandwidth)
+
+
+if __name__ == "__main__":
+    main()

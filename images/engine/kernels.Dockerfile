@@ -1,0 +1,25 @@
+# Kernels for Hopper GPUs, compiled ahead of time, on top of the engine's dependencies: with them an engine compiles
+# nothing when it starts. No GPU is needed, but an hour on a few cores. From the repository's root:
+#
+#   docker build -f images/engine/Dockerfile --target dependencies -t minisgl-dependencies .
+#   docker build -f images/engine/kernels.Dockerfile --build-arg DEPENDENCIES=minisgl-dependencies -t minisgl-kernels .
+#   docker build -f images/engine/Dockerfile --build-arg DEPENDENCIES=minisgl-kernels -t minisgl-engine .
+#
+# MODELS are directories in the image or built-in configurations (`minisgl kernels build --help`); empty: all of these.
+# minisgl's own kernels are found as long as their code is the one that they were compiled from.
+ARG DEPENDENCIES
+
+FROM ${DEPENDENCIES} AS compiler
+RUN apt-get update && \
+    apt-get install -y --no-install-recommends g++ ninja-build && \
+    rm -rf /var/lib/apt/lists/*
+RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --no-deps --target /opt/cuda \
+        'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-cccl==13.0.*'
+COPY runtime/minisgl /opt/minisgl/own/minisgl
+ARG MODELS=""
+RUN PYTHONPATH=/opt/minisgl/own:/opt/minisgl/site CUDA_HOME=/opt/cuda/nvidia/cu13 \
+    python3 -m minisgl kernels build ${MODELS} --out /opt/minisgl/kernels
+
+FROM ${DEPENDENCIES}
+COPY --from=compiler /opt/minisgl/kernels /opt/minisgl/kernels
+ENV MINISGL_KERNELS_DIR=/opt/minisgl/kernels

@@ -1,0 +1,69 @@
+"""Decode attention of very few rows: see `kernels/split_decode_triton.py`."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+
+from minisgl.attention.backend import AttentionShape
+from minisgl.attention.batch import AttentionBatch, PagedKV
+
+MOST_ROWS: Final = 4
+"""With more rows a kernel that divides contexts less has work for all of the GPU, too."""
+
+
+def why_not(shape: AttentionShape) -> str | None:
+    """Why these kernels cannot serve `shape`; None: they can."""
+    if shape.device.type != "cuda":
+        return "it needs a CUDA device"
+    if shape.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in bfloat16 and float16, not in {str(shape.dtype).removeprefix('torch.')}"
+    if shape.page_size % 32:
+        return f"it serves pages of a multiple of 32 tokens, not {shape.page_size}"
+    if shape.head_dim not in (64, 128):
+        return f"it serves head sizes 64 and 128, not {shape.head_dim}"
+    if shape.group > 16:
+        return f"it serves up to 16 query heads per KV head, not {shape.group}"
+    return None
+
+
+class SplitDecode:
+    """Implements `DecodeBackend` for batches of up to `rows` rows."""
+
+    name = "split"
+
+    def __init__(self, shape: AttentionShape, rows: int) -> None:
+        from minisgl.kernels.split_decode_triton import SPLITS, split_decode
+
+        self._run = split_decode
+        self._scale = shape.head_dim**-0.5 * math.log2(math.e)
+        sums = (rows, shape.query_heads, SPLITS)
+        self._sums = torch.empty(sums, dtype=torch.float32, device=shape.device)
+        self._parts = torch.empty((*sums, shape.head_dim), dtype=torch.float32, device=shape.device)
+        self._batch: AttentionBatch
+
+    def for_graph(self, size: int) -> SplitDecode:
+        return self
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Nothing to plan."""
+
+    def begin(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+
+    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+        batch = self._batch
+        self._run(
+            q.contiguous(),
+            kv.keys[layer],
+            kv.values[layer],
+            batch.page_table,
+            batch.decode_slots,
+            batch.decode_lengths,
+            self._parts,
+            self._sums,
+            out,
+            scale=self._scale,
+        )

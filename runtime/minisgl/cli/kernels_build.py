@@ -1,0 +1,133 @@
+"""`minisgl kernels build [MODEL …]`"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minisgl.cli.arguments import default_of, integer
+from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
+from minisgl.launcher.devices import default_page_size
+from minisgl.launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from minisgl.kernels.flashinfer_kernels import FlashInferKernel
+    from minisgl.models.config import ModelConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models",
+        metavar="MODEL",
+        nargs="*",
+        help=f"directories with a config.json, or built-in configurations: {', '.join(BUILTIN_CONFIGS)} (default: all "
+        "of these)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where the kernels go (default: what MINISGL_KERNELS_DIR says)",
+    )
+    parser.add_argument(
+        "--arch", type=_architecture, default="9.0a", metavar="X", help="of the GPUs (default: 9.0a, which is Hopper)"
+    )
+    parser.add_argument(
+        "--tp",
+        type=integer(1),
+        nargs="+",
+        default=(1, 2, 4, 8),
+        metavar="N",
+        help="numbers of ranks; those that a model cannot be split over are left out (default: 1 2 4 8 ranks)",
+    )
+    parser.add_argument(
+        "--page-size",
+        type=integer(1, 256),
+        default=default_page_size("cuda"),
+        metavar="N",
+        help=f"of the KV pool (default: {default_page_size('cuda')} tokens)",
+    )
+    parser.add_argument(
+        "--max-running",
+        type=integer(1),
+        default=default_of("max_running"),
+        metavar="N",
+        help=f"largest decode batch (default: {default_of('max_running')} requests)",
+    )
+    parser.add_argument(
+        "--jobs", type=integer(1), metavar="N", help="compilers that run at a time (default: one for each core)"
+    )
+    parser.add_argument(
+        "--own-only",
+        action="store_true",
+        help="only minisgl's own kernels, for which the C compiler is enough; flashinfer's want nvcc and ninja, and "
+        "are not compiled again where they are there (default: off)",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="print which of flashinfer's kernels it takes and compile none (default: off)",
+    )
+
+
+def _architecture(text: str) -> str:
+    if not re.fullmatch(r"\d+\.\d[af]?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no architecture such as 9.0a")
+    return text
+
+
+def run(args: argparse.Namespace) -> int:
+    configs = [_config(model) for model in args.models or BUILTIN_CONFIGS]
+    split = [(config, ranks) for config in configs for ranks in args.tp if ranks in config.tensor_parallel_sizes()]
+    flashinfer = [] if args.own_only else _flashinfer_kernels(split, args.page_size)
+    if args.list:
+        print("\n".join(kernel.name for kernel in flashinfer))
+        return 0
+    from minisgl.engine.rehearsal import rehearse
+    from minisgl.kernels.flashinfer_build import build
+    from minisgl.kernels.flashinfer_setup import KERNELS_DIR
+    from minisgl.kernels.triton_build import Architecture, Launches
+
+    out = args.out or os.environ.get(KERNELS_DIR)
+    if out is None:
+        raise LauncherError("no_folder", f"say where the kernels go: --out DIR, or {KERNELS_DIR}")
+    jobs = args.jobs or len(os.sched_getaffinity(0))
+    if flashinfer:
+        # First: for want of a compiler nothing should run for minutes.
+        built = build(flashinfer, Path(out), architecture=args.arch, jobs=jobs)
+        print(f"{len(built)} of flashinfer's kernels compiled, {len(flashinfer) - len(built)} were there")
+    began = time.monotonic()
+    architecture = Architecture.parse(args.arch)
+    launches = Launches()
+    for config, ranks in split:
+        with launches.recorded(architecture):
+            rehearse(config, tensor_parallel=ranks, page_size=args.page_size, max_running=args.max_running)
+    launches.compile(Path(out), architecture, jobs)
+    print(f"{len(launches)} kernels of minisgl's own compiled in {time.monotonic() - began:.0f} s")
+    print(f"serve with {KERNELS_DIR}={out}")
+    return 0
+
+
+def _config(model: str) -> ModelConfig:
+    from minisgl.models.config import ModelConfig
+
+    known = BUILTIN_CONFIGS.get(model)
+    return ModelConfig.parse(known) if known is not None and not Path(model).exists() else ModelConfig.read(model)
+
+
+def _flashinfer_kernels(split: Sequence[tuple[ModelConfig, int]], page_size: int) -> list[FlashInferKernel]:
+    """Of models on so many ranks each."""
+    import torch
+
+    from minisgl.kernels.flashinfer_kernels import HeadShape, kernels_of
+
+    shapes = [
+        HeadShape(config.num_heads, config.num_kv_heads, config.head_dim, getattr(torch, config.dtype), ranks)
+        for config, ranks in split
+    ]
+    return kernels_of(shapes, page_size)

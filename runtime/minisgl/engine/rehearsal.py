@@ -1,0 +1,142 @@
+"""A model's steps on tensors without memory: which of our own kernels an engine will launch, known without a GPU."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+import torch
+
+from minisgl.attention import cascade_backend, split_backend
+from minisgl.attention.backend import AttentionShape
+from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.attention.paged import PagedAttention
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine.batch import PackedStep
+from minisgl.engine.decode_graphs import cascade_sizes, graph_sizes
+from minisgl.engine.runner import Runner
+from minisgl.engine.tables import Tables
+from minisgl.kernels.choice import choose
+from minisgl.kernels.thresholds import thresholds
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import Decoder
+from minisgl.wire.plan import PARAM_COLUMNS, IntArray, StepPlan
+
+_DEVICE: Final = torch.device("cuda")
+_PAGES: Final = 64
+_PREFILL_TOKENS: Final = (1, 2, 3, 4, 5, 8, 9, 16, 17, 100, 8192)
+"""Kernels are compiled apart for sizes that are 1 or a multiple of 16, and written apart for few rows."""
+_SAMPLED_ROWS: Final = (1, 2, 16, 17)
+
+
+def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_running: int) -> None:
+    """Run decode steps of all sizes that are captured, and steps with prompts, on one of `tensor_parallel` ranks. To be
+    called where `cuda` tensors have no memory and launches are recorded."""
+    config = _one_layer(config)
+    parallel = _OneOf(tensor_parallel)
+    dtype = getattr(torch, config.dtype)
+    model = Decoder(config, parallel, dtype, _DEVICE)
+    shape = AttentionShape(
+        query_heads=config.num_heads // tensor_parallel,
+        kv_heads=model.num_kv_heads_local,
+        head_dim=config.head_dim,
+        page_size=page_size,
+        pages_per_row=-(-config.max_model_len // page_size),
+        dtype=dtype,
+        device=_DEVICE,
+    )
+    size = (config.num_layers, _PAGES + 1, page_size, shape.kv_heads, shape.head_dim)
+    kv = PagedKV(*(torch.empty(size, dtype=dtype, device=_DEVICE) for _ in range(2)))
+    tables = Tables(max_running, shape.pages_per_row, kv.dummy_page, config.vocab_size, _DEVICE)
+    fits = cascade_backend.why_not(shape) is None
+    cascade = cascade_backend.CascadeDecode(shape, max_running) if fits else None
+    nothing = _NoAttention()
+    runner = Runner(model, parallel, kv, tables, PagedAttention(kv, nothing, nothing, cascade))
+    for rows in graph_sizes(max_running):
+        _step(runner, _plan(tables, 0), PackedStep(_plan(tables, 0), tables, rows))
+    if split_backend.why_not(shape) is None:
+        few = split_backend.SplitDecode(shape, split_backend.MOST_ROWS)
+        plan = _plan(tables, 0)
+        alone = Runner(model, parallel, kv, tables, PagedAttention(kv, nothing, few))
+        _step(alone, plan, PackedStep(plan, tables, split_backend.MOST_ROWS))
+    if cascade is not None:
+        for rows in cascade_sizes(max_running):
+            _step(runner, _plan(tables, 0), PackedStep(_plan(tables, 0), tables, rows, cascade.layout))
+    for tokens in _PREFILL_TOKENS:
+        for rows in (0, 1, 16):
+            plan = _plan(tables, rows, tokens)
+            _step(runner, plan, PackedStep(plan, tables))
+    for rows in _SAMPLED_ROWS:
+        slots = torch.empty(rows, dtype=torch.int32, device=_DEVICE)
+        # The model's logits, and those that penalties and biases have changed.
+        for logits_dtype in (dtype, torch.float32):
+            logits = torch.empty((rows, config.vocab_size), dtype=logits_dtype, device=_DEVICE)
+            parameters = tables.sampling_rows(slots, slots)
+            choose(logits, parameters, 0)
+            choose(logits, parameters, 0, thresholds(logits, parameters))
+
+
+def _one_layer(config: ModelConfig) -> ModelConfig:
+    """All layers launch the same kernels; those with experts launch others."""
+    moe = config.moe
+    if moe is None:
+        return msgspec.structs.replace(config, num_layers=1)
+    kinds = sorted({*moe.layers})
+    return msgspec.structs.replace(config, num_layers=len(kinds), moe=msgspec.structs.replace(moe, layers=tuple(kinds)))
+
+
+def _step(runner: Runner, plan: StepPlan, packed: PackedStep) -> None:
+    step = packed.view(torch.empty(packed.size, dtype=torch.int32, device=_DEVICE))
+    runner.run(plan, packed, step)
+
+
+def _plan(tables: Tables, decode: int, tokens: int = 0) -> StepPlan:
+    """Of `decode` rows that decode and a prompt of `tokens`, all of them in the dummy row."""
+
+    def dummies(count: int) -> IntArray:
+        return np.full(count, tables.dummy_slot, np.int32)
+
+    segments = int(tokens > 0)
+    empty = np.empty(0, np.int32)
+    return StepPlan.build(
+        epoch=0,
+        step=0,
+        decode_slots=dummies(decode),
+        decode_positions=np.zeros(decode, np.int32),
+        prefill_slots=dummies(segments),
+        prefill_starts=np.zeros(segments, np.int32),
+        prefill_lengths=np.full(segments, tokens, np.int32),
+        prefill_sample=np.ones(segments, np.int32),
+        prefill_tokens=np.zeros(tokens, np.int32),
+        page_updates=np.empty((3, 0), np.int32),
+        new_rows=np.empty((PARAM_COLUMNS, 0), np.int32),
+        poison_pages=empty,
+    )
+
+
+class _OneOf(TensorParallel):
+    """A rank without the others; what it would have from them it does without."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(device=_DEVICE)
+        self.size = size
+
+
+class _NoAttention:
+    """Other libraries' kernels: nothing of ours."""
+
+    name = "none"
+
+    def for_graph(self, size: int) -> _NoAttention:
+        return self
+
+    def prepare(self, batch: AttentionBatch) -> None: ...
+
+    def begin(self, batch: AttentionBatch) -> None: ...
+
+    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None: ...
+
+    def prefill(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+    ) -> None: ...

@@ -1,0 +1,217 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""x W^T for a decode batch on Hopper. Such a product is one read of W as long as the batch is small, and with a small W
+that takes less time than to start a kernel and to wait for the memory once. So a program fills its shared memory with
+its part of W while the kernel before is still at work, which leaves only x to be waited for. About as many programs run
+as the GPU has multiprocessors: where W has few rows, several share its columns and each leaves a part of the sum.
+
+In Gluon, Triton's lower level, because only there copies to shared memory can be begun ahead of `griddepcontrol.wait`.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from minisgl.kernels.dependent_launch_triton import dependent_launch
+
+MIN_ROWS = 9
+MAX_ROWS = 256
+
+_LARGEST = 8 << 20
+"""Elements of W."""
+_PROGRAMS = 132
+"""One for each multiprocessor of a Hopper GPU."""
+_MOST_SPLITS = 4
+"""More take the norm behind longer than they save here."""
+_SHARED_MEMORY = 192 << 10
+"""Bytes for a program's stages; less than there is, for the kernels beside it."""
+_LINE = gl.constexpr(64)
+"""Elements in a line of the cache."""
+_MOST_LINES = 16
+"""Of a row of W, that are pulled to the cache."""
+
+
+class Tile(NamedTuple):
+    """What a program computes, and how: `rows` of x times `outputs` rows of W, `inputs` at a time; `splits` programs
+    share all inputs."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    splits: int
+    stages: int
+    """How many times `inputs` there is room for in shared memory."""
+    warps: int
+    early: int
+    """Stages of W that are read before the kernel before is over."""
+
+
+@gluon.jit
+def _pull(weight, n, begin, inputs, OUTPUTS: gl.constexpr, LINES: gl.constexpr):
+    """Let the lines of W from `begin` on come to the L2 cache."""
+    warps: gl.constexpr = gl.num_warps()
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [warps, 1], [0, 1])
+    rows = n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+    columns = begin + gl.arange(0, LINES, layout=gl.SliceLayout(0, layout)) * _LINE
+    columns = gl.minimum(columns, inputs - _LINE)
+    lines = weight + (rows[:, None].to(gl.int64) * inputs + columns[None, :])
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def _step(x, w, total, SWAP: gl.constexpr):
+    """The tensor cores take 64 rows at a time from the first factor: W, if x has not as many."""
+    if SWAP:
+        return warpgroup_mma(w, x.permute((1, 0)), total, is_async=True)
+    else:
+        return warpgroup_mma(x, w.permute((1, 0)), total, is_async=True)
+
+
+@gluon.jit
+def _store(value, out, m, n, rows, stride, first_row, ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SWAP: gl.constexpr):
+    warps: gl.constexpr = gl.num_warps()
+    VECTOR: gl.constexpr = 4
+    ACROSS: gl.constexpr = min(OUTPUTS // VECTOR, 32)
+    BY_COLUMNS: gl.constexpr = gl.BlockedLayout([VECTOR, 1], [ACROSS, 32 // ACROSS], [1, warps], [0, 1])
+    BY_ROWS: gl.constexpr = gl.BlockedLayout([1, VECTOR], [32 // ACROSS, ACROSS], [warps, 1], [1, 0])
+    layout: gl.constexpr = BY_COLUMNS if SWAP else BY_ROWS
+    m_axis: gl.constexpr = 0 if SWAP else 1
+    n_axis: gl.constexpr = 1 if SWAP else 0
+    value = gl.convert_layout(value.to(out.dtype.element_ty), layout)
+    rows_of = gl.expand_dims(m + gl.arange(0, ROWS, layout=gl.SliceLayout(m_axis, layout)), m_axis)
+    outputs_of = gl.expand_dims(n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(n_axis, layout)), n_axis)
+    gl.store(out + (first_row + rows_of) * stride + outputs_of, value, mask=rows_of < rows)
+
+
+@gluon.jit(do_not_specialize=["rows", "steps"])
+def _batch_linear(
+    x, w, weight, out, rows, inputs, outputs, steps,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, INPUTS: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr,
+    LINES: gl.constexpr, SWAP: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """`x` and `w` by tiles, beyond whose ends there are zeros. Programs that share rows of W are neighbours. A stage's
+    barrier counts the bytes of both tiles."""
+    BYTES: gl.constexpr = (ROWS + OUTPUTS) * INPUTS * 2
+    warps: gl.constexpr = gl.num_warps()
+    row_tiles = (rows + ROWS - 1) // ROWS
+    m = gl.program_id(0) % row_tiles * ROWS
+    n = gl.program_id(0) // row_tiles * OUTPUTS
+    split = gl.program_id(1)
+    begin = split * steps * INPUTS
+
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, INPUTS], x.layout)
+    w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, OUTPUTS, INPUTS], w.layout)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for first in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(first), count=1)
+    fence_async_shared()
+    for first in gl.static_range(EARLY):
+        there = first < steps
+        mbarrier.expect(arrived.index(first), BYTES, pred=there)
+        tma.async_copy_global_to_shared(
+            w, [n, begin + first * INPUTS], arrived.index(first), w_ring.index(first), pred=there
+        )
+    if PDL:
+        if (m == 0) & (steps > EARLY):
+            _pull(weight, n, begin + EARLY * INPUTS, inputs, OUTPUTS, LINES)
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    for first in gl.static_range(STAGES):
+        there = first < steps
+        k = begin + first * INPUTS
+        if first >= EARLY:
+            mbarrier.expect(arrived.index(first), BYTES, pred=there)
+            tma.async_copy_global_to_shared(w, [n, k], arrived.index(first), w_ring.index(first), pred=there)
+        tma.async_copy_global_to_shared(x, [m, k], arrived.index(first), x_ring.index(first), pred=there)
+
+    FIRST: gl.constexpr = OUTPUTS if SWAP else ROWS
+    SECOND: gl.constexpr = ROWS if SWAP else OUTPUTS
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, SECOND, 16]
+    )
+    total = gl.zeros([FIRST, SECOND], gl.float32, layout=layout)
+    for step in range(steps):
+        slot = step % STAGES
+        mbarrier.wait(arrived.index(slot), step // STAGES & 1)
+        total = _step(x_ring.index(slot), w_ring.index(slot), total, SWAP)
+        total = warpgroup_mma_wait(1, deps=[total])
+        # What the step before has read makes room for what is next.
+        free = (step + STAGES - 1) % STAGES
+        k = begin + (step + STAGES - 1) * INPUTS
+        more = (step > 0) & (step + STAGES - 1 < steps)
+        mbarrier.expect(arrived.index(free), BYTES, pred=more)
+        tma.async_copy_global_to_shared(w, [n, k], arrived.index(free), w_ring.index(free), pred=more)
+        tma.async_copy_global_to_shared(x, [m, k], arrived.index(free), x_ring.index(free), pred=more)
+    total = warpgroup_mma_wait(0, deps=[total])
+    # The rings' memory is used again on the way to the output: not before all warps are done with it.
+    gl.thread_barrier()
+    _store(total, out, m, n, rows, outputs, split * rows, ROWS, OUTPUTS, SWAP)
+
+
+def batch_tile(x: torch.Tensor, weight: torch.Tensor, *, in_parts: bool) -> Tile | None:
+    """By which `batch_linear` serves the product of these better than cuBLAS does, None: not at all; `in_parts`: a tile
+    with splits will do."""
+    fits = (
+        x.dtype in (torch.bfloat16, torch.float16)
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and torch.cuda.get_device_capability(x.device) == (9, 0)
+    )
+    return _choose(len(x), *weight.shape, in_parts=in_parts) if fits else None
+
+
+@functools.cache
+def _choose(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Tile | None:
+    """Measured with benchmarks/batch_linear.py: of large products cuBLAS makes as good a use of the memory."""
+    if not MIN_ROWS <= rows <= MAX_ROWS or outputs * inputs > _LARGEST or outputs % 128 or inputs % 128:
+        return None
+    tile_rows = min(max(triton.next_power_of_2(rows), 16), 64)
+    row_tiles = triton.cdiv(rows, tile_rows)
+    tile_outputs = 64 if row_tiles * outputs // 64 <= _PROGRAMS else 128
+    programs = row_tiles * outputs // tile_outputs
+    steps = inputs // 128
+    splits = 1
+    while in_parts and 2 * splits * programs <= _PROGRAMS and splits < _MOST_SPLITS and steps % (2 * splits) == 0:
+        splits *= 2
+    if not _PROGRAMS // 3 <= programs * splits <= _PROGRAMS:
+        return None
+    stages = min(_SHARED_MEMORY // ((tile_rows + tile_outputs) * 128 * 2), steps // splits)
+    return Tile(tile_rows, tile_outputs, 128, splits, stages, 4, stages)
+
+
+def batch_linear(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """`x` [M, K] and `weight` [N, K] that the tile divides, to [M, N]; of a tile with several splits their sums apart,
+    [splits, M, N] in float32."""
+    rows, inputs = x.shape
+    outputs = len(weight)
+    assert inputs % tile.inputs == 0 and outputs % tile.outputs == 0 and tile.early <= tile.stages
+    shape, dtype = ((rows, outputs), x.dtype) if tile.splits == 1 else ((tile.splits, rows, outputs), torch.float32)
+    out = torch.empty(shape, dtype=dtype, device=x.device)
+    steps = triton.cdiv(inputs // tile.inputs, tile.splits)
+    lines = min(triton.next_power_of_2(steps * tile.inputs // 64), _MOST_LINES)
+    _batch_linear[(triton.cdiv(rows, tile.rows) * (outputs // tile.outputs), tile.splits)](
+        _tiles(x, tile.rows, tile.inputs), _tiles(weight, tile.outputs, tile.inputs), weight, out, rows, inputs,
+        outputs, steps, ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, STAGES=tile.stages,
+        EARLY=tile.early, LINES=lines, SWAP=tile.rows < 64, num_warps=tile.warps, **dependent_launch(x.device),
+    )  # fmt: skip
+    return out
+
+
+def _tiles(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor.from_tensor(matrix, [rows, columns], layout)

@@ -1,0 +1,201 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Decode attention of rows that share the beginning of their context (cascade attention, Juravsky et al.,
+arXiv:2402.05099), over the paged pool, in two kernels.
+
+`_shared` reads the shared pages once for a tile of many rows: their query heads of one KV head fill a tensor-core tile,
+so it computes at the speed of prefill. The pages are divided among several programs (split), each of which writes its
+normalised part of the output and the logarithm of its weights' sum. `_own` then reads what each row has for itself, and
+adds the parts: the attention to all positions is the mean of the parts, weighted by their sums. Sums and logarithms are
+to base 2.
+
+All that changes from step to step is read on the device, so a captured launch replays as it is.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
+
+_BLOCK = 32
+# Of the settings that benchmarks/cascade.py tries these are among the best for all models.
+_SHARED_LAUNCH = {"num_warps": 8, "num_stages": 5, "maxnreg": 128}
+"""So many registers that two programs fit on a multiprocessor: one computes weights while the other multiplies."""
+_OWN_LAUNCH = {"num_warps": 1, "num_stages": 3}
+"""One warp has nobody to wait for."""
+_DOT_ROWS = 16
+"""The fewest rows that tensor cores multiply."""
+
+
+@triton.jit
+def _locations(page_row, position, end, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Pool rows [BLOCK] of the positions from `position` on, a multiple of BLOCK from a page's begin. None at or behind
+    `end` is looked up in another page than one before it."""
+    if PAGE % BLOCK == 0:
+        page = tl.load(page_row + position // PAGE).to(tl.int64)
+        return page * PAGE + position % PAGE + tl.arange(0, BLOCK)
+    positions = position + tl.arange(0, BLOCK)
+    page = tl.load(page_row + positions // PAGE, positions < end, other=0).to(tl.int64)
+    return page * PAGE + positions % PAGE
+
+
+# Sizes change with the batch and the model's length: one compiled kernel serves all.
+@triton.jit(do_not_specialize=["rows", "pages_per_row"], do_not_specialize_on_alignment=["counts", "tiles"])
+def _shared(
+    q, keys, values, page_table, counts, tiles, parts, sums, rows, pages_per_row, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # In this order: once `_own` starts, the keys and values of its rows' newest tokens are there.
+    wait_for_previous(PDL)
+    start_next(PDL)
+    splits = tl.load(counts + 1)
+    item = tl.program_id(0)
+    if item >= tl.load(counts) * splits * KV_HEADS:
+        return
+    kv_head = item % KV_HEADS
+    split = item // KV_HEADS % splits
+    tile = tiles + item // KV_HEADS // splits * (1 + TILE_ROWS)
+    pages = tl.load(tile)
+    page_row = page_table + tl.load(tile + 1).to(tl.int64) * pages_per_row
+
+    vector = tl.arange(0, TILE)
+    column = tl.arange(0, HEAD_DIM)
+    row = tl.load(tile + 1 + vector // GROUP, vector < TILE_ROWS * GROUP, other=-1).to(tl.int64)
+    there = row >= 0
+    head = row * (KV_HEADS * GROUP) + kv_head * GROUP + vector % GROUP
+    query = tl.load(q + head[:, None] * HEAD_DIM + column[None, :], there[:, None], other=0.0)
+
+    best = tl.full((TILE,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE,), tl.float32)
+    out = tl.zeros((TILE, HEAD_DIM), tl.float32)
+    begin, end = pages * split // splits * PAGE, pages * (split + 1) // splits * PAGE
+    for position in range(begin, end, BLOCK):
+        location = _locations(page_row, position, end, PAGE, BLOCK) * KV_HEADS + kv_head
+        place = location[:, None] * HEAD_DIM + column[None, :]
+        if PAGE % BLOCK == 0:
+            key = tl.load(keys + place)
+            value = tl.load(values + place)
+            score = tl.dot(query, tl.trans(key)) * scale
+        else:
+            inside = position + tl.arange(0, BLOCK) < end
+            key = tl.load(keys + place, inside[:, None], other=0.0)
+            value = tl.load(values + place, inside[:, None], other=0.0)
+            score = tl.where(inside[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
+        highest = tl.maximum(best, tl.max(score, 1))
+        weight = tl.exp2(score - highest[:, None])
+        shrink = tl.exp2(best - highest)
+        total = total * shrink + tl.sum(weight, 1)
+        out = tl.dot(weight.to(value.dtype), value, out * shrink[:, None])
+        best = highest
+
+    # A split without a page has no weight.
+    head += split * rows * (KV_HEADS * GROUP)
+    tl.store(sums + head, best + tl.log2(total), there)
+    out = out / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(parts + head[:, None] * HEAD_DIM + column[None, :], out.to(parts.dtype.element_ty), there[:, None])
+
+
+@triton.jit(
+    do_not_specialize=["rows", "pages_per_row"],
+    do_not_specialize_on_alignment=["lengths", "prefix_pages", "counts"],
+)
+def _own(
+    q, keys, values, page_table, lengths, prefix_pages, counts, parts, sums, result, rows, pages_per_row, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    VECTORS: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    # Reads all but the parts before it waits: `_shared`, the kernel before, has waited for everybody else's writes
+    # before it let this one start.
+    kv_head = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    page_row = page_table + row * pages_per_row
+    length = tl.load(lengths + row)
+    begin = tl.load(prefix_pages + row) * PAGE
+
+    vector = tl.arange(0, VECTORS)
+    column = tl.arange(0, HEAD_DIM)
+    there = vector < GROUP
+    head = row * (KV_HEADS * GROUP) + kv_head * GROUP + vector
+    query = tl.load(q + head[:, None] * HEAD_DIM + column[None, :], there[:, None], other=0.0)
+
+    best = tl.full((VECTORS,), float("-inf"), tl.float32)
+    total = tl.zeros((VECTORS,), tl.float32)
+    out = tl.zeros((VECTORS, HEAD_DIM), tl.float32)
+    # At least one round: a row's own token is never shared.
+    for position in range(begin, length, BLOCK):
+        location = _locations(page_row, position, length, PAGE, BLOCK) * KV_HEADS + kv_head
+        place = location[:, None] * HEAD_DIM + column[None, :]
+        # What lies behind the last token may be an earlier owner's, or not even finite: it is not read.
+        inside = position + tl.arange(0, BLOCK) < length
+        key = tl.load(keys + place, inside[:, None], other=0.0)
+        value = tl.load(values + place, inside[:, None], other=0.0)
+        score = tl.where(inside[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
+        highest = tl.maximum(best, tl.max(score, 1))
+        weight = tl.exp2(score - highest[:, None])
+        shrink = tl.exp2(best - highest)
+        total = total * shrink + tl.sum(weight, 1)
+        out = tl.dot(weight.to(value.dtype), value, out * shrink[:, None])
+        best = highest
+
+    start_next(PDL)
+    wait_for_previous(PDL)
+    if begin > 0:
+        splits = tl.load(counts + 1)
+        for split in tl.static_range(SPLITS):
+            written = there & (split < splits)
+            where = head + split * rows * (KV_HEADS * GROUP)
+            part_sum = tl.load(sums + where, written, other=float("-inf"))
+            part = tl.load(parts + where[:, None] * HEAD_DIM + column[None, :], written[:, None], other=0.0)
+            highest = tl.maximum(best, part_sum)
+            shrink, weight = tl.exp2(best - highest), tl.exp2(part_sum - highest)
+            total = total * shrink + weight
+            out = out * shrink[:, None] + part.to(tl.float32) * weight[:, None]
+            best = highest
+    out = out / total[:, None]
+    tl.store(result + head[:, None] * HEAD_DIM + column[None, :], out.to(result.dtype.element_ty), there[:, None])
+
+
+def cascade_decode(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    page_table: torch.Tensor,
+    lengths: torch.Tensor,
+    counts: torch.Tensor,
+    prefix_pages: torch.Tensor,
+    tiles: torch.Tensor,
+    parts: torch.Tensor,
+    sums: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    programs: int,
+) -> None:
+    """Attention of `q` [D, Hq, D'] to `out` [D, Hq, D'].
+
+    `keys` and `values` [pages, page_size, Hkv, D'] of one layer; `page_table` [D, pages_per_row] and `lengths` [D] of
+    the rows; `counts`, `prefix_pages` and `tiles` as in `attention.cascade.CascadeTables`; all these int32. `parts`
+    [splits, ≥ D, Hq, D'] and `sums` [splits, ≥ D, Hq], float32, are scratch memory for so many splits at most.
+    Scores are multiplied by `scale` and are exponents of 2. `programs`: of the first kernel, at least as many as run
+    side by side.
+    """
+    count, heads, head_dim = q.shape
+    page_size, kv_heads = keys.shape[1:3]
+    group, rows = heads // kv_heads, parts.shape[1]
+    assert count <= rows and sums.shape == parts.shape[:3]
+    assert all(x.is_contiguous() for x in (q, keys, values, page_table, tiles, parts, sums, out))
+    tile_rows = tiles.shape[1] - 1
+    early = dependent_launch(q.device)
+    _shared[(max(programs, len(tiles) * kv_heads),)](
+        q, keys, values, page_table, counts, tiles, parts, sums, rows, page_table.stride(0), scale,
+        KV_HEADS=kv_heads, GROUP=group, TILE_ROWS=tile_rows, HEAD_DIM=head_dim, PAGE=page_size, BLOCK=_BLOCK,
+        TILE=triton.next_power_of_2(tile_rows * group),
+        **_SHARED_LAUNCH, **early,
+    )  # fmt: skip
+    _own[(kv_heads, count)](
+        q, keys, values, page_table, lengths, prefix_pages, counts, parts, sums, out, rows, page_table.stride(0), scale,
+        KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, PAGE=page_size, BLOCK=_BLOCK,
+        VECTORS=max(_DOT_ROWS, triton.next_power_of_2(group)), SPLITS=len(parts),
+        **_OWN_LAUNCH, **early,
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""Compile flashinfer's kernels ahead of time. That needs nvcc, ninja and a C++ compiler, but no GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minisgl.kernels.flashinfer_kernels import FlashInferKernel
+
+
+class KernelBuildError(Exception):
+    """Kernels could not be compiled. `code` is stable."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def build(kernels: Sequence[FlashInferKernel], out: Path, *, architecture: str, jobs: int | None = None) -> list[Path]:
+    """Compile what `out` has not got yet, for GPUs of `architecture` (`9.0a` is Hopper); the libraries that are new.
+
+    `jobs` compilers run at a time; None: as many as there are cores. Raises KernelBuildError.
+    """
+    missing = [kernel for kernel in kernels if not _library(out, kernel).exists()]
+    if not missing:
+        return []
+    with tempfile.TemporaryDirectory(prefix="minisgl-kernels-") as scratch:
+        _prepare(Path(scratch), architecture, jobs)
+        try:
+            from flashinfer.jit import build_jit_specs
+        except ImportError as error:
+            raise KernelBuildError(
+                "no_flashinfer", f"flashinfer cannot be imported ({error}); install the cuda extra"
+            ) from error
+        specifications = [kernel.specification() for kernel in missing]
+        assert [each.name for each in specifications] == [kernel.name for kernel in missing]
+        try:
+            build_jit_specs(specifications, verbose=True, skip_prebuilt=False)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            raise KernelBuildError("compilation_failed", f"a kernel does not compile: {error}") from error
+        return [_install(each, kernel, out) for each, kernel in zip(specifications, missing, strict=True)]
+
+
+def _library(out: Path, kernel: FlashInferKernel) -> Path:
+    return out / kernel.name / f"{kernel.name}.so"
+
+
+def _install(specification: Any, kernel: FlashInferKernel, out: Path) -> Path:
+    library = _library(out, kernel)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    partial = library.with_suffix(".partial")
+    shutil.copyfile(specification.jit_library_path, partial)
+    os.replace(partial, library)
+    return library
+
+
+def _prepare(scratch: Path, architecture: str, jobs: int | None) -> None:
+    """The environment that flashinfer reads when it is imported. Raises KernelBuildError."""
+    toolkit = _toolkit()
+    for tool in ("ninja", "g++"):
+        if shutil.which(tool) is None:
+            raise KernelBuildError("no_compiler", f"{tool} is not here, which compiling kernels needs: install it")
+    # torch's wheels bring headers and libraries of CUDA that a bare compiler lacks.
+    wheels = Path(torch.__file__).parents[1] / "nvidia" / "cu13"
+    _make_linkable(scratch, wheels / "lib")
+    os.environ |= {
+        "CUDA_HOME": str(toolkit),
+        "FLASHINFER_WORKSPACE_BASE": str(scratch),
+        "FLASHINFER_CUDA_ARCH_LIST": architecture,
+        "FLASHINFER_EXTRA_CFLAGS": f"-isystem {wheels}/include",
+        "FLASHINFER_EXTRA_CUDAFLAGS": f"-isystem {wheels}/include",
+        "FLASHINFER_EXTRA_LDFLAGS": f"-L{scratch}",
+    }
+    os.environ.pop("FLASHINFER_DISABLE_JIT", None)
+    if jobs is not None:
+        os.environ["MAX_JOBS"] = str(jobs)
+
+
+def _toolkit() -> Path:
+    """Folder of the CUDA toolkit whose nvcc is used: the one that is named, on the path, or among Python's packages."""
+    named, found = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
+    candidates = [
+        *([Path(named)] if named else []),
+        *([Path(found).resolve().parents[1]] if found else []),
+        Path(torch.__file__).parents[1] / "nvidia" / "cu13",
+    ]
+    for folder in candidates:
+        if (folder / "bin" / "nvcc").is_file():
+            return folder
+    raise KernelBuildError(
+        "no_nvcc",
+        "nvcc is not here, which compiling kernels needs: install the CUDA toolkit 13, or "
+        "`pip install 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-cccl==13.0.*'`, or name its folder in CUDA_HOME",
+    )
+
+
+def _make_linkable(scratch: Path, libraries: Path) -> None:
+    """Put into `scratch` what the linker wants to see: the driver, which comes with a GPU, as a library with nothing in
+    it, and the `libraries` of CUDA under their names without a version."""
+    driver = str(scratch / "libcuda.so")
+    subprocess.run(["gcc", "-shared", "-x", "c", "/dev/null", "-o", driver, "-Wl,-soname,libcuda.so.1"], check=True)
+    for library in libraries.glob("*.so.*"):
+        (scratch / f"{library.name.partition('.so')[0]}.so").symlink_to(library)

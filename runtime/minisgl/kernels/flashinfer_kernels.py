@@ -1,0 +1,107 @@
+"""Which of flashinfer's kernels there are to compile for a model, and what flashinfer calls each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+@dataclass(frozen=True, slots=True)
+class XqaKernel:
+    """Decode attention over pages of `page_size` tokens, `group` query heads to a KV head."""
+
+    dtype: torch.dtype
+    page_size: int
+    head_dim: int
+    group: int
+
+    @property
+    def name(self) -> str:
+        t = DTYPE_NAMES[self.dtype]
+        return (
+            f"xqa_input_{t}_kv_cache_{t}_output_{t}_page_size_{self.page_size}_head_dim_{self.head_dim}_head_group_"
+            f"ratio_{self.group}_use_sliding_window_False_use_spec_dec_False_spec_q_seq_len_1"
+        )
+
+    def specification(self) -> Any:
+        """What flashinfer builds and loads it by."""
+        from flashinfer.jit.xqa import gen_xqa_module
+
+        return gen_xqa_module(
+            input_dtype=self.dtype,
+            kv_cache_dtype=self.dtype,
+            page_size=self.page_size,
+            head_dim=self.head_dim,
+            head_group_ratio=self.group,
+            use_sliding_window=False,
+            output_dtype=self.dtype,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PagedPrefillKernel:
+    """FA2 attention of segments over pages of any size, and of decode rows on tensor cores."""
+
+    dtype: torch.dtype
+    head_dim: int
+
+    @property
+    def name(self) -> str:
+        t, d = DTYPE_NAMES[self.dtype], self.head_dim
+        return (
+            f"batch_prefill_with_kv_cache_dtype_q_{t}_dtype_kv_{t}_dtype_o_{t}_dtype_idx_i32_head_dim_qk_{d}_"
+            f"head_dim_vo_{d}_posenc_0_use_swa_False_use_logits_cap_False_f16qk_False_kv_stride_equal"
+        )
+
+    def specification(self) -> Any:
+        # Keys and values of the pool have the same strides; flashinfer has a smaller module for that.
+        from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
+
+        return _gen_batch_prefill_primary_module(
+            backend="fa2",
+            dtype_q=self.dtype,
+            dtype_kv=self.dtype,
+            dtype_o=self.dtype,
+            dtype_idx=torch.int32,
+            head_dim_qk=self.head_dim,
+            head_dim_vo=self.head_dim,
+            pos_encoding_mode=0,
+            use_sliding_window=False,
+            use_logits_soft_cap=False,
+            use_fp16_qk_reduction=False,
+        )
+
+
+FlashInferKernel = XqaKernel | PagedPrefillKernel
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of a model on one of `tensor_parallel` ranks' devices."""
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    tensor_parallel: int = 1
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head of a rank; with fewer KV heads than ranks, ranks hold the same one."""
+        local_kv_heads = max(1, self.kv_heads // self.tensor_parallel)
+        return self.query_heads // self.tensor_parallel // local_kv_heads
+
+
+def kernels_of(shapes: Iterable[HeadShape], page_size: int) -> list[FlashInferKernel]:
+    """Each once, in the order in which they are first needed; dtypes that flashinfer has no kernels for have none."""
+    found: dict[FlashInferKernel, None] = {}
+    for shape in shapes:
+        if shape.dtype in DTYPE_NAMES:
+            found[PagedPrefillKernel(shape.dtype, shape.head_dim)] = None
+            found[XqaKernel(shape.dtype, page_size, shape.head_dim, shape.group)] = None
+    return list(found)

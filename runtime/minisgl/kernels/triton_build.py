@@ -1,0 +1,168 @@
+"""Compile our own kernels ahead of time, for a GPU that is not here.
+
+Code that launches kernels runs as it is, on tensors without memory, and Triton's own hook says which kernel each launch
+wants, with the types and alignments that its name in the cache follows from. So what is compiled is what a launch looks
+up, as long as the code in between is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias
+
+import torch
+import triton
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime.driver import driver
+
+from minisgl.kernels.triton_cache import SUBFOLDER
+
+_MULTIPROCESSORS: Final = {9: 132}
+"""Of the GPUs of a generation that servers have, by the first number of the architecture."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    major: int
+    minor: int
+
+    @staticmethod
+    def parse(text: str) -> Architecture:
+        """Of `9.0` or `9.0a`. Raises ValueError."""
+        major, minor = text.rstrip("af").split(".")
+        return Architecture(int(major), int(minor))
+
+    @property
+    def target(self) -> GPUTarget:
+        return GPUTarget("cuda", 10 * self.major + self.minor, 32)
+
+
+class Launches:
+    """Kernels that were launched, each once."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[str, str], _Launch] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @contextmanager
+    def recorded(self, architecture: Architecture) -> Iterator[None]:
+        """While inside, tensors have no memory, `cuda` is a GPU of `architecture`, and launches are only noted."""
+
+        def note(*, key: str, fn: Any, compile: Mapping[str, Any], **_: Any) -> bool:
+            self._by_key[fn.name, key] = fn.jit_function, compile["specialization_data"]
+            # Nothing is compiled, and so nothing launched.
+            return True
+
+        properties = SimpleNamespace(
+            major=architecture.major,
+            minor=architecture.minor,
+            multi_processor_count=_MULTIPROCESSORS.get(architecture.major, 1),
+        )
+        with ExitStack() as stack:
+            stack.enter_context(_no_device(architecture))
+            _replace(stack, triton.knobs.runtime, "jit_cache_hook", note)
+            _replace(
+                stack, torch.cuda, "get_device_capability", lambda device=None: (properties.major, properties.minor)
+            )
+            _replace(stack, torch.cuda, "get_device_properties", lambda device=None: properties)
+            # Allocations begin at multiples of far more than any alignment that matters.
+            _replace(stack, FakeTensor, "data_ptr", lambda tensor: tensor.storage_offset() * tensor.itemsize)
+            stack.enter_context(FakeTensorMode())
+            stack.enter_context(torch.inference_mode())
+            yield
+
+    def compile(self, out: Path, architecture: Architecture, jobs: int) -> None:
+        """Put them into `out`'s folder for Triton, in place of what is there. Raises what Triton raises."""
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out, prefix="partial-") as partial, ExitStack() as stack:
+            folder = Path(partial) / SUBFOLDER
+            _set_variable(stack, "TRITON_CACHE_DIR", str(folder))
+            _set_variable(stack, "TRITON_LIBCUDA_PATH", str(_driver_stub(Path(partial))))
+            stack.enter_context(_no_device(architecture))
+            _build_c_module(nvidia.CudaUtils)
+            launches = list(self._by_key.values())
+            # Forked: what was recorded refers to functions, which go to no other process by a message.
+            with get_context("fork").Pool(jobs, _take, (launches,)) as pool:
+                for _ in pool.imap_unordered(_compile, range(len(launches))):
+                    pass
+            shutil.rmtree(out / SUBFOLDER, ignore_errors=True)
+            folder.rename(out / SUBFOLDER)
+
+
+_Launch: TypeAlias = tuple[Any, str]
+"""A kernel's function, and what it is specialized by."""
+
+_launches: list[_Launch] = []
+"""In a process that compiles them."""
+
+
+def _take(launches: list[_Launch]) -> None:
+    _launches.extend(launches)
+
+
+def _compile(number: int) -> None:
+    function, specialization = _launches[number]
+    kernel = function.preload(specialization)
+    _build_c_module(lambda: nvidia.CudaLauncher(kernel.src, kernel.metadata))
+
+
+def _build_c_module(build: Callable[[], object]) -> None:
+    """What loads and launches a kernel is a module that the C compiler makes."""
+    # Without a driver it cannot be loaded here, of which Triton warns, but by then it is in the cache.
+    logging.getLogger("triton.runtime.build").setLevel(logging.ERROR)
+    with suppress(ImportError):
+        build()
+
+
+@contextmanager
+def _no_device(architecture: Architecture) -> Iterator[None]:
+    before = driver._active
+    # Kernels that were compiled in this process are kept by device: for a new one there are none.
+    device = object()
+    driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: device,
+            get_current_stream=lambda device: 0,
+            get_current_target=lambda: architecture.target,
+        )
+    )
+    try:
+        yield
+    finally:
+        driver.set_active(before)
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    before = getattr(owner, name)
+    stack.callback(setattr, owner, name, before)
+    setattr(owner, name, value)
+
+
+def _set_variable(stack: ExitStack, name: str, value: str) -> None:
+    before = os.environ.get(name)
+    if before is None:
+        stack.callback(os.environ.pop, name)
+    else:
+        stack.callback(os.environ.__setitem__, name, before)
+    os.environ[name] = value
+
+
+def _driver_stub(scratch: Path) -> Path:
+    """Folder of a libcuda.so.1 without anything in it: the linker wants to see the driver, which comes with a GPU."""
+    command = ["gcc", "-shared", "-x", "c", "/dev/null", "-o", str(scratch / "libcuda.so.1")]
+    subprocess.run(command, check=True)
+    return scratch

@@ -1,0 +1,52 @@
+"""How a block begins: its input joins the residual stream, the stream is normalized and goes through the first
+projection (pre-norm, arXiv:2002.04745). For one row on CUDA that is one kernel, and one seam decides it, here."""
+
+from __future__ import annotations
+
+import torch
+
+from minisgl.layers.activation import GatedActivation, silu_and_mul
+from minisgl.layers.linear import ColumnParallelLinear
+from minisgl.layers.norm import RMSNorm
+
+
+def project(
+    norm: RMSNorm, projection: ColumnParallelLinear, x: torch.Tensor, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` and `residual` [T, hidden] to the projection of their sum's norm, and the sum: the new residual stream.
+    Without a residual `x` begins the stream. `residual` itself is not to be used again."""
+    if _is_one_kernel(projection, x):
+        return _in_one_kernel(norm, projection, x, residual, gated=False)
+    x, residual = norm.forward(x, residual)
+    return projection.forward(x), residual
+
+
+def project_gated(
+    norm: RMSNorm,
+    projection: ColumnParallelLinear,
+    activation: GatedActivation,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`project`, then the `activation` of the projection's output."""
+    if activation is silu_and_mul and _is_one_kernel(projection, x):
+        return _in_one_kernel(norm, projection, x, residual, gated=True)
+    x, residual = project(norm, projection, x, residual)
+    return activation(x), residual
+
+
+def _is_one_kernel(projection: ColumnParallelLinear, x: torch.Tensor) -> bool:
+    """By shapes alone, so that a captured step replays as it is."""
+    if not x.is_cuda or projection.bias is not None:
+        return False
+    from minisgl.kernels.skinny_linear_triton import fits_normed
+
+    return fits_normed(x, projection.weight)
+
+
+def _in_one_kernel(
+    norm: RMSNorm, projection: ColumnParallelLinear, x: torch.Tensor, residual: torch.Tensor | None, *, gated: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from minisgl.kernels.skinny_linear_triton import normed_linear
+
+    return normed_linear(x, residual, norm.weight, norm.eps, projection.weight, gated=gated)

@@ -1,0 +1,118 @@
+"""The kernels of a decode step against float64, and in a graph, where each starts before the one before it is over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minisgl.kernels.norm import add_rms_norm
+from minisgl.kernels.rotary import Rotation, rotate_and_store
+from minisgl.kernels.skinny_linear_triton import normed_linear, skinny_linear
+from support.decode_kernels import CASES, check_normed_linear, check_rotate_and_store, check_split_decode, draw
+
+CUDA = torch.device("cuda")
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_in_the_interpreter(name: str) -> None:
+    CASES[name](CUDA)
+
+
+@DTYPES
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "gated"),
+    [(1024, 4096, False), (1024, 3072, True), (2048, 2051, True), (5120, 7168, False), (5120, 17_408, True)],
+)
+def test_normed_linear(inputs: int, outputs: int, gated: bool, with_residual: bool, dtype: torch.dtype) -> None:
+    check_normed_linear(CUDA, inputs=inputs, outputs=outputs, gated=gated, with_residual=with_residual, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("q_heads", "k_heads", "head_dim"), [(16, 8, 128), (5, 1, 64), (4, 2, 80), (40, 8, 128)])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("count", "kept_from"), [(1, 1), (77, 0), (77, 30)])
+def test_rotate_and_store(
+    count: int, kept_from: int, q_heads: int, k_heads: int, head_dim: int, norm: bool, dtype: torch.dtype
+) -> None:
+    check_rotate_and_store(
+        CUDA, count=count, q_heads=q_heads, k_heads=k_heads, head_dim=head_dim, norm=norm, kept_from=kept_from,
+        dtype=dtype,
+    )  # fmt: skip
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim", "page_size"), [(8, 2, 128, 64), (8, 5, 128, 64), (1, 16, 64, 32)]
+)
+@pytest.mark.parametrize("lengths", [(1,), (2,), (1028,), (64, 65, 700, 5000)])
+def test_split_decode(
+    lengths: tuple[int, ...], kv_heads: int, group: int, head_dim: int, page_size: int, dtype: torch.dtype
+) -> None:
+    check_split_decode(
+        CUDA, lengths=lengths, kv_heads=kv_heads, group=group, head_dim=head_dim, page_size=page_size, dtype=dtype
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 64])
+def test_a_long_chain_of_early_launches_in_a_graph_is_the_chain_with_waits_between(rows: int) -> None:
+    """Every kernel reads what the one before wrote, and memory is used again and again: a kernel that does not wait,
+    or writes too early, changes the result of one of many replays."""
+    hidden, heads, layers = 1024, 8, 12
+    dtype = torch.bfloat16
+    qkv_weights = [draw(3 * hidden + i, hidden, dtype=dtype, device=CUDA, scale=0.03)[i:] for i in range(layers)]
+    weights = [draw(hidden + i, hidden, dtype=dtype, device=CUDA, scale=0.03)[i:].contiguous() for i in range(layers)]
+    gain = 1 + draw(hidden, dtype=dtype, device=CUDA, scale=0.1)
+    keys, values = (torch.zeros(layers, 8, 16, heads, 128, dtype=dtype, device=CUDA) for _ in "kv")
+    locations = torch.arange(rows, device=CUDA)
+    start = draw(rows, hidden, dtype=dtype, device=CUDA)
+    cos_sin = draw(rows, 128, dtype=torch.float32, device=CUDA)
+    one_by_one = False
+
+    def step() -> None:
+        if one_by_one:
+            torch.cuda.synchronize()
+
+    def chain() -> torch.Tensor:
+        x, residual = start * 1.0, start * 2.0
+        for layer in range(layers):
+            if rows == 1:
+                qkv, residual = normed_linear(x, residual, gain, 1e-6, qkv_weights[layer])
+            else:
+                x, residual = add_rms_norm(x, residual, gain, 1e-6)
+                step()
+                qkv = skinny_linear(x, qkv_weights[layer]) if rows <= 8 else x @ qkv_weights[layer].T
+            step()
+            q, k, v = qkv.view(rows, 3 * heads, 128).split(heads, dim=1)
+            rotation = Rotation(cos_sin, gain[:128], gain[128:256], 1e-6)
+            x, kept = rotate_and_store(q, k, v, rotation, keys[layer], values[layer], locations, 0)
+            step()
+            x = x.flatten(1) + kept.flatten(1) if layer % 3 == 0 else x.flatten(1)
+            x = skinny_linear(x, weights[layer]) if rows <= 8 else x @ weights[layer].T
+            step()
+        return add_rms_norm(x, residual, gain, 1e-6)[0]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        one_by_one = True
+        expected, expected_keys, expected_values = chain().clone(), keys.clone(), values.clone()
+        one_by_one = False
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        result = chain()
+        graph.capture_end()
+        for _ in range(200):
+            keys.zero_()
+            values.zero_()
+            graph.replay()
+        stream.synchronize()
+        differ = torch.zeros((), dtype=torch.int64, device=CUDA)
+        for _ in range(200):
+            result.fill_(torch.nan)
+            graph.replay()
+            differ += (result != expected).sum()
+        stream.synchronize()
+    assert int(differ) == 0
+    assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)

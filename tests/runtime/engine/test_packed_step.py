@@ -1,0 +1,63 @@
+"""How a plan is laid out for the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from minisgl.attention.cascade import CascadeLayout
+from minisgl.engine.batch import DeviceStep, PackedStep
+from minisgl.engine.tables import Tables
+from minisgl.wire.plan import StepPlan
+from minisgl.wire.shared_prefixes import SharedPrefix
+from support.plans import Segment, make_plan
+
+LAYOUT = CascadeLayout(group=4, kv_heads=2, programs=64, part_pages=1)
+DECODE = [(slot, 100 + slot) for slot in (5, 3, 8, 1)]
+PREFIX = SharedPrefix(6, np.array([0, 2, 3], np.int32))
+
+
+def _packed(plan: StepPlan, rows: int | None, layout: CascadeLayout | None) -> tuple[PackedStep, DeviceStep]:
+    packed = PackedStep(plan, Tables(40, 8, 99, 100, torch.device("cpu")), rows, layout)
+    buffer = np.empty(packed.size, np.int32)
+    packed.write(buffer)
+    return packed, packed.view(torch.from_numpy(buffer))
+
+
+def test_what_a_graph_reads_is_at_the_same_place_in_every_step_of_its_size() -> None:
+    few = make_plan(0, decode=DECODE[:1])
+    many = make_plan(1, decode=DECODE, prefixes=[PREFIX], pages=[(3, 1, 7)], poison=[4, 5])
+    places = []
+    for plan in (few, many):
+        packed, step = _packed(plan, 32, LAYOUT)
+        assert step.cascade is not None
+        parts = (step.slots, step.positions, step.sample_slots, step.sample_positions, *_parts(step))
+        places.append([(part.storage_offset(), part.numel()) for part in parts])
+        assert packed.graph_size == sum(part.numel() for part in parts)
+    assert places[0] == places[1]
+
+
+def test_padded_rows_share_nothing() -> None:
+    _, step = _packed(make_plan(0, decode=DECODE, prefixes=[PREFIX]), 6, LAYOUT)
+    assert step.cascade is not None
+    assert step.slots.tolist() == [5, 3, 8, 1, 40, 40]
+    assert step.cascade.prefix_pages.tolist() == [6, 0, 6, 6, 0, 0]
+    assert step.cascade.tiles[0].tolist() == [6, 0, 2, 3] + [-1] * 29
+
+
+def test_steps_with_segments_may_share_as_well() -> None:
+    plan = make_plan(0, decode=DECODE, prefixes=[PREFIX], prefill=[Segment(2, 0, [7, 8, 9])])
+    _, step = _packed(plan, None, LAYOUT)
+    assert step.cascade is not None
+    assert step.cascade.prefix_pages.tolist() == [6, 0, 6, 6]
+    assert step.prefill_tokens.tolist() == [7, 8, 9]
+
+
+def test_without_a_layout_groups_are_not_looked_at() -> None:
+    packed, step = _packed(make_plan(0, decode=DECODE, prefixes=[PREFIX]), 8, None)
+    assert step.cascade is None and packed.graph_size == 4 * 8
+
+
+def _parts(step: DeviceStep) -> tuple[torch.Tensor, ...]:
+    assert step.cascade is not None
+    return step.cascade.counts, step.cascade.prefix_pages, step.cascade.tiles

@@ -1,0 +1,82 @@
+"""Which tile a product of a decode batch gets, and that its kernel compiles for Hopper; tests/gpu has what it computes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compile
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from minisgl.kernels.batch_linear_gluon import MAX_ROWS, MIN_ROWS, Tile, _batch_linear, _choose
+
+SMALL = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
+SHARED_MEMORY = 227 << 10
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [*SMALL.values(), (2048, 2048), (7168, 5120), (1000, 1024), (1280, 640)]
+)
+def test_a_tile_covers_the_product_and_finds_room(outputs: int, inputs: int, in_parts: bool) -> None:
+    for rows in range(MIN_ROWS, MAX_ROWS + 1):
+        tile = _choose(rows, outputs, inputs, in_parts=in_parts)
+        if tile is None:
+            continue
+        assert outputs % tile.outputs == 0 and inputs % (tile.inputs * tile.splits) == 0
+        assert in_parts or tile.splits == 1
+        assert 0 < tile.early <= tile.stages
+        assert tile.stages * (tile.rows + tile.outputs) * tile.inputs * 2 + 1024 <= SHARED_MEMORY
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_product_of_few_rows_is_served(name: str) -> None:
+    assert _choose(64, *SMALL[name], in_parts=name in ("o", "down"))
+
+
+def test_other_products_are_left_to_the_library() -> None:
+    assert _choose(64, 34816, 5120, in_parts=False) is None
+    assert _choose(64, 1024, 1000, in_parts=True) is None
+    assert _choose(MAX_ROWS + 1, 4096, 1024, in_parts=False) is None
+
+
+@pytest.mark.parametrize(("rows", "name"), [(16, "qkv"), (100, "gate_up"), (128, "down"), (256, "qkv")])
+def test_the_kernel_compiles_for_hopper(rows: int, name: str) -> None:
+    tile = _choose(rows, *SMALL[name], in_parts=name == "down")
+    assert tile is not None
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    constants = _constants(tile)
+    types = {
+        "x": f"tensordesc<bf16[{tile.rows}, {tile.inputs}],{layout!r}>",
+        "w": f"tensordesc<bf16[{tile.outputs}, {tile.inputs}],{layout!r}>",
+        "weight": "*bf16",
+        "out": "*bf16" if tile.splits == 1 else "*fp32",
+    }
+    signature = {
+        argument: "constexpr" if argument in constants else types.get(argument, "i32")
+        for argument in _batch_linear.arg_names
+    }
+    constexprs = {(_batch_linear.arg_names.index(argument),): value for argument, value in constants.items()}
+    compiled = compile(
+        GluonASTSource(_batch_linear, signature, constexprs=constexprs),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": tile.warps},
+    )
+    assert compiled.asm["cubin"]
+    assert compiled.metadata.shared <= SHARED_MEMORY
+
+
+def _constants(tile: Tile) -> dict[str, object]:
+    return {
+        "ROWS": tile.rows,
+        "OUTPUTS": tile.outputs,
+        "INPUTS": tile.inputs,
+        "STAGES": tile.stages,
+        "EARLY": tile.early,
+        "LINES": 16,
+        "SWAP": tile.rows < 64,
+        "PDL": True,
+    }

@@ -1,0 +1,70 @@
+"""The cascade kernels against float64. Without a GPU they are interpreted; tests/gpu has the same on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from minisgl.kernels import cascade_triton
+from support.interpreted_cascade import CASES
+
+SHARED_MEMORY = 227 << 10
+"""Of a multiprocessor of a Hopper GPU."""
+
+
+@pytest.fixture(scope="module")
+def errors() -> Any:
+    command = [sys.executable, "-m", "support.interpreted_cascade"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_is_that_of_float64(errors: dict[str, float], name: str) -> None:
+    assert 0 <= errors[name] < 2e-3
+
+
+@pytest.mark.parametrize("group", [2, 5, 8])
+@pytest.mark.parametrize(
+    ("kernel", "constants", "launch", "programs"),
+    [
+        (cascade_triton._shared, {"TILE": 128}, cascade_triton._SHARED_LAUNCH, 2),
+        (cascade_triton._own, {"VECTORS": 16, "SPLITS": 8}, cascade_triton._OWN_LAUNCH, 8),
+    ],
+    ids=["shared", "own"],
+)
+def test_programs_fit_side_by_side_on_hopper(
+    kernel: Any, constants: dict[str, int], launch: dict[str, int], programs: int, group: int
+) -> None:
+    constants = constants | {
+        "KV_HEADS": 8,
+        "GROUP": group,
+        "HEAD_DIM": 128,
+        "PAGE": 64,
+        "BLOCK": cascade_triton._BLOCK,
+        "PDL": True,
+    }
+    if "TILE_ROWS" in kernel.arg_names:
+        constants["TILE_ROWS"] = 128 // group
+    types = dict.fromkeys(("q", "keys", "values", "parts", "result"), "*bf16")
+    types |= {"sums": "*fp32", "rows": "i32", "pages_per_row": "i32", "scale": "fp32"}
+    signature = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in kernel.arg_names}
+    constexprs = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    # Tensors begin at multiples of 16 bytes, without which nothing is copied asynchronously.
+    places = {kernel.arg_names.index(name): [["tt.divisibility", 16]] for name in types if name in signature}
+    attributes = {(place,): kind for place, kind in places.items() if signature[kernel.arg_names[place]][0] == "*"}
+    source = ASTSource(kernel, signature, constexprs=constexprs, attrs=attributes)
+    compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
+    assert programs * compiled.metadata.shared <= SHARED_MEMORY

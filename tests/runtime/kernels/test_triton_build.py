@@ -1,0 +1,79 @@
+"""Our own kernels compiled ahead of time: which ones an engine will launch, and that a launch finds them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+
+from minisgl.engine.rehearsal import rehearse
+from minisgl.kernels.flashinfer_setup import KERNELS_DIR
+from minisgl.kernels.triton_build import Architecture, Launches, _no_device
+from minisgl.kernels.triton_cache import SUBFOLDER, use_built_kernels
+from minisgl.models.config import ModelConfig
+from minisgl.models.tiny import write_tiny_checkpoint
+
+HOPPER = Architecture.parse("9.0a")
+
+
+@triton.jit
+def _double(x, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, at < count), at < count)
+
+
+def _launch(count: int, offset: int = 0) -> None:
+    x = torch.empty(count + offset, dtype=torch.bfloat16, device="cuda")[offset:]
+    _double[(1,)](x, torch.empty_like(x), count, BLOCK=64)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton needs a C compiler")
+def test_a_launch_finds_what_was_compiled_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        _launch(48)
+        _launch(96)
+    assert len(launches) == 1, "both counts are multiples of 16"
+    launches.compile(tmp_path / "built", HOPPER, jobs=1)
+    # As an image is: made in one place, used in another.
+    (tmp_path / "built").rename(tmp_path / "moved")
+    assert [entry.name for entry in (tmp_path / "moved").iterdir()] == [SUBFOLDER]
+
+    monkeypatch.setenv(KERNELS_DIR, str(tmp_path / "moved"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.delenv("TRITON_CACHE_MANAGER", raising=False)
+    use_built_kernels()
+    hits: list[bool] = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda *, cache_hit, **_: hits.append(cache_hit))
+    with _no_device(HOPPER):
+        for count in (48, 47):
+            kernel: Any = _double.warmup(torch.bfloat16, torch.bfloat16, count, BLOCK=64, grid=(1,))
+            assert kernel.asm["cubin"]
+    assert hits == [True, False], "47 is no multiple of 16: another kernel, which is compiled then"
+    monkeypatch.delenv("TRITON_CACHE_MANAGER")
+
+
+def test_alignment_of_what_begins_in_the_middle_counts() -> None:
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        for offset in (0, 8, 3):
+            _launch(48, offset)
+    assert len(launches) == 2
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
+def test_a_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path, arch, hidden=256, heads=4, kv_heads=2, head_dim=128)
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        rehearse(ModelConfig.read(folder), tensor_parallel=2, page_size=64, max_running=8)
+    names = {name for name, _ in launches._by_key}
+    assert {"_step_inputs", "_choose_part", "_choose_row", "_thresholds", "_add_rms_norm"} <= names
