@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
 import pytest
@@ -14,11 +14,13 @@ from cluster import lifecycle
 from cluster.tools import say
 from harness import installation
 from harness.client import ClientPod
+from harness.hub import Hub, serving_hub
 from harness.namespace import Namespace
 
 KEEP: Final = "E2E_KEEP"
 """Environment variable: leave the cluster, and the namespaces of failed tests, for a look afterwards."""
 _reports: Final = pytest.StashKey[dict[str, pytest.TestReport]]()
+_figures: Final = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +54,25 @@ def namespace(images: dict[str, str], request: pytest.FixtureRequest) -> Iterato
 @pytest.fixture
 def client(images: dict[str, str], namespace: Namespace) -> ClientPod:
     return ClientPod.create(namespace, images["frontend"])
+
+
+@pytest.fixture
+def hub(images: dict[str, str]) -> Iterator[Hub]:
+    with serving_hub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Takes what was measured, which is printed at the end, of passed tests too."""
+    return request.config.stash.setdefault(_figures, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if figures := config.stash.get(_figures, []):
+        terminalreporter.section("measured")
+        for line in figures:
+            terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -34,9 +34,10 @@
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
+# Deleted is only a pod that does not end, on a node that is lost.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, delete]
 # Why a pod does not start is said in events only.
 - apiGroups: [""]
   resources: [events]

@@ -9,9 +9,8 @@ import httpx
 from openai import OpenAI
 
 from cluster.relay import expose_from_pod
-from harness.namespace import Namespace
+from harness.namespace import PATIENCE, Namespace
 
-CONNECT_SECONDS: Final = 30
 RESTRICTED: Final = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -29,7 +28,7 @@ class ClientPod:
     @classmethod
     def create(cls, namespace: Namespace, image: str, name: str = "client") -> ClientPod:
         namespace.apply(manifest(name, image))
-        namespace.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
+        namespace.kubectl("wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={PATIENCE:.0f}s")
         return cls(namespace, name)
 
     def port_to(self, address: str) -> int:
@@ -57,7 +56,7 @@ class ClientPod:
                 return False
             return True
 
-        self.namespace.wait(f"an answer of Service {service}", answers, CONNECT_SECONDS)
+        self.namespace.wait(f"an answer of Service {service}", answers)
         return OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=120)
 
     def run(self, *command: str, check: bool = True) -> str:

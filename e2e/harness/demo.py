@@ -19,7 +19,6 @@ from harness.namespace import Namespace
 SAMPLE: Final = ROOT / "manifests/samples/cpu-two-pods.yaml"
 NAMESPACE: Final = "demo"
 NODES: Final = 2
-READY_SECONDS: Final = 300
 QUESTION: Final = "What does a scheduler do?"
 
 
@@ -78,7 +77,7 @@ def _wait_with_progress(namespace: Namespace) -> None:
             print(f"    {words}", flush=True)
         return condition.get("status") == "True"
 
-    namespace.wait("the model to be Ready; `kubectl describe imodel demo -n demo` says more", ready, READY_SECONDS)
+    namespace.wait("the model to be Ready; `kubectl describe imodel demo -n demo` says more", ready)
 
 
 def _ask(client: ClientPod) -> None:

@@ -72,7 +72,7 @@ def install(references: Mapping[str, str], values: Mapping[str, str | int] | Non
         str(ROOT / "charts"),
         "--create-namespace",
         "--wait",
-        "--timeout=120s",
+        "--timeout=600s",
         *options,
     )
 

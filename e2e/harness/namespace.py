@@ -15,6 +15,8 @@ from cluster.places import CommandFailed
 Manifest = Mapping[str, Any]
 T = TypeVar("T")
 PSA: Final = "pod-security.kubernetes.io/enforce"
+PATIENCE: Final = 600.0
+"""Seconds before what is waited for counts as never coming: far beyond what it takes, however busy the machine is."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,14 @@ class Namespace:
         kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
         namespace = cls(name)
         # Pods are refused until it is there.
-        namespace.wait("the default service account", lambda: namespace.get("serviceaccount", "default"), 30)
+        namespace.wait("the default service account", lambda: namespace.get("serviceaccount", "default"))
         return namespace
 
     def delete(self, *, wait: bool = True) -> None:
-        kubectl("delete", "namespace", self.name, f"--wait={str(wait).lower()}", "--ignore-not-found", "--timeout=180s")
+        options = ("--ignore-not-found", f"--wait={str(wait).lower()}", f"--timeout={PATIENCE:.0f}s")
+        kubectl("delete", "namespace", self.name, *options)
         # Its volumes have no namespace.
-        kubectl("delete", "persistentvolume", "-l", f"e2e={self.name}", f"--wait={str(wait).lower()}")
+        kubectl("delete", "persistentvolume", "-l", f"e2e={self.name}", *options)
 
     def kubectl(self, *args: str, check: bool = True, stdin: str | None = None) -> str:
         return kubectl("-n", self.name, *args, check=check, stdin=stdin)
@@ -64,7 +67,7 @@ class Namespace:
         """Apply a merge patch (RFC 7386)."""
         self.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(change))
 
-    def wait(self, what: str, probe: Callable[[], T], seconds: float) -> T:
+    def wait(self, what: str, probe: Callable[[], T], seconds: float = PATIENCE) -> T:
         """Until probe returns something true; returns that. Raises TimeoutError."""
         end = time.monotonic() + seconds
         while True:
@@ -87,7 +90,7 @@ class Namespace:
         return next((c for c in conditions if c["type"] == kind), {})
 
     def wait_for_condition(
-        self, model: str, kind: str, status: str = "True", seconds: float = 120, reason: str | None = None
+        self, model: str, kind: str, status: str = "True", *, reason: str | None = None
     ) -> dict[str, str]:
         """Until the condition says so of the present generation; returns it."""
 
@@ -101,7 +104,7 @@ class Namespace:
                     return said
             return {}
 
-        return self.wait(f"{kind}={status} ({reason or 'any reason'}) of {model}", met, seconds)
+        return self.wait(f"{kind}={status} ({reason or 'any reason'}) of {model}", met)
 
     def pods(self, model: str, component: str) -> list[dict[str, Any]]:
         """Pods of a model that are not on their way out: component is engine, frontend or fetch."""

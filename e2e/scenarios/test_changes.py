@@ -17,14 +17,12 @@ from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
 
-READY_SECONDS = 300
-
 
 @pytest.fixture
 def ready(namespace: Namespace) -> Namespace:
     """A namespace with the model "demo", which is Ready."""
     namespace.apply(cpu_model("demo"))
-    namespace.wait_for_condition("demo", "Ready", seconds=READY_SECONDS)
+    namespace.wait_for_condition("demo", "Ready")
     return namespace
 
 
@@ -42,7 +40,7 @@ def test_replicas_come_and_go_under_the_same_frontend(ready: Namespace, client: 
     for count in (3, 0, 1):
         ready.kubectl("scale", "inferencemodel/demo", f"--replicas={count}")
         kill_operator()
-        ready.wait(f"{count} ready replicas", partial(_serves, ready, count), READY_SECONDS)
+        ready.wait(f"{count} ready replicas", partial(_serves, ready, count))
         assert ready.status("demo")["phase"] == ("Ready" if count else "Suspended")
         if count:
             assert ask(openai, "demo") == ANSWER
@@ -60,17 +58,17 @@ def _serves(namespace: Namespace, count: int) -> bool:
 def test_suspend_gives_the_engines_back_and_resume_brings_them_back(ready: Namespace, client: ClientPod) -> None:
     ready.patch("inferencemodel", "demo", {"spec": {"suspend": True}})
     kill_operator()
-    ready.wait("no engine pods", lambda: not ready.objects("pods", "app.kubernetes.io/component=engine"), 90)
-    ready.wait("the phase Suspended", lambda: ready.status("demo")["phase"] == "Suspended", 60)
+    ready.wait("no engine pods", lambda: not ready.objects("pods", "app.kubernetes.io/component=engine"))
+    ready.wait("the phase Suspended", lambda: ready.status("demo")["phase"] == "Suspended")
     ready.patch("inferencemodel", "demo", {"spec": {"suspend": False}})
     kill_operator()
-    ready.wait_for_condition("demo", "Ready", seconds=READY_SECONDS)
+    ready.wait_for_condition("demo", "Ready")
     assert ask(client.openai("demo"), "demo") == ANSWER
 
 
 def test_an_engine_edit_replaces_one_replica_after_the_other(namespace: Namespace, client: ClientPod) -> None:
     namespace.apply(cpu_model("demo", tensor=2, replicas=2))
-    namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2, READY_SECONDS)
+    namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
     before = uids(namespace.pods("demo", "engine"))
     frontend = uids(namespace.pods("demo", "frontend"))
     with watching(namespace) as seen:
@@ -83,7 +81,7 @@ def test_an_engine_edit_replaces_one_replica_after_the_other(namespace: Namespac
             current = status["observedGeneration"] == 2 and status["updatedReplicas"] == status["readyReplicas"] == 2
             return current and not before & uids(namespace.pods("demo", "engine"))
 
-        namespace.wait("both replicas at the new revision", done, 2 * READY_SECONDS)
+        namespace.wait("both replicas at the new revision", done)
     assert seen.most_pods <= 4
     assert not seen.mixed
     assert uids(namespace.pods("demo", "frontend")) == frontend
@@ -100,8 +98,8 @@ def test_a_frontend_edit_leaves_the_engines_alone(ready: Namespace, client: Clie
         pods = ready.objects("pods", "app.kubernetes.io/component=frontend")
         return len(pods) == 1 and not uids(pods) & frontend
 
-    ready.wait("another frontend", replaced, READY_SECONDS)
-    ready.wait_for_condition("demo", "Ready", seconds=READY_SECONDS)
+    ready.wait("another frontend", replaced)
+    ready.wait_for_condition("demo", "Ready")
     pods = ready.pods("demo", "engine")
     assert uids(pods) == uids(engines)
     assert restarts(pods) == restarts(engines)
@@ -114,7 +112,7 @@ def test_delete_leaves_nothing(ready: Namespace) -> None:
     assert ready.objects(kinds, ours)
     ready.kubectl("delete", "inferencemodel", "demo")
     kill_operator()
-    ready.wait("the end of its objects", lambda: not ready.objects(kinds, ours), 120)
+    ready.wait("the end of its objects", lambda: not ready.objects(kinds, ours))
 
 
 class Seen:

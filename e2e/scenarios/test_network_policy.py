@@ -22,7 +22,7 @@ def test_strangers_reach_the_api_and_nothing_else(
 ) -> None:
     namespace.apply(cpu_model("demo", tensor=2))
     # The operator's probes and the frontends' links get through, or it would not be Ready.
-    namespace.wait_for_condition("demo", "Ready", seconds=300)
+    namespace.wait_for_condition("demo", "Ready")
     assert ask(client.openai("demo"), "demo") == ANSWER
     engine = namespace.pods("demo", "engine")[0]["status"]["podIP"]
     frontend = namespace.pods("demo", "frontend")[0]["status"]["podIP"]
@@ -30,7 +30,7 @@ def test_strangers_reach_the_api_and_nothing_else(
     def reach(who: ClientPod, address: str, port: int) -> str:
         return who.run("python3", "-c", TRY, address, str(port)).strip()
 
-    assert reach(client, frontend, 8000) == "open"
+    namespace.wait("an open port", lambda: reach(client, frontend, 8000) == "open")
     assert [reach(client, frontend, port) for port in (8080, 5550)] == ["closed", "closed"]
     assert [reach(client, engine, port) for port in (8080, 5550, 5551, 5552, 5560)] == ["closed"] * 5
 

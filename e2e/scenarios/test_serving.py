@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -13,15 +14,13 @@ from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
 
-READY_SECONDS = 300
 
-
-def test_apply_gives_an_endpoint(namespace: Namespace, client: ClientPod) -> None:
+def test_apply_gives_an_endpoint(namespace: Namespace, client: ClientPod, figure: Callable[[str], None]) -> None:
     began = time.monotonic()
     namespace.apply(cpu_model("demo"))
     kill_operator()
-    namespace.wait_for_condition("demo", "Ready", seconds=READY_SECONDS)
-    say(f"apply to Ready: {time.monotonic() - began:.1f} s, with the operator killed on the way")
+    namespace.wait_for_condition("demo", "Ready")
+    figure(f"apply to Ready: {time.monotonic() - began:.1f} s, with the operator killed on the way")
     openai = client.openai("demo")
     assert [model.id for model in openai.models.list()] == ["demo"]
     assert ask(openai, "demo") == ANSWER
@@ -38,8 +37,9 @@ def test_two_pods_say_the_same_as_one(namespace: Namespace, client: ClientPod, s
     two = cpu_model("two", tensor=2)
     two["spec"]["engine"]["affinity"] = {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     namespace.apply(cpu_model("one"), two)
+    kill_operator()
     for name in ("one", "two"):
-        namespace.wait_for_condition(name, "Ready", seconds=READY_SECONDS)
+        namespace.wait_for_condition(name, "Ready")
     nodes = {pod["spec"]["nodeName"] for pod in namespace.pods("two", "engine")}
     assert len(nodes) == (2 if spread else 1)
     assert namespace.status("two")["ranks"] == "2/2"

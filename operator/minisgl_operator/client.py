@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import aiohttp
 import msgspec
@@ -23,7 +23,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 from minisgl_operator.resources import Resource
 
 Object = dict[str, Any]
-Connection = Configuration
+Connection: TypeAlias = Configuration
 """Where the API server is, and who calls it."""
 
 _log = logging.getLogger(__name__)
@@ -170,15 +170,24 @@ class Client:
         )
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str, propagation: str = "Background"
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        uid: str,
+        propagation: str = "Background",
+        grace: int | None = None,
     ) -> Object | None:
-        """What is left of the object: None when it is gone, was gone, or is another one by now."""
-        options = {
+        """What is left of the object: None when it is gone, was gone, or is another one by now. `grace`: seconds that
+        it gets to end; None: what it asks for itself, 0: gone at once, whatever still runs."""
+        options: Object = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": propagation,
             "preconditions": {"uid": uid},
         }
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
         try:
             answer = await self.request("DELETE", resource.path(namespace, name), body=options)
         except ApiError as error:

@@ -71,6 +71,7 @@ class Reason(StrEnum):
     CRASHED = "Crashed"
     OUT_OF_MEMORY = "OutOfMemory"
     RESTART_BUDGET_EXHAUSTED = "RestartBudgetExhausted"
+    NODE_LOST = "NodeLost"
 
     FRONTENDS_READY = "FrontendsReady"
     STARTING = "Starting"

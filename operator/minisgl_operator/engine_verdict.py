@@ -8,6 +8,7 @@ from typing import Any, Final
 from minisgl_operator import names
 from minisgl_operator.conditions import Condition, Kind, Reason, Verdict, clipped
 from minisgl_operator.facts import Facts
+from minisgl_operator.overdue import PATIENCE, seems_lost
 from minisgl_operator.pod_troubles import crash_text, last_end
 from minisgl_operator.replicas import Replica, containers, waiting_reason
 
@@ -32,6 +33,7 @@ _ENGINE_REASONS: Final = (
     Reason.OUT_OF_MEMORY,
     Reason.CRASHED,
     Reason.RESTARTING,
+    Reason.NODE_LOST,
     Reason.UNREACHABLE,
     Reason.LOADING,
     Reason.RENDEZVOUS,
@@ -76,6 +78,15 @@ def _engine(facts: Facts, replica: Replica) -> tuple[Reason, str]:
     name, phase = replica.name, facts.phase(replica)
     if (found := refused(facts, replica)) is not None:
         return found
+    for pod in replica.pods:
+        if seems_lost(pod, facts.now):
+            node = (pod.get("spec") or {}).get("nodeName") or "its node"
+            message = (
+                f"Pod {pod['metadata']['name']} was told to end and does not: {node} seems to be lost. The pod is "
+                f"removed by force {PATIENCE.total_seconds():.0f} s after its time, and made again on another node. "
+                f"See `kubectl describe node {node}`."
+            )
+            return Reason.NODE_LOST, message
     if phase == "Draining":
         return Reason.DRAINING, f"{name} ends its last requests before its pods are replaced."
     for pod in replica.pods:
@@ -87,7 +98,9 @@ def _engine(facts: Facts, replica: Replica) -> tuple[Reason, str]:
     report = replica.report
     if report is None or phase == "Unknown":
         if phase == "Unknown":
-            return Reason.UNREACHABLE, f"{name} does not tell the operator how it is. Check the NetworkPolicies."
+            return Reason.UNREACHABLE, (
+                f"{name} does not tell the operator how it is. Check its node, and the NetworkPolicies."
+            )
         if not facts.cached and not replica.pods:
             return Reason.WAITING_FOR_MODEL, f"{name} starts when the model is cached."
         return Reason.WAITING_FOR_PODS, f"Pods of {name} have not started."

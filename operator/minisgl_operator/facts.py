@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Literal
 
@@ -40,6 +41,7 @@ class Facts:
     observed: Observed
     env: Environment
     outcome: Outcome
+    now: datetime
 
     @cached_property
     def title(self) -> str:

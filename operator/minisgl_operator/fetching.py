@@ -57,8 +57,9 @@ def _stepped(percent: Any) -> int:
 
 
 def _last_words(job: Manifest, observed: Observed) -> Mapping[str, Any]:
-    """The report of the Job's youngest pod that gave one: while it runs by HTTP, afterwards as the message that it
-    left."""
+    """The report of the Job's youngest pod that says anything: while it runs by HTTP, afterwards as the message that
+    it left. One that has just begun says nothing yet, and must not make the last one's reason come and go."""
+    begun: Mapping[str, Any] = {}
     own = [
         pod for pod in observed.pods if component(pod) == names.FETCH and controller_uid(pod) == job["metadata"]["uid"]
     ]
@@ -68,9 +69,12 @@ def _last_words(job: Manifest, observed: Observed) -> Mapping[str, Any]:
             if ended is not None and (left := _decoded(str(ended.get("message") or ""))):
                 return left
         report = observed.report(pod)
-        if report is not None:
+        if report is None:
+            continue
+        if report.get("phase") != "Resolving" or report.get("reason"):
             return report
-    return {}
+        begun = begun or report
+    return begun
 
 
 def _decoded(message: str) -> Mapping[str, Any]:

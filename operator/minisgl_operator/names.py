@@ -35,7 +35,7 @@ SERVICE_PORT: Final = 80
 
 
 def replica(model: str, index: int) -> str:
-    """StatefulSet, its headless Service and its disruption budget."""
+    """StatefulSet and its headless Service."""
     return f"{model}-r{index}"
 
 

@@ -15,8 +15,9 @@ from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.environment import Environment
 from minisgl_operator.observed import Manifest, Observed, Ref, controller_uid, ref_of, utc
+from minisgl_operator.overdue import overdue
 from minisgl_operator.render import model_files, render, revision, wanted_replicas
-from minisgl_operator.render.availability import replica_budget
+from minisgl_operator.render.availability import engine_budget
 from minisgl_operator.replicas import Replica, condition, deleting, holds, replicas_of, revision_of
 
 RETRY_FETCH_AFTER: Final = timedelta(minutes=10)
@@ -36,11 +37,13 @@ class Apply:
 
 @dataclass(frozen=True)
 class Delete:
-    """Deletes one child, under the precondition that it is still the one with this uid."""
+    """Deletes one child or pod, under the precondition that it is still the one with this uid. `force`: without the
+    kubelet's word that it has ended."""
 
     ref: Ref
     uid: str
     propagation: Literal["Background", "Foreground"] = "Background"
+    force: bool = False
 
 
 Step = Apply | Delete
@@ -57,6 +60,10 @@ def plan(model: InferenceModel, observed: Observed, env: Environment, now: datet
     withheld = _MAKE_PODS if any(ref.kind in _USED_BY_PODS for ref in taken) else frozenset()
     applied = _adjusted(model, observed, env, desired)
     return (
+        *(
+            Delete(Ref("Pod", pod["metadata"]["name"]), pod["metadata"]["uid"], force=True)
+            for pod in overdue(observed.pods, now)
+        ),
         *_deletes(model, observed, desired, now),
         *(
             Apply(manifest)
@@ -119,14 +126,12 @@ def _adjusted(
     model: InferenceModel, observed: Observed, env: Environment, desired: Mapping[Ref, Manifest]
 ) -> dict[Ref, Manifest]:
     """What of the desired is applied now, and how: what depends on observation is the engines, their disruption
-    budgets, and a fetch that was already made."""
+    budget, and a fetch that was already made."""
     replicas = replicas_of(model.name, observed, range(wanted_replicas(model)))
     result = dict(desired)
-    for replica in replicas:
-        budget = Ref("PodDisruptionBudget", replica.name)
-        # A node drain may take a whole replica while all others are there, and what is not up anyway.
-        may_go = not replica.ready or all(other.ready for other in replicas if other is not replica)
-        result[budget] = replica_budget(model, replica.index, may_go=may_go)
+    if replicas:
+        budget = engine_budget(model, {replica.name: replica.size if replica.ready else 0 for replica in replicas})
+        result[ref_of(budget)] = budget
     counts = _pod_counts(model, observed, replicas, revision(model, env))
     for ref, manifest in desired.items():
         if ref.kind == "StatefulSet":

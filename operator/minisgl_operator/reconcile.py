@@ -5,6 +5,7 @@ What happened to wake the model is not known here, on purpose: whatever was miss
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +18,7 @@ from minisgl_operator.environment import Environment
 from minisgl_operator.events import Recorder
 from minisgl_operator.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.observed import ObjectEvent, Observed, Outcome, Refusal, ref_of
+from minisgl_operator.overdue import seconds_until_news
 from minisgl_operator.plan import Apply, Delete, plan
 from minisgl_operator.probe import Prober
 from minisgl_operator.resources import POD, of_kind
@@ -24,6 +26,8 @@ from minisgl_operator.status import derive_status
 from minisgl_operator.store import ModelKey, Store
 from minisgl_operator.stuck import StuckEvents
 from minisgl_operator.transitions import events_for
+
+_log = logging.getLogger(__name__)
 
 # Objects of others are not watched.
 _LOOK_AT_FOREIGN_SECONDS: Final = 15.0
@@ -79,9 +83,9 @@ async def reconcile(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], n
     if await shell.applier.apply_status(key, raw, status):
         for notice in events_for(previous, status):
             shell.recorder.record(raw, notice)
-    if observed.foreign:
-        again = _LOOK_AT_FOREIGN_SECONDS if again is None else min(again, _LOOK_AT_FOREIGN_SECONDS)
-    return Result(failed=bool(outcome.refusals) and not blocked, after=again)
+    due = [again, seconds_until_news(observed.pods, now), _LOOK_AT_FOREIGN_SECONDS if observed.foreign else None]
+    after = min((seconds for seconds in due if seconds is not None), default=None)
+    return Result(failed=bool(outcome.refusals) and not blocked, after=after)
 
 
 def observe(shell: Shell, key: ModelKey, raw: Object, events: Mapping[str, tuple[ObjectEvent, ...]]) -> Observed:
@@ -124,7 +128,11 @@ async def _execute(
 
 
 async def _delete(shell: Shell, key: ModelKey, step: Delete) -> None:
-    left = await shell.client.delete(of_kind(step.ref.kind), key.namespace, step.ref.name, step.uid, step.propagation)
+    left = await shell.client.delete(
+        of_kind(step.ref.kind), key.namespace, step.ref.name, step.uid, step.propagation, 0 if step.force else None
+    )
+    if step.force:
+        _log.warning("Removed pod %s/%s by force: its node does not say that it ended", key.namespace, step.ref.name)
     known = shell.store.get(step.ref.kind, key.namespace, step.ref.name)
     if left is not None:
         shell.store.put(left)

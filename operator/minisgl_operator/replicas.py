@@ -122,14 +122,17 @@ class Replica:
         return None if self.stateful_set is None else revision_of(self.stateful_set["spec"]["template"])
 
     @cached_property
+    def size(self) -> int:
+        """How many pods its own template asks for; the present spec may want another number."""
+        return 0 if self.stateful_set is None else int(self.stateful_set["spec"]["replicas"])
+
+    @cached_property
     def ready(self) -> bool:
         """All ranks serve, as the kubelet sees it: known without asking any pod."""
         if self.stateful_set is None or deleting(self.stateful_set):
             return False
-        # Of its own template: the present spec may want another number.
-        size = self.stateful_set["spec"]["replicas"]
         up = [pod for pod in self.pods if not deleting(pod) and holds(pod, "Ready")]
-        return 0 < size <= len(up) and all(revision_of(pod) == self.revision for pod in self.pods)
+        return 0 < self.size <= len(up) and all(revision_of(pod) == self.revision for pod in self.pods)
 
     @cached_property
     def routable(self) -> bool | None:

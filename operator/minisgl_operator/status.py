@@ -39,7 +39,7 @@ def derive_status(
     """
     if isinstance(model, InvalidSpec):
         return _invalid(model, observed, previous, now)
-    facts = Facts(model, observed, env, outcome)
+    facts = Facts(model, observed, env, outcome, now)
     generation = model.metadata.generation
     if previous and not outcome.refusals and facts.not_asked_yet():
         # Said without those answers, it would be that nothing serves, and a moment later that all does.
@@ -212,7 +212,8 @@ def _told_before(replica: Replica, previous: Mapping[str, Any]) -> dict[str, Any
 def _crash(replica: Replica) -> dict[str, Any] | None:
     """A launcher's own end, which it could not report itself."""
     for pod in replica.pods:
-        if revision_of(pod) != replica.revision:
+        if revision_of(pod) != replica.revision or deleting(pod):
+            # One that was told to end has not failed.
             continue
         for container in containers(pod):
             ended = last_end(container)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.observed import Manifest
@@ -18,14 +21,31 @@ def frontend_budget(model: InferenceModel) -> Manifest:
     return child(model, "policy/v1", "PodDisruptionBudget", name, names.FRONTEND, {"spec": spec})
 
 
-def replica_budget(model: InferenceModel, index: int, *, may_go: bool) -> Manifest:
-    """A replica without one of its ranks serves nobody, so its pods go all or none."""
-    name = names.replica(model.name, index)
+def engine_budget(model: InferenceModel, serving: Mapping[str, int]) -> Manifest:
+    """At most one replica may be taken, whoever drains how many nodes at the same moment. `serving` has the number of
+    pods of each replica, 0 for one that does not serve.
+
+    One budget for all replicas: the API server counts evictions against it one by one, where of several budgets each
+    could be used before anybody sees what became of the others. A replica without one of its ranks serves nobody, so
+    once one of its pods has gone the others may follow, and no pod of another replica.
+    """
+    selector: dict[str, Any] = {"matchLabels": names.selector(model.name, names.ENGINE)}
+    down = sorted(name for name, pods in serving.items() if not pods)
+    up = sum(serving.values())
+    if len(serving) == 1:
+        # A budget that forbids the only replica would block every drain.
+        least = 0
+    elif down:
+        least = up
+        selector["matchExpressions"] = [{"key": names.REPLICA_LABEL, "operator": "NotIn", "values": down}]
+    else:
+        least = up - 1
     spec = {
-        "maxUnavailable": "100%" if may_go else 0,
+        # Not maxUnavailable, which a pod that is just being made again does not count for.
+        "minAvailable": least,
         # A broken pod must never keep a node from being drained.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": names.selector(model.name, names.ENGINE) | {names.REPLICA_LABEL: name}},
+        "selector": selector,
     }
-    labels = {names.REPLICA_LABEL: name}
-    return child(model, "policy/v1", "PodDisruptionBudget", name, names.ENGINE, {"spec": spec}, labels=labels)
+    name = names.engine(model.name)
+    return child(model, "policy/v1", "PodDisruptionBudget", name, names.ENGINE, {"spec": spec})

@@ -65,12 +65,15 @@ def _network_policies(model: InferenceModel, env: Environment) -> tuple[Manifest
 
 def _replicas(model: InferenceModel, env: Environment) -> tuple[Manifest, ...]:
     current = revision(model, env)
-    return tuple(
-        manifest
-        for index in range(wanted_replicas(model))
-        for manifest in (
-            engine.peers_service(model, index),
-            availability.replica_budget(model, index, may_go=True),
-            engine.stateful_set(model, env, index, current),
-        )
+    indices = range(wanted_replicas(model))
+    if not indices:
+        return ()
+    serving = {names.replica(model.name, index): model.spec.parallelism.pods for index in indices}
+    return (
+        availability.engine_budget(model, serving),
+        *(
+            manifest
+            for index in indices
+            for manifest in (engine.peers_service(model, index), engine.stateful_set(model, env, index, current))
+        ),
     )

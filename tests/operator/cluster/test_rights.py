@@ -96,8 +96,17 @@ def test_the_shipped_rules_are_what_the_operator_uses_and_no_more(control_plane:
 
 
 def _everything_it_can_do(cluster: OperatedCluster) -> None:
+    cluster.apply(pvc_model("lost"))
+    cluster.until(lambda: cluster.ready("lost"), "the replica that will lose its node")
+    lost = cluster.get("Pod", "lost-r0-0")
+    assert lost is not None
+    cluster.lose_node_of("lost-r0-0")
     cluster.hold = lambda name: name.startswith("waiting")
     cluster.apply(pvc_model("waiting"))
+    cluster.apply(pvc_model("asleep"))
+    cluster.until(lambda: cluster.get("PodDisruptionBudget", "asleep-engine"), "a budget")
+    cluster.apply(pvc_model("asleep", suspend=True))
+    cluster.until(lambda: cluster.get("PodDisruptionBudget", "asleep-engine") is None, "the budget's end")
     cluster.apply(pvc_model("full", replicas=2))
     cluster.until(lambda: cluster.status("full").get("readyReplicas") == 2, "two replicas")
     cluster.apply(pvc_model("full", replicas=1, networkPolicy={"enabled": False}))
@@ -126,6 +135,12 @@ def _everything_it_can_do(cluster: OperatedCluster) -> None:
         return {("list", None), ("create", "events.k8s.io"), ("patch", "events.k8s.io")} <= uris
 
     cluster.until(asked, "the operator's interest in events")
+
+    def made_again() -> bool:
+        pod = cluster.get("Pod", "lost-r0-0")
+        return pod is not None and pod["metadata"]["uid"] != lost["metadata"]["uid"]
+
+    cluster.until(made_again, "another pod in place of the lost one")
 
 
 async def _hold_a_lease(cluster: OperatedCluster, kubeconfig: Path) -> None:
@@ -164,8 +179,10 @@ def test_a_missing_right_to_create_is_named_and_hinders_no_other_child(control_p
             cluster.until(lambda: cluster.ready("partly"), "Ready")
 
 
-def test_a_right_lost_while_running_ends_the_process_once_and_it_then_waits(control_plane: LocalControlPlane) -> None:
-    """kopf cannot go on without a watch, so the process ends; its successor must not end as well."""
+def test_a_right_that_is_missing_from_the_start_is_named_and_does_not_end_the_process(
+    control_plane: LocalControlPlane,
+) -> None:
+    """Without a watch kopf ends the process, which would then be started again and again."""
     rules, _ = shipped_rules()
     with OperatedCluster(control_plane) as cluster, account(cluster, without(rules, "jobs", "list")) as kubeconfig:
         cluster.apply(pvc_model("later"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from random import Random
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minisgl_operator.observed import Ref, Unreachable
+from minisgl_operator.observed import Ref, Unreachable, ref_of
 from minisgl_operator.plan import Apply, Delete, plan
 from support.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
 from support.simulated_cluster import SimulatedCluster
@@ -199,12 +200,7 @@ def test_scaling_down_takes_the_highest_index_first_and_keeps_names_until_the_po
     cluster = settled({"replicas": 3})
     cluster.edit({"replicas": 1})
     deletes = [step.ref for step in cluster.plan() if isinstance(step, Delete)]
-    assert deletes == [
-        Ref("PodDisruptionBudget", "qwen-r2"),
-        Ref("StatefulSet", "qwen-r2"),
-        Ref("PodDisruptionBudget", "qwen-r1"),
-        Ref("StatefulSet", "qwen-r1"),
-    ]
+    assert deletes == [Ref("StatefulSet", "qwen-r2"), Ref("StatefulSet", "qwen-r1")]
     cluster.reconcile()
     cluster.look()
     assert not [step for step in cluster.plan() if isinstance(step, Delete)]
@@ -221,7 +217,8 @@ def test_suspending_leaves_the_endpoint_the_cache_and_the_policies() -> None:
     cluster.settle()
     assert not cluster.pods
     gone = before - set(cluster.objects)
-    assert {ref.name for ref in gone} == {"qwen-r0", "qwen-r1"}
+    budget = Ref("PodDisruptionBudget", "qwen-engine")
+    assert {ref.name for ref in gone - {budget}} == {"qwen-r0", "qwen-r1"}
     cluster.edit({"suspend": False})
     cluster.settle()
     assert set(cluster.objects) == before
@@ -236,20 +233,51 @@ def test_a_replica_made_anew_waits_for_the_pods_of_the_old_one() -> None:
     assert list(cluster.serving()) == ["qwen-r0"]
 
 
-def test_a_node_drain_may_take_one_replica_when_all_serve_and_none_but_the_broken_otherwise() -> None:
-    cluster = settled({"replicas": 2})
+def budget_of(cluster: SimulatedCluster) -> tuple[int, list[str]]:
+    """How many engine pods have to stay, and the replicas whose pods do not count."""
+    (spec,) = (
+        step.manifest["spec"]
+        for step in cluster.plan()
+        if isinstance(step, Apply) and ref_of(step.manifest) == Ref("PodDisruptionBudget", "qwen-engine")
+    )
+    expressions = spec["selector"].get("matchExpressions", [])
+    return spec["minAvailable"], [name for each in expressions for name in each["values"]]
 
-    def budgets() -> dict[str, Any]:
-        return {
-            step.manifest["metadata"]["name"]: step.manifest["spec"]["maxUnavailable"]
-            for step in cluster.plan()
-            if isinstance(step, Apply) and step.manifest["kind"] == "PodDisruptionBudget"
-        }
 
-    assert budgets() == {"qwen-frontend": 1, "qwen-r0": "100%", "qwen-r1": "100%"}
-    cluster.pods["qwen-r0-1"]["status"]["conditions"] = []
-    cluster.look()
-    assert budgets() == {"qwen-frontend": 1, "qwen-r0": "100%", "qwen-r1": 0}
+def test_a_node_drain_may_take_a_pod_when_all_replicas_serve_and_then_the_rest_of_its_replica_only() -> None:
+    cluster = settled({"replicas": 3})
+    assert budget_of(cluster) == (5, [])
     cluster.pods["qwen-r1-1"]["status"]["conditions"] = []
     cluster.look()
-    assert budgets() == {"qwen-frontend": 1, "qwen-r0": "100%", "qwen-r1": "100%"}
+    assert budget_of(cluster) == (4, ["qwen-r1"])
+    cluster.pods["qwen-r0-0"]["status"]["conditions"] = []
+    cluster.look()
+    assert budget_of(cluster) == (2, ["qwen-r0", "qwen-r1"])
+
+
+def test_the_only_replica_may_always_be_taken() -> None:
+    cluster = settled({"replicas": 1})
+    assert budget_of(cluster) == (0, [])
+    cluster.pods["qwen-r0-1"]["status"]["conditions"] = []
+    cluster.look()
+    assert budget_of(cluster) == (0, [])
+
+
+def test_budgets_that_an_earlier_version_made_for_each_replica_go() -> None:
+    cluster = settled({"replicas": 2})
+    (budget,) = (body for ref, body in cluster.objects.items() if ref == Ref("PodDisruptionBudget", "qwen-engine"))
+    old = {**budget, "metadata": {**budget["metadata"], "name": "qwen-r0", "uid": "old"}}
+    cluster.objects[Ref("PodDisruptionBudget", "qwen-r0")] = old
+    assert [step.ref.name for step in cluster.plan() if isinstance(step, Delete)] == ["qwen-r0"]
+
+
+def test_a_pod_that_does_not_end_is_removed_by_force_once_its_node_has_had_its_time() -> None:
+    cluster = settled({"replicas": 2})
+    lost = cluster.pods["qwen-r0-1"]
+    lost["metadata"]["deletionTimestamp"] = (cluster.now + timedelta(seconds=40)).isoformat()
+    cluster.look()
+    cluster.now += timedelta(seconds=99)
+    assert not [step for step in cluster.plan() if isinstance(step, Delete)]
+    cluster.now += timedelta(seconds=1)
+    (delete,) = (step for step in cluster.plan() if isinstance(step, Delete))
+    assert delete == Delete(Ref("Pod", "qwen-r0-1"), lost["metadata"]["uid"], force=True)

@@ -21,7 +21,7 @@ FOREIGN = (
     Ref("Service", "qwen"),
     Ref("StatefulSet", "qwen-r1"),
     Ref("NetworkPolicy", "qwen-engine"),
-    Ref("PodDisruptionBudget", "qwen-r2"),
+    Ref("PodDisruptionBudget", "qwen-engine"),
     Ref("PersistentVolumeClaim", "qwen-cache"),
 )
 

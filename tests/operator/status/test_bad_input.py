@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from minisgl_operator.observed import Outcome, Ref, Refusal, Unreachable
 from support.inference_models import CLAIM
-from support.scene import Scene, fetch_scene
+from support.scene import NOW, Scene, fetch_scene
+
+LATER = "2026-01-01T11:30:00Z"
 
 GPU_TEXT = (
     "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available: 2 No preemption "
@@ -283,6 +287,26 @@ def test_a_fetch_pod_that_left_no_report() -> None:
         assert scene.conditions()["ModelCached"]["reason"] == "WaitingForFetch"
 
 
+def test_a_new_attempt_of_a_fetch_repeats_the_last_ones_reason_until_it_gets_further() -> None:
+    scene = fetch_scene()
+    report = {"kind": "fetch", "phase": "Failed", "reason": "RateLimited", "message": "too many requests"}
+    ended = {"state": {"terminated": {"exitCode": 1, "message": json.dumps(report)}}}
+    scene.pods["fetch-pod"]["status"] |= {"phase": "Failed", "containerStatuses": [ended]}
+    older = scene.pods["fetch-pod"]["metadata"]
+    labels = older["labels"]
+    scene.pods["next-pod"] = {
+        "kind": "Pod",
+        "metadata": {**older, "name": "next-pod", "uid": "next", "labels": labels, "creationTimestamp": LATER},
+        "spec": {"nodeName": "node-0"},
+        "status": {"phase": "Running", "conditions": [], "containerStatuses": []},
+    }
+    expect(scene, "ModelCached", "RateLimited", "too many requests")
+    scene.reports["next-pod"] = {"kind": "fetch", "phase": "Resolving", "percent": 0, "reason": "", "message": ""}
+    expect(scene, "ModelCached", "RateLimited", "too many requests")
+    scene.reports["next-pod"] = {"kind": "fetch", "phase": "Downloading", "percent": 7, "reason": "", "message": ""}
+    expect(scene, "ModelCached", "Downloading", "5 %")
+
+
 def test_a_fetch_that_has_not_begun() -> None:
     scene = fetch_scene()
     del scene.children[next(ref for ref in scene.children if ref.kind == "Job")]
@@ -380,6 +404,19 @@ def test_a_replica_on_its_way_up(phase: str, reason: str) -> None:
     expect(scene, "EngineReady", reason, phase="Starting")
     assert scene.conditions()["Progressing"]["reason"] == "Starting"
     assert scene.conditions()["Degraded"]["status"] == "False"
+
+
+def test_a_pod_on_a_lost_node() -> None:
+    scene = starting()
+    pod = scene.not_ready("qwen-r0-0")
+    pod["metadata"]["deletionTimestamp"] = (NOW + timedelta(seconds=30)).isoformat()
+    scene.reports["qwen-r0-0"] = Unreachable("timed out")
+    assert scene.conditions()["EngineReady"]["reason"] == "Unreachable"
+    # A busy node may be a little late.
+    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=29)).isoformat()
+    assert scene.conditions()["EngineReady"]["reason"] == "Unreachable"
+    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=31)).isoformat()
+    expect(scene, "EngineReady", "NodeLost", "Pod qwen-r0-0", "node-0", "by force 60 s", "kubectl describe node node-0")
 
 
 def test_a_replica_whose_old_pods_end() -> None:

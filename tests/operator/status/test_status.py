@@ -11,7 +11,7 @@ from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.observed import Observed, Outcome, Unreachable
 from minisgl_operator.status import derive_status
 from support.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
-from support.scene import NOW, OLD_REVISION, Scene, fetch_scene
+from support.scene import EARLIER, NOW, OLD_REVISION, Scene, fetch_scene
 
 TWO_PODS = {"parallelism": {"tensor": 2, "gpusPerPod": 1}, "engine": {"device": "cpu"}}
 FAILURE = {
@@ -227,3 +227,13 @@ def test_names_of_sources() -> None:
         (image, "registry.example.com/model:1/model"),
     ):
         assert Scene(source=source).status()["model"]["name"] == name
+
+
+def test_a_pod_that_ended_because_it_was_told_to_has_not_failed() -> None:
+    scene = Scene()
+    pod = scene.not_ready("qwen-r0-0", phase="Succeeded")
+    pod["metadata"]["deletionTimestamp"] = EARLIER
+    pod["status"]["containerStatuses"] = [{"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}]
+    del scene.reports["qwen-r0-0"]
+    (replica,) = scene.status()["replicaStatuses"]
+    assert "lastFailure" not in replica

@@ -98,7 +98,12 @@ def test_all_served_names_are_served_unless_a_flag_gives_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[ServeOptions] = []
-    monkeypatch.setattr("minisgl.cli.serve.serve", lambda options: seen.append(options) or 0)
+
+    def serve(options: ServeOptions) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr("minisgl.cli.serve.serve", serve)
     file = str(_file(tmp_path, smallest(model={**hub(), "servedNames": ["first", "second", "third"]})))
     checkpoint = str(tiny_checkpoint())
     assert main(["serve", checkpoint, "-f", file]) == 0

@@ -1,0 +1,53 @@
+"""Who wrote what, by the API server's audit log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.control_plane import PLANE
+from harness.installation import NAMESPACE
+
+_ACCOUNT: Final = f"system:serviceaccount:{NAMESPACE}:"
+_VERBS: Final = frozenset({"create", "update", "patch", "delete", "deletecollection"})
+_POD_NAME: Final = "authentication.kubernetes.io/pod-name"
+
+
+@dataclass(frozen=True)
+class Write:
+    """One request of an operator that could change something. `code` is HTTP's: 201 says that it made the object."""
+
+    pod: str
+    verb: str
+    resource: str
+    namespace: str
+    name: str
+    code: int
+
+
+def position() -> int:
+    """Where the log ends now."""
+    return PLANE.audit_log.stat().st_size
+
+
+def of_operators(since: int) -> Iterator[Write]:
+    """Since that position of the log, in order."""
+    with PLANE.audit_log.open() as log:
+        log.seek(since)
+        for line in log:
+            if not line.endswith("}\n"):
+                # It is being written.
+                return
+            event = json.loads(line)
+            user, where = event["user"], event.get("objectRef", {})
+            if user["username"].startswith(_ACCOUNT) and event["verb"] in _VERBS:
+                yield Write(
+                    pod=user.get("extra", {}).get(_POD_NAME, [""])[0],
+                    verb=event["verb"],
+                    resource="/".join(part for part in (where.get("resource"), where.get("subresource")) if part),
+                    namespace=where.get("namespace", ""),
+                    name=where.get("name", ""),
+                    code=event.get("responseStatus", {}).get("code", 0),
+                )

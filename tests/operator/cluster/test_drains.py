@@ -1,0 +1,65 @@
+"""Nodes that are drained while a model serves: the budget as the API server and its controllers understand it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from minisgl_operator.client import ApiError
+from minisgl_operator.resources import POD
+from support.control_plane import LocalControlPlane
+from support.operated_cluster import OperatedCluster, pvc_model
+
+
+async def _evict(cluster: OperatedCluster, pod: str) -> bool:
+    """What a drain asks for, again and again for some seconds; False when the budget allows none."""
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": cluster.namespace},
+    }
+    try:
+        await cluster.client.request("POST", POD.path(cluster.namespace, pod, "eviction"), {}, body)
+    except ApiError as error:
+        assert error.status == 429, error
+        return False
+    return True
+
+
+def _evict_all(cluster: OperatedCluster, pods: list[str]) -> set[str]:
+    """Those that went, of pods whose evictions are asked for at the same moment."""
+
+    async def step() -> list[bool]:
+        return await asyncio.gather(*(_evict(cluster, pod) for pod in pods))
+
+    return {pod for pod, gone in zip(pods, cluster.run(step()), strict=True) if gone}
+
+
+def test_drains_in_the_same_moment_take_one_replica_with_all_its_pods_and_none_of_another(
+    control_plane: LocalControlPlane,
+) -> None:
+    with OperatedCluster(control_plane) as cluster, cluster.operator():
+        cluster.apply(pvc_model("drained", replicas=2, parallelism={"tensor": 2, "gpusPerPod": 1}))
+        cluster.until(lambda: cluster.status("drained").get("readyReplicas") == 2, "two replicas")
+        cluster.until(lambda: _allowed(cluster, 3) == 1, "a budget that allows one")
+        replicas: dict[str, list[str]] = {f"drained-r{i}": [f"drained-r{i}-{k}" for k in range(2)] for i in range(2)}
+        # What is evicted is made again at once, and finds no node.
+        cluster.hold = lambda name: name.startswith("drained-r")
+        gone = _evict_all(cluster, [pod for pods in replicas.values() for pod in pods])
+        assert len({pod.rpartition("-")[0] for pod in gone}) == 1, gone
+        (taken,) = {pod.rpartition("-")[0] for pod in gone}
+        (kept,) = replicas.keys() - {taken}
+        for pod in set(replicas[taken]) - gone:
+            cluster.until(lambda pod=pod: _evict_all(cluster, [pod]), f"the eviction of {pod} too")  # type: ignore[misc]
+        assert not _evict_all(cluster, replicas[kept])
+        cluster.hold = lambda name: False
+        cluster.until(lambda: _allowed(cluster, 3) == 1, "a budget that allows one again")
+        assert _evict_all(cluster, replicas[kept][:1])
+
+
+def _allowed(cluster: OperatedCluster, least: int) -> int:
+    """How many evictions are allowed now, once the budget asks for so many pods; -1 before that."""
+    budget: dict[str, Any] = cluster.get("PodDisruptionBudget", "drained-engine") or {"spec": {}, "metadata": {}}
+    status = budget.get("status", {})
+    current = status.get("observedGeneration") == budget["metadata"].get("generation")
+    return status["disruptionsAllowed"] if current and budget["spec"].get("minAvailable") == least else -1
