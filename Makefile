@@ -1,11 +1,14 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?=
-TEST_WORKERS ?= 2
+# More than the two cores that we count on: many tests wait, for a process to start, a lease to end or a timeout.
+TEST_WORKERS ?= 3
 DEMO = .cache/demo/config.json
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
+# Some images and shells set it; each of the hundreds of processes that we start would compile its libraries anew.
+export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-down run test e2e e2e-full images image-engine lint bench test-gpu lock clean install
+.PHONY: help demo demo-down run test e2e e2e-full images image-engine lint cluster-tools bench test-gpu lock clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,9 +22,10 @@ demo-down: install  ## end all that `make demo` started; what was built is kept
 run: install $(DEMO)  ## install what is missing, train and serve a demo model, ask it one question; Ctrl-C stops it (ONCE=1: stop after the answer)
 	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
 
-test: install lint $(DEMO)  ## install what is missing, then check style and types and run the tests with coverage
+test: install $(DEMO)  ## install what is missing, then check style and types and run the tests with coverage
+	@$(MAKE) --no-print-directory -j 2 cluster-tools lint
 	@rm -f .coverage .coverage.*
-	$(PYTEST) -n $(TEST_WORKERS) --dist worksteal --cov --cov-report=
+	$(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
 	@for room in scheduler wire frontend tokenizer; do \
 		.venv/bin/python -m coverage report --include="*/minisgl/$$room/*" --fail-under=90 >/dev/null || \
@@ -45,6 +49,10 @@ lint: install  ## ruff, mypy --strict and the import rules
 	.venv/bin/ruff check runtime operator tests docs e2e
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
+
+# On a machine that has not built them yet this takes minutes, which lint need not wait for.
+cluster-tools: install
+	@PYTHONPATH=tests:e2e .venv/bin/python -m support.cluster_tools
 
 # Trained anew when what it is made from has changed.
 $(DEMO): $(wildcard runtime/minisgl/models/demo*.py) runtime/minisgl/models/tiny_tokenizer.py | install

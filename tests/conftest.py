@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from minisgl import logging as log
 
+_TESTS = Path(__file__).parent
+
 # How fast examples are made or run says how busy the machine is, and nothing about the code. With CI=true hypothesis
 # has a profile of its own for that.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if "CI" not in os.environ:
     settings.load_profile("busy")
+
+# A shell starts a job in the background with SIGINT ignored, nohup one with SIGHUP ignored, and every program started
+# from there ignores it as well. Tests send both; what has a handler here has its default in the programs they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+# Those that take longest, the longest first: a worker takes one file after the other, and none of these may be what is
+# left at the end while the others have nothing to do.
+_LONGEST_FILES = (
+    "runtime/launcher/test_engine_pods.py",
+    "operator/cluster/test_restarts.py",
+    "operator/cluster/test_operator.py",
+    "runtime/launcher/test_serve.py",
+    "runtime/launcher/test_kill_matrix.py",
+    "operator/cluster/test_outages.py",
+    "operator/cluster/test_bench.py",
+    "mutants/test_mutants.py",
+    "runtime/cli/test_bench.py",
+    "runtime/cli/test_demo.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {_TESTS / name: place for place, name in enumerate(_LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,7 @@ class SequenceAttention:
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = list(lengths)
 
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         q, k = rotation.apply(q, k)
         outputs = []
         parts = zip(*(torch.split(tensor, self._lengths) for tensor in (q, k, v)), strict=True)

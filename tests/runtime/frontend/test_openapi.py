@@ -108,6 +108,8 @@ def test_any_sampling_parameter_of_generate() -> None:
 @pytest.mark.parametrize(
     ("kind", "body", "valid"),
     [
+        ("NativeBody", {"input_ids": ""}, False),
+        ("NativeBody", {"input_ids": [[1], [2]]}, True),
         ("ChatBody", CHAT | {"model": "org/tiny"}, True),
         ("ChatBody", CHAT | {"model": "default"}, True),
         ("ChatBody", CHAT | {"model": None}, True),

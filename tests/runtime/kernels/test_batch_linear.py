@@ -1,4 +1,4 @@
-"""Which tile a product of a decode batch gets, and that its kernel compiles for Hopper; tests/gpu has what it computes."""
+"""Which tile a product of a decode batch gets, and that its kernel compiles for Hopper; tests/gpu has what it gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from triton.compiler import compile
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
+from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.batch_linear_gluon import MAX_ROWS, MIN_ROWS, Tile, _batch_linear, _choose
+from minisgl.kernels.triton_build import Architecture, Launches
+from minisgl.models.config import ModelConfig
 
 SMALL = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
 SHARED_MEMORY = 227 << 10
@@ -41,6 +45,14 @@ def test_other_products_are_left_to_the_library() -> None:
     assert _choose(64, 34816, 5120, in_parts=False) is None
     assert _choose(64, 1024, 1000, in_parts=True) is None
     assert _choose(MAX_ROWS + 1, 4096, 1024, in_parts=False) is None
+
+
+def test_steps_of_all_sizes_go_through_a_decoder_whose_products_come_in_parts() -> None:
+    launches = Launches()
+    with launches.recorded(Architecture.parse("9.0a")):
+        config = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-0.6b"], "num_hidden_layers": 2})
+        rehearse(config, tensor_parallel=1, page_size=64, max_running=256)
+    assert "_batch_linear" in {name for name, _ in launches._by_key}
 
 
 @pytest.mark.parametrize(("rows", "name"), [(16, "qkv"), (100, "gate_up"), (128, "down"), (256, "qkv")])
