@@ -76,7 +76,7 @@ class StoreOnly:
         return q.flatten(1)
 
 
-def with_attention(model: Decoder, rows: int, decode: type[XqaDecode] | type[SplitDecode]) -> Callable[..., object]:
+def with_attention(model: Decoder, rows: int, *, split: bool) -> Callable[..., object]:
     """A call of whole layers over contexts of CONTEXT tokens, each with pages of its own."""
     config, pages = model.config, CONTEXT // PAGE
     heads, kv_heads = config.num_heads, model.num_kv_heads_local
@@ -97,7 +97,8 @@ def with_attention(model: Decoder, rows: int, decode: type[XqaDecode] | type[Spl
         host_prefill_starts=lengths[:0],
         host_prefill_lengths=lengths[:0],
     )
-    backend = SplitDecode(shape, rows) if decode is SplitDecode else XqaDecode(shape)
+    xqa = XqaDecode(shape)
+    backend = SplitDecode(shape, xqa) if split else xqa
     attention = PagedAttention(kv, TorchPrefill(shape), backend)
     attention.begin(batch, torch.arange(1, rows + 1, device="cuda") * CONTEXT - 1)
 
@@ -194,11 +195,9 @@ def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
         "layer": (whole, sum(read) + 8 * x.nbytes + 3 * qkv.nbytes + 2 * inner.nbytes),
     }
     if rows <= split_backend.MOST_ROWS:
-        for decode in (XqaDecode, SplitDecode):
-            calls[f"layer + {decode.name}"] = (
-                partial(with_attention(model, rows, decode), x, residual, cos_sin),
-                math.nan,
-            )
+        for how, split in (("xqa", False), ("split", True)):
+            call = with_attention(model, rows, split=split)
+            calls[f"layer + {how}"] = (partial(call, x, residual, cos_sin), math.nan)
     if rows > 1:
         calls["norm alone"] = (lambda layer: add_rms_norm(x, residual, dense[layer].norm.weight, 1e-6), 4 * x.nbytes)
         calls["silu alone"] = (lambda layer: silu_and_mul(wide), wide.nbytes + inner.nbytes)

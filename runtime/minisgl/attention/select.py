@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from minisgl.attention import fa3_backend, flashinfer_backend, xqa_backend
+from minisgl.attention import fa3_backend, flashinfer_backend, split_backend, xqa_backend
 from minisgl.attention.backend import AttentionShape, BackendUnavailable, DecodeBackend, PrefillBackend
+from minisgl.attention.split_backend import SplitDecode
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,12 @@ def _fa3(shape: AttentionShape) -> PrefillBackend:
     return fa3_backend.Fa3Prefill(shape, fallback(shape))
 
 
+def _xqa(shape: AttentionShape) -> DecodeBackend:
+    # Its time for a few rows is that of a long chain of dependent reads.
+    xqa = xqa_backend.XqaDecode(shape)
+    return xqa if split_backend.why_not(shape) else SplitDecode(shape, xqa)
+
+
 # Best first: `auto` takes the first that can serve.
 _PREFILL: Final[Mapping[str, _Choice[PrefillBackend]]] = {
     "fa3": (fa3_backend.why_not, _fa3),
@@ -32,7 +39,7 @@ _PREFILL: Final[Mapping[str, _Choice[PrefillBackend]]] = {
     "torch": (_always, TorchPrefill),
 }
 _DECODE: Final[Mapping[str, _Choice[DecodeBackend]]] = {
-    "xqa": (xqa_backend.why_not, xqa_backend.XqaDecode),
+    "xqa": (xqa_backend.why_not, _xqa),
     "flashinfer": (flashinfer_backend.why_not, flashinfer_backend.FlashInferDecode),
     "torch": (_always, TorchDecode),
 }

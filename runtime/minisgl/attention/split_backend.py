@@ -7,11 +7,11 @@ from typing import Final
 
 import torch
 
-from minisgl.attention.backend import AttentionShape
+from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 
 MOST_ROWS: Final = 4
-"""With more rows a kernel that divides contexts less has work for all of the GPU, too."""
+"""With more rows kernels that divide contexts less have work for all of the GPU, too."""
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -30,33 +30,40 @@ def why_not(shape: AttentionShape) -> str | None:
 
 
 class SplitDecode:
-    """Implements `DecodeBackend` for batches of up to `rows` rows."""
+    """Implements `DecodeBackend`: batches of up to MOST_ROWS rows by itself, larger ones by `many`."""
 
-    name = "split"
-
-    def __init__(self, shape: AttentionShape, rows: int) -> None:
+    def __init__(self, shape: AttentionShape, many: DecodeBackend) -> None:
         from minisgl.kernels.split_decode_triton import SPLITS, split_decode
 
+        self.name = many.name
+        self._many = many
         self._run = split_decode
         self._scale = shape.head_dim**-0.5 * math.log2(math.e)
-        sums = (rows, shape.query_heads, SPLITS)
+        sums = (MOST_ROWS, shape.query_heads, SPLITS)
         self._sums = torch.empty(sums, dtype=torch.float32, device=shape.device)
         self._parts = torch.empty((*sums, shape.head_dim), dtype=torch.float32, device=shape.device)
         self._batch: AttentionBatch
 
-    def for_graph(self, size: int) -> SplitDecode:
-        return self
+    def for_graph(self, size: int) -> DecodeBackend | None:
+        # It plans nothing, so that every graph can hold on to the same one.
+        return self if size <= MOST_ROWS else self._many.for_graph(size)
 
     def prepare(self, batch: AttentionBatch) -> None:
-        """Nothing to plan."""
+        if batch.num_decode > MOST_ROWS:
+            self._many.prepare(batch)
 
     def begin(self, batch: AttentionBatch) -> None:
         self._batch = batch
+        if batch.num_decode > MOST_ROWS:
+            self._many.begin(batch)
 
     def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
         batch = self._batch
+        if batch.num_decode > MOST_ROWS:
+            self._many.decode(layer, kv, q, out)
+            return
         self._run(
-            q.contiguous(),
+            q,
             kv.keys[layer],
             kv.values[layer],
             batch.page_table,

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from minisgl.attention import split_backend
-from minisgl.attention.backend import AttentionShape, DecodeBackend
+from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.flashinfer_backend import workspace
 from minisgl.kernels.flashinfer_kernels import XqaKernel
@@ -40,10 +39,7 @@ class XqaDecode:
         self._block_tables: torch.Tensor
         self._lengths: torch.Tensor
 
-    def for_graph(self, size: int) -> DecodeBackend:
-        # Of few rows it makes a chain of dependent reads, 11 µs long.
-        if size <= split_backend.MOST_ROWS and split_backend.why_not(self._shape) is None:
-            return split_backend.SplitDecode(self._shape, size)
+    def for_graph(self, size: int) -> XqaDecode:
         return XqaDecode(self._shape, share=self)
 
     def prepare(self, batch: AttentionBatch) -> None:

@@ -52,14 +52,10 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
     fits = cascade_backend.why_not(shape) is None
     cascade = cascade_backend.CascadeDecode(shape, max_running) if fits else None
     nothing = _NoAttention()
-    runner = Runner(model, parallel, kv, tables, PagedAttention(kv, nothing, nothing, cascade))
+    decode = nothing if split_backend.why_not(shape) else split_backend.SplitDecode(shape, nothing)
+    runner = Runner(model, parallel, kv, tables, PagedAttention(kv, nothing, decode, cascade))
     for rows in graph_sizes(max_running):
         _step(runner, _plan(tables, 0), PackedStep(_plan(tables, 0), tables, rows))
-    if split_backend.why_not(shape) is None:
-        few = split_backend.SplitDecode(shape, split_backend.MOST_ROWS)
-        plan = _plan(tables, 0)
-        alone = Runner(model, parallel, kv, tables, PagedAttention(kv, nothing, few))
-        _step(alone, plan, PackedStep(plan, tables, split_backend.MOST_ROWS))
     if cascade is not None:
         for rows in cascade_sizes(max_running):
             _step(runner, _plan(tables, 0), PackedStep(_plan(tables, 0), tables, rows, cascade.layout))

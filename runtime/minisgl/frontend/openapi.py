@@ -59,18 +59,16 @@ _NULL: Final[Schema] = {"type": "null"}
 _SOME: Final[Schema] = {"type": "array", "minItems": 1}
 _TOKEN_ID: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1, "title": TOKEN_ID}
 _TOKEN_IDS: Final[Schema] = {"type": "array", "minItems": 1, "items": _TOKEN_ID}
-_PROMPT: Final[Schema] = {
-    "anyOf": [
-        {"type": "string"},
-        _TOKEN_IDS,
-        {
-            "type": "array",
-            "minItems": 1,
-            "maxItems": MAX_PROMPTS,
-            "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS]},
-        },
-    ]
-}
+_LISTS: Final[list[Schema]] = [
+    _TOKEN_IDS,
+    {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_PROMPTS,
+        "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS]},
+    },
+]
+_PROMPT: Final[Schema] = {"anyOf": [{"type": "string"}, *_LISTS]}
 
 
 def openapi(model: ServedModel | None) -> dict[str, Any]:
@@ -154,7 +152,7 @@ def _checked_behind() -> dict[str, Schema]:
         "NativeBody": {
             "properties": {
                 "text": {"anyOf": [_PROMPT, _NULL]},
-                "input_ids": {"anyOf": [_PROMPT, _NULL]},
+                "input_ids": {"anyOf": [*_LISTS, _NULL]},
                 "return_logprob": {"enum": [False, None]},
             },
             "oneOf": _exactly_one("text", "input_ids", "prompt"),

@@ -129,6 +129,7 @@ def split_decode(
     is in units of log 2.
     """
     rows, heads, head_dim = q.shape
+    assert q.is_contiguous() and out.is_contiguous()
     page_size, kv_heads = keys.shape[1], keys.shape[2]
     group = heads // kv_heads
     assert group <= _VECTORS and page_size % BLOCK == 0

@@ -30,7 +30,7 @@ class BuiltFirst(FileCacheManager):  # type: ignore[misc]
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         super().__init__(key, override, dump)
-        built = Path(os.environ[KERNELS_DIR]) / SUBFOLDER / key
+        built = Path(os.environ.get(KERNELS_DIR, "")) / SUBFOLDER / key
         if not (override or dump) and built.is_dir():
             # Complete, so that nothing will be written there.
             self.cache_dir = str(built)

@@ -57,7 +57,7 @@ class SelfAttention:
         self, x: torch.Tensor, residual: torch.Tensor | None, cos_sin: torch.Tensor, attention: Attention
     ) -> tuple[torch.Tensor, torch.Tensor]:
         qkv, residual = project(self.norm, self.qkv, x, residual)
-        q, k, v = torch.split(qkv.view(len(x), -1, self._head_dim), self._heads, dim=1)
+        q, k, v = torch.split(qkv.view(len(qkv), -1, self._head_dim), self._heads, dim=1)
         rotation = Rotation(cos_sin, self.q_norm, self.k_norm, self._eps)
         return self.out.forward(attention.attend(self._layer, q, k, v, rotation)), residual
 
