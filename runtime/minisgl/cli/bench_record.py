@@ -69,14 +69,16 @@ def update(
 
 
 def _commit() -> str:
-    """Of the source tree that runs; empty when there is none to ask, as on a machine that got the files alone."""
+    """Of the source tree that runs. MINISGL_COMMIT says it on a machine that got the files alone; else empty there."""
+    if given := os.environ.get("MINISGL_COMMIT"):
+        return given
     answer = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return answer.stdout.strip() or os.environ.get("MINISGL_COMMIT", "")
+    return answer.stdout.strip()
 
 
 def _rounded(figure: Figure) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import yaml
 
 PREFIX: Final = "MINISGL_"
-NOT_SETTINGS: Final = frozenset({"MINISGL_KERNELS_DIR"})
+NOT_SETTINGS: Final = frozenset({"MINISGL_COMMIT", "MINISGL_KERNELS_DIR"})
 """Variables with our prefix that other parts of the program read."""
 _SWITCH_TEXTS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False}
 _SWITCH_TEXTS["off"] = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -92,6 +93,10 @@ class Launches:
             folder = Path(partial) / SUBFOLDER
             _set_variable(stack, "TRITON_CACHE_DIR", str(folder))
             _set_variable(stack, "TRITON_LIBCUDA_PATH", str(_driver_stub(Path(partial))))
+            # Remembered otherwise, from before and for afterwards.
+            for remembered in (nvidia.libcuda_dirs, nvidia.library_dirs):
+                remembered.cache_clear()
+                stack.callback(remembered.cache_clear)
             stack.enter_context(_no_device(architecture))
             _build_c_module(nvidia.CudaUtils)
             launches = list(self._by_key.values())
@@ -162,7 +167,12 @@ def _set_variable(stack: ExitStack, name: str, value: str) -> None:
 
 
 def _driver_stub(scratch: Path) -> Path:
-    """Folder of a libcuda.so.1 without anything in it: the linker wants to see the driver, which comes with a GPU."""
-    command = ["gcc", "-shared", "-x", "c", "/dev/null", "-o", str(scratch / "libcuda.so.1")]
-    subprocess.run(command, check=True)
+    """Folder of a libcuda.so.1 for the linker; the driver comes with a GPU. It has the functions that Triton's modules
+    call, because a linker may leave out a library that has nothing of what is wanted."""
+    sources = Path(nvidia.__file__).parent
+    text = "".join((sources / name).read_text() for name in ("driver.c", "driver.py"))
+    functions = sorted(set(re.findall(r"\bcu[A-Z]\w+", text)))
+    command = ["gcc", "-shared", "-x", "c", "-", "-o", str(scratch / "libcuda.so.1")]
+    code = "".join(f"void {name}(void) {{}}\n" for name in functions)
+    subprocess.run(command, check=True, input=code.encode())
     return scratch

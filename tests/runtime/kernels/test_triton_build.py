@@ -37,6 +37,24 @@ def _launch(count: int, offset: int = 0) -> None:
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton needs a C compiler")
+def test_modules_name_the_driver_also_where_linkers_drop_what_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\nexec gcc -Wl,--as-needed "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        _launch(32)
+    launches.compile(tmp_path / "built", HOPPER, jobs=1)
+    modules = list((tmp_path / "built").rglob("*.so"))
+    assert len(modules) == 2
+    for module in modules:
+        assert b"\0libcuda.so.1\0" in module.read_bytes(), module.name
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton needs a C compiler")
 def test_a_launch_finds_what_was_compiled_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches()
     with launches.recorded(HOPPER):
