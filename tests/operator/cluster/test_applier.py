@@ -21,7 +21,9 @@ SERVICE = of_kind("Service")
 
 def service(name: str, port: int = 80, **metadata: Any) -> Object:
     owner = {
-        "apiVersion": "serving.minisgl.io/v1alpha1",
+        # A version that no server has. Of one that it has, if another test installed the definition, the garbage
+        # collector looks for the owner, finds none, and deletes the service.
+        "apiVersion": "serving.minisgl.io/v0",
         "kind": "InferenceModel",
         "name": "m",
         "uid": "u-1",
