@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -53,7 +54,14 @@ def test_an_idle_operator_writes_nothing_but_its_lease(
 
 
 def _until_quiet(namespace: Namespace) -> None:
-    """Until nothing was written for a while: what earlier scenarios left may still be on its way out."""
+    """Until nothing was written for a while, and what earlier scenarios left is gone: pods that drain keep their
+    namespace, and the operator tries there ever more seldom."""
+
+    def gone() -> bool:
+        left = json.loads(namespace.kubectl("get", "namespaces", "-o", "json"))["items"]
+        return not any("deletionTimestamp" in each["metadata"] for each in left)
+
+    namespace.wait("the namespaces of earlier scenarios to go", gone)
     began, since = writes.position(), time.monotonic()
 
     def quiet() -> bool:
