@@ -12,6 +12,7 @@ from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from minisgl.frontend.direct_writes import WRITE, DirectWrites
 from minisgl.frontend.errors import ApiError
 
 MAX_HEAD_BYTES: Final = 32 << 10
@@ -67,6 +68,8 @@ class Connection(HttpToolsProtocol):
             self._problem = _HEAD_TOO_LARGE
             raise _HeadTooLarge
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            self.scope["extensions"][WRITE] = {"write": DirectWrites(self.cycle).write}
 
     def send_400_response(self, msg: str) -> None:
         """The parser has stopped: the bytes are no HTTP, or a callback of ours did not want more."""

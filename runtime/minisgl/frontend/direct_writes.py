@@ -11,8 +11,6 @@ from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from minisgl.frontend.connection import Connection
-
 WRITE: Final = "minisgl.write"
 """The ASGI extension: `DirectWrites.write`."""
 
@@ -33,12 +31,3 @@ class DirectWrites:
             return False
         self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True
-
-
-class StreamingConnection(Connection):
-    """Offers direct writes to whoever serves a request."""
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        if self.cycle is not None and self.cycle.scope is self.scope:
-            self.scope["extensions"][WRITE] = {"write": DirectWrites(self.cycle).write}

@@ -23,8 +23,8 @@ from starlette.types import ASGIApp
 from minisgl.frontend.admin import create_admin
 from minisgl.frontend.app import create_app
 from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.connection import Connection
 from minisgl.frontend.control import create_control
-from minisgl.frontend.direct_writes import StreamingConnection
 from minisgl.frontend.tokenizers import Tokenizers
 from minisgl.frontend.traffic import Traffic
 from minisgl.frontend.watchdog import watch
@@ -219,7 +219,7 @@ def _server(app: ASGIApp, shutdown_seconds: int) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http=StreamingConnection,
+            http=Connection,
             loop="none",
             ws="none",
             lifespan="off",

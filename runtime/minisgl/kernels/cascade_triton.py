@@ -39,6 +39,17 @@ def _locations(page_row, position, end, PAGE: tl.constexpr, BLOCK: tl.constexpr)
     return page * PAGE + positions % PAGE
 
 
+@triton.jit
+def _add_block(score, value, best, total, out):
+    """Highest score, sum of weights and weighted values so far, and with a block of tokens. No row of `score` may be
+    without a token as long as `best` is."""
+    highest = tl.maximum(best, tl.max(score, 1))
+    weight = tl.exp2(score - highest[:, None])
+    shrink = tl.exp2(best - highest)
+    out = tl.dot(weight.to(value.dtype), value, out * shrink[:, None])
+    return highest, total * shrink + tl.sum(weight, 1), out
+
+
 # Sizes change with the batch and the model's length: one compiled kernel serves all.
 @triton.jit(do_not_specialize=["rows", "pages_per_row"], do_not_specialize_on_alignment=["counts", "tiles"])
 def _shared(
@@ -82,12 +93,7 @@ def _shared(
             key = tl.load(keys + place, inside[:, None], other=0.0)
             value = tl.load(values + place, inside[:, None], other=0.0)
             score = tl.where(inside[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
-        highest = tl.maximum(best, tl.max(score, 1))
-        weight = tl.exp2(score - highest[:, None])
-        shrink = tl.exp2(best - highest)
-        total = total * shrink + tl.sum(weight, 1)
-        out = tl.dot(weight.to(value.dtype), value, out * shrink[:, None])
-        best = highest
+        best, total, out = _add_block(score, value, best, total, out)
 
     # A split without a page has no weight.
     head += split * rows * (KV_HEADS * GROUP)
@@ -131,12 +137,7 @@ def _own(
         key = tl.load(keys + place, inside[:, None], other=0.0)
         value = tl.load(values + place, inside[:, None], other=0.0)
         score = tl.where(inside[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
-        highest = tl.maximum(best, tl.max(score, 1))
-        weight = tl.exp2(score - highest[:, None])
-        shrink = tl.exp2(best - highest)
-        total = total * shrink + tl.sum(weight, 1)
-        out = tl.dot(weight.to(value.dtype), value, out * shrink[:, None])
-        best = highest
+        best, total, out = _add_block(score, value, best, total, out)
 
     start_next(PDL)
     wait_for_previous(PDL)

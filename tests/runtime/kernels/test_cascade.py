@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -17,6 +13,7 @@ from triton.compiler import ASTSource, compile
 
 from minisgl.kernels import cascade_triton
 from support.interpreted_cascade import CASES
+from support.interpreter import interpreted
 
 SHARED_MEMORY = 227 << 10
 """Of a multiprocessor of a Hopper GPU."""
@@ -24,11 +21,7 @@ SHARED_MEMORY = 227 << 10
 
 @pytest.fixture(scope="module")
 def errors() -> Any:
-    command = [sys.executable, "-m", "support.interpreted_cascade"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return interpreted("support.interpreted_cascade")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,15 +9,12 @@ import pytest
 pytest.importorskip("triton")
 
 from support.decode_kernels import CASES
+from support.interpreter import interpreted
 
 
 @pytest.fixture(scope="module")
 def faults() -> Any:
-    command = [sys.executable, "-m", "support.decode_kernels"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    return interpreted("support.decode_kernels")
 
 
 @pytest.mark.parametrize("name", CASES)
