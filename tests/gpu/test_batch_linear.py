@@ -50,6 +50,7 @@ def test_a_norm_adds_parts_up(rows: int, hidden: int, parts: int) -> None:
     torch.testing.assert_close(ours, expected, atol=1e-3, rtol=2e-2)
 
 
+@pytest.mark.captures
 @pytest.mark.parametrize("rows", [16, 100])
 def test_a_chain_in_a_graph_is_the_chain_with_waits_between(rows: int) -> None:
     """Memory is used again and again: a program that does not wait, or writes too early, changes the result of one of

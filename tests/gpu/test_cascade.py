@@ -95,6 +95,7 @@ def test_many_kv_heads() -> None:
     _check(_shape(2, kv_heads=8), TWO_GROUPS)
 
 
+@pytest.mark.captures
 def test_a_graph_replays_for_other_groups() -> None:
     shape = _shape()
     # What the graph reads is the first one's; the others are copied there.
@@ -184,6 +185,7 @@ def _answer(checkpoint: Path, plans: list[StepPlan], **settings: object) -> Answ
     return answer(config, plans)
 
 
+@pytest.mark.captures
 def test_tokens_are_those_of_rows_that_read_alone(checkpoint: Path) -> None:
     plans = [_plans(shared=shared, pausing=True) for shared in (False, True)]
     plain, shared = (_answer(checkpoint, part) for part in plans)
@@ -191,6 +193,7 @@ def test_tokens_are_those_of_rows_that_read_alone(checkpoint: Path) -> None:
     assert_equal_where_the_gap_allows(plans[0], plain, shared)
 
 
+@pytest.mark.captures
 def test_a_graph_gives_bitwise_what_an_eager_step_gives(checkpoint: Path) -> None:
     plans = _plans(shared=True, pausing=False)
     eager, replayed = (_answer(checkpoint, plans, cuda_graph_max_batch=size) for size in (0, ROWS))
@@ -203,6 +206,7 @@ def test_a_graph_gives_bitwise_what_an_eager_step_gives(checkpoint: Path) -> Non
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.captures
 def test_random_load_with_groups_of_all_sizes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads a page that is not its own, or a position that is not written yet, gets NaN and fails."""
     for name, value in (("SMALLEST_GROUP", 2), ("LEAST_SAVED_TOKENS", 1), ("LEAST_SAVED_SHARE", 0.0)):

@@ -55,6 +55,7 @@ def test_split_decode(
     )
 
 
+@pytest.mark.captures
 @pytest.mark.parametrize("rows", [1, 3, 8, 64])
 def test_a_long_chain_of_early_launches_in_a_graph_is_the_chain_with_waits_between(rows: int) -> None:
     """Every kernel reads what the one before wrote, and memory is used again and again: a kernel that does not wait,
