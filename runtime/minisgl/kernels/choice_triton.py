@@ -1,12 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """`choose` on CUDA: one read of the logits, whatever their dtype, and no temporary of their size."""
 
+import math
+
 import torch
 import triton
 import triton.language as tl
 
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
-from minisgl.kernels.random_bits_triton import gumbel_noise, row_keys
+from minisgl.kernels.random_bits_triton import gumbel_noise_log2, keys_from, row_keys
 from minisgl.kernels.sampling_rows import SamplingRows
 
 _PART = 8192
@@ -15,6 +17,7 @@ _FEW_ROWS = 8
 """Columns of one program: with few rows small parts, so that even one row of 152k columns is 149 programs."""
 
 _NO_INDEX = tl.constexpr(0x7FFFFFFF)
+_LOG_2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
@@ -44,18 +47,21 @@ def _choose_part(
         tl.load(positions + row),
     )
     smallest = tl.load(thresholds + row) if FILTERED else 0.0
+    lane = tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     where = tl.zeros((BLOCK,), tl.int32)
-    faults = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, PART, BLOCK):
-        column = part * PART + start + tl.arange(0, BLOCK)
+    faults = tl.zeros((BLOCK,), tl.float32)
+    for start in range(part * PART, part * PART + PART, BLOCK):
+        column = start + lane
         mask = column < columns
         logit = tl.load(logits + row.to(tl.int64) * row_stride + column, mask, other=0.0).to(tl.float32)
-        # Not finite: NaN differs from itself, and so does infinity minus itself.
-        faults += ((logit - logit) != 0.0).to(tl.int32)
+        # NaN and infinity times zero are NaN, which stays in a sum.
+        faults += logit * 0.0
         score = logit
         if temperature > 0.0:
-            score = logit * tl.div_rn(1.0, temperature) + gumbel_noise(first, second, column + first_index)
+            # What depends on the lane alone is computed once, outside of the loop.
+            noise = gumbel_noise_log2(keys_from(first, first_index + start), second, lane)
+            score = logit * tl.div_rn(1.0, temperature) - _LOG_2 * noise
         if FILTERED:
             mask = mask & (logit >= smallest)
         score = tl.where(mask, score, float("-inf"))
@@ -63,7 +69,7 @@ def _choose_part(
         where = tl.where(score > best, column, where)
         best = tl.maximum(best, score)
     score, index = _first_best(best, where)
-    bad = tl.sum(faults, 0) > 0
+    bad = tl.sum(faults, 0) != 0.0
     out = row * tl.num_programs(0) + part
     tl.store(scores + out, tl.where(bad, float("inf"), score))
     tl.store(indices + out, tl.where(bad, -1, index + first_index))

@@ -55,5 +55,5 @@ def gumbel_noise(bits: torch.Tensor) -> torch.Tensor:
     log(1 − v) exact. v ends below 1, so that no number is infinite.
     """
     v = ((bits.float() + 0.5) * 2.0**-32).clamp_(max=1.0 - 2.0**-24)
-    series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0)))
-    return -torch.log(torch.where(v < 2.0**-8, series, -torch.log(1.0 - v)))
+    series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0 + v * (0.25 + v * 0.2))))
+    return -torch.log(torch.where(v < 2.0**-4, series, -torch.log(1.0 - v)))
