@@ -7,6 +7,7 @@ and would be applied again. So the pair (what is there, what is wanted) is remem
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import msgspec
 
@@ -15,7 +16,7 @@ from minisgl_operator.metrics import Metrics
 from minisgl_operator.names import MODEL_LABEL
 from minisgl_operator.observed import controller_uid
 from minisgl_operator.resources import MODEL, Resource, of_object
-from minisgl_operator.store import Id, ModelKey, Store, fingerprint
+from minisgl_operator.store import Id, ModelKey, Store, fingerprint, trimmed
 
 
 class Unseen(Exception):
@@ -27,10 +28,13 @@ class Unseen(Exception):
 class Applier:
     """Remembers one pair of short hashes for each child."""
 
-    def __init__(self, client: Client, store: Store, metrics: Metrics) -> None:
+    def __init__(self, client: Client, store: Store, metrics: Metrics, on_news: Callable[[ModelKey], None]) -> None:
+        """`on_news` hears whose object turned out to have changed otherwise too when it was written. No event will
+        tell: the store has the answer already when the event comes, and takes it for old."""
         self._client = client
         self._store = store
         self._metrics = metrics
+        self._on_news = on_news
         self._applied: dict[Id, tuple[bytes, bytes]] = {}
         self._statuses: dict[ModelKey, tuple[bytes, bytes]] = {}
 
@@ -60,6 +64,8 @@ class Applier:
             raise
         self._metrics.applies[resource.kind, "applied"] += 1
         self._store.put(answer)
+        if live is not None and live.body.get("status") != trimmed(answer).get("status"):
+            self._on_news(key)
         self._applied[id] = (fingerprint(answer), intent)
         return True
 
@@ -102,6 +108,8 @@ class Applier:
                 return False
             raise
         self._store.put(answer)
+        if answer["metadata"]["generation"] != model["metadata"]["generation"]:
+            self._on_news(key)
         self._statuses[key] = (_hash([model["metadata"]["uid"], answer.get("status", {})]), _hash(status))
         return True
 

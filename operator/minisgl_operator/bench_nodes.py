@@ -17,6 +17,8 @@ from minisgl_operator.simulated import report, running_status
 
 _SINCE: Final = "2026-01-01T00:00:00Z"
 _POLL_SECONDS: Final = 0.5
+_REST: Final = 4
+"""Of the time that a look takes: lists of thousands would keep the API server busier than what is measured."""
 _IN_FLIGHT: Final = 8
 
 
@@ -78,7 +80,9 @@ class Nodes:
         pipe.send(f"http://127.0.0.1:{runner.addresses[0][1]}")
         slots = asyncio.Semaphore(_IN_FLIGHT)
         async with Client(await connection(kubeconfig)) as client, asyncio.TaskGroup() as tasks:
+            clock = asyncio.get_running_loop().time
             while True:
+                began = clock()
                 for kind in ("StatefulSet", "Deployment"):
                     resource = of_kind(kind)
                     async for page in client.pages(resource, self._namespace, CHILD_SELECTOR):
@@ -88,7 +92,7 @@ class Nodes:
                                     pod = pod_of(controller, index)
                                     self._pods[pod["metadata"]["name"]] = pod
                                     tasks.create_task(self._make(client, slots, resource, controller, pod))
-                await asyncio.sleep(_POLL_SECONDS)
+                await asyncio.sleep(max(_POLL_SECONDS, _REST * (clock() - began)))
 
     async def _make(
         self, client: Client, slots: asyncio.Semaphore, resource: Resource, controller: Object, pod: Object

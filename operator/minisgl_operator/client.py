@@ -33,6 +33,7 @@ MANAGER: Final = "minisgl-operator"
 STATUS_MANAGER: Final = "minisgl-operator-status"
 REPAIR_MANAGER: Final = "minisgl-operator-repair"
 
+_NAMESPACE_TERMINATING: Final = "NamespaceTerminating"
 _ATTEMPTS: Final = 4
 _RETRIED: Final = frozenset({429, 500, 502, 503, 504})
 _FIRST_WAIT: Final = 0.05
@@ -45,7 +46,7 @@ _PAGE: Final = 500
 
 class ApiError(Exception):
     """The API server refused or did not answer. `status` is that of HTTP, 0 without an answer; `reason` and
-    `message` are the server's own."""
+    `message` are the server's own; that a namespace is being deleted is a reason of its own, NamespaceTerminating."""
 
     code = "api_error"
 
@@ -82,6 +83,9 @@ async def connection(kubeconfig: Path | None = None) -> Connection:
         else:
             path = None if kubeconfig is None else str(kubeconfig)
             await load_kube_config(config_file=path, client_configuration=found)
+        # By default each request looks for ~/.netrc and for proxies in the environment, in a thread for either. The
+        # watches know neither; a proxy for both is the kubeconfig's proxy-url.
+        found.client_session_kwargs = {"trust_env": False}
     except (ConfigException, OSError) as error:
         raise NoConnection(
             f"Cannot find out where the API server is: {error}. Give --kubeconfig, or run in a pod that has the token "
@@ -247,7 +251,7 @@ class Client:
             assert isinstance(answer, dict)
             return answer
         refusal = answer if isinstance(answer, dict) else {}
-        refused = ApiError(status, refusal.get("reason") or "Unknown", refusal.get("message") or f"HTTP {status}")
+        refused = ApiError(status, _reason(refusal), refusal.get("message") or f"HTTP {status}")
         raise _Failure(refused, _seconds(response.headers.get("Retry-After")))
 
 
@@ -258,6 +262,14 @@ class _Failure(Exception):
         super().__init__(error)
         self.error = error
         self.retry_after = retry_after
+
+
+def _reason(refusal: Mapping[str, Any]) -> str:
+    """The server's reason; for a namespace that is being deleted, which is Forbidden like much else, the cause."""
+    causes = (refusal.get("details") or {}).get("causes") or ()
+    if any(cause.get("reason") == _NAMESPACE_TERMINATING for cause in causes):
+        return _NAMESPACE_TERMINATING
+    return str(refusal.get("reason") or "Unknown")
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:

@@ -137,5 +137,6 @@ def timestamp(moment: datetime) -> str:
 
 def clipped(text: str, length: int) -> str:
     """On one line, of at most `length` characters, without what a terminal would act on."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    printable = text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+    line = " ".join(printable.split())
     return line if len(line) <= length else line[: length - 1] + "…"

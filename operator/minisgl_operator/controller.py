@@ -61,7 +61,7 @@ class Controller:
         self._shell = Shell(
             client=client,
             store=self.store,
-            applier=Applier(client, self.store, counts),
+            applier=Applier(client, self.store, counts, lambda key: self.queue.add(key, urgent=True)),
             prober=self._prober,
             stuck=StuckEvents(client),
             recorder=self._recorder,

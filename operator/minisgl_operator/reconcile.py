@@ -14,6 +14,7 @@ from typing import Final
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.apply import Applier, Unseen, belongs, whose
 from minisgl_operator.client import ApiError, Client, Object
+from minisgl_operator.conditions import Reason
 from minisgl_operator.environment import Environment
 from minisgl_operator.events import Recorder
 from minisgl_operator.names import MANAGED_BY, MANAGED_BY_LABEL
@@ -63,6 +64,9 @@ async def reconcile(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], n
         # The children go by their owner reference.
         return Result()
     raw = stored.body
+    if _goes_with_its_namespace(raw):
+        # Nothing can be made there any more, and what is changed there is deleted: the cluster takes away the rest.
+        return Result()
     await _look_at_foreign(shell, key, raw)
     events, again = await shell.stuck.about([one.body for one in shell.store.of_model(key)], now)
     observed = observe(shell, key, raw, events)
@@ -80,7 +84,8 @@ async def reconcile(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], n
             observed = observe(shell, key, raw, events)
     previous = raw.get("status", {})
     status = derive_status(model, observed, shell.environment, previous, outcome, now)
-    if await shell.applier.apply_status(key, raw, status):
+    # No Event can be made there either.
+    if await shell.applier.apply_status(key, raw, status) and not _goes_with_its_namespace({"status": status}):
         for notice in events_for(previous, status):
             shell.recorder.record(raw, notice)
     due = [again, seconds_until_news(observed.pods, now), _LOOK_AT_FOREIGN_SECONDS if observed.foreign else None]
@@ -108,7 +113,7 @@ async def _execute(
     shell: Shell, key: ModelKey, model: InferenceModel, observed: Observed, now: datetime
 ) -> tuple[Outcome, bool]:
     """Send every step; False when something turned up that the plan should have known. A step that is refused hinders
-    no other; the next plan will name it again."""
+    no other, unless it is by the end of the namespace; the next plan will name it again."""
     refusals: list[Refusal] = []
     complete = True
     for step in plan(model, observed, shell.environment, now):
@@ -124,7 +129,16 @@ async def _execute(
             if error.status == 0:
                 raise
             refusals.append(Refusal(ref, error.status, error.reason, error.message))
+            if error.reason == Reason.NAMESPACE_TERMINATING.value:
+                break
     return Outcome(tuple(refusals)), complete
+
+
+def _goes_with_its_namespace(raw: Object) -> bool:
+    """Whether the model's status says so. That is never to be taken back: no namespace leaves this state but by its
+    end, and one made anew has models of its own."""
+    conditions = raw.get("status", {}).get("conditions", ())
+    return any(one["reason"] == Reason.NAMESPACE_TERMINATING.value for one in conditions)
 
 
 async def _delete(shell: Shell, key: ModelKey, step: Delete) -> None:

@@ -127,12 +127,18 @@ class Replica:
         return 0 if self.stateful_set is None else int(self.stateful_set["spec"]["replicas"])
 
     @cached_property
-    def ready(self) -> bool:
+    def up(self) -> bool:
         """All ranks serve, as the kubelet sees it: known without asking any pod."""
         if self.stateful_set is None or deleting(self.stateful_set):
             return False
         up = [pod for pod in self.pods if not deleting(pod) and holds(pod, "Ready")]
         return 0 < self.size <= len(up) and all(revision_of(pod) == self.revision for pod in self.pods)
+
+    @cached_property
+    def ready(self) -> bool:
+        """All ranks serve, and rank 0's launcher, where it answers, says so too. Of kubelet and launcher either may
+        be the one that was asked last; what is said of ranks comes from the launcher and has to fit."""
+        return self.up and (self.report is None or _all_ranks_serve(self.report))
 
     @cached_property
     def routable(self) -> bool | None:
@@ -151,7 +157,7 @@ class Replica:
     def without_service(self) -> bool:
         """It has not served since its pods were made, or cannot serve any more without being replaced. One that was
         up and is on its way back is neither, and neither is one that cannot be asked."""
-        if self.ready:
+        if self.up:
             return False
         if any(waiting_reason(pod) in HOPELESS_WAITING or unschedulable(pod) for pod in self.pods):
             return True
@@ -160,6 +166,10 @@ class Replica:
             return all((pod.get("status") or {}).get("phase", "Pending") == "Pending" for pod in self.pods)
         phase = self.report.get("phase")
         return phase == "Failed" or (phase in _STARTING_PHASES and not self.report.get("restarts"))
+
+
+def _all_ranks_serve(report: Mapping[str, Any]) -> bool:
+    return bool(report.get("ready")) and report.get("ready_ranks") == report.get("tensor")
 
 
 def replicas_of(model: str, observed: Observed, indices: range) -> tuple[Replica, ...]:

@@ -45,8 +45,8 @@ def derive_status(
         # Said without those answers, it would be that nothing serves, and a moment later that all does.
         return dict(previous)
     found = verdicts(facts)
-    tensor = model.spec.parallelism.tensor
     replicas = [_replica(facts, replica, previous) for replica in facts.replicas]
+    ready_ranks, ranks = (sum(replica[count] for replica in replicas) for count in ("readyRanks", "ranks"))
     status: Status = {
         "observedGeneration": generation,
         "phase": _phase(facts, {condition.kind: condition for condition in found}),
@@ -56,7 +56,7 @@ def derive_status(
         "updatedReplicas": sum(
             replica.stateful_set is not None and not facts.outdated(replica) for replica in facts.replicas
         ),
-        "ranks": f"{sum(replica['readyRanks'] for replica in replicas)}/{tensor * len(replicas)}",
+        "ranks": f"{ready_ranks}/{ranks}",
         "selector": _selector(model),
         "url": facts.url,
         "model": _served_model(facts, previous),
@@ -150,7 +150,7 @@ def _replica(facts: Facts, replica: Replica, previous: Mapping[str, Any]) -> dic
         "name": replica.name,
         "phase": facts.phase(replica),
         "readyRanks": _ready_ranks(facts, replica),
-        "ranks": facts.model.spec.parallelism.tensor,
+        "ranks": _ranks(facts, replica),
         "nodes": sorted({str(node) for pod in replica.pods if (node := (pod.get("spec") or {}).get("nodeName"))}),
     }
     if replica.revision is not None:
@@ -162,6 +162,12 @@ def _replica(facts: Facts, replica: Replica, previous: Mapping[str, Any]) -> dic
     if "lastFailure" not in result and (crash := _crash(replica)) is not None:
         result["lastFailure"] = crash
     return result
+
+
+def _ranks(facts: Facts, replica: Replica) -> int:
+    """Those that it has: until an edit of their number reaches the replica, as many as before."""
+    said = replica.report.get("tensor") if replica.report is not None else None
+    return said if isinstance(said, int) else facts.model.spec.parallelism.tensor
 
 
 def _ready_ranks(facts: Facts, replica: Replica) -> int:

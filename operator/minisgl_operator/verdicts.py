@@ -56,7 +56,7 @@ def accepted(facts: Facts) -> Condition:
         return Condition(Kind.ACCEPTED, "False", Reason.CONFLICT, message)
     for refusal in facts.outcome.refusals:
         said = clipped(refusal.message, _LONGEST_QUOTE)
-        if "is being terminated" in refusal.message:
+        if refusal.reason == Reason.NAMESPACE_TERMINATING.value:
             message = "The namespace is being deleted, and this InferenceModel with it."
             return Condition(Kind.ACCEPTED, "False", Reason.NAMESPACE_TERMINATING, message)
         if refusal.status == 403 and "exceeded quota" not in refusal.message:

@@ -46,7 +46,7 @@ async def client(control_plane: LocalControlPlane) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def applier(client: Client) -> Applier:
-    return Applier(client, Store(), Metrics())
+    return Applier(client, Store(), Metrics(), lambda key: None)
 
 
 async def live(client: Client, name: str) -> Object:
@@ -70,7 +70,7 @@ async def test_a_new_process_applies_once_and_the_server_changes_nothing(client:
     version = (await live(client, "again"))["metadata"]["resourceVersion"]
     store = Store()
     store.put(await live(client, "again"))
-    fresh = Applier(client, store, Metrics())
+    fresh = Applier(client, store, Metrics(), lambda key: None)
     assert await fresh.apply(KEY, service("again"), MODEL)
     assert (await live(client, "again"))["metadata"]["resourceVersion"] == version
 
@@ -98,7 +98,7 @@ async def test_a_child_whose_owner_was_cut_off_is_ours_by_its_label(client: Clie
 
 async def test_an_item_that_makes_a_list_invalid_is_taken_out_and_leaves_no_second_owner(client: Client) -> None:
     store = Store()
-    applier = Applier(client, store, Metrics())
+    applier = Applier(client, store, Metrics(), lambda key: None)
     await applier.apply(KEY, service("ports"), MODEL)
     # Somebody replaces the port; an apply alone would leave two ports of one name.
     other = {"spec": {"ports": [{"name": "http", "port": 99, "targetPort": 1}]}}

@@ -8,17 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from support.control_plane import LocalControlPlane, running_control_plane
+from support.control_plane import LocalControlPlane, control_plane_or_skip
 from support.operated_cluster import OperatedCluster, RunningOperator, pvc_model
 
 
 @pytest.fixture(scope="module")
-def own_plane(
-    control_plane: LocalControlPlane, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalControlPlane]:
-    """One that may be stopped, as no other test uses it. `control_plane` says how to skip where none can be had."""
-    del control_plane
-    with running_control_plane(tmp_path_factory.mktemp("outages")) as plane:
+def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalControlPlane]:
+    """One that may be stopped, as no other test uses it."""
+    with control_plane_or_skip(tmp_path_factory.mktemp("outages")) as plane:
         yield plane
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -104,6 +105,17 @@ def test_replicas_that_have_never_served_are_all_replaced_at_once() -> None:
     cluster = settled({"replicas": 3, "engine": {"image": "engine:broken"}})
     cluster.edit({"engine": {"image": "engine:2"}})
     assert counts(cluster) == {"qwen-r0": 0, "qwen-r1": 0, "qwen-r2": 0}
+
+
+def test_replicas_that_were_asked_just_before_they_were_ready_are_not_taken_for_idle() -> None:
+    cluster = settled({"replicas": 2})
+    cluster.edit({"engine": {"image": "engine:2"}})
+    observed = cluster.observed()
+    said = {"kind": "engine", "phase": "Loading", "ready": False, "ready_ranks": 0, "tensor": 2, "restarts": 0}
+    leaders = [pod["metadata"]["uid"] for pod in observed.pods if pod["metadata"]["name"] in ("qwen-r0-0", "qwen-r1-0")]
+    observed = replace(observed, reports={**observed.reports, **dict.fromkeys(leaders, said)})
+    steps = plan(cluster.model, observed, cluster.env, cluster.now)
+    assert not [step for step in steps if isinstance(step, Apply) and step.manifest["kind"] == "StatefulSet"]
 
 
 def test_replicas_whose_pods_cannot_start_are_all_replaced_at_once() -> None:

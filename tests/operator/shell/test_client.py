@@ -81,6 +81,15 @@ async def test_a_refusal_is_final(server: Server, client: Client, status: int) -
     assert len(server.seen) == 1
 
 
+async def test_the_end_of_a_namespace_is_a_reason_of_its_own(server: Server, client: Client) -> None:
+    cause = {"reason": "NamespaceTerminating", "message": "namespace x is being terminated"}
+    refusal = {"reason": "Forbidden", "message": "no", "details": {"causes": [cause]}}
+    server.answers = [web.json_response(refusal, status=403)]
+    with pytest.raises(ApiError) as error:
+        await client.request("PATCH", "/x", body={})
+    assert error.value.reason == "NamespaceTerminating"
+
+
 async def test_a_proxy_s_page_is_quoted(server: Server, client: Client) -> None:
     server.answers = [web.Response(status=407, text="<html>log in first</html>")]
     with pytest.raises(ApiError, match="log in first"):

@@ -470,8 +470,8 @@ def test_a_child_that_another_object_controls() -> None:
     expect(scene, "Accepted", "Conflict", "InferenceModel other")
 
 
-def _refused(kind: str, status: int, message: str) -> Outcome:
-    return Outcome((Refusal(Ref(kind, "qwen-x"), status, "Refused", message),))
+def _refused(kind: str, status: int, message: str, reason: str = "Refused") -> Outcome:
+    return Outcome((Refusal(Ref(kind, "qwen-x"), status, reason, message),))
 
 
 def test_a_verb_that_the_operator_lacks() -> None:
@@ -483,7 +483,7 @@ def test_a_verb_that_the_operator_lacks() -> None:
 def test_a_namespace_that_is_being_deleted() -> None:
     scene = starting()
     message = "services is forbidden: unable to create new content in namespace team-a because it is being terminated"
-    scene.outcome = _refused("Service", 403, message)
+    scene.outcome = _refused("Service", 403, message, "NamespaceTerminating")
     expect(scene, "Accepted", "NamespaceTerminating", "is being deleted")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from minisgl_operator import names
 from minisgl_operator.api.status import InferenceModelStatus
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
@@ -237,3 +239,48 @@ def test_a_pod_that_ended_because_it_was_told_to_has_not_failed() -> None:
     del scene.reports["qwen-r0-0"]
     (replica,) = scene.status()["replicaStatuses"]
     assert "lastFailure" not in replica
+
+
+def _row(status: dict[str, Any]) -> tuple[str, str, str]:
+    """What one line of `kubectl get` says."""
+    ready = next(each["status"] for each in status["conditions"] if each["type"] == "Ready")
+    return ready, status["phase"], status["ranks"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"phase": "Loading", "ready": False, "ready_ranks": 0},
+        {"phase": "Restarting", "ready": False, "ready_ranks": 1},
+        {"phase": "Ready", "ready": True, "ready_ranks": 1},
+    ],
+    ids=["from before it was ready", "of a rank that died", "of a rank that just died"],
+)
+def test_ready_and_ranks_never_contradict_each_other(said: dict[str, Any]) -> None:
+    """Kubelet, frontends and launcher are asked at different times. While they disagree the model is not Ready."""
+    scene = Scene(TWO_PODS, source=CLAIM)
+    scene.reports["qwen-r0-0"] = {**scene.reports["qwen-r0-0"], **said}  # type: ignore[dict-item]
+    status = scene.status()
+    ready, phase, ranks = _row(status)
+    assert ready == "False" and phase != "Ready" and ranks == f"{said['ready_ranks']}/2"
+    assert status["readyReplicas"] == 0
+    conditions = {each["type"]: each for each in status["conditions"]}
+    assert conditions["EngineReady"]["status"] == "False"
+    assert conditions["Ready"]["reason"] == conditions["EngineReady"]["reason"]
+    scene.launcher_says("qwen-r0")
+    assert _row(scene.status()) == ("True", "Ready", "2/2")
+
+
+def test_ready_replicas_have_all_their_ranks_whether_their_launcher_answers_or_not() -> None:
+    scene = Scene(TWO_PODS | {"replicas": 2}, source=CLAIM)
+    scene.reports["qwen-r0-0"] = Unreachable("timeout")
+    assert _row(scene.status()) == ("True", "Ready", "4/4")
+    scene.reports["qwen-r1-0"] = {**scene.reports["qwen-r1-0"], "phase": "Loading", "ready": False, "ready_ranks": 0}  # type: ignore[dict-item]
+    status = scene.status()
+    assert (status["readyReplicas"], _row(status)[0], status["ranks"]) == (1, "True", "2/4")
+
+
+def test_a_replica_has_its_old_number_of_ranks_until_the_edit_reaches_it() -> None:
+    scene = Scene({"parallelism": {"tensor": 1}}, source=CLAIM)
+    scene.launcher_says("qwen-r0", tensor=2, ready_ranks=2)
+    assert _row(scene.status()) == ("True", "Ready", "2/2")

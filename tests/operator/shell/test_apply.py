@@ -1,0 +1,83 @@
+"""What the answer to a write shows besides that write. No event tells it: the store has the answer already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl_operator.apply import Applier
+from minisgl_operator.client import Object
+from minisgl_operator.metrics import Metrics
+from minisgl_operator.store import ModelKey, Store
+
+KEY = ModelKey("team-a", "m")
+
+
+def model(version: int, generation: int, **status: Any) -> Object:
+    metadata = {"name": "m", "namespace": "team-a", "uid": "u", "resourceVersion": str(version)}
+    return {
+        "apiVersion": "serving.minisgl.io/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": metadata | {"generation": generation},
+        "spec": {"replicas": generation},
+        "status": status,
+    }
+
+
+def stateful_set(version: int, replicas: int, there: int) -> Object:
+    owner = {
+        "apiVersion": "serving.minisgl.io/v1alpha1",
+        "kind": "InferenceModel",
+        "name": "m",
+        "uid": "u",
+        "controller": True,
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {
+            "name": "m-r0",
+            "namespace": "team-a",
+            "uid": "s",
+            "resourceVersion": str(version),
+            "ownerReferences": [owner],
+        },
+        "spec": {"replicas": replicas, "template": {}},
+        "status": {"replicas": there},
+    }
+
+
+class Server:
+    """Stands for the client; gives this answer."""
+
+    def __init__(self, answer: Object) -> None:
+        self.answer = answer
+
+    async def apply(self, *_: Any) -> Object:
+        return self.answer
+
+
+@pytest.mark.parametrize("generation", [1, 2], ids=["as it was", "edited meanwhile"])
+async def test_an_edit_that_lands_just_before_a_status_is_written_is_not_lost(generation: int) -> None:
+    store, woken = Store(), list[ModelKey]()
+    known = model(version=1, generation=1)
+    store.put(known)
+    server: Any = Server(model(version=3, generation=generation, phase="Ready"))
+    applier = Applier(server, store, Metrics(), woken.append)
+    assert await applier.apply_status(KEY, known, {"phase": "Ready"})
+    # The edit's own event, which comes late, and that of the status.
+    assert store.put(model(version=2, generation=generation)) is None
+    assert store.put(server.answer) is None
+    assert woken == ([KEY] if generation == 2 else [])
+
+
+@pytest.mark.parametrize("there", [2, 0], ids=["as it was", "emptied meanwhile"])
+async def test_what_a_controller_did_just_before_a_child_is_applied_is_not_lost(there: int) -> None:
+    store, woken = Store(), list[ModelKey]()
+    store.put(stateful_set(version=1, replicas=2, there=2))
+    server: Any = Server(stateful_set(version=3, replicas=0, there=there))
+    applier = Applier(server, store, Metrics(), woken.append)
+    assert await applier.apply(KEY, stateful_set(version=1, replicas=0, there=2), model(1, 1))
+    assert store.put(server.answer) is None
+    assert woken == ([KEY] if there == 0 else [])
