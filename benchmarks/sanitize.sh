@@ -28,7 +28,7 @@ checked() { # WHAT MARKERS FILE...: pytest below the sanitizer
 }
 
 files=("$@")
-[ $# -gt 0 ] || files=(tests/gpu/test_{pointwise,linear,batch_linear,decode_kernels,cascade,sampling}.py)
+[ $# -gt 0 ] || files=(tests/gpu/test_{pointwise,linear,batch_linear,decode_kernels,balanced_decode,cascade,sampling}.py)
 status=0
 for file in "${files[@]}"; do
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 checked "$file" "gpu and not captures" "$file"

@@ -71,7 +71,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: Count = 8192
     """Token budget of one step: decode rows plus prefill tokens."""
     attention_backend: str = "auto"
-    """`torch`, `flashinfer`, `xqa`, `fa3`, a pair `PREFILL,DECODE`, or `auto`."""
+    """`torch`, `flashinfer`, `xqa`, `balanced`, `fa3`, a pair `PREFILL,DECODE`, or `auto`."""
     cuda_graph_max_batch: Annotated[int, Meta(ge=0)] | None = None
     """Largest decode batch with a CUDA graph; None: `max_running`; 0: no graphs."""
     dummy_weights: bool = False

@@ -18,6 +18,7 @@ from support.dense_attention import DenseCase, Sequences, attention_shape
 DECODE = Sequences(decode=(1, 2, 63, 64, 65, 700, 1500, 17))
 FRESH = Sequences(segments=((0, 1), (0, 300), (0, 64), (0, 129)))
 EXTEND = Sequences(segments=((64, 200), (0, 33), (700, 5), (128, 128)))
+CONTINUED_AND_FRESH = Sequences(decode=(5,), segments=((640, 200), (0, 300), (0, 1), (0, 129)))
 MIXED = Sequences(decode=(5, 900, 64), segments=((0, 65), (192, 100)))
 SHARED = Sequences(decode=(70,), segments=((64, 20), (0, 150)), shares=(1, None))
 
@@ -84,7 +85,11 @@ def test_flashinfer_prefill(sequences: Sequences, nan_tails: bool) -> None:
 
 @pytest.mark.parametrize("page_size", [64, 128])
 @pytest.mark.parametrize("group", [2, 5])
-@pytest.mark.parametrize("sequences", [FRESH, EXTEND, MIXED, SHARED], ids=["fresh", "extend", "mixed", "shared"])
+@pytest.mark.parametrize(
+    "sequences",
+    [FRESH, EXTEND, CONTINUED_AND_FRESH, MIXED, SHARED],
+    ids=["fresh", "extend", "continued_and_fresh", "mixed", "shared"],
+)
 @pytest.mark.parametrize("nan_tails", [False, True], ids=["zero_tails", "nan_tails"])
 def test_fa3_prefill(sequences: Sequences, group: int, page_size: int, nan_tails: bool) -> None:
     shape = _shape(group, page_size)

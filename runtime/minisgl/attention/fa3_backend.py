@@ -1,12 +1,14 @@
 """FlashAttention-3 (arXiv:2407.08608) for segments, from the fa3-fwd package.
 
 Its build reads paged keys only with whole tiles: pages that are a multiple of 128 tokens, and enough query rows to
-fill a tile. Segments that begin at position 0 need no pages: they attend to the step's own keys. All else falls back.
+fill a tile. Segments that begin at position 0 need no pages: they attend to the step's own keys. Of other steps those
+segments fall back that go on behind a prefix, and those between them.
 """
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,24 +45,33 @@ class Fa3Prefill:
         self._fallback = fallback
         self._fa3: Any = importlib.import_module("fa3_fwd_interface")
         self._batch: AttentionBatch
+        self._paged = False
         self._longest = 0
-        self._path = ""
+        self._split = 0
+        """Segments before this one are left to the fallback, and so are their tokens."""
+        self._split_tokens = 0
 
     def prepare(self, batch: AttentionBatch) -> None:
-        self._longest = int(np.max(batch.host_prefill_lengths))
-        if not batch.host_prefill_starts.any():
-            self._path = "varlen"
-        elif self._shape.page_size % _TILE_ROWS == 0 and self._longest * self._shape.group > _TILE_ROWS:
-            self._path = "paged"
-        else:
-            self._path = "fallback"
-            self._fallback.prepare(batch)
+        lengths, continued = batch.host_prefill_lengths, np.flatnonzero(batch.host_prefill_starts)
+        self._paged = bool(
+            len(continued)
+            and self._shape.page_size % _TILE_ROWS == 0
+            and int(np.max(lengths)) * self._shape.group > _TILE_ROWS
+        )
+        # A prompt that goes on comes before those that begin: what is behind the last such one needs no pages.
+        self._split = 0 if self._paged or not len(continued) else int(continued[-1]) + 1
+        self._split_tokens = int(lengths[: self._split].sum())
+        self._longest = int(np.max(lengths[self._split :], initial=0))
+        if self._split:
+            self._fallback.prepare(_first_segments(batch, self._split))
 
     def begin(self, batch: AttentionBatch) -> None:
         self._batch = batch
-        if self._path == "fallback":
-            self._fallback.begin(batch)
-        elif self._path == "paged":
+        self._offsets = batch.query_offsets
+        if self._split:
+            self._fallback.begin(_first_segments(batch, self._split))
+            self._offsets = batch.query_offsets[self._split :] - self._split_tokens
+        elif self._paged:
             self._block_tables = batch.page_table[batch.prefill_slots]
             page = self._shape.page_size
             last = batch.prefill_kv_lengths - 1
@@ -71,11 +82,8 @@ class Fa3Prefill:
     def prefill(
         self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
-        offsets = self._batch.query_offsets
-        if self._path == "varlen":
-            longest = self._longest
-            out.copy_(self._fa3.flash_attn_varlen_func(q, k, v, offsets, offsets, longest, longest, causal=True))
-        elif self._path == "paged":
+        offsets, longest = self._offsets, self._longest
+        if self._paged:
             # Whole tiles are read, and a weight of 0 does not take away a value that is not finite: what an earlier
             # owner left behind a segment's end must not reach it. The page is the segment's own.
             values = kv.values[layer]
@@ -88,10 +96,25 @@ class Fa3Prefill:
                     cache_seqlens=self._batch.prefill_kv_lengths,
                     page_table=self._block_tables,
                     cu_seqlens_q=offsets,
-                    max_seqlen_q=self._longest,
+                    max_seqlen_q=longest,
                     softmax_scale=self._shape.head_dim**-0.5,
                     causal=True,
                 )
             )
-        else:
-            self._fallback.prefill(layer, kv, q, k, v, out)
+            return
+        if split := self._split_tokens:
+            self._fallback.prefill(layer, kv, q[:split], k[:split], v[:split], out[:split])
+            q, k, v, out = q[split:], k[split:], v[split:], out[split:]
+        if longest:
+            out.copy_(self._fa3.flash_attn_varlen_func(q, k, v, offsets, offsets, longest, longest, causal=True))
+
+
+def _first_segments(batch: AttentionBatch, count: int) -> AttentionBatch:
+    return replace(
+        batch,
+        prefill_slots=batch.prefill_slots[:count],
+        query_offsets=batch.query_offsets[: count + 1],
+        prefill_kv_lengths=batch.prefill_kv_lengths[:count],
+        host_prefill_starts=batch.host_prefill_starts[:count],
+        host_prefill_lengths=batch.host_prefill_lengths[:count],
+    )

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from minisgl.attention import fa3_backend, flashinfer_backend, split_backend, xqa_backend
+from minisgl.attention import balanced_backend, fa3_backend, flashinfer_backend, split_backend, xqa_backend
 from minisgl.attention.backend import AttentionShape, BackendUnavailable, DecodeBackend, PrefillBackend
+from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.split_backend import SplitDecode
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 
@@ -27,9 +28,18 @@ def _fa3(shape: AttentionShape) -> PrefillBackend:
 
 
 def _xqa(shape: AttentionShape) -> DecodeBackend:
-    # Its time for a few rows is that of a long chain of dependent reads.
-    xqa = xqa_backend.XqaDecode(shape)
-    return xqa if split_backend.why_not(shape) else SplitDecode(shape, xqa)
+    return _split(shape, xqa_backend.XqaDecode(shape))
+
+
+def _balanced(shape: AttentionShape) -> DecodeBackend:
+    # Where there is nothing better for few rows it serves all itself.
+    few = None if xqa_backend.why_not(shape) else xqa_backend.XqaDecode(shape)
+    return _split(shape, BalancedDecode(shape, few))
+
+
+def _split(shape: AttentionShape, many: DecodeBackend) -> DecodeBackend:
+    # The time of all others for a few rows is that of a long chain of dependent reads.
+    return many if split_backend.why_not(shape) else SplitDecode(shape, many)
 
 
 # Best first: `auto` takes the first that can serve.
@@ -39,6 +49,7 @@ _PREFILL: Final[Mapping[str, _Choice[PrefillBackend]]] = {
     "torch": (_always, TorchPrefill),
 }
 _DECODE: Final[Mapping[str, _Choice[DecodeBackend]]] = {
+    "balanced": (balanced_backend.why_not, _balanced),
     "xqa": (xqa_backend.why_not, _xqa),
     "flashinfer": (flashinfer_backend.why_not, flashinfer_backend.FlashInferDecode),
     "torch": (_always, TorchDecode),

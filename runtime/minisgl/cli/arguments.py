@@ -14,7 +14,7 @@ from minisgl.config import MAX_RUNNING, Device, EngineConfig
 from minisgl.launcher.devices import choose_device, default_page_size
 from minisgl.logging import LogFormat, LogLevel
 
-_BACKENDS: Final = ("torch", "flashinfer", "xqa", "fa3")
+_BACKENDS: Final = ("torch", "flashinfer", "xqa", "balanced", "fa3")
 _MAX_PAGE_SIZE: Final = 256
 _MAX_PORT: Final = 65535
 DEFAULT_PORT: Final = 8000

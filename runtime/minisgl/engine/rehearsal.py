@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import torch
 
-from minisgl.attention import cascade_backend, split_backend
-from minisgl.attention.backend import AttentionShape
+from minisgl.attention import balanced_backend, cascade_backend, split_backend
+from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.paged import PagedAttention
 from minisgl.distributed.tensor_parallel import TensorParallel
@@ -52,7 +52,11 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
     fits = cascade_backend.why_not(shape) is None
     cascade = cascade_backend.CascadeDecode(shape, max_running) if fits else None
     nothing = _NoAttention()
-    decode = nothing if split_backend.why_not(shape) else split_backend.SplitDecode(shape, nothing)
+    decode: DecodeBackend = nothing
+    if balanced_backend.why_not(shape) is None:
+        decode = balanced_backend.BalancedDecode(shape, nothing)
+    if split_backend.why_not(shape) is None:
+        decode = split_backend.SplitDecode(shape, decode)
     runner = Runner(model, parallel, kv, tables, PagedAttention(kv, nothing, decode, cascade))
     for rows in graph_sizes(max_running):
         _step(runner, _plan(tables, 0), PackedStep(_plan(tables, 0), tables, rows))
@@ -60,7 +64,7 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
         for rows in cascade_sizes(max_running):
             _step(runner, _plan(tables, 0), PackedStep(_plan(tables, 0), tables, rows, cascade.layout))
     for tokens in _PREFILL_TOKENS:
-        for rows in (0, 1, 16):
+        for rows in {0, 1, min(16, max_running)}:
             plan = _plan(tables, rows, tokens)
             _step(runner, plan, PackedStep(plan, tables))
     for rows in _SAMPLED_ROWS:

@@ -27,11 +27,12 @@ def test_a_machine_without_gpu_gets_the_reference(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("flash", "is unknown; use auto, fa3, flashinfer, torch, xqa"),
+        ("flash", "is unknown; use auto, fa3, flashinfer, torch, balanced, xqa"),
         ("xqa,torch", "no prefill backend 'xqa'; use auto, fa3, flashinfer, torch"),
-        ("torch,fa3", "no decode backend 'fa3'; use auto, xqa, flashinfer, torch"),
+        ("torch,fa3", "no decode backend 'fa3'; use auto, balanced, xqa, flashinfer, torch"),
         ("fa3", "'fa3' cannot prefill here: it needs a CUDA device"),
         ("xqa", "'xqa' cannot decode here: it needs a CUDA device"),
+        ("balanced", "'balanced' cannot decode here: it needs a CUDA device"),
         ("torch,flashinfer", "'flashinfer' cannot decode here: it needs a CUDA device"),
     ],
 )

@@ -1,0 +1,178 @@
+"""Decode attention of batches as in workload A, by XQA and in spans of equal size:
+`python benchmarks/decode_attention.py`.
+
+Lengths are those of workload A after some steps. Every time is µs of one layer, from a CUDA graph over layers whose
+keys and values are not in the L2 cache; behind it the share of the memory's bandwidth by its data sheet, 4.8 TB/s, of
+which a plain read gets 0.89. Calls follow each other at once, so a kernel that starts early hides its beginning behind
+its own end here, and behind the products before it in a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+
+from minisgl.attention import xqa_backend
+from minisgl.attention.backend import AttentionShape, DecodeBackend
+from minisgl.attention.balanced_backend import BalancedDecode
+from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.kernels.balanced_decode_gluon import Settings
+
+PAGE = 64
+HEAD_DIM = 128
+SHAPES = {"qwen3-0.6b": (16, 8), "qwen3-14b": (40, 8)}
+STEPS = (50, 300, 500, 800)
+"""Of workload A; more of its rows are over at each: 256, 188, 126 and 59 are left."""
+SETTINGS = (
+    Settings(32, 3, 4),
+    Settings(32, 3, 8),
+    Settings(32, 3, 16),
+    Settings(32, 2, 6),
+    Settings(32, 2, 18),
+    Settings(32, 4, 3),
+    Settings(16, 6, 4),
+    Settings(16, 6, 12),
+    Settings(16, 4, 6),
+)
+"""With more programs than have room at a time, multiprocessors that are faster take more of them."""
+BANDWIDTH = 4.8e12
+POOL_BYTES = 12 << 30
+CALLS = 28
+
+
+def lengths_after(steps: int) -> NDArray[np.int32]:
+    """Of the rows of workload A that still run, longest answer first."""
+    random = Random(0)
+    prompts = []
+    for _ in range(256):
+        prompts.append(random.randint(100, 1024))
+        for _ in range(prompts[-1]):
+            random.randint(0, 10000)
+    answers = [random.randint(100, 1024) for _ in range(256)]
+    left = [prompt + steps for prompt, answer in zip(prompts, answers, strict=True) if answer > steps]
+    return np.sort(np.array(left, np.int32))
+
+
+class Batch:
+    def __init__(self, model: str, lengths: NDArray[np.int32], *, layers: int | None = None) -> None:
+        heads, kv_heads = SHAPES[model]
+        rows, counts = len(lengths), -(-lengths // PAGE)
+        pages = int(counts.sum())
+        table = np.full((rows + 1, 2048 // PAGE + 1), pages, np.int32)
+        order = np.random.default_rng(0).permutation(pages).astype(np.int32)
+        for row, (count, end) in enumerate(zip(counts.tolist(), counts.cumsum().tolist(), strict=True)):
+            table[row, :count] = order[end - count : end]
+        page_bytes = 2 * 2 * PAGE * kv_heads * HEAD_DIM
+        self.layers = layers or max(2, min(CALLS, POOL_BYTES // ((pages + 1) * page_bytes)))
+        self.bytes = int(lengths.sum()) * page_bytes // PAGE
+        draw = torch.Generator("cuda").manual_seed(0)
+        size = (self.layers, pages + 1, PAGE, kv_heads, HEAD_DIM)
+        self.kv = PagedKV(*(torch.randn(size, generator=draw, device="cuda", dtype=torch.bfloat16) for _ in "kv"))
+        self.q = torch.randn(rows, heads, HEAD_DIM, generator=draw, device="cuda", dtype=torch.bfloat16)
+        self.out = torch.empty_like(self.q)
+        self.shape = AttentionShape(
+            heads, kv_heads, HEAD_DIM, PAGE, table.shape[1], torch.bfloat16, torch.device("cuda")
+        )
+        empty, none = torch.empty(0, dtype=torch.int32, device="cuda"), np.empty(0, np.int32)
+        slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+        tables = (torch.from_numpy(table).cuda(), slots, torch.from_numpy(lengths).cuda())
+        self.batch = AttentionBatch(*tables, empty, empty, empty, lengths, none, none)
+
+    def run(self, backend: DecodeBackend) -> Callable[[int], None]:
+        backend.prepare(self.batch)
+        backend.begin(self.batch)
+        return lambda call: backend.decode(call % self.layers, self.kv, self.q, self.out)
+
+    def balanced(self, settings: Settings) -> BalancedDecode:
+        backend = BalancedDecode(self.shape, None)
+        backend.settings = settings
+        return backend
+
+    def report(self, name: str, backend: DecodeBackend) -> None:
+        time = microseconds(self.run(backend))
+        rate = self.bytes / time * 1e6
+        print(f"  {time:7.1f} us  {rate / 1e9:5.0f} GB/s  {rate / BANDWIDTH:.3f}  {name}", flush=True)
+
+
+def microseconds(run: Callable[[int], None]) -> float:
+    """The median of five replays of CALLS calls."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run(0)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        for call in range(CALLS):
+            run(call)
+        graph.capture_end()
+        graph.replay()
+        times = []
+        for _ in range(5):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            end.record()
+            stream.synchronize()
+            times.append(begin.elapsed_time(end) * 1000 / CALLS)
+    return float(sorted(times)[2])
+
+
+def compile_settings(work: tuple[str, Settings]) -> None:
+    """In a process of its own, so that many compile side by side; the others find it in Triton's cache."""
+    batch = Batch(work[0], np.full(16, 100, np.int32), layers=1)
+    batch.run(batch.balanced(work[1]))(0)
+    torch.cuda.synchronize()
+
+
+def measure(model: str, lengths: NDArray[np.int32], settings: tuple[Settings, ...]) -> None:
+    batch = Batch(model, lengths)
+    print(f"{model}: {len(lengths)} rows, {int(lengths.sum())} tokens, {batch.bytes / 1e6:.0f} MB")
+    plain = None
+    if reason := xqa_backend.why_not(batch.shape):
+        print("  xqa is not measured:", reason)
+    else:
+        xqa = xqa_backend.XqaDecode(batch.shape)
+        batch.report("xqa", xqa)
+        batch.run(xqa)(0)
+        plain = batch.out.clone()
+    for each in settings:
+        backend = batch.balanced(each)
+        batch.report(str(each), backend)
+        if plain is not None:
+            batch.run(backend)(0)
+            difference = float((batch.out - plain).norm() / plain.norm())
+            # In the negative, so that what is not a number counts.
+            if not difference < 1e-2:
+                print(f"  DIFFERS from xqa by {difference:.1e} of its norm")
+    # How long it takes to cut the spans, once a step.
+    print(f"  {microseconds(lambda call: backend.begin(batch.batch)):7.1f} us  begin of a step")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--processes", type=int, default=12, help="that compile")
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--steps-of-all-settings", type=int, default=300, help="later batches: three settings")
+    args = parser.parse_args()
+    kernels = {(settings.block, settings.stages): settings for settings in SETTINGS}
+    work = [(model, settings) for model in args.models for settings in kernels.values()]
+    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        pool.map(compile_settings, work, chunksize=1)
+    print(torch.cuda.get_device_name(), torch.__version__, "triton", triton.__version__)
+    for model in args.models:
+        for steps in STEPS:
+            measure(model, lengths_after(steps), SETTINGS if steps <= args.steps_of_all_settings else SETTINGS[:3])
+        for rows in (8, 16):
+            measure(model, np.linspace(300, 1700, rows).astype(np.int32), SETTINGS[:3])
+        measure(model, np.full(256, 1024, np.int32), SETTINGS[:1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""Decode attention of many rows of different lengths over the paged pool, for Hopper. It is one read of their keys and
+values, so what counts is that all of the GPU reads until the end.
+
+The blocks of tokens of all rows, one row after the other, are cut into spans of equal size (work-centric
+decomposition, Stream-K, arXiv:2301.03598), whatever row they belong to. A program reads one span for one KV head; those
+of a span's KV heads are neighbours, for what they read at a time is one piece of memory. A row that is cut leaves parts
+in scratch memory; who comes last adds them up, always in the same order. A program begins with the rows that it shares,
+so that few of them wait to be added up when all others are done.
+
+One warp is a program: it has nobody to wait for, and several of them on a multiprocessor fill its shared memory with
+blocks that are on their way. In Gluon, Triton's lower level, for copies that are begun ahead of
+`griddepcontrol.wait` and stay under way from row to row. All that changes from step to step is read on the device, so
+a captured launch replays as it is. Sums and logarithms are to base 2.
+"""
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, mma_v2, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from minisgl.kernels.dependent_launch_triton import dependent_launch
+
+MAX_GROUP: Final = 16
+"""The rows that tensor cores multiply at least: query heads of one KV head, and padding."""
+_CHUNK: Final = 128
+
+
+class Settings(NamedTuple):
+    block: int
+    """Tokens that are copied at a time; they lie in one page."""
+    stages: int
+    """Blocks for which a program has room."""
+    programs: int
+    """On a multiprocessor."""
+
+
+class Spans(NamedTuple):
+    """The blocks of a batch, all int32; written by `cut_spans`, and good for all layers of a step."""
+
+    ends: torch.Tensor
+    """[rows] blocks of this row and all before."""
+    owners: torch.Tensor
+    """[blocks] row of each block."""
+    places: torch.Tensor
+    """[blocks] where a block's tokens begin in the pool; as −1 − place, if the row's newest token is among them."""
+
+
+@triton.jit
+def _blocks(length, BLOCK: tl.constexpr):
+    # Of a row without a token, too: somebody has to write its result.
+    return tl.maximum(tl.cdiv(length, BLOCK), 1)
+
+
+@triton.jit(do_not_specialize=["pages_per_row"], do_not_specialize_on_alignment=["slots", "lengths"])
+def _cut(
+    page_table, slots, lengths, ends, owners, places, pages_per_row,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    lane = tl.arange(0, CHUNK)
+    before = tl.zeros((CHUNK,), tl.int32)
+    for first in range(0, row, CHUNK):
+        other = first + lane
+        before += tl.where(other < row, _blocks(tl.load(lengths + other, other < row, other=0), BLOCK), 0)
+    begin = tl.sum(before, 0)
+    count = _blocks(tl.load(lengths + row), BLOCK)
+    tl.store(ends + row, begin + count)
+    page_row = page_table + tl.load(slots + row).to(tl.int64) * pages_per_row
+    for first in range(0, count, CHUNK):
+        block = first + lane
+        there = block < count
+        position = block * BLOCK
+        place = tl.load(page_row + position // PAGE, there, other=0) * PAGE + position % PAGE
+        tl.store(owners + begin + block, tl.zeros((CHUNK,), tl.int32) + row, there)
+        tl.store(places + begin + block, tl.where(block == count - 1, -1 - place, place), there)
+
+
+@gluon.jit
+def _copy(keys, values, place, kv_head, key_ring, value_ring, arrived, slot, there):
+    """Begin to copy a block's keys and values to the stage `slot`, if it is `there`."""
+    BYTES: gl.constexpr = keys.block_type.nbytes + values.block_type.nbytes
+    column = kv_head * keys.block_type.shape[1]
+    barrier = arrived.index(slot)
+    mbarrier.expect(barrier, BYTES, pred=there)
+    tma.async_copy_global_to_shared(keys, [place, column], barrier, key_ring.index(slot), pred=there)
+    tma.async_copy_global_to_shared(values, [place, column], barrier, value_ring.index(slot), pred=there)
+
+
+@gluon.jit
+def _add(best, total, out, sum_of, part, ROWS: gl.constexpr):
+    """Highest score, sum of weights and weighted values so far, and with a part that is normalised."""
+    highest = gl.maximum(best, sum_of)
+    base = gl.where(highest == float("-inf"), 0.0, highest)
+    shrink, weight = gl.exp2(best - base), gl.exp2(sum_of - base)
+    scale = gl.convert_layout(shrink, ROWS)[:, None]
+    return highest, total * shrink + weight, out * scale + part * gl.convert_layout(weight, ROWS)[:, None]
+
+
+@gluon.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["lengths"])
+def _attend(
+    keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, result, rows, scale,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, VECTORS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    BLOCK: gl.constexpr = keys.block_type.shape[0]
+    HEAD_DIM: gl.constexpr = keys.block_type.shape[1]
+    mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, 1], instr_shape=[16, 8])
+    first_factor: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
+    second_factor: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
+    of_rows: gl.constexpr = gl.SliceLayout(1, mma)
+    of_columns: gl.constexpr = gl.SliceLayout(0, mma)
+
+    kv_head = gl.program_id(0)
+    span = gl.program_id(1)
+    # Of step and pool before it waits, only what was there when the step began.
+    blocks = gl.load(ends + rows - 1)
+    spans = gl.minimum(gl.num_programs(1), blocks)
+    begin = gl.minimum(blocks * span // spans, blocks)
+    end = gl.minimum(blocks * (span + 1) // spans, blocks)
+    count = end - begin
+    # The last row comes first, if another program goes on with it.
+    final_row = gl.load(owners + gl.maximum(end - 1, 0))
+    final_begin = gl.load(ends + final_row - 1, final_row > 0, other=0)
+    cut = gl.load(ends + final_row) > end
+    origin = gl.where(cut, gl.maximum(final_begin, begin), begin)
+
+    key_ring = gl.allocate_shared_memory(keys.dtype, [STAGES, BLOCK, HEAD_DIM], keys.layout)
+    value_ring = gl.allocate_shared_memory(values.dtype, [STAGES, BLOCK, HEAD_DIM], values.layout)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(stage), count=1)
+    fence_async_shared()
+    for stage in gl.static_range(STAGES):
+        block = origin + stage
+        block = gl.where(block >= end, block - count, block)
+        there = stage < count
+        place = gl.load(places + block, there, other=-1)
+        _copy(keys, values, place, kv_head, key_ring, value_ring, arrived, stage, place >= 0)
+    if PDL:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    for stage in gl.static_range(STAGES):
+        block = origin + stage
+        block = gl.where(block >= end, block - count, block)
+        there = stage < count
+        place = gl.load(places + block, there, other=0)
+        _copy(keys, values, -1 - place, kv_head, key_ring, value_ring, arrived, stage, place < 0)
+
+    vector = gl.arange(0, VECTORS, layout=of_rows)
+    column = gl.arange(0, HEAD_DIM, layout=of_columns)
+    token = gl.arange(0, BLOCK, layout=of_columns)
+    value_token = gl.arange(0, BLOCK, layout=gl.SliceLayout(1, second_factor))
+    query_vector = gl.arange(0, VECTORS, layout=gl.SliceLayout(1, first_factor))
+    query_column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, first_factor))
+    own = (vector < GROUP)[:, None]
+    done = 0
+    while done < count:
+        block = origin + done
+        block = gl.where(block >= end, block - count, block)
+        row = gl.load(owners + block)
+        row_begin = gl.load(ends + row - 1, row > 0, other=0)
+        row_end = gl.load(ends + row)
+        length = gl.load(lengths + row)
+        head = (row * KV_HEADS + kv_head) * GROUP
+        query = gl.load(
+            q + (head + query_vector)[:, None] * HEAD_DIM + query_column[None, :],
+            (query_vector < GROUP)[:, None],
+            other=0.0,
+        )
+        best = gl.full([VECTORS], float("-inf"), gl.float32, layout=of_rows)
+        total = gl.zeros([VECTORS], gl.float32, layout=of_rows)
+        out = gl.zeros([VECTORS, HEAD_DIM], gl.float32, layout=mma)
+        for at in range(block, gl.minimum(row_end, end)):
+            slot = done % STAGES
+            more = done + STAGES < count
+            ahead = origin + done + STAGES
+            ahead = gl.where(ahead >= end, ahead - count, ahead)
+            place = gl.load(places + ahead, more, other=0)
+            mbarrier.wait(arrived.index(slot), done // STAGES & 1)
+            key = key_ring.index(slot).permute((1, 0)).load(second_factor)
+            score = mma_v2(query, key, gl.zeros([VECTORS, BLOCK], gl.float32, layout=mma)) * scale
+            left = length - (at - row_begin) * BLOCK
+            score = gl.where((token < left)[None, :], score, float("-inf"))
+            highest = gl.maximum(best, gl.max(score, 1))
+            base = gl.where(highest == float("-inf"), 0.0, highest)
+            weight = gl.exp2(score - base[:, None])
+            shrink = gl.exp2(best - base)
+            total = total * shrink + gl.sum(weight, 1)
+            best = highest
+            value = value_ring.index(slot).load(second_factor)
+            if left < BLOCK:
+                # Behind the last token is what an earlier owner left: a weight of 0 does not take away a NaN. The
+                # barrier makes this a branch; the compiler would rather choose between all values in every block.
+                gl.thread_barrier()
+                value = gl.where((value_token < left)[:, None], value, 0.0)
+            weight = gl.convert_layout(weight.to(value.dtype), first_factor)
+            out = mma_v2(weight, value, out * shrink[:, None])
+            # All threads have read the stage before it is filled again.
+            gl.thread_barrier()
+            place = gl.where(place < 0, -1 - place, place)
+            _copy(keys, values, place, kv_head, key_ring, value_ring, arrived, slot, more)
+            done += 1
+
+        first_span = ((row_begin + 1) * spans - 1) // blocks
+        last_span = (row_end * spans - 1) // blocks
+        out = out / gl.where(total > 0, total, 1.0)[:, None]
+        if first_span < last_span:
+            # Of a span's first row and of its last one, each a part.
+            part = ((2 * span + (first_span == span).to(gl.int32)) * KV_HEADS + kv_head) * GROUP
+            gl.store(parts + (part + vector)[:, None] * HEAD_DIM + column[None, :], out, own)
+            gl.store(sums + part + vector, best + gl.log2(total), vector < GROUP)
+            gl.thread_barrier()
+            arrival = gl.atomic_add(arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel", scope="gpu")
+            if arrival == last_span - first_span:
+                best = gl.full([VECTORS], float("-inf"), gl.float32, layout=of_rows)
+                total = gl.zeros([VECTORS], gl.float32, layout=of_rows)
+                out = gl.zeros([VECTORS, HEAD_DIM], gl.float32, layout=mma)
+                for other in range(first_span, last_span + 1):
+                    part = ((2 * other + (first_span == other).to(gl.int32)) * KV_HEADS + kv_head) * GROUP
+                    # Not from the L1 cache, which knows nothing of what other multiprocessors write.
+                    sum_of = gl.load(sums + part + vector, vector < GROUP, other=0.0, cache_modifier=".cg")
+                    part_place = parts + (part + vector)[:, None] * HEAD_DIM + column[None, :]
+                    part_of = gl.load(part_place, own, other=0.0, cache_modifier=".cg")
+                    best, total, out = _add(best, total, out, sum_of, part_of, of_rows)
+                out = out / gl.where(total > 0, total, 1.0)[:, None]
+                place_of = result + (head + vector)[:, None] * HEAD_DIM + column[None, :]
+                gl.store(place_of, out.to(result.dtype.element_ty), own)
+                gl.store(arrivals + row * KV_HEADS + kv_head, 0)
+        else:
+            place_of = result + (head + vector)[:, None] * HEAD_DIM + column[None, :]
+            gl.store(place_of, out.to(result.dtype.element_ty), own)
+
+
+def cut_spans(
+    page_table: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    spans: Spans,
+    *,
+    page_size: int,
+    block: int,
+) -> None:
+    """Write the `spans` of rows of `lengths` [R], whose pages `page_table` [slots, pages_per_row] holds at `slots` [R];
+    all int32. `spans` has room for all blocks of as many tokens as the pages of R rows hold."""
+    rows = len(slots)
+    assert page_size % block == 0 and rows <= len(spans.ends)
+    _cut[(rows,)](
+        page_table, slots, lengths, *spans, page_table.stride(0), PAGE=page_size, BLOCK=block, CHUNK=_CHUNK, num_warps=4
+    )  # fmt: skip
+
+
+def balanced_decode(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    spans: Spans,
+    parts: torch.Tensor,
+    sums: torch.Tensor,
+    arrivals: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    settings: Settings,
+) -> None:
+    """Attention of `q` [R, Hq, D], contiguous, to the `lengths` [R] tokens of each row, into `out` like it.
+
+    `keys` and `values` [pages, page_size, Hkv, D] of one layer; all but each row's newest token was stored before the
+    step began. `spans` as `cut_spans` left them for the block of `settings`. `parts` [2 × S, Hq, D] and `sums`
+    [2 × S, Hq], float32, are scratch memory, S the number of spans; `arrivals` [≥ R, Hkv] int32 are zeros, and are
+    zeros again afterwards. `scale` of the scores is in units of log 2.
+    """
+    rows, heads, _ = q.shape
+    kv_heads = keys.shape[2]
+    group = heads // kv_heads
+    assert q.is_contiguous() and out.is_contiguous() and group <= MAX_GROUP and rows <= len(arrivals)
+    _attend[(kv_heads, len(parts) // 2)](
+        _tiles(keys, settings.block), _tiles(values, settings.block), q, lengths, *spans, parts, sums, arrivals, out,
+        rows, scale, KV_HEADS=kv_heads, GROUP=group, VECTORS=MAX_GROUP, STAGES=settings.stages,
+        num_warps=1, **dependent_launch(q.device),
+    )  # fmt: skip
+
+
+def _tiles(pool: torch.Tensor, block: int) -> TensorDescriptor:
+    """By blocks of tokens of one KV head."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor.from_tensor(pool.flatten(0, 1).flatten(1), [block, pool.shape[3]], layout)

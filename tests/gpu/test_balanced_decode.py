@@ -1,0 +1,180 @@
+"""Decode attention in spans of equal size, on a CUDA device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.attention import balanced_backend
+from minisgl.attention.backend import AttentionShape
+from minisgl.attention.balanced_backend import BalancedDecode
+from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
+from minisgl.engine.engine import create_engine
+from minisgl.wire.plan import StepPlan
+from support.dense_attention import DenseCase, Sequences, attention_shape
+from support.gpu_engine import Answer, answer, assert_equal_where_the_gap_allows, engine_config
+from support.plans import Segment, make_plan, new_row
+from support.random_load import RandomLoad, config
+
+LENGTHS = np.random.default_rng(0).integers(1, 2000, 70).tolist()
+SHAPES_OF_BATCHES = {
+    "many": (*LENGTHS, 1, 2, 31, 32, 33, 63, 64, 65, 2047),
+    "few": (5, 1900, 64),
+    "one": (1234,),
+    "short": tuple(range(1, 40)),
+    "one long row among short ones": (*range(1, 20), 2000, *range(1, 20)),
+}
+
+
+def _shape(
+    group: int = 2, page_size: int = 64, head_dim: int = 128, kv_heads: int = 2, dtype: torch.dtype = torch.bfloat16
+) -> AttentionShape:
+    shape = attention_shape(
+        query_heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        longest=2048,
+        dtype=dtype,
+        device="cuda",
+    )
+    if reason := balanced_backend.why_not(shape):
+        pytest.skip(reason)
+    return shape
+
+
+def _check(shape: AttentionShape, decode: tuple[int, ...]) -> None:
+    """Unowned pages and positions that are not written yet are NaN."""
+    case = DenseCase(shape, Sequences(decode=decode))
+    result = case.run(TorchPrefill(shape), BalancedDecode(shape, None)).double().cpu()
+    expected = case.expected()
+    assert result.isfinite().all()
+    assert float((result - expected).norm() / expected.norm()) < 1e-2
+    torch.testing.assert_close(result, expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 8, 16])
+@pytest.mark.parametrize("name", SHAPES_OF_BATCHES)
+def test_attention_is_that_of_float64(name: str, group: int) -> None:
+    _check(_shape(group), SHAPES_OF_BATCHES[name])
+
+
+@pytest.mark.parametrize("page_size", [16, 32, 128])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pages_heads_and_numbers_of_other_sizes(page_size: int, head_dim: int, dtype: torch.dtype) -> None:
+    _check(_shape(5, page_size, head_dim, dtype=dtype), SHAPES_OF_BATCHES["many"])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 3, 8])
+def test_other_numbers_of_kv_heads(kv_heads: int) -> None:
+    _check(_shape(2, kv_heads=kv_heads), SHAPES_OF_BATCHES["many"])
+
+
+def test_few_rows_go_to_the_other_backend() -> None:
+    shape = _shape()
+    case = DenseCase(shape, Sequences(decode=(5, 900, 64)))
+    result = case.run(TorchPrefill(shape), BalancedDecode(shape, TorchDecode(shape)))
+    assert torch.equal(result, case.run(TorchPrefill(shape), TorchDecode(shape)))
+
+
+@pytest.mark.captures
+def test_a_graph_replays_for_other_lengths_and_gives_the_same_each_time() -> None:
+    shape = _shape(kv_heads=8)
+    decode = BalancedDecode(shape, None)
+    first, *others = (
+        DenseCase(shape, Sequences(decode=np.random.default_rng(seed).integers(1, 2000, 40).tolist()), seed=seed)
+        for seed in range(4)
+    )
+    pages = max(case.kv.keys.shape[1] for case in (first, *others))
+    size = (1, pages, *first.kv.keys.shape[2:])
+    kv = PagedKV(*(torch.full(size, torch.nan, dtype=shape.dtype, device="cuda") for _ in "kv"))
+    out, batch = torch.empty_like(first.q), first.batch
+
+    def load(case: DenseCase) -> None:
+        for ours, theirs in zip(_tensors(batch), _tensors(case.batch), strict=True):
+            ours.copy_(theirs.clone())
+        first.q.copy_(case.q.clone())
+        case.store()
+        count = case.kv.keys.shape[1]
+        kv.keys[:, :count], kv.values[:, :count] = case.kv.keys, case.kv.values
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        load(first)
+        decode.prepare(batch)
+        decode.begin(batch)
+        decode.decode(0, kv, first.q, out)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        decode.begin(batch)
+        # Twice, as two layers do: what one leaves in scratch memory must not reach the other.
+        decode.decode(0, kv, first.q, out)
+        decode.decode(0, kv, first.q, out)
+        graph.capture_end()
+        for case in others:
+            load(case)
+            results = []
+            for _ in range(20):
+                out.fill_(torch.nan)
+                graph.replay()
+                results.append(out.clone())
+            stream.synchronize()
+            torch.testing.assert_close(out.flatten(1).double().cpu(), case.expected(), atol=3e-2, rtol=3e-2)
+            assert all(torch.equal(result, results[0]) for result in results)
+
+
+def _tensors(batch: AttentionBatch) -> list[torch.Tensor]:
+    return [batch.page_table, batch.decode_slots, batch.decode_lengths]
+
+
+ROWS = 16
+PROMPTS = [np.random.default_rng(row).integers(3, 500, 5 + 13 * row).tolist() for row in range(ROWS)]
+PAGES = 4
+
+
+def _plans(steps: int) -> list[StepPlan]:
+    """All prompts, then decode steps of all rows, over the end of a page."""
+    pages = [(row, column, row * PAGES + column) for row in range(ROWS) for column in range(PAGES)]
+    prefill = [Segment(row, 0, prompt) for row, prompt in enumerate(PROMPTS)]
+    plans = [make_plan(0, prefill=prefill, pages=pages, rows=[new_row(row) for row in range(ROWS)])]
+    for step in range(1, steps):
+        plans.append(make_plan(step, decode=[(row, len(prompt) + step - 1) for row, prompt in enumerate(PROMPTS)]))
+    return plans
+
+
+def _answer(checkpoint: Path, plans: list[StepPlan], **settings: object) -> Answer:
+    config = engine_config(
+        checkpoint, num_pages=ROWS * PAGES, max_running=ROWS, max_step_tokens=4096, audit=True, **settings
+    )
+    return answer(config, plans)
+
+
+@pytest.mark.captures
+def test_a_graph_gives_bitwise_what_an_eager_step_gives_and_the_reference_the_same_tokens(checkpoint: Path) -> None:
+    _shape()
+    plans = _plans(20)
+    eager, replayed = (
+        _answer(checkpoint, plans, attention_backend="balanced", cuda_graph_max_batch=size) for size in (0, ROWS)
+    )
+    assert (eager.stats.graph_replays, replayed.stats.graph_replays) == (0, 19)
+    assert replayed.tokens == eager.tokens
+    for ours, theirs in zip(replayed.logits, eager.logits, strict=True):
+        assert torch.equal(ours, theirs)
+    assert_equal_where_the_gap_allows(plans, _answer(checkpoint, plans, attention_backend="torch"), eager)
+
+
+@pytest.mark.captures
+def test_random_load(checkpoint: Path) -> None:
+    """Whoever reads a page that is not its own, or a position that is not written yet, gets NaN and fails."""
+    _shape()
+    settings = config(checkpoint, "cuda", rows=24, longest=512, max_step_tokens=1024, attention_backend="balanced")
+    engine = create_engine(settings)
+    RandomLoad(engine, max_step_tokens=1024, seed=1).run(seconds=10)
+    assert engine.stats.decode_backend == "balanced"
+    engine.close()

@@ -1,0 +1,62 @@
+"""Decode attention in spans of equal size against float64, without a GPU; tests/gpu has the same on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compile
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
+from minisgl.engine.rehearsal import rehearse
+from minisgl.kernels.balanced_decode_gluon import MAX_GROUP, _attend
+from minisgl.kernels.triton_build import Architecture, Launches
+from minisgl.models.config import ModelConfig
+from support.interpreted_balanced import CASES
+from support.interpreter import interpreted
+
+SHARED_MEMORY = 227 << 10
+RESERVED = 1 << 10
+"""Of shared memory, for each program."""
+
+
+@pytest.fixture(scope="module")
+def errors() -> Any:
+    return interpreted("support.interpreted_balanced")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_is_that_of_float64(errors: dict[str, float], name: str) -> None:
+    assert 0 <= errors[name] < 2e-3
+
+
+@pytest.mark.parametrize(("group", "head_dim", "block", "stages"), [(5, 128, 32, 3), (8, 64, 32, 6), (1, 128, 16, 6)])
+def test_four_programs_fit_on_a_multiprocessor_of_hopper(group: int, head_dim: int, block: int, stages: int) -> None:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    tiles = f"tensordesc<bf16[{block}, {head_dim}],{layout!r}>"
+    constants = {"KV_HEADS": 8, "GROUP": group, "VECTORS": MAX_GROUP, "STAGES": stages, "PDL": True}
+    types = {"keys": tiles, "values": tiles, "rows": "i32", "scale": "fp32"}
+    types |= dict.fromkeys(("q", "result"), "*bf16") | dict.fromkeys(("parts", "sums"), "*fp32")
+    names = _attend.arg_names
+    signature = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names}
+    constexprs = {(names.index(name),): value for name, value in constants.items()}
+    compiled = compile(
+        GluonASTSource(_attend, signature, constexprs=constexprs),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": 1},
+    )
+    assert 4 * (compiled.metadata.shared + RESERVED) <= SHARED_MEMORY
+
+
+def test_steps_of_many_rows_are_rehearsed() -> None:
+    launches = Launches()
+    with launches.recorded(Architecture.parse("9.0a")):
+        config = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-0.6b"], "num_hidden_layers": 2})
+        rehearse(config, tensor_parallel=1, page_size=64, max_running=16)
+    assert {"_cut", "_attend"} <= {name for name, _ in launches._by_key}
