@@ -154,7 +154,9 @@ class _Start:
         )
         self._clock.end("capture", self._device)
         assert self._preload is not None
-        self._stats.compiled_kernels = self._preload.compiled
+        if compiled := self._preload.compiled:
+            logger.info("kernels that were compiled because they were not ahead of time: %s", ", ".join(compiled))
+        self._stats.compiled_kernels = len(compiled)
         return engine
 
     def _check_pool(self, tokens: int) -> None:

@@ -33,7 +33,7 @@ _SAMPLED_ROWS: Final = (1, 2, 16, 17)
 def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_running: int) -> None:
     """Run decode steps of all sizes that are captured, and steps with prompts, on one of `tensor_parallel` ranks. To be
     called where `cuda` tensors have no memory and launches are recorded."""
-    config = _one_layer(config)
+    config = _few_layers(config)
     parallel = _OneOf(tensor_parallel)
     dtype = getattr(torch, config.dtype)
     model = Decoder(config, parallel, dtype, _DEVICE)
@@ -77,13 +77,15 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
             choose(logits, parameters, 0, thresholds(logits, parameters))
 
 
-def _one_layer(config: ModelConfig) -> ModelConfig:
-    """All layers launch the same kernels; those with experts launch others."""
+def _few_layers(config: ModelConfig) -> ModelConfig:
+    """The first layer, which has none before it, launches other kernels than the second, which is like all others; and
+    layers with experts launch others than those without."""
     moe = config.moe
     if moe is None:
-        return msgspec.structs.replace(config, num_layers=1)
+        return msgspec.structs.replace(config, num_layers=2)
     kinds = sorted({*moe.layers})
-    return msgspec.structs.replace(config, num_layers=len(kinds), moe=msgspec.structs.replace(moe, layers=tuple(kinds)))
+    layers = (kinds[0], *kinds)
+    return msgspec.structs.replace(config, num_layers=len(layers), moe=msgspec.structs.replace(moe, layers=layers))
 
 
 def _step(runner: Runner, plan: StepPlan, packed: PackedStep) -> None:

@@ -14,8 +14,8 @@ class Preload:
     """Begins at once. What cannot be imported is left for those to say who need it."""
 
     def __init__(self) -> None:
-        self.compiled = 0
-        """Kernels of our own that were compiled since, because they were not ahead of time."""
+        self.compiled: list[str] = []
+        """Names of our own kernels that were compiled since, because they were not ahead of time."""
         self._pool = ThreadPoolExecutor(thread_name_prefix="preload")
         self._running = [self._pool.submit(_libraries), self._pool.submit(self._triton)]
 
@@ -30,8 +30,9 @@ class Preload:
         triton.knobs.compilation.listener = self._on_kernel
         importlib.import_module("triton.runtime.cache").triton_key()
 
-    def _on_kernel(self, *, cache_hit: bool, **_: Any) -> None:
-        self.compiled += not cache_hit
+    def _on_kernel(self, *, src: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            self.compiled.append(src.name)
 
 
 def _libraries() -> None:

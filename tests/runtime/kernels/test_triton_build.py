@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
+from minisgl.engine import rehearsal
 from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.flashinfer_setup import KERNELS_DIR
 from minisgl.kernels.triton_build import Architecture, Launches, _no_device
@@ -97,3 +98,18 @@ def test_a_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path
         rehearse(ModelConfig.read(folder), tensor_parallel=2, page_size=64, max_running=8)
     names = {name for name, _ in launches._by_key}
     assert {"_step_inputs", "_choose_part", "_choose_row", "_thresholds", "_add_rms_norm"} <= names
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
+def test_a_rehearsal_of_few_layers_launches_what_all_layers_do(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch, layers=4, head_dim=128))
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
+    few = len(launches)
+    monkeypatch.setattr(rehearsal, "_few_layers", lambda config: config)
+    with launches.recorded(HOPPER):
+        rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
+    assert len(launches) == few
