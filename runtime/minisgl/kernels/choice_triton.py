@@ -16,7 +16,6 @@ _SMALL_PART = 1024
 _FEW_ROWS = 8
 """Columns of one program: with few rows small parts, so that even one row of 152k columns is 149 programs."""
 
-_NO_INDEX = tl.constexpr(0x7FFFFFFF)
 _LOG_2 = tl.constexpr(math.log(2))
 
 
@@ -24,7 +23,7 @@ _LOG_2 = tl.constexpr(math.log(2))
 def _first_best(score, index):
     """Best score and the lowest index that has it."""
     best = tl.max(score, 0)
-    return best, tl.min(tl.where(score == best, index, _NO_INDEX), 0)
+    return best, tl.min(tl.where(score == best, index, 0x7FFFFFFF), 0)
 
 
 # Slices of a step's upload begin anywhere, and sizes change with every step: one compiled kernel serves all.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,26 @@ def test_a_rehearsal_of_few_layers_launches_what_all_layers_do(
     with launches.recorded(HOPPER):
         rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
     assert len(launches) == few
+
+
+_kernels: list[Any] = []
+"""In a process of its own."""
+
+
+def _names(order: int) -> dict[str, str]:
+    return {kernel.fn.__qualname__: kernel.cache_key for kernel in _kernels[::order]}
+
+
+def test_a_kernels_name_does_not_depend_on_what_was_compiled_before(tmp_path: Path) -> None:
+    """Triton leaves the constants of a function that two kernels call out of the name of the one that is first."""
+    config = ModelConfig.read(write_tiny_checkpoint(tmp_path, "qwen3", head_dim=128))
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
+    # By identity: a kernel's hash is that of its name, and a process keeps the name that it has once given.
+    kernels = list({id(kernel): kernel for kernel, _ in launches._by_key.values()}.values())
+    # Forked: no message takes a kernel to another process.
+    with get_context("fork").Pool(1, _kernels.extend, (kernels,), maxtasksperchild=1) as pool:
+        forwards, backwards = (pool.apply(_names, (order,)) for order in (1, -1))
+    assert len(forwards) > 5
+    assert forwards == backwards
