@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from unittest import mock
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -142,4 +143,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 SchedulerMachine.TestCase.settings = settings(
     max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-TestSchedulerMachine = SchedulerMachine.TestCase
+# Other tests cover the lines; tracing would take as long again.
+TestSchedulerMachine = pytest.mark.no_cover(SchedulerMachine.TestCase)
