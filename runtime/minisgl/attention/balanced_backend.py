@@ -39,8 +39,8 @@ def why_not(shape: AttentionShape) -> str | None:
 
 
 class BalancedDecode:
-    """Implements `DecodeBackend`: batches of FEWEST_ROWS rows and more by itself, smaller ones by `few`, if there is
-    such a backend."""
+    """Implements `DecodeBackend`: batches of FEWEST_ROWS rows and more by itself; smaller ones and rows beside prompts
+    by `few`, if there is such a backend."""
 
     name = "balanced"
 
@@ -61,14 +61,14 @@ class BalancedDecode:
         return self if few is None else few.for_graph(size)
 
     def prepare(self, batch: AttentionBatch) -> None:
-        if few := self._other(batch.num_decode):
+        if few := self._other(batch.num_decode, batch.num_segments):
             few.prepare(batch)
         elif self._spans is None:
             self._allocate(batch.page_table)
 
     def begin(self, batch: AttentionBatch) -> None:
         self._batch = batch
-        if few := self._other(batch.num_decode):
+        if few := self._other(batch.num_decode, batch.num_segments):
             few.begin(batch)
             return
         assert self._spans is not None
@@ -83,7 +83,7 @@ class BalancedDecode:
 
     def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
         batch = self._batch
-        if few := self._other(batch.num_decode):
+        if few := self._other(batch.num_decode, batch.num_segments):
             few.decode(layer, kv, q, out)
             return
         assert self._spans is not None
@@ -101,8 +101,10 @@ class BalancedDecode:
             settings=self.settings,
         )
 
-    def _other(self, rows: int) -> DecodeBackend | None:
-        return self._few if rows < FEWEST_ROWS else None
+    def _other(self, rows: int, segments: int = 0) -> DecodeBackend | None:
+        # Steps with prompts are launched kernel by kernel, where two tensor maps a launch cost the host more than the
+        # device gains.
+        return self._few if rows < FEWEST_ROWS or segments else None
 
     def _allocate(self, page_table: torch.Tensor) -> None:
         """What the largest batch over `page_table` needs."""
