@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?=
 # More than the two cores that we count on: many tests wait, for a process to start, a lease to end or a timeout.
-TEST_WORKERS ?= 4
+TEST_WORKERS ?= 3
 DEMO = .cache/demo/config.json
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 # Some images and shells set it; each of the hundreds of processes that we start would compile its libraries anew.
@@ -25,7 +25,7 @@ run: install $(DEMO)  ## install what is missing, train and serve a demo model, 
 test: install $(DEMO)  ## install what is missing, then check style and types and run the tests with coverage
 	@$(MAKE) --no-print-directory -j 2 cluster-tools lint
 	@rm -f .coverage .coverage.*
-	$(PYTEST) -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder --cov --cov-report=
+	$(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
 	@for part in minisgl/{scheduler,wire,frontend,tokenizer}/\*:90 minisgl_operator/{render/\*,plan.py,status.py}:95; do \
 		.venv/bin/python -m coverage report --include="*/$${part%:*}" --fail-under=$${part#*:} >/dev/null || \

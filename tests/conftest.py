@@ -43,24 +43,10 @@ _LONGEST_FILES = (
     "runtime/cli/test_demo.py",
 )
 
-# Every worker that has tests on a control plane starts one of its own, which costs as much time as many tests: there
-# are two, and the tests on each are done one after the other. All other files are a group each.
-_ON_A_CONTROL_PLANE = _TESTS / "operator/cluster"
-_ON_THE_FIRST = ("test_restarts.py", "test_operator.py", "test_drains.py")
 
-
-def _group(path: Path) -> str:
-    if path.parent == _ON_A_CONTROL_PLANE:
-        return "first control plane" if path.name in _ON_THE_FIRST else "second control plane"
-    return str(path)
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {_TESTS / name: place for place, name in enumerate(_LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item.path)))
 
 
 @pytest.fixture(autouse=True)
