@@ -1,14 +1,16 @@
-{{/* Names and labels of the release's objects. */}}
+{{/* Names and labels of the release's objects. A name such as 7 or on is text all the same, so all are quoted. */}}
 
 {{- define "minisgl.name" -}}
+{{- /* The name of a release may have dots, and that of a Service may not. */ -}}
+{{- $release := .Release.Name | replace "." "-" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
-{{- else if contains "minisgl-operator" .Release.Name -}}
-{{- .Release.Name | trunc 50 | trimSuffix "-" -}}
-{{- else if contains "minisgl" .Release.Name -}}
-{{- printf "%s-operator" (.Release.Name | trunc 40 | trimSuffix "-") -}}
+{{- else if contains "minisgl-operator" $release -}}
+{{- $release | trunc 50 | trimSuffix "-" -}}
+{{- else if contains "minisgl" $release -}}
+{{- printf "%s-operator" ($release | trunc 40 | trimSuffix "-") -}}
 {{- else -}}
-{{- printf "%s-minisgl-operator" (.Release.Name | trunc 32 | trimSuffix "-") -}}
+{{- printf "%s-minisgl-operator" ($release | trunc 32 | trimSuffix "-") -}}
 {{- end -}}
 {{- end -}}
 
@@ -19,19 +21,25 @@
 {{/* What selects the operator's pods. The NetworkPolicies of models let pods with this name label in. */}}
 {{- define "minisgl.selector" -}}
 app.kubernetes.io/name: minisgl-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "minisgl.labels" -}}
-{{ include "minisgl.selector" . }}
-app.kubernetes.io/component: operator
-app.kubernetes.io/part-of: minisgl
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- include "minisgl.labelsWith" (list . dict) -}}
+{{- end -}}
+
+{{/* The labels of an object with some of its own: (list context labels). Each label is there once: the user's may
+     replace any but those that select. */}}
+{{- define "minisgl.labelsWith" -}}
+{{- $context := index . 0 -}}
+{{- $own := dict
+      "app.kubernetes.io/component" "operator"
+      "app.kubernetes.io/part-of" "minisgl"
+      "app.kubernetes.io/version" $context.Chart.AppVersion
+      "app.kubernetes.io/managed-by" $context.Release.Service
+      "helm.sh/chart" (printf "%s-%s" $context.Chart.Name $context.Chart.Version | replace "+" "_") -}}
+{{- $selecting := include "minisgl.selector" $context | fromYaml -}}
+{{- toYaml (merge $selecting (index . 1 | default dict) ($context.Values.commonLabels | default dict) $own) -}}
 {{- end -}}
 
 {{/* The reference of an image: (list context image). */}}

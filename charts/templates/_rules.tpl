@@ -47,16 +47,20 @@
   verbs: [create, patch]
 {{- end -}}
 
-{{/* In the operator's own namespace: which one of several operators works. */}}
+{{/* In the operator's own namespace: which one of a release's operators works. */}}
 {{- define "minisgl.leaseRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  verbs: [get, create, update]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "minisgl.name" . | quote }}]
+  verbs: [get, update]
 {{- end -}}
 
 {{/* Whom the roles are bound to. */}}
 {{- define "minisgl.subject" -}}
 - kind: ServiceAccount
-  name: {{ include "minisgl.serviceAccountName" . }}
-  namespace: {{ .Release.Namespace }}
+  name: {{ include "minisgl.serviceAccountName" . | quote }}
+  namespace: {{ .Release.Namespace | quote }}
 {{- end -}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,7 @@ def snapshot(mark: str) -> dict[str, set[str]]:
         "mounts": {line.split(" ", 1)[1] for line in Path("/proc/self/mountinfo").read_text().splitlines()},
         "links": set(shell("ip", "-o", "-br", "link").stdout.splitlines()),
         "addresses": set(shell("ip", "-o", "-br", "address").stdout.splitlines()),
-        "routes": set(shell("ip", "route", "show", "table", "all").stdout.splitlines()),
+        "routes": _routes(),
         "rules": {line for line in shell("nft", "list", "ruleset").stdout.splitlines() if "counter" not in line},
         "cgroups": {str(d) for h in cgroup_hierarchies() for d in h.glob("*") if Path(mark).name in d.name},
         "network namespaces": set(shell("ip", "netns", "list").stdout.splitlines()),
@@ -49,6 +50,12 @@ def _processes(mark: str) -> set[str]:
         except OSError:
             continue
     return found
+
+
+def _routes() -> set[str]:
+    """Without the time for which a router has promised them."""
+    text = shell("ip", "route", "show", "table", "all").stdout
+    return {re.sub(r" expires \d+sec", "", line) for line in text.splitlines()}
 
 
 def _sysctls() -> set[str]:

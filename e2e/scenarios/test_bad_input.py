@@ -72,13 +72,24 @@ def test_a_name_too_long(namespace: Namespace) -> None:
     assert "40" in namespace.refusal(cpu_model("a" * 41))
 
 
-def test_an_immutable_field(namespace: Namespace) -> None:
+def test_a_cache_that_is_to_shrink(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"] |= {"suspend": True, "model": {"source": {"huggingFace": {"repo": "a/b"}}, "cache": {"size": "1Gi"}}}
     namespace.apply(model)
+    model["spec"]["model"]["cache"]["size"] = "512Mi"
+    assert "cache.size cannot shrink" in namespace.refusal(model)
     model["spec"]["model"]["cache"]["size"] = "2Gi"
+    namespace.apply(model)
+
+
+def test_an_immutable_field(namespace: Namespace) -> None:
+    model = cpu_model("bad")
+    cache = {"accessMode": "ReadWriteOnce"}
+    model["spec"] |= {"suspend": True, "model": {"source": {"huggingFace": {"repo": "a/b"}}, "cache": cache}}
+    namespace.apply(model)
+    cache["accessMode"] = "ReadWriteMany"
     refusal = namespace.refusal(model)
-    assert "size" in refusal
+    assert "accessMode" in refusal
     assert "immutable" in refusal or "cannot" in refusal
 
 
@@ -189,9 +200,13 @@ def test_a_right_that_the_operator_lacks(namespace: Namespace) -> None:
     with without_right("statefulsets", "create"):
         namespace.apply(cpu_model("bad"))
         said(namespace, "Accepted", "Forbidden", "statefulsets", "create")
-        assert "Forbidden" in {event["reason"] for event in namespace.objects("events.events.k8s.io")}
-        assert namespace.get("deployment", "bad-frontend"), "the other children"
+        namespace.wait("an Event that says so", lambda: "Forbidden" in event_reasons(namespace))
+        namespace.wait("the other children", lambda: namespace.get("deployment", "bad-frontend"))
     namespace.wait_for_condition("bad", "Ready")
+
+
+def event_reasons(namespace: Namespace) -> set[str]:
+    return {event["reason"] for event in namespace.objects("events.events.k8s.io")}
 
 
 @contextmanager

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from harness import installation
 from harness.asking import ANSWER, ask
 from harness.client import ClientPod
 from harness.installation import kill_operator
@@ -41,7 +46,6 @@ def test_replicas_come_and_go_under_the_same_frontend(ready: Namespace, client: 
         ready.kubectl("scale", "inferencemodel/demo", f"--replicas={count}")
         kill_operator()
         ready.wait(f"{count} ready replicas", partial(_serves, ready, count))
-        assert ready.status("demo")["phase"] == ("Ready" if count else "Suspended")
         if count:
             assert ask(openai, "demo") == ANSWER
     pods = ready.pods("demo", "frontend")
@@ -52,7 +56,8 @@ def test_replicas_come_and_go_under_the_same_frontend(ready: Namespace, client: 
 def _serves(namespace: Namespace, count: int) -> bool:
     status = namespace.status("demo")
     pods = len(namespace.pods("demo", "engine"))
-    return (status["readyReplicas"], status["replicas"], pods) == (count, count, count)
+    phase = "Ready" if count else "Suspended"
+    return (status["readyReplicas"], status["replicas"], pods, status["phase"]) == (count, count, count, phase)
 
 
 def test_suspend_gives_the_engines_back_and_resume_brings_them_back(ready: Namespace, client: ClientPod) -> None:
@@ -86,6 +91,42 @@ def test_an_engine_edit_replaces_one_replica_after_the_other(namespace: Namespac
     assert not seen.mixed
     assert uids(namespace.pods("demo", "frontend")) == frontend
     assert ask(client.openai("demo"), "demo") == ANSWER
+
+
+def test_a_checkpoint_with_another_chat_template_replaces_one_replica_after_the_other(
+    namespace: Namespace, client: ClientPod, tmp_path: Path
+) -> None:
+    remark = "{# the other template, which says the same #}"
+    other = tmp_path / "demo-other"
+    shutil.copytree(installation.ROOT / ".cache/demo", other)
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    config["chat_template"] = remark + config["chat_template"]
+    (other / "tokenizer_config.json").write_text(json.dumps(config))
+    installation.publish_checkpoint("demo-other", other)
+    namespace.apply(cpu_model("demo", replicas=2))
+    namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
+    before = uids(namespace.pods("demo", "engine"))
+    frontend = uids(namespace.pods("demo", "frontend"))
+    openai = client.openai("demo")
+    with watching(namespace) as seen:
+        change = {"spec": {"model": {"source": {"pvc": {"path": "demo-other"}}}}}
+        namespace.patch("inferencemodel", "demo", change)
+        kill_operator()
+
+        def done() -> bool:
+            # At every moment one of the two answers, the frontend's change of files included.
+            assert ask(openai, "demo") == ANSWER
+            status = namespace.status("demo")
+            current = status["observedGeneration"] == 2 and status["updatedReplicas"] == status["readyReplicas"] == 2
+            return current and not before & uids(namespace.pods("demo", "engine"))
+
+        namespace.wait("both replicas with the other checkpoint", done)
+    assert seen.most_pods <= 2
+    assert not seen.mixed
+    assert uids(namespace.pods("demo", "frontend")) == frontend
+    answer = httpx.get(f"{client.service_url('demo')}/tokenizer_info", timeout=60).json()
+    assert answer["chat_template"].startswith(remark)
+    assert ask(openai, "demo") == ANSWER
 
 
 def test_a_frontend_edit_leaves_the_engines_alone(ready: Namespace, client: ClientPod) -> None:

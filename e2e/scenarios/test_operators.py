@@ -36,7 +36,7 @@ def operators() -> set[str]:
 
 def test_two_operators_are_one(namespace: Namespace, client: ClientPod, two_operators: None) -> None:
     namespace.wait("the holder of the Lease among the operators", lambda: holder() in operators())
-    assert len(operators()) == 2
+    namespace.wait("two operators", lambda: len(operators()) == 2)
     first, began = holder(), writes.position()
     namespace.apply(cpu_model("before"))
     namespace.wait_for_condition("before", "Ready")

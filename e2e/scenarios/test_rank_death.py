@@ -29,12 +29,21 @@ PARTS = {
     "load": "weights are loaded",
     "serve": "the replica is ready",
 }
-KILL = (
-    "import os, pathlib, signal, time; "
-    "pids = [p.name for p in pathlib.Path('/proc').iterdir() if p.name.isdigit() "
-    "and b'minisgl.launcher.child\\0rank1' in (p / 'cmdline').read_bytes()]; "
-    "assert len(pids) == 1, pids; print(time.time()); os.kill(int(pids[0]), signal.SIGKILL)"
-)
+KILL = """
+import os, pathlib, signal, time
+
+def is_rank1(process):
+    try:
+        return b"minisgl.launcher.child\\0rank1" in (process / "cmdline").read_bytes()
+    except OSError:
+        # It has just ended, as those that run commands here do.
+        return False
+
+pids = [p.name for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and is_rank1(p)]
+assert len(pids) == 1, pids
+print(time.time())
+os.kill(int(pids[0]), signal.SIGKILL)
+"""
 
 
 def test_a_killed_rank_fails_the_stream_loudly_and_comes_back_in_its_pod(

@@ -56,6 +56,7 @@ class Applier:
                 self._store.put(found, key)
                 raise Unseen(f"{resource.kind} {id.name} exists")
         elif not belongs(live.body, model):
+            self._store.mark_taken(id, key)
             raise Unseen(f"{resource.kind} {id.name} does not belong to this model")
         try:
             answer = await self._send(resource, manifest, repair=live is not None)

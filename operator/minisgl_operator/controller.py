@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
@@ -48,12 +48,15 @@ class Controller:
         counts: metrics.Metrics,
         leads: Callable[[], bool] = lambda: True,
         address: Callable[[Manifest], str | None] = pod_address,
+        on_access: Callable[[], None] = lambda: None,
     ) -> None:
-        """`counts` is what `client` reports its requests to. `address` tells where a pod is asked."""
+        """`counts` is what `client` reports its requests to. `address` tells where a pod is asked. `on_access` hears
+        that another namespace may be watched by now: watches take it up only when they start."""
         self._client = client
         self._config = config
         self._counts = counts
         self._leads = leads
+        self._on_access = on_access
         self.store = Store()
         self.queue: WorkQueue[ModelKey] = WorkQueue()
         self._prober = Prober(self.store, self.queue.add, counts, config.probe_seconds, address)
@@ -69,12 +72,18 @@ class Controller:
         )
         self._lag = LoopLag()
         self._health = Health(self._unhealthy, self._unready, self._page)
-        self._blocked: tuple[Refusal, ...] = ()
+        self._blocked: Mapping[str, tuple[Refusal, ...]] = {}
         self._listed: float | None = None
         self._standing_by = True
         self._resync_due = asyncio.Event()
         self._relisted: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._fault = ""
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Those to be watched, of the configured ones; none are named when it is the whole cluster."""
+        return tuple(namespace for namespace in self._config.watch_namespaces if namespace not in self._blocked)
 
     @property
     def idle(self) -> bool:
@@ -88,7 +97,7 @@ class Controller:
 
     async def start(self) -> None:
         """Begin to work as the leader; return once everything was listed and may be watched. While a right is missing
-        this waits, and every model's status says which one it is."""
+        everywhere this waits, and every model's status says which one it is."""
         self._standing_by = False
         for number in range(_WORKERS):
             self._spawn(self._work(), f"worker {number}")
@@ -100,6 +109,8 @@ class Controller:
             await asyncio.sleep(_RESYNC_RETRY_SECONDS)
         self._spawn(self._prober.run(), "probes")
         self._spawn(self._resync(), "resync")
+        if self._blocked:
+            self._spawn(self._await_more_access(), "access")
 
     async def stop(self) -> None:
         tasks, self._tasks = self._tasks, []
@@ -127,7 +138,7 @@ class Controller:
             result = "error"
             try:
                 async with asyncio.timeout(_RECONCILE_TIMEOUT):
-                    done = await reconcile(self._shell, key, self._blocked, datetime.now(UTC))
+                    done = await reconcile(self._shell, key, self._refusals(key.namespace), datetime.now(UTC))
                 result = "requeue" if done.failed else "success"
                 if done.failed:
                     self.queue.retry(key)
@@ -156,14 +167,24 @@ class Controller:
                     _log.warning("Cannot ask for the operator's rights: %s", error.message)
                 said = error.message
             else:
-                if not self._blocked:
+                news = self._blocked != said
+                said = self._blocked
+                for refusal in (each for refusals in self._blocked.values() for each in refusals if news):
+                    _log.error("Waits: %s", refusal.message)
+                if not self._stands_still:
                     return
-                if self._blocked != said:
-                    for refusal in self._blocked:
-                        _log.error("Waits: %s", refusal.message)
-                    said = self._blocked
+                if news:
                     await self._list_everything()
             await asyncio.sleep(_ACCESS_SECONDS)
+
+    async def _await_more_access(self) -> None:
+        while True:
+            await asyncio.sleep(_ACCESS_SECONDS)
+            with suppress(ApiError):
+                if len(await access.missing(self._client, list(self._blocked))) < len(self._blocked):
+                    _log.warning("May watch more namespaces than before")
+                    self._on_access()
+                    return
 
     def _list_soon(self) -> None:
         """Once a watch has begun with a new list: what was deleted before that, it does not tell."""
@@ -188,7 +209,7 @@ class Controller:
         """
         complete = True
         for resource in WATCHED:
-            for namespace in self._config.watch_namespaces or (None,):
+            for namespace in self.namespaces or self._config.watch_namespaces or (None,):
                 try:
                     await self._list(resource, namespace)
                 except ApiError as error:
@@ -197,8 +218,9 @@ class Controller:
         if complete:
             self._listed = asyncio.get_running_loop().time()
         # Before everything was seen once, a model's own children could be taken for missing.
-        if self._listed is not None or self._blocked:
-            for key in self.store.models():
+        if self._listed is not None or self._stands_still:
+            # Of a model that has gone pods may be left.
+            for key in {*self.store.models(), *(key for key, _ in self.store.pods())}:
                 self.queue.add(key)
         return complete
 
@@ -214,10 +236,18 @@ class Controller:
         self.store.sweep(resource, present, namespace, version)
 
     def _spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
-        self._tasks.append(asyncio.create_task(coroutine, name=name))
+        task = asyncio.create_task(coroutine, name=name)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Only a fault of ours ends one with an error. What it did is not done any more: a new process does it."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fault = f"{task.get_name()} ended: {error!r}"
+            _log.error("%s", self._fault, exc_info=error)
 
     def _unhealthy(self) -> str:
-        if reason := self._lag.reason():
+        if reason := self._fault or self._lag.reason():
             return reason
         if (running := self.queue.longest_running()) > 2 * _RECONCILE_TIMEOUT:
             return f"a reconcile has been running for {running:.0f} s"
@@ -225,9 +255,18 @@ class Controller:
             return f"the last full list is {age:.0f} s old"
         return ""
 
+    @property
+    def _stands_still(self) -> bool:
+        """Nothing may be watched so far."""
+        return bool(self._blocked) and not self.namespaces
+
+    def _refusals(self, namespace: str) -> tuple[Refusal, ...]:
+        """Why nothing may be done there now."""
+        return self._blocked.get(namespace) or self._blocked.get("", ())
+
     def _unready(self) -> str:
-        if self._blocked:
-            return "; ".join(refusal.message for refusal in self._blocked)
+        if self._stands_still:
+            return "; ".join(refusal.message for refusals in self._blocked.values() for refusal in refusals)
         return "" if self._standing_by or self._listed is not None else "the first full list is not complete"
 
     def _resync_age(self) -> float:

@@ -25,7 +25,7 @@ _SERIES_SECONDS: Final = 360.0
 _ALL_BURST: Final = 100.0
 _ALL_PER_SECOND: Final = 10.0
 _MAX_PENDING: Final = 1000
-_MAX_NOTE: Final = 1024
+_MAX_NOTE_BYTES: Final = 1024
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Recorder:
             "type": notice.type,
             "reason": notice.reason,
             "action": notice.action,
-            "note": notice.note[:_MAX_NOTE],
+            "note": notice.note.encode()[:_MAX_NOTE_BYTES].decode(errors="ignore"),
             "regarding": {
                 "apiVersion": model["apiVersion"],
                 "kind": model["kind"],

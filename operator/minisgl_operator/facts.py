@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.conditions import Condition, Kind, Reason
+from minisgl_operator.conditions import Condition, Kind, Reason, clipped
 from minisgl_operator.environment import Environment
 from minisgl_operator.fetching import Fetch, fetch_of
-from minisgl_operator.observed import Manifest, Observed, Outcome, Ref, Unreachable
+from minisgl_operator.observed import Manifest, Observed, Outcome, Ref, Unreachable, controller_uid
+from minisgl_operator.overdue import seems_lost
 from minisgl_operator.plan import cached, conflicts
 from minisgl_operator.pod_troubles import refused_pods, trouble_of
 from minisgl_operator.render import model_files, revision, wanted_replicas
@@ -25,12 +26,17 @@ from minisgl_operator.replicas import (
     condition,
     deleting,
     holds,
+    is_asked,
     replicas_of,
     revision_of,
     started,
     unschedulable,
     waiting_reason,
 )
+
+_LONGEST_QUOTE: Final = 400
+# What a claim says of an expansion that its volume's driver could not do.
+_GROWTH_FAILED: Final = ("ControllerResizeError", "NodeResizeError")
 
 Phase = Literal["Pending", "Waiting", "Rendezvous", "Loading", "Ready", "Restarting", "Draining", "Failed", "Unknown"]
 
@@ -76,6 +82,17 @@ class Facts:
     def fetch(self) -> Fetch | None:
         """None for a model that is not fetched."""
         return None if model_files.cache_key(self.model) is None else fetch_of(self.model, self.observed)
+
+    @cached_property
+    def lost_with_fetch(self) -> str | None:
+        """The node that does not say that the fetch pod has ended, which was told to."""
+        job = self.observed.child("Job", names.fetch(self.model.name, model_files.cache_key(self.model)))
+        if job is None:
+            return None
+        for pod in self.observed.pods:
+            if controller_uid(pod) == job["metadata"]["uid"] and seems_lost(pod, self.now):
+                return str(pod["spec"].get("nodeName"))
+        return None
 
     @cached_property
     def cached(self) -> bool:
@@ -151,17 +168,26 @@ class Facts:
             replica.revision != self.revision or any(revision_of(pod) != self.revision for pod in replica.pods)
         )
 
-    def not_asked_yet(self) -> bool:
-        """Whether a pod that is ready to answer was not asked so far: so it is after a start of the operator."""
+    def not_asked_yet(self, told_before: Collection[str]) -> bool:
+        """Whether a pod that can answer was not asked so far: so it is after a start of the operator. `told_before`
+        are replicas whose launcher had something to tell, be it that it has failed and is not ready."""
+
+        def can_answer(pod: Manifest) -> bool:
+            # One that has ended is never asked again, whatever its conditions say.
+            if deleting(pod) or not is_asked(pod):
+                return False
+            silent = (
+                component(pod) == names.ENGINE and pod["metadata"]["labels"].get(names.REPLICA_LABEL) not in told_before
+            )
+            return holds(pod, "Ready") or (started(pod) and not silent)
+
         return any(
-            holds(pod, "Ready") and not deleting(pod) and pod["metadata"]["uid"] not in self.observed.reports
-            for pod in self.observed.pods
-            if component(pod) == names.FRONTEND or pod["metadata"]["labels"].get(names.POD_INDEX_LABEL) == "0"
+            can_answer(pod) and pod["metadata"]["uid"] not in self.observed.reports for pod in self.observed.pods
         )
 
     def _troubles(self) -> Iterator[Condition]:
         # First, for of the pods that wait for it the scheduler says less.
-        if found := self._unbound_claim():
+        if found := self._unbound_claim() or self._claim_that_does_not_grow():
             yield found
         gpu = self.model.spec.engine.gpu_resource_name
         ranking = {names.ENGINE: 0, names.FETCH: 1, names.FRONTEND: 2}
@@ -211,6 +237,27 @@ class Facts:
                     "or make a PersistentVolume for the claim.",
                 )
         return None
+
+    def _claim_that_does_not_grow(self) -> Condition | None:
+        claim = self.observed.child("PersistentVolumeClaim", names.cache(self.model.name))
+        if claim is None:
+            return None
+        for kind in _GROWTH_FAILED:
+            found = condition(claim, kind)
+            if found is not None and found["status"] == "True":
+                return cannot_grow(claim["metadata"]["name"], str(found.get("message") or kind))
+        return None
+
+
+def cannot_grow(claim: str, said: str) -> Condition:
+    return Condition(
+        Kind.ACCEPTED,
+        "False",
+        Reason.REJECTED,
+        f'PersistentVolumeClaim "{claim}" cannot grow to spec.model.cache.size: {clipped(said, _LONGEST_QUOTE)}. Set '
+        "allowVolumeExpansion: true in its StorageClass if the driver can expand volumes; if it cannot, delete the "
+        "InferenceModel and create it again. Until then the claim is as large as it was.",
+    )
 
 
 def _is_stuck(pod: Manifest) -> bool:

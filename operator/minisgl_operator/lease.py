@@ -24,9 +24,10 @@ PERIOD: Final = 2.0
 
 
 class Lease:
-    """`identity` is unique to the process, so that a restarted pod does not take itself for its predecessor."""
+    """Operators that share `namespace` and `name` stand by for each other. `identity` is unique to the process, so that
+    a restarted pod does not take itself for its predecessor."""
 
-    def __init__(self, client: Client, namespace: str, identity: str, name: str = "minisgl-operator") -> None:
+    def __init__(self, client: Client, namespace: str, identity: str, name: str) -> None:
         self._client = client
         self._namespace = namespace
         self._name = name
@@ -58,16 +59,19 @@ class Lease:
         renewed = clock()
         while True:
             await asyncio.sleep(PERIOD)
+            # For the others the Lease is new from when the server has it, which may be long before we hear so.
+            asked = clock()
             try:
                 async with asyncio.timeout(max(renewed + RENEW_DEADLINE - clock(), 0.1)):
                     holder = await self._try()
-            except (ApiError, TimeoutError) as error:
+            except Exception as error:
+                # Whoever cannot renew, for whatever reason, must not go on as the holder.
                 if clock() - renewed < RENEW_DEADLINE:
                     continue
-                _log.error("Lost the Lease: not renewed for %.0f s: %s", RENEW_DEADLINE, error)
+                _log.error("Lost the Lease: not renewed for %.0f s: %r", RENEW_DEADLINE, error)
             else:
                 if self.held:
-                    renewed = clock()
+                    renewed = asked
                     continue
                 _log.error("Lost the Lease to %s", holder)
             self.held = False
@@ -91,7 +95,7 @@ class Lease:
         """Take or renew the Lease if that may be done; return the holder."""
         while True:
             live = await self._client.get(LEASE, self._namespace, self._name)
-            holder = "" if live is None else live["spec"].get("holderIdentity") or ""
+            holder = "" if live is None else (live.get("spec") or {}).get("holderIdentity") or ""
             if live is not None and holder not in ("", self._identity) and not self._expired(live):
                 self.held = False
                 return str(holder)
@@ -109,7 +113,7 @@ class Lease:
             return self._identity
 
     def _body(self, live: Object) -> Object:
-        spec = live.get("spec", {})
+        spec = live.get("spec") or {}
         mine = spec.get("holderIdentity") == self._identity
         return {
             "apiVersion": LEASE.api_version,
@@ -118,7 +122,7 @@ class Lease:
             "spec": {
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": int(DURATION),
-                "acquireTime": spec["acquireTime"] if mine else _timestamp(),
+                "acquireTime": (mine and spec.get("acquireTime")) or _timestamp(),
                 "renewTime": _timestamp(),
                 "leaseTransitions": spec.get("leaseTransitions", 0) + (0 if mine else 1),
             },

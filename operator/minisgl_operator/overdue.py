@@ -4,6 +4,8 @@ The API server keeps a pod until its kubelet says that it has ended, and a State
 before that. A node that died says nothing, so its replica would stay away until a person steps in. Two pods of one
 name are harmless here: engines only read the model's files, and a launcher takes the pod that joined last. A node
 that comes back ends its old pods by itself.
+
+A fetch is not in here: it writes, and two writers of one directory could leave a model that is half of each.
 """
 
 from __future__ import annotations
@@ -12,17 +14,21 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
+from minisgl_operator import names
 from minisgl_operator.observed import Manifest, utc
+from minisgl_operator.replicas import component
 
 PATIENCE: Final = timedelta(seconds=60)
 """A kubelet that lives has killed the pod when its time is over, and then has this long to tidy up and to say so."""
 _SUSPICION: Final = PATIENCE / 2
 """A busy node is not to be called lost for a little delay."""
+_WRITES_NOTHING: Final = (names.ENGINE, names.FRONTEND)
 
 
 def overdue(pods: Iterable[Manifest], now: datetime) -> tuple[Manifest, ...]:
     """Those to be removed without their kubelet's word."""
-    return tuple(pod for pod in pods if (end := _deadline(pod)) is not None and now >= end + PATIENCE)
+    harmless = (pod for pod in pods if component(pod) in _WRITES_NOTHING)
+    return tuple(pod for pod in harmless if (end := _deadline(pod)) is not None and now >= end + PATIENCE)
 
 
 def seems_lost(pod: Manifest, now: datetime) -> bool:

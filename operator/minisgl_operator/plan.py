@@ -16,7 +16,7 @@ from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.environment import Environment
 from minisgl_operator.observed import Manifest, Observed, Ref, controller_uid, ref_of, utc
 from minisgl_operator.overdue import overdue
-from minisgl_operator.render import model_files, render, revision, wanted_replicas
+from minisgl_operator.render import model_files, render, revision, storage, wanted_replicas
 from minisgl_operator.render.availability import engine_budget
 from minisgl_operator.replicas import Replica, condition, deleting, holds, replicas_of, revision_of
 
@@ -106,27 +106,37 @@ def cached(model: InferenceModel, observed: Observed) -> bool:
 def replaceable(replicas: tuple[Replica, ...], current: str) -> tuple[Replica, ...]:
     """Replicas with an old template whose turn has come to get the current one.
 
-    A replica that serves, or that served a moment ago and is on its way back, is replaced only when all others serve:
-    so at most one is away, and a revision that does not come up stops at the first. One that serves nobody is
-    replaced at once, as there is nothing to lose, unless a replica of the current revision still has to show that it
-    comes up: with a revision that does not, the old one is the better one to keep.
+    A replica that serves, or that served a moment ago and is on its way back, is replaced only when all others have
+    come up: so at most one is away, and a revision that does not come up stops at the first. One that has never served
+    is replaced at once, as there is nothing to lose, unless a replica of the current revision still has to show that
+    it comes up: with a revision that does not, the old one is the better one to keep.
     """
     old = [replica for replica in replicas if replica.stateful_set is not None and replica.revision != current]
-    unproven = any(replica.revision == current and not replica.serving for replica in replicas)
+    unproven = any(replica.revision == current and not replica.came_up for replica in replicas)
     if not unproven and (idle := [replica for replica in old if replica.without_service]):
         return tuple(idle)
-    away = [replica for replica in replicas if not replica.serving]
+    awaited = awaited_by_rollout(replicas, current)
     for replica in sorted(old, key=lambda replica: (replica.serving, replica.index)):
-        if all(other is replica for other in away):
+        if all(other is replica for other in awaited):
             return (replica,)
     return ()
+
+
+def awaited_by_rollout(replicas: tuple[Replica, ...], current: str) -> tuple[Replica, ...]:
+    """Replicas that have to come up before another one is replaced. An old one that is up and gets no requests, be it
+    that other tokenizer files are in use or that its own cannot be, is not awaited: only its turn would change that."""
+    return tuple(
+        replica
+        for replica in replicas
+        if not replica.came_up and not (replica.revision != current and replica.left_alone)
+    )
 
 
 def _adjusted(
     model: InferenceModel, observed: Observed, env: Environment, desired: Mapping[Ref, Manifest]
 ) -> dict[Ref, Manifest]:
     """What of the desired is applied now, and how: what depends on observation is the engines, their disruption
-    budget, and a fetch that was already made."""
+    budget, a fetch that was already made, and the size of a claim that is there."""
     replicas = replicas_of(model.name, observed, range(wanted_replicas(model)))
     result = dict(desired)
     if replicas:
@@ -139,6 +149,8 @@ def _adjusted(
                 result[ref] = {**manifest, "spec": {**manifest["spec"], "replicas": counts[ref.name]}}
             else:
                 del result[ref]
+        elif ref.kind == "PersistentVolumeClaim" and ref in observed.children:
+            result[ref] = storage.not_smaller(manifest, observed.children[ref])
         elif ref.kind == "Job" and revision_of(observed.children.get(ref, manifest)) != revision_of(manifest):
             # The template of a Job cannot change: it is deleted where that matters, and left alone where it is done.
             del result[ref]
@@ -192,7 +204,8 @@ def _deletes(
             index = names.replica_index(model.name, ref.name)
             going.append((-1 if index is None else index, ref, live))
     for _, ref, live in sorted(going, key=lambda each: (-each[0], each[1])):
-        yield Delete(ref, live["metadata"]["uid"])
+        # Fetches write: the next one is made when no pod of this one is left.
+        yield Delete(ref, live["metadata"]["uid"], "Foreground" if ref.kind == "Job" else "Background")
 
 
 def _has_pods(observed: Observed, replica: str) -> bool:
@@ -205,12 +218,23 @@ def _fetch_again(model: InferenceModel, observed: Observed, job: Manifest, desir
         return _emptied(model, observed, job["status"]["completionTime"])
     if revision_of(job) != revision_of(desired):
         return True
+    retried = _retried_at(job)
+    return retried is not None and now >= retried
+
+
+def seconds_until_fetch(model: InferenceModel, observed: Observed, now: datetime) -> float | None:
+    """Until a fetch that failed for good is to be tried again; None when there is nothing to wait for."""
+    key = model_files.cache_key(model)
+    job = None if key is None else observed.child("Job", names.fetch(model.name, key))
+    retried = None if job is None else _retried_at(job)
+    return None if retried is None or retried <= now else (retried - now).total_seconds()
+
+
+def _retried_at(job: Manifest) -> datetime | None:
     failed = condition(job, "Failed")
-    return (
-        failed is not None
-        and failed["status"] == "True"
-        and now - utc(failed["lastTransitionTime"]) >= RETRY_FETCH_AFTER
-    )
+    if failed is None or failed["status"] != "True":
+        return None
+    return utc(failed["lastTransitionTime"]) + RETRY_FETCH_AFTER
 
 
 def _emptied(model: InferenceModel, observed: Observed, since: str) -> bool:

@@ -1,7 +1,7 @@
 """Asks the pods themselves: GET /status of rank-0 launchers, frontends and running fetch pods.
 
-What was answered last is kept by pod. Only a changed answer wakes the model, and counts that never stand still
-(requests in flight) do not count as a change.
+What was answered last is kept by pod. Only a changed answer wakes the model, and what never stands still (requests in
+flight, seconds of silence) does not count as a change.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import aiohttp
 import msgspec
 
 from minisgl_operator.metrics import Metrics
-from minisgl_operator.names import COMPONENT_LABEL, CONTROL_PORT, ENGINE, POD_INDEX_LABEL
+from minisgl_operator.names import CONTROL_PORT
 from minisgl_operator.observed import Manifest, Unreachable
+from minisgl_operator.replicas import is_asked
 from minisgl_operator.store import ModelKey, Store
 
 Report = Mapping[str, Any] | Unreachable
@@ -25,10 +26,12 @@ Report = Mapping[str, Any] | Unreachable
 _log = logging.getLogger(__name__)
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=3.0)
-_MAX_BODY: Final = 256 * 2**10
+# A frontend names each replica, of which there may be a thousand, and says why it does not route there.
+_MAX_BODY: Final = 2**20
 _CONCURRENT: Final = 32
 # The operator's share of one core stays small with thousands of pods; rounds then take longer than asked for.
 _RATE: Final = 200.0
+_NO_NEWS: Final = ("running", "waiting", "reason")
 # One lost answer of a busy node is not yet news.
 _FAILURES: Final = 2
 
@@ -128,16 +131,8 @@ class Prober:
             del self._failures[uid]
 
 
-def is_asked(pod: Manifest) -> bool:
-    """Pods that run and know something: of an engine replica only the pod with rank 0."""
-    labels = pod["metadata"].get("labels", {})
-    if pod["status"].get("phase") != "Running":
-        return False
-    return bool(labels.get(COMPONENT_LABEL) != ENGINE or labels.get(POD_INDEX_LABEL) == "0")
-
-
 def news(report: Report) -> object:
-    """The report without the counts of requests in flight."""
+    """The report without what never stands still and nobody here reads."""
     if isinstance(report, Unreachable):
         return None
     replicas = report.get("replicas")
@@ -146,9 +141,7 @@ def news(report: Report) -> object:
     return {
         **report,
         "replicas": [
-            {name: value for name, value in entry.items() if name not in ("running", "waiting")}
-            if isinstance(entry, dict)
-            else entry
+            {name: value for name, value in entry.items() if name not in _NO_NEWS} if isinstance(entry, dict) else entry
             for entry in replicas
         ],
     }

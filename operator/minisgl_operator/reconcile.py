@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
@@ -18,9 +18,9 @@ from minisgl_operator.conditions import Reason
 from minisgl_operator.environment import Environment
 from minisgl_operator.events import Recorder
 from minisgl_operator.names import MANAGED_BY, MANAGED_BY_LABEL
-from minisgl_operator.observed import ObjectEvent, Observed, Outcome, Refusal, ref_of
-from minisgl_operator.overdue import seconds_until_news
-from minisgl_operator.plan import Apply, Delete, plan
+from minisgl_operator.observed import ObjectEvent, Observed, Outcome, Refusal, ref_of, utc
+from minisgl_operator.overdue import overdue, seconds_until_news
+from minisgl_operator.plan import Apply, Delete, plan, seconds_until_fetch
 from minisgl_operator.probe import Prober
 from minisgl_operator.resources import POD, of_kind
 from minisgl_operator.status import derive_status
@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 # Objects of others are not watched.
 _LOOK_AT_FOREIGN_SECONDS: Final = 15.0
+_ASK_NAMESPACE_AGAIN: Final = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,11 @@ async def reconcile(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], n
     would act on what it cannot see. Raises ApiError when the API server does not answer."""
     stored = shell.store.model(key)
     if stored is None or stored.body["metadata"].get("deletionTimestamp"):
-        # The children go by their owner reference.
-        return Result()
+        return await _see_off(shell, key, blocked, now)
     raw = stored.body
-    if _goes_with_its_namespace(raw):
-        # Nothing can be made there any more, and what is changed there is deleted: the cluster takes away the rest.
-        return Result()
+    if (rest := _rest_for_its_namespace(raw, now)) > 0:
+        seen = await _see_off(shell, key, blocked, now)
+        return Result(failed=seen.failed, after=rest if seen.after is None else min(rest, seen.after))
     await _look_at_foreign(shell, key, raw)
     events, again = await shell.stuck.about([one.body for one in shell.store.of_model(key)], now)
     observed = observe(shell, key, raw, events)
@@ -84,13 +84,36 @@ async def reconcile(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], n
             observed = observe(shell, key, raw, events)
     previous = raw.get("status", {})
     status = derive_status(model, observed, shell.environment, previous, outcome, now)
+    ending = any(refusal.reason == Reason.NAMESPACE_TERMINATING.value for refusal in outcome.refusals)
     # No Event can be made there either.
-    if await shell.applier.apply_status(key, raw, status) and not _goes_with_its_namespace({"status": status}):
+    if await shell.applier.apply_status(key, raw, status) and not ending:
         for notice in events_for(previous, status):
             shell.recorder.record(raw, notice)
-    due = [again, seconds_until_news(observed.pods, now), _LOOK_AT_FOREIGN_SECONDS if observed.foreign else None]
+    if ending:
+        return Result(after=_ASK_NAMESPACE_AGAIN.total_seconds())
+    due = [
+        again,
+        seconds_until_news(observed.pods, now),
+        _LOOK_AT_FOREIGN_SECONDS if observed.foreign else None,
+        None if isinstance(model, InvalidSpec) else seconds_until_fetch(model, observed, now),
+    ]
     after = min((seconds for seconds in due if seconds is not None), default=None)
     return Result(failed=bool(outcome.refusals) and not blocked, after=after)
+
+
+async def _see_off(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], now: datetime) -> Result:
+    """A model that goes, or has gone. The cluster deletes its children, by their owner reference or with the namespace,
+    in which nothing can be made any more; but it waits for ever for pods whose node is lost."""
+    pods = [one.body for one in shell.store.of_model(key) if one.body["kind"] == POD.kind]
+    failed = False
+    for pod in () if blocked else overdue(pods, now):
+        try:
+            await _delete(shell, key, Delete(ref_of(pod), pod["metadata"]["uid"], force=True))
+        except ApiError as error:
+            if error.status == 0:
+                raise
+            failed = True
+    return Result(failed=failed, after=seconds_until_news(pods, now))
 
 
 def observe(shell: Shell, key: ModelKey, raw: Object, events: Mapping[str, tuple[ObjectEvent, ...]]) -> Observed:
@@ -134,11 +157,13 @@ async def _execute(
     return Outcome(tuple(refusals)), complete
 
 
-def _goes_with_its_namespace(raw: Object) -> bool:
-    """Whether the model's status says so. That is never to be taken back: no namespace leaves this state but by its
-    end, and one made anew has models of its own."""
-    conditions = raw.get("status", {}).get("conditions", ())
-    return any(one["reason"] == Reason.NAMESPACE_TERMINATING.value for one in conditions)
+def _rest_for_its_namespace(raw: Object, now: datetime) -> float:
+    """Seconds for which nothing is to be asked of the model's namespace, for it was said a moment ago that it ends. No
+    namespace leaves that state but by its end; but an API server can take one that was made anew for the old one."""
+    for condition in raw.get("status", {}).get("conditions", ()):
+        if condition["reason"] == Reason.NAMESPACE_TERMINATING.value:
+            return (utc(condition["lastTransitionTime"]) + _ASK_NAMESPACE_AGAIN - now).total_seconds()
+    return 0.0
 
 
 async def _delete(shell: Shell, key: ModelKey, step: Delete) -> None:

@@ -78,7 +78,9 @@ class Routing:
     def __init__(self, observed: Observed) -> None:
         frontends = [pod for pod in observed.pods if component(pod) == names.FRONTEND and not deleting(pod)]
         reports = [report for pod in frontends if (report := observed.report(pod)) is not None]
-        self._routes = [routable for report in reports if not report.get("draining") and (routable := _routes(report))]
+        answering = [report for report in reports if not report.get("draining") and _routes(report)]
+        self._routes = [_routes(report) for report in answering]
+        self._usable = [_routes(report) | _waiting_for_files(report) for report in answering]
         self.reported = bool(reports)
         self.some_ready = any(holds(pod, "Ready") for pod in frontends)
 
@@ -94,12 +96,26 @@ class Routing:
             return None
         return bool(self._routes) and all((replica, revision) in routes for routes in self._routes)
 
+    def usable_by_all(self, replica: str, revision: str | None) -> bool:
+        """Whether every frontend that can answer requests at all can send them to the replica, or could at once if its
+        tokenizer files were those in use. A frontend uses one set of files at a time: that of most replicas."""
+        return bool(self._usable) and all((replica, revision) in usable for usable in self._usable)
+
 
 def _routes(report: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    return _replicas_that(report, "routable")
+
+
+def _waiting_for_files(report: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
+    return _replicas_that(report, "waits_for_files")
+
+
+def _replicas_that(report: Mapping[str, Any], what: str) -> frozenset[tuple[str, str]]:
+    """Names and revisions of those of which a frontend says so."""
     return frozenset(
         (str(entry.get("replica")), str(entry.get("revision")))
         for entry in report.get("replicas") or ()
-        if entry.get("routable")
+        if entry.get(what)
     )
 
 
@@ -114,6 +130,7 @@ class Replica:
     report: Mapping[str, Any] | None
     routed_by_any: bool | None
     routed_by_all: bool | None
+    usable_by_all: bool
     frontend_ready: bool
 
     @cached_property
@@ -147,11 +164,27 @@ class Replica:
 
     @cached_property
     def serving(self) -> bool:
-        """Whether a rollout may count on it: every frontend routes to it. Where no frontend is ready nothing can be
-        asked and no request can come, so the pods' word is enough."""
+        """Every frontend routes to it. Where no frontend is ready nothing can be asked and no request can come, so the
+        pods' word is enough."""
         if not self.ready:
             return False
         return bool(self.routed_by_all) or (self.routed_by_all is None and not self.frontend_ready)
+
+    @cached_property
+    def waits_for_files(self) -> bool:
+        """It could serve, but not every frontend uses its tokenizer files yet: those of other replicas, which are of
+        another revision, are in use. All frontends have loaded its files, so they can be used."""
+        return self.ready and self.usable_by_all and not self.routed_by_all
+
+    @cached_property
+    def came_up(self) -> bool:
+        """Whether a rollout may count on it."""
+        return self.serving or self.waits_for_files
+
+    @cached_property
+    def left_alone(self) -> bool:
+        """It is up, and no frontend sends requests there: frontends say so."""
+        return self.ready and self.routed_by_any is False
 
     @cached_property
     def without_service(self) -> bool:
@@ -199,6 +232,7 @@ def _replica(
         report=_launcher_report(name, own, observed),
         routed_by_any=routing.by_any(name, revision),
         routed_by_all=routing.by_all(name, revision),
+        usable_by_all=routing.usable_by_all(name, revision),
         frontend_ready=routing.some_ready,
     )
 
@@ -215,3 +249,10 @@ def started(pod: Manifest) -> bool:
     """All its containers run and have passed their startup probe."""
     found = containers(pod)
     return bool(found) and all(container.get("started") for container in found)
+
+
+def is_asked(pod: Manifest) -> bool:
+    """Whether it runs and knows something: of an engine replica only the pod with rank 0 does."""
+    if (pod.get("status") or {}).get("phase") != "Running":
+        return False
+    return component(pod) != names.ENGINE or pod["metadata"]["labels"].get(names.POD_INDEX_LABEL) == "0"

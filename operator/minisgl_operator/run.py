@@ -20,7 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
-    """0 after SIGTERM or SIGINT; 1 when the Lease was lost or a watch broke, which a restart cures."""
+    """0 after SIGTERM or SIGINT; 1 when the Lease was lost, a watch broke, or another namespace may be watched, which a
+    restart cures."""
     set_up("operator", level, format)
     # One line for each watch event is more than anybody reads.
     logging.getLogger("kopf").setLevel("WARNING" if level == "info" else level.upper())
@@ -42,9 +43,16 @@ async def _run(config: Config) -> int:
         # kopf puts its own handlers in place once it runs.
         loop.add_signal_handler(number, this.cancel)
     async with Client(where, counts.requested) as client:
-        lease = Lease(client, config.environment.operator_namespace, identity)
-        controller = Controller(client, config, identity, counts, lambda: lease.held)
+        lease = Lease(client, config.environment.operator_namespace, identity, config.lease_name)
         keeper: asyncio.Task[None] | None = None
+        ends_early = False
+
+        def end_early() -> None:
+            nonlocal ends_early
+            ends_early = True
+            this.cancel()
+
+        controller = Controller(client, config, identity, counts, lambda: lease.held, on_access=end_early)
 
         async def finish() -> None:
             await controller.stop()
@@ -52,23 +60,16 @@ async def _run(config: Config) -> int:
                 keeper.cancel()
             await lease.release()
 
-        lost = False
-
-        def on_loss() -> None:
-            nonlocal lost
-            lost = True
-            this.cancel()
-
         try:
             await controller.serve_health()
             await lease.acquire()
-            keeper = asyncio.create_task(lease.keep(on_loss), name="lease")
+            keeper = asyncio.create_task(lease.keep(end_early), name="lease")
             await controller.start()
-            _log.info("Watches %s", ", ".join(config.watch_namespaces) or "all namespaces")
-            await watch(where, config.watch_namespaces, controller.saw, finish)
+            _log.info("Watches %s", ", ".join(controller.namespaces) or "all namespaces")
+            await watch(where, controller.namespaces, controller.saw, finish)
         except asyncio.CancelledError:
-            # A signal, or a lost Lease.
-            return 1 if lost else 0
+            # A signal, or an end that a restart cures.
+            return 1 if ends_early else 0
         except Exception:
             _log.exception("Cannot go on; the operator ends to be started again")
             return 1

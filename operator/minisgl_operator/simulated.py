@@ -107,6 +107,7 @@ def _routed(pod: Manifest) -> dict[str, Any]:
         "address": "127.0.0.1",
         "routable": True,
         "reason": "",
+        "waits_for_files": False,
         "running": 0,
         "waiting": 0,
     }

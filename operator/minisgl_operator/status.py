@@ -41,7 +41,8 @@ def derive_status(
         return _invalid(model, observed, previous, now)
     facts = Facts(model, observed, env, outcome, now)
     generation = model.metadata.generation
-    if previous and not outcome.refusals and facts.not_asked_yet():
+    told_before = [each["name"] for each in previous.get("replicaStatuses") or () if "epoch" in each]
+    if previous and not outcome.refusals and facts.not_asked_yet(told_before):
         # Said without those answers, it would be that nothing serves, and a moment later that all does.
         return dict(previous)
     found = verdicts(facts)
@@ -125,7 +126,7 @@ def _selector(model: InferenceModel) -> str:
 
 
 def _served_model(facts: Facts, previous: Mapping[str, Any]) -> dict[str, Any]:
-    name = facts.title
+    name = clipped(facts.title, _LONGEST_WORDS)
     before = previous.get("model") or {}
     # The fetch pod, which knew the commit, may be gone.
     known = before if before.get("name") == name else {}
@@ -159,8 +160,12 @@ def _replica(facts: Facts, replica: Replica, previous: Mapping[str, Any]) -> dic
         result |= _told(replica.report)
     elif replica.ready:
         result |= _told_before(replica, previous)
-    if "lastFailure" not in result and (crash := _crash(replica)) is not None:
-        result["lastFailure"] = crash
+    if "lastFailure" not in result:
+        # A death stays one, also of a replica that is on its way back and does not answer for a moment.
+        before = _told_before(replica, previous).get("lastFailure") if replica.report is None else None
+        deaths = [death for death in (before, _crash(replica)) if death is not None]
+        if deaths:
+            result["lastFailure"] = max(deaths, key=lambda death: str(death.get("at")))
     return result
 
 

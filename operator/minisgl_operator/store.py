@@ -55,6 +55,7 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[Id, Stored] = {}
         self._of_model: defaultdict[ModelKey, set[Id]] = defaultdict(set)
+        self._taken: defaultdict[ModelKey, set[Id]] = defaultdict(set)
         self._models: dict[ModelKey, Stored] = {}
 
     def model(self, key: ModelKey) -> Stored | None:
@@ -69,7 +70,12 @@ class Store:
 
     def of_model(self, key: ModelKey) -> list[Stored]:
         """Its children and pods, and objects of others that hold a child's name."""
-        return [self._objects[id] for id in sorted(self._of_model.get(key, ()))]
+        taken = {id for id in self._taken.get(key, ()) if id in self._objects}
+        return [self._objects[id] for id in sorted(taken.union(self._of_model.get(key, ())))]
+
+    def mark_taken(self, id: Id, key: ModelKey) -> None:
+        """The model wants this name, and an object has it that is kept as another model's."""
+        self._taken[key].add(id)
 
     def pods(self) -> Iterator[tuple[ModelKey, Object]]:
         for key, ids in self._of_model.items():
@@ -112,6 +118,7 @@ class Store:
             known = self._models.get(key)
             if known is not None and known.uid == body["metadata"]["uid"]:
                 del self._models[key]
+                self._taken.pop(key, None)
             return key
         known = self._objects.get(id)
         if known is None or known.uid != body["metadata"]["uid"] or _version(body) < known.version:
@@ -197,7 +204,7 @@ _POD_STATUS: Final = (
 
 
 def trimmed(body: Object) -> Object:
-    """The part of an object that is kept: all of a model; of others identity, owner and status."""
+    """The part of an object that is kept: all of a model; of others identity, owner, status and what sizes them."""
     metadata = body["metadata"]
     if body["kind"] == MODEL.kind:
         kept = {name: value for name, value in metadata.items() if name != "managedFields"}
@@ -215,7 +222,10 @@ def trimmed(body: Object) -> Object:
             template = {"metadata": {name: of_pods[name] for name in ("labels", "annotations") if name in of_pods}}
             small["spec"] = {"replicas": spec.get("replicas", 1), "template": template}
             small["status"] = status
-        case "Job" | "PersistentVolumeClaim":
+        case "PersistentVolumeClaim":
+            small["spec"] = {"resources": body["spec"]["resources"]}
+            small["status"] = status
+        case "Job":
             small["status"] = status
     return small
 

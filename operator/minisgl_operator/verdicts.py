@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
 from minisgl_operator import names
 from minisgl_operator.conditions import Condition, Kind, Reason, clipped
 from minisgl_operator.engine_verdict import asleep, engine_ready, refused
-from minisgl_operator.facts import Facts
+from minisgl_operator.facts import Facts, cannot_grow
+from minisgl_operator.observed import Ref
+from minisgl_operator.plan import awaited_by_rollout, replaceable
 from minisgl_operator.render import model_files
 
 _LONGEST_QUOTE: Final = 400
+# What admission refuses, be it a LimitRange or a policy, is Forbidden too, and is no matter of the operator's role.
+_LACKS_A_RIGHT: Final = re.compile(r'User ".*" cannot |cannot set blockOwnerDeletion|role lacks the verb')
 
 _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
     "AuthRequired": (
@@ -30,8 +35,8 @@ _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
     ),
     "NoSpace": (
         Reason.NO_SPACE,
-        "The claim of the cache is full: make room on it, or delete the InferenceModel and create it again with a "
-        "larger spec.model.cache.size.",
+        "The claim of the cache is full: make room on it, or raise spec.model.cache.size, which makes the claim grow "
+        "where its StorageClass allows that.",
     ),
     "Unreachable": (
         Reason.HUB_UNREACHABLE,
@@ -59,9 +64,17 @@ def accepted(facts: Facts) -> Condition:
         if refusal.reason == Reason.NAMESPACE_TERMINATING.value:
             message = "The namespace is being deleted, and this InferenceModel with it."
             return Condition(Kind.ACCEPTED, "False", Reason.NAMESPACE_TERMINATING, message)
-        if refusal.status == 403 and "exceeded quota" not in refusal.message:
+        if refusal.ref.kind == "PersistentVolumeClaim" and "can be resized" in refusal.message:
+            return cannot_grow(refusal.ref.name, refusal.message)
+        if refusal.status == 403 and _LACKS_A_RIGHT.search(refusal.message):
             message = f"The operator lacks a right on {refusal.ref.kind}: {said}. Give its role what is missing."
             return Condition(Kind.ACCEPTED, "False", Reason.FORBIDDEN, message)
+        if refusal.status == 403 and "exceeded quota" not in refusal.message:
+            message = (
+                f"A rule of the cluster or of the namespace refuses {refusal.ref}: {said}. Change what it names, in "
+                "the spec or in that rule."
+            )
+            return Condition(Kind.ACCEPTED, "False", Reason.REJECTED, message)
         if refusal.status in (400, 422):
             message = f"The API server refuses {refusal.ref}: {said}. Correct the field of the spec that it comes from."
             return Condition(Kind.ACCEPTED, "False", Reason.REJECTED, message)
@@ -79,6 +92,13 @@ def model_cached(facts: Facts) -> Condition:
     what, claim = facts.title, model_files.cache_claim(facts.model)
     if facts.cached:
         return Condition(Kind.MODEL_CACHED, "True", Reason.CACHED, f'{what} is on PersistentVolumeClaim "{claim}".')
+    if (node := facts.lost_with_fetch) is not None:
+        message = (
+            f"Node {node} does not say that the pod that fetches {what} has ended. It writes to the claim, so there is "
+            f"no other one before that: bring the node back, or run `kubectl delete node {node}` when it is off for "
+            "good."
+        )
+        return Condition(Kind.MODEL_CACHED, "False", Reason.NODE_LOST, message)
     fetch = facts.fetch
     # A fetch that tries again by itself says why, and is under way all the same.
     if fetch.phase == "Failed" or fetch.reason:
@@ -124,7 +144,7 @@ def frontend_ready(facts: Facts) -> Condition:
     if not facts.replicas:
         return Condition(Kind.FRONTEND_READY, "False", Reason.SUSPENDED, asleep(facts))
     if facts.routing.reported and not any(replica.routed_by_any for replica in facts.replicas):
-        message = "No frontend can reach a replica that serves; requests get 503 until then. See EngineReady."
+        message = "No frontend can reach a replica that serves; none takes requests until then. See EngineReady."
         return Condition(Kind.FRONTEND_READY, "False", Reason.NO_REPLICA_ROUTABLE, message)
     message = f"{up} of {wanted} frontends can answer; the others are starting."
     return Condition(Kind.FRONTEND_READY, "False", Reason.STARTING, message)
@@ -135,8 +155,8 @@ def ready(facts: Facts, before: tuple[Condition, ...]) -> Condition:
     That does not mean that all is as wished."""
     if not facts.replicas:
         return Condition(Kind.READY, "False", Reason.SUSPENDED, asleep(facts))
-    # The endpoint's own objects may be the ones that are not ours.
-    if facts.routable and facts.ready_frontends and before[0].reason is not Reason.CONFLICT:
+    # The endpoint's own name may be one that is not ours.
+    if facts.routable and facts.ready_frontends and Ref("Service", facts.model.name) not in facts.conflicts:
         message = f"{facts.routable} of {len(facts.replicas)} replicas can be reached at {facts.url}."
         return Condition(Kind.READY, "True", Reason.READY, message)
     failing = next((condition for condition in before if condition.status != "True"), None)
@@ -153,14 +173,7 @@ def progressing(facts: Facts) -> Condition:
     """Whether anything is under way to what the spec says."""
     outdated = [replica.name for replica in facts.replicas if facts.outdated(replica)]
     if outdated:
-        others = [replica.name for replica in facts.replicas if not replica.serving and replica.name not in outdated]
-        if not facts.cached:
-            waits = "It begins when the model is cached."
-        elif others:
-            waits = f"It goes on when {others[0]} serves."
-        else:
-            waits = "One replica is replaced after the other."
-        message = f"Replicas with an old revision: {_list(outdated)}. {waits}"
+        message = f"Replicas with an old revision: {_list(outdated)}. {_rollout_waits(facts)}"
         return Condition(Kind.PROGRESSING, "True", Reason.ROLLING_OUT, message)
     if _frontends_roll_out(facts):
         message = "Frontend pods are being replaced; engines are not touched."
@@ -176,6 +189,34 @@ def progressing(facts: Facts) -> Condition:
         message = f"Replicas that are starting: {_list(starting)}."
         return Condition(Kind.PROGRESSING, "True", reason, message)
     return Condition(Kind.PROGRESSING, "False", Reason.UP_TO_DATE, "Nothing is under way.")
+
+
+def _rollout_waits(facts: Facts) -> str:
+    """What has to be so before the next replica is replaced."""
+    if not facts.cached:
+        return "It begins when the model is cached."
+    awaited = awaited_by_rollout(facts.replicas, facts.revision)
+    if awaited and not replaceable(facts.replicas, facts.revision):
+        first = min(awaited, key=lambda replica: (facts.outdated(replica), replica.index))
+        if not first.ready:
+            return f"It goes on when {first.name} has come up."
+        if not facts.routing.reported:
+            return (
+                "It goes on when the frontends tell the operator which replicas they reach. Check the NetworkPolicies "
+                "between them."
+            )
+        return (
+            f"It goes on when every frontend can send requests to {first.name}. If that takes long, see `kubectl logs "
+            f"deployment/{names.frontend(facts.model.name)}`: they may not reach it, or be unable to use its tokenizer "
+            "files."
+        )
+    waiting = [replica.name for replica in facts.replicas if replica.waits_for_files and not facts.outdated(replica)]
+    if waiting:
+        return (
+            f"One replica is replaced after the other. New ones with other tokenizer files ({_list(waiting)}) get "
+            "requests as soon as they are the most."
+        )
+    return "One replica is replaced after the other."
 
 
 def degraded(facts: Facts) -> Condition:

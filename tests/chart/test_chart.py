@@ -100,6 +100,8 @@ def test_the_operator_understands_its_arguments(name: str) -> None:
     config = parse(parser.parse_args(arguments), {})
     assert isinstance(config, Config)
     assert config.watch_namespaces == tuple(MATRIX[name].get("watchNamespaces", ()))
+    secrets = MATRIX[name].get("defaults", {}).get("imagePullSecrets", ())
+    assert config.environment.image_pull_secrets == tuple(secret["name"] for secret in secrets)
     assert config.metrics_port == pod["containers"][0]["ports"][0]["containerPort"]
 
 
@@ -120,6 +122,92 @@ def test_images_come_from_the_registry_and_by_digest() -> None:
     assert f"--engine-image={mirror}/engine:1.2.3" in pod["containers"][0]["args"]
 
 
+def test_common_labels_are_on_every_object_and_pod() -> None:
+    objects = rendered(MATRIX["everything"])
+    templates = [each["spec"]["template"] for each in of_kind(objects, "Deployment")]
+    assert [each for each in (*objects, *templates) if each["metadata"]["labels"].get("team") != "platform"] == []
+
+
+class _EachKeyOnce(yaml.SafeLoader):
+    """Some tools that read what helm writes, kustomize among them, refuse a mapping with a key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), keys
+        return super().construct_mapping(node, deep)
+
+
+def test_labels_that_the_chart_has_too_are_there_once_and_those_that_select_stay() -> None:
+    labels = {"app.kubernetes.io/part-of": "platform", "app.kubernetes.io/name": "mine", "empty": ""}
+    values = {
+        "commonLabels": labels,
+        "operator": {"podLabels": labels | {"app.kubernetes.io/part-of": "pods"}},
+        "metrics": {"serviceMonitor": {"enabled": True, "labels": labels}},
+        "test": {"model": "demo"},
+    }
+    text = helm("template", "minisgl", str(CHART), "--namespace", NAMESPACE, values=values)
+    objects = [each for each in yaml.load_all(text, _EachKeyOnce) if each]
+    for each in objects:
+        found = each["metadata"]["labels"]
+        assert found["app.kubernetes.io/part-of"] == "platform" and found["empty"] == ""
+        assert found["app.kubernetes.io/name"] == ("minisgl-test" if each["kind"] == "Pod" else "minisgl-operator")
+    [deployment] = of_kind(objects, "Deployment")
+    of_pods = deployment["spec"]["template"]["metadata"]["labels"]
+    assert of_pods["app.kubernetes.io/part-of"] == "pods"
+    assert deployment["spec"]["selector"]["matchLabels"].items() <= of_pods.items()
+
+
+def test_names_that_yaml_takes_for_numbers_or_truth_stay_text() -> None:
+    values = {
+        "crds": {"enabled": False},
+        "fullnameOverride": "on",
+        "watchNamespaces": ["123", "off"],
+        "serviceAccount": {"name": "007"},
+        "operator": {"priorityClassName": "1000"},
+        "test": {"model": "demo", "apiKeysSecret": "456", "apiKeysSecretKey": "7"},
+    }
+    text = helm("template", "12", str(CHART), "--namespace", "99", values=values)
+    for each in yaml.safe_load_all(text):
+        if each:
+            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+def test_a_release_with_dots_in_its_name_makes_names_that_a_service_may_have() -> None:
+    [service] = of_kind(rendered({}, release="minisgl.prod"), "Service")
+    assert service["metadata"]["name"] == "minisgl-prod-operator-metrics"
+
+
+@pytest.mark.parametrize(
+    ("values", "secrets"),
+    [
+        ({}, None),
+        ({"operator": {"imagePullSecrets": [{"name": "a"}]}}, [{"name": "a"}]),
+        (
+            {"operator": {"imagePullSecrets": [{"name": "a"}]}, "defaults": {"imagePullSecrets": [{"name": "b"}]}},
+            [{"name": "b"}],
+        ),
+    ],
+)
+def test_the_test_s_pod_can_pull_its_image(values: Object, secrets: list[Object] | None) -> None:
+    [pod] = of_kind(rendered(values | {"test": {"model": "demo"}}), "Pod")
+    assert pod["spec"].get("imagePullSecrets") == secrets
+
+
+def test_two_releases_in_one_namespace_do_not_stand_by_for_each_other() -> None:
+    leases = set()
+    for name in ("team-a", "team-b"):
+        objects = rendered({"crds": {"enabled": False}, "watchNamespaces": [name]}, release=name)
+        [pod] = pods(objects)
+        [lease] = [each.partition("=")[2] for each in pod["containers"][0]["args"] if each.startswith("--lease-name=")]
+        [rules] = [role["rules"] for role in of_kind(objects, "Role") if role["metadata"]["name"].endswith("-lease")]
+        assert [(rule.get("resourceNames"), rule["verbs"]) for rule in rules] == [
+            (None, ["create"]),
+            ([lease], ["get", "update"]),
+        ]
+        leases.add(lease)
+    assert len(leases) == 2
+
+
 def test_the_version_is_the_program_s() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__
 
@@ -132,6 +220,9 @@ def test_the_version_is_the_program_s() -> None:
         ({"operator": {"replicas": "2"}}, "replicas"),
         ({"watchNamespaces": "team-a"}, "watchNamespaces"),
         ({"defaults": {"imagePullPolicy": "Sometimes"}}, "imagePullPolicy"),
+        ({"defaults": {"imagePullSecrets": [{"name": "a: b"}]}}, "imagePullSecrets"),
+        ({"serviceAccount": {"create": False}}, "serviceAccount/name"),
+        ({"fullnameOverride": "1st"}, "fullnameOverride"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(values: Object, says: str) -> None:

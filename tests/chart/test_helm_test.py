@@ -55,7 +55,7 @@ def _run(proxy: str, **environment: str) -> subprocess.CompletedProcess[str]:
     assert container["command"] == ["python3", "-c"]
     command = [sys.executable, "-I", "-c", *container["args"]]
     return subprocess.run(
-        command, check=False, text=True, capture_output=True, env={"http_proxy": proxy, **environment}, timeout=60
+        command, check=False, text=True, capture_output=True, env={"http_proxy": proxy, **environment}, timeout=180
     )
 
 

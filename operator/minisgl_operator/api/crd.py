@@ -111,9 +111,3 @@ def chart_template() -> str:
         + "  {{- end }}\n"
     )
     return "{{- if .Values.crds.enabled }}\n" + _HEADER + body.replace(head, kept) + "{{- end }}\n"
-
-
-def main() -> int:
-    """`minisgl-operator crd`"""
-    print(manifest(), end="")
-    return 0

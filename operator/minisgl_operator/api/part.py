@@ -108,7 +108,8 @@ def _whole_quantity(value: Any) -> Any:
     return value
 
 
-_QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+|m|k|Ki|[MGTPE]i?)?$"
+# An exponent of more digits would be a number that takes for ever to compute.
+_QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2}|m|k|Ki|[MGTPE]i?)?$"
 
 Quantity = Annotated[
     str,

@@ -75,7 +75,11 @@ class ReplicaStatus(Part):
     """One replica, as rank 0 of it reports."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="Name of its StatefulSet.")
-    phase: Text | None = Field(default=None, description="Where it is in its life: Loading, Ready, Restarting.")
+    phase: Text | None = Field(
+        default=None,
+        description="Where it is in its life: Pending, Waiting, Rendezvous, Loading, Ready, Restarting, Draining, "
+        "Failed or Unknown.",
+    )
     revision: Text | None = Field(default=None, description="Revision of the pod template that its pods run.")
     ready_ranks: Count | None = Field(default=None, description="Ranks that are ready.")
     ranks: Count | None = Field(default=None, description="Ranks that it has.")

@@ -152,7 +152,8 @@ class ClaimSource(Part):
 
 
 class ImageSource(Part):
-    """A model in an OCI image, mounted read-only as an image volume (Kubernetes 1.33 and later)."""
+    """A model in an OCI image, mounted read-only as an image volume (Kubernetes 1.35 and later; before, from 1.33, with
+    the feature gate ImageVolume)."""
 
     reference: ImageReference = Field(description="The image, by tag or by digest.")
     path: str = Field(default="", max_length=1024, description="Directory of the model in the image; empty: its root.")
@@ -184,14 +185,20 @@ class ModelSource(Part):
 class Cache(Part):
     """The claim that a model from the Hub is fetched onto."""
 
-    size: Quantity = Field(default="100Gi", description="Size of the claim. It cannot be changed.")
+    size: Quantity = Field(
+        default="100Gi",
+        description="Size of the claim. It may grow, where the StorageClass has allowVolumeExpansion, and never "
+        "shrink. A claim that is larger stays as it is.",
+    )
     storage_class_name: ObjectName | None = Field(
         default=None, description="StorageClass of the claim; left out: the cluster's default. It cannot be changed."
     )
     access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = Field(
         default="ReadWriteMany",
         description="Access mode of the claim. With ReadWriteOnce only pods on one and the same node can use it. "
-        "It cannot be changed.",
+        "The pod that fetches the model may choose that node, or the volume's zone, and needs no GPU itself. It goes "
+        "by engine.nodeSelector, engine.affinity.nodeAffinity and engine.tolerations then: one of the first two must "
+        "name the nodes with GPUs. It cannot be changed.",
     )
     claim_name: ObjectName | None = Field(
         default=None,
@@ -201,16 +208,30 @@ class Cache(Part):
     retain: Boolean = Field(default=False, description="Keep the claim when the InferenceModel is deleted.")
 
 
-def _fixed_in_cache(field: str, value: str, absent: str) -> Rule:
+_STAYS_FROM_THE_HUB: Final = "has(self.source.huggingFace) && has(oldSelf.source.huggingFace)"
+
+
+def _in_cache(side: str, field: str, absent: str) -> str:
+    return f"(has({side}.cache) && has({side}.cache.{field}) ? {side}.cache.{field} : '{absent}')"
+
+
+def _fixed_in_cache(field: str, absent: str) -> Rule:
     """The claim of a model that stays one from the Hub is made once: a field that shapes it cannot change."""
-    now, before = (
-        f"(has({side}.cache) && has({side}.cache.{field}) ? {value.format(f'{side}.cache.{field}')} : '{absent}')"
-        for side in ("self", "oldSelf")
-    )
+    now, before = (_in_cache(side, field, absent) for side in ("self", "oldSelf"))
     return Rule(
-        cel=f"!has(self.source.huggingFace) || !has(oldSelf.source.huggingFace) || {now} == {before}",
+        cel=f"!({_STAYS_FROM_THE_HUB}) || {now} == {before}",
         message=f"cache.{field} cannot be changed, for the claim exists: set it back, or delete the InferenceModel and "
         "create it again",
+    )
+
+
+def _only_grows() -> Rule:
+    """Kubernetes has no smaller claims."""
+    now, before = (f"quantity(string({_in_cache(side, 'size', '100Gi')}))" for side in ("self", "oldSelf"))
+    return Rule(
+        cel=f"!({_STAYS_FROM_THE_HUB}) || {now}.compareTo({before}) >= 0",
+        message="cache.size cannot shrink, for the claim exists: set it back, or delete the InferenceModel and create "
+        "it again",
     )
 
 
@@ -250,10 +271,10 @@ class ModelSpec(Part):
             field=".cache",
             holds=lambda model: model.cache is None or model.source.hugging_face is not None,
         ),
-        _fixed_in_cache("size", "string({})", "100Gi"),
-        _fixed_in_cache("storageClassName", "{}", ""),
-        _fixed_in_cache("accessMode", "{}", "ReadWriteMany"),
-        _fixed_in_cache("claimName", "{}", ""),
+        _only_grows(),
+        _fixed_in_cache("storageClassName", ""),
+        _fixed_in_cache("accessMode", "ReadWriteMany"),
+        _fixed_in_cache("claimName", ""),
     )
 
     @property
@@ -506,8 +527,8 @@ class InferenceModelSpec(Part):
     )
     suspend: Boolean = Field(
         default=False,
-        description="Give back all engine pods. Frontends stay and answer 503 with Retry-After, the cache stays too; "
-        "false brings the engine pods back.",
+        description="Give back all engine pods. Frontends and the cache stay, but no frontend is ready, so the Service "
+        "takes no connection; false brings the engine pods back.",
     )
     engine: EngineSpec = Field(default=EngineSpec(), description="The pods that hold the model's ranks.")
     frontend: FrontendSpec = Field(default=FrontendSpec(), description="The pods that answer the OpenAI API.")

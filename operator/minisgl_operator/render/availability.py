@@ -15,6 +15,8 @@ def frontend_budget(model: InferenceModel) -> Manifest:
     spec = {
         # One at a time, and never none: a budget that forbids the only frontend would block every drain.
         "maxUnavailable": 1,
+        # None can answer while no replica serves, as in a model that is suspended; that must not block a drain.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": names.selector(model.name, names.FRONTEND)},
     }
     name = names.frontend(model.name)

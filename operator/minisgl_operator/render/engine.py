@@ -55,7 +55,7 @@ def pod_template(model: InferenceModel, env: Environment, index: int) -> dict[st
     spec["terminationGracePeriodSeconds"] = model.spec.drain_seconds + pods.GRACE_BEYOND_DRAIN
     if model.spec.engine.runtime_class_name is not None:
         spec["runtimeClassName"] = model.spec.engine.runtime_class_name
-    spec |= pods.scheduling(model.spec.engine)
+    spec |= pods.scheduling(model.spec.engine, env)
     metadata: dict[str, Any] = {"labels": names.labels(model.name, names.ENGINE) | _labels(name)}
     if (key := model_files.cache_key(model)) is not None:
         metadata["annotations"] = {names.CACHE_KEY_ANNOTATION: key}

@@ -97,4 +97,4 @@ def _pod_spec(model: InferenceModel, env: Environment) -> dict[str, Any]:
     }
     spec = pods.pod_spec(names.frontend(model.name), [container], volumes)
     spec["terminationGracePeriodSeconds"] = model.spec.drain_seconds + pods.GRACE_BEYOND_DRAIN
-    return spec | pods.scheduling(frontend)
+    return spec | pods.scheduling(frontend, env)

@@ -45,9 +45,9 @@ def container_security(*, read_only_root: bool) -> dict[str, Any]:
     }
 
 
-def scheduling(settings: PodSettings) -> dict[str, Any]:
+def scheduling(settings: PodSettings, env: Environment) -> dict[str, Any]:
     """The fields that the user sets as they are in a pod; those left out are left out."""
-    body = settings.manifest()
+    body = {"imagePullSecrets": [{"name": name} for name in env.image_pull_secrets]} | settings.manifest()
     fields = (
         "affinity",
         "imagePullSecrets",

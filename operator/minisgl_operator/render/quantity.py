@@ -23,25 +23,33 @@ _LARGEST_POWER: Final = 18
 @lru_cache(maxsize=1024)
 def canonical(quantity: str) -> str:
     """`quantity` has the form that the API's types let through. What is finer than a billionth is rounded up."""
-    match = _FORM.fullmatch(quantity)
-    assert match is not None, quantity
-    number, exponent, suffix = match.groups()
-    if suffix in _BINARY:
-        value = Fraction(number) * 1024 ** _BINARY.index(suffix)
-        if value >= 1024:
-            return _binary(value)
-    elif exponent is not None:
-        value = Fraction(number) * Fraction(10) ** int(exponent)
-    else:
-        value = Fraction(number) * Fraction(10) ** _POWER[suffix or ""]
+    _, exponent, suffix = _parts(quantity)
+    value = amount(quantity)
+    if suffix in _BINARY and value >= 1024:
+        return _binary(value)
     digits, power = _thousands(value)
     if exponent is not None:
         return f"{digits}e{power}" if power else str(digits)
     return f"{digits}{_DECIMAL[power]}"
 
 
+def amount(quantity: str) -> Fraction:
+    number, exponent, suffix = _parts(quantity)
+    if suffix in _BINARY:
+        return Fraction(number) * Fraction(1024) ** _BINARY.index(suffix)
+    return Fraction(number) * Fraction(10) ** (int(exponent) if exponent is not None else _POWER[suffix or ""])
+
+
 def canonical_all(quantities: Mapping[str, str]) -> dict[str, str]:
     return {name: canonical(quantity) for name, quantity in sorted(quantities.items())}
+
+
+def _parts(quantity: str) -> tuple[str, str | None, str | None]:
+    """Number, decimal exponent and suffix: at most one of the latter two."""
+    match = _FORM.fullmatch(quantity)
+    assert match is not None, quantity
+    number, exponent, suffix = match.groups()
+    return number, exponent, suffix
 
 
 def _binary(value: Fraction) -> str:

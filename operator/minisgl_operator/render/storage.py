@@ -10,7 +10,7 @@ from minisgl_operator.environment import Environment
 from minisgl_operator.observed import Manifest
 from minisgl_operator.render import model_files, pods
 from minisgl_operator.render.child import child
-from minisgl_operator.render.quantity import canonical
+from minisgl_operator.render.quantity import amount, canonical
 from minisgl_operator.revision import short_hash
 
 # A fetch that asks for something that is not there, or that it may not have, says so with this exit code.
@@ -30,6 +30,15 @@ def claim(model: InferenceModel) -> Manifest:
         spec["storageClassName"] = cache.storage_class_name
     name = names.cache(model.name)
     return child(model, "v1", "PersistentVolumeClaim", name, names.FETCH, {"spec": spec}, owned=not cache.retain)
+
+
+def not_smaller(claim: Manifest, live: Manifest) -> Manifest:
+    """The claim with a size that the API server lets it have: one that is bound may grow, and none may shrink. A claim
+    may be larger than what is asked for: one that was kept, or one that a person has made larger."""
+    asked, has = (each["spec"]["resources"]["requests"]["storage"] for each in (claim, live))
+    bound = (live.get("status") or {}).get("phase") == "Bound"
+    size = asked if bound and amount(asked) > amount(has) else has
+    return {**claim, "spec": {**claim["spec"], "resources": {"requests": {"storage": canonical(size)}}}}
 
 
 def fetch_job(model: InferenceModel, env: Environment) -> Manifest:
@@ -98,6 +107,17 @@ def _pod_spec(model: InferenceModel, env: Environment) -> dict[str, Any]:
     ]
     spec = pods.pod_spec(names.frontend(model.name), [container], volumes)
     spec["restartPolicy"] = "Never"
-    # It runs the frontend's image, so it may run where frontends may; it has no wish about neighbours.
-    wishes = pods.scheduling(model.spec.frontend)
-    return spec | {key: value for key, value in wishes.items() if key not in ("affinity", "topologySpreadConstraints")}
+    return spec | _scheduling(model, env)
+
+
+def _scheduling(model: InferenceModel, env: Environment) -> dict[str, Any]:
+    """It runs the frontend's image, so it may run where frontends may; it has no wish about neighbours. But the first
+    pod of a volume that only one node or zone has may choose which one: it must be one that engines can run on."""
+    wishes = pods.scheduling(model.spec.frontend, env) | {"affinity": {}, "topologySpreadConstraints": []}
+    cache = model.spec.model.hub_cache
+    if cache.claim_name is None and cache.access_mode == "ReadWriteOnce":
+        engines = pods.scheduling(model.spec.engine, env)
+        nodes = engines.get("affinity", {}).get("nodeAffinity")
+        wishes["affinity"] = {"nodeAffinity": nodes} if nodes else {}
+        wishes |= {key: engines.get(key) for key in ("nodeSelector", "tolerations")}
+    return {key: value for key, value in wishes.items() if value}

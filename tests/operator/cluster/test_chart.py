@@ -54,8 +54,10 @@ def test_the_operator_may_do_its_work_and_no_more(installed: LocalControlPlane) 
 
     assert may("patch", "statefulsets.apps")
     assert may("patch", "inferencemodels.serving.minisgl.io", "--subresource=status")
-    assert may("update", "leases.coordination.k8s.io", namespace=NAMESPACE)
-    assert not may("update", "leases.coordination.k8s.io")
+    lease = "leases.coordination.k8s.io/minisgl-operator"
+    assert may("update", lease, namespace=NAMESPACE)
+    assert not may("update", lease)
+    assert not may("update", "leases.coordination.k8s.io/of-another-release", namespace=NAMESPACE)
     assert not may("patch", "inferencemodels.serving.minisgl.io")
     assert not may("get", "secrets")
     assert not may("create", "pods")
@@ -66,7 +68,7 @@ def test_who_may_view_or_edit_a_namespace_may_do_so_with_its_models(installed: L
         found = json.loads(installed.kubectl("get", "clusterrole", role, "-o", "json").stdout)["rules"]
         return [rule for rule in found if rule["apiGroups"] == ["serving.minisgl.io"]]
 
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while not rules("view") or not rules("edit"):
         assert time.monotonic() < end, "the controller did not aggregate the roles"
     assert {verb for rule in rules("view") for verb in rule["verbs"]} == {"get", "list", "watch"}

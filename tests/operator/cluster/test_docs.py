@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster import tools
+from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.environment import Environment
+from minisgl_operator.render import frontend
+from support.chart import MANIFESTS, Object, kustomized, pods, rendered
 from support.control_plane import LocalControlPlane, control_plane_or_skip
 
 ROOT = Path(__file__).parents[3]
@@ -42,9 +48,15 @@ def test_commands_of_the_page_work(empty: LocalControlPlane, tmp_path: Path) -> 
     assert {"helm install", "kubectl apply", "kubectl wait", "kubectl scale", "helm uninstall"} <= {
         " ".join(command.split()[:2]) for command in commands
     }
+    built: set[str] = set()
     for command in commands:
         if command.startswith("docker build"):
             assert (ROOT / command.split()[3]).is_file(), command
+            built |= set(re.findall(r" (?:-t|--target) (\S+)", command))
+            assert set(re.findall(r" --build-arg DEPENDENCIES=(\S+)", command)) <= built, command
+            continue
+        if command.startswith("docker push"):
+            assert command.split()[2] in built, command
             continue
         if command.startswith((*NEEDS_NODES, *NEEDS_A_PERSON)):
             continue
@@ -56,6 +68,40 @@ def test_commands_of_the_page_work(empty: LocalControlPlane, tmp_path: Path) -> 
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     left = json.loads(empty.kubectl("get", "deployments", "--all-namespaces", "-o", "json").stdout)["items"]
     assert left == []
+
+
+def shown_objects(kind: str | None = None) -> list[Object]:
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found = [each for block in blocks for each in yaml.safe_load_all(block)]
+    return [each for each in found if kind in (None, each["kind"])]
+
+
+def test_objects_of_the_page_are_accepted(control_plane: LocalControlPlane) -> None:
+    control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS / "crd"))
+    # What the API server itself knows; the others are a program's own file, and a kind of the Prometheus operator.
+    objects = [each for each in shown_objects() if each["kind"] not in ("Kustomization", "PodMonitor")]
+    assert {each["kind"] for each in objects} == {"PersistentVolumeClaim", "Pod", "InferenceModel"}
+    for each in objects:
+        control_plane.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(each))
+
+
+def test_the_overlay_of_the_page_is_the_chart_with_a_registry(tmp_path: Path) -> None:
+    shutil.copytree(MANIFESTS, tmp_path / "manifests")
+    (tmp_path / "my-cluster").mkdir()
+    [overlay] = shown_objects("Kustomization")
+    (tmp_path / "my-cluster" / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    [ours] = pods(kustomized(tmp_path / "my-cluster"))
+    [charts] = pods(rendered({"imageRegistry": "registry.example.com"}))
+    assert ours == charts
+
+
+def test_the_monitor_of_the_page_finds_the_frontends() -> None:
+    [monitor] = shown_objects("PodMonitor")
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    model = InferenceModel.parse(shown_objects("InferenceModel")[0])
+    template = frontend.deployment(model, Environment("minisgl-system", "engine", "frontend"))["spec"]["template"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert endpoint["port"] in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
 
 
 def say_ready(control_plane: LocalControlPlane, name: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from minisgl_operator.client import ApiError
 from minisgl_operator.resources import POD
+from minisgl_operator.simulated import running_status
 from support.control_plane import LocalControlPlane
 from support.operated_cluster import OperatedCluster, pvc_model
 
@@ -55,6 +56,35 @@ def test_drains_in_the_same_moment_take_one_replica_with_all_its_pods_and_none_o
         cluster.hold = lambda name: False
         cluster.until(lambda: _allowed(cluster, 3) == 1, "a budget that allows one again")
         assert _evict_all(cluster, replicas[kept][:1])
+
+
+def test_frontends_that_cannot_answer_hinder_no_drain(control_plane: LocalControlPlane) -> None:
+    """As in a model that is suspended: no replica serves, so no frontend is ready."""
+    with OperatedCluster(control_plane) as cluster, cluster.operator():
+        cluster.hold = lambda name: "-frontend-" in name
+        cluster.apply(pvc_model("idle", suspend=True, frontend={"replicas": 2}))
+        selector = "app.kubernetes.io/component=frontend"
+        pods = cluster.until(lambda: _two(cluster.list("Pod", selector)), "two frontends")
+        for pod in pods:
+            cluster.statuses[pod["metadata"]["name"]] = running_status(pod, ready=False)
+
+        def judged() -> bool:
+            budget = cluster.get("PodDisruptionBudget", "idle-frontend") or {}
+            return bool(budget.get("status", {}).get("expectedPods") == 2)
+
+        cluster.until(judged, "the budget's view of both")
+        names = [pod["metadata"]["name"] for pod in pods]
+        cluster.until(lambda: all(_runs(cluster, name) for name in names), "pods that run")
+        assert _evict_all(cluster, names) == set(names)
+
+
+def _two(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return found if len(found) == 2 else []
+
+
+def _runs(cluster: OperatedCluster, pod: str) -> bool:
+    live = cluster.get("Pod", pod)
+    return live is not None and live["status"].get("phase") == "Running"
 
 
 def _allowed(cluster: OperatedCluster, least: int) -> int:

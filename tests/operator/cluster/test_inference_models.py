@@ -71,10 +71,10 @@ STATUS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def cluster(control_plane: LocalControlPlane) -> LocalControlPlane:
     control_plane.apply(crd())
-    control_plane.kubectl("wait", "--for=condition=Established", f"crd/{NAME}", "--timeout=30s")
+    control_plane.kubectl("wait", "--for=condition=Established", f"crd/{NAME}", "--timeout=90s")
     control_plane.kubectl("create", "namespace", NAMESPACE)
     # Established says that requests are served; what kubectl finds the short name in follows a little later.
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while "imodel" not in control_plane.kubectl("api-resources", f"--api-group={GROUP}").stdout:
         assert time.monotonic() < end
     return control_plane

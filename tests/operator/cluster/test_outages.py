@@ -48,7 +48,7 @@ def test_an_api_server_that_went_away_and_came_back_finds_everything_done(own_pl
                 operator = cluster.start_operator()
             return cluster.status("steady").get("readyReplicas") == 2 and cluster.get("Service", "steady") is not None
 
-        cluster.until(settled, "two replicas", 90)
+        cluster.until(settled, "two replicas", 240)
 
 
 def test_what_no_watch_tells_the_full_list_finds(own_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,4 +91,4 @@ def test_a_watch_that_breaks_for_good_ends_the_process_with_an_error(
                 operator = cluster.start_operator()
             return cluster.ready("found")
 
-        cluster.until(served, "Ready", 120)
+        cluster.until(served, "Ready", 240)

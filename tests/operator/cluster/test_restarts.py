@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 
-from support.control_plane import LocalControlPlane, free_port
+from support.control_plane import LocalControlPlane
 from support.operated_cluster import OperatedCluster, pvc_model
+from support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
+LEASE = "one-release"
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ class Process:
             *(sys.executable, "-m", "minisgl_operator", "run", f"--kubeconfig={cluster.control_plane.kubeconfig}"),
             *(f"--namespace={cluster.namespace}", f"--watch-namespace={cluster.namespace}"),
             *("--engine-image=example.com/engine:1", "--frontend-image=example.com/frontend:1"),
-            *(f"--metrics-port={self.port}", "--log-format=json"),
+            *(f"--lease-name={LEASE}", f"--metrics-port={self.port}", "--log-format=json"),
         ]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'operator'}"}
         with log.open("ab") as out:
@@ -134,7 +136,7 @@ def holder(cluster: OperatedCluster) -> str:
     printed = cluster.control_plane.kubectl(
         "get",
         "lease",
-        "minisgl-operator",
+        LEASE,
         "-n",
         cluster.namespace,
         "-o",

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 
+from minisgl_operator import controller
 from minisgl_operator.lease import Lease
 from support.control_plane import LocalControlPlane
 from support.operated_cluster import OperatedCluster, hub_model, pvc_model
@@ -147,7 +149,7 @@ async def _hold_a_lease(cluster: OperatedCluster, kubeconfig: Path) -> None:
     from minisgl_operator.client import Client, connection
 
     async with Client(await connection(kubeconfig)) as client:
-        lease = Lease(client, cluster.namespace, "somebody")
+        lease = Lease(client, cluster.namespace, "somebody", "minisgl-operator")
         await lease.acquire()
         await lease.release()
 
@@ -165,6 +167,39 @@ def test_a_missing_right_to_watch_is_named_and_waited_for(control_plane: LocalCo
             cluster.until(lambda: cluster.ready("waits"), "Ready once the right is there")
 
 
+def test_a_namespace_that_is_gone_keeps_no_other_one_from_being_served(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Role went with it. Once it is there again, the process ends, to be started again and to watch it too."""
+    monkeypatch.setattr(controller, "_ACCESS_SECONDS", 0.5)
+    rules, _ = shipped_rules()
+    with (
+        OperatedCluster(control_plane) as other,
+        OperatedCluster(control_plane) as cluster,
+        account(cluster, rules) as kubeconfig,
+    ):
+        cluster.apply(pvc_model("served"))
+        with cluster.operator(kubeconfig=kubeconfig, also=(other.namespace,)) as operator:
+            cluster.until(lambda: cluster.ready("served"), "Ready")
+            assert operator.call(lambda running: running.namespaces) == (cluster.namespace,)
+            grant(other, rules)
+            control_plane.kubectl(
+                "create",
+                "rolebinding",
+                "operator",
+                "-n",
+                other.namespace,
+                "--role=operator",
+                f"--user=operator-of-{cluster.namespace}",
+            )
+            cluster.until(lambda: not operator.alive, "its end")
+        other.apply(pvc_model("later"))
+        with cluster.operator(kubeconfig=kubeconfig, also=(other.namespace,)) as operator:
+            cluster.until(operator.started.is_set, "the start")
+            assert operator.call(lambda running: running.namespaces) == (other.namespace, cluster.namespace)
+            cluster.until(lambda: other.children("later"), "the other namespace's turn")
+
+
 def test_a_missing_right_to_create_is_named_and_hinders_no_other_child(control_plane: LocalControlPlane) -> None:
     rules, _ = shipped_rules()
     missing = without(rules, "poddisruptionbudgets", "create")
@@ -175,7 +210,7 @@ def test_a_missing_right_to_create_is_named_and_hinders_no_other_child(control_p
             cluster.until(lambda: cluster.get("StatefulSet", "partly-r0"), "the other children")
             assert operator.alive and operator.error is None
             grant(cluster, rules)
-            cluster.until(lambda: cluster.get("PodDisruptionBudget", "partly-frontend"), "the budget", 90)
+            cluster.until(lambda: cluster.get("PodDisruptionBudget", "partly-frontend"), "the budget")
             cluster.until(lambda: cluster.ready("partly"), "Ready")
 
 

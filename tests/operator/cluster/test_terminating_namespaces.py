@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 
 from minisgl_operator.resources import WATCHED
 from support.control_plane import LocalControlPlane
@@ -49,6 +50,23 @@ def test_an_operator_stops_writing_where_nothing_can_be_made(control_plane: Loca
 
         cluster.merge("Pod", "held-r0-0", {"metadata": {"finalizers": None}})
         assert operator.alive and operator.error is None
+
+
+def test_a_namespace_that_was_taken_for_its_predecessor_is_asked_again(control_plane: LocalControlPlane) -> None:
+    """An API server that has not seen yet that the old one is gone refuses what is made in the new one."""
+    with OperatedCluster(control_plane) as cluster:
+        cluster.apply(pvc_model("made-anew"))
+        said = {
+            "type": "Accepted",
+            "status": "False",
+            "reason": "NamespaceTerminating",
+            "message": "the namespace is being deleted",
+            "observedGeneration": 1,
+            "lastTransitionTime": f"{datetime.now(UTC) - timedelta(minutes=6):%Y-%m-%dT%H:%M:%SZ}",
+        }
+        cluster.merge("InferenceModel", "made-anew", {"status": {"conditions": [said]}}, "status")
+        with cluster.operator():
+            cluster.until(lambda: cluster.ready("made-anew"), "Ready")
 
 
 def _metadata(cluster: OperatedCluster, kind: str, name: str) -> str:

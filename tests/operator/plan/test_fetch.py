@@ -135,6 +135,41 @@ def test_a_claim_to_be_kept_has_no_owner_and_is_found_again() -> None:
     assert Ref("PersistentVolumeClaim", "qwen-cache") in applied(steps)
 
 
+def test_a_claim_grows_with_the_spec_and_is_never_applied_smaller_than_it_is() -> None:
+    cluster = SimulatedCluster(raw_model({"model": {"cache": {"size": "1Gi"}}}), ENVIRONMENT)
+    cluster.settle()
+    live = cluster.objects[Ref("PersistentVolumeClaim", "qwen-cache")]
+    live["status"] = {"phase": "Bound"}
+    cluster.look()
+
+    def size(spec: str) -> str:
+        cluster.edit({"model": {"source": HUB, "cache": {"size": spec}}})
+        (claim,) = (
+            step.manifest for step in cluster.plan() if isinstance(step, Apply) and ref_of(step.manifest) == ref
+        )
+        return str(claim["spec"]["resources"]["requests"]["storage"])
+
+    ref = Ref("PersistentVolumeClaim", "qwen-cache")
+    assert size("2Gi") == "2Gi"
+    live["spec"]["resources"]["requests"]["storage"] = "3Gi"
+    assert size("2Gi") == "3Gi"
+
+
+def test_a_fetch_on_a_lost_node_is_not_removed_by_force() -> None:
+    """It writes, and another one beside it could leave a model that is half of each."""
+    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster.settle()
+    engine = cluster.pods["qwen-r0-0"]
+    past = (cluster.now - timedelta(hours=1)).isoformat()
+    pods = tuple(
+        {**engine, "metadata": engine["metadata"] | {"name": part, "deletionTimestamp": past, "labels": labels}}
+        for part in (names.ENGINE, names.FRONTEND, names.FETCH)
+        for labels in (names.labels("qwen", part),)
+    )
+    steps = plan(cluster.model, replace(cluster.observed(), pods=pods), ENVIRONMENT, cluster.now)
+    assert [step.ref.name for step in steps if isinstance(step, Delete) and step.force] == ["engine", "frontend"]
+
+
 def test_a_claim_of_the_users_own_is_used_and_not_made() -> None:
     model = inference_model({"model": {"cache": {"claimName": "theirs"}}})
     observed = with_job(Observed(raw_model()), _done(), {"model": {"cache": {"claimName": "theirs"}}})

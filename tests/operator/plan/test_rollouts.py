@@ -83,6 +83,73 @@ def test_all_but_one_replica_serve_at_every_moment(replicas: int, source: dict[s
     assert len(set(cluster.serving().values())) == 1
 
 
+def with_files(spec: dict[str, Any]) -> SimulatedCluster:
+    """A cluster in which the engines of other images have other tokenizer files, some of which cannot be loaded."""
+    raw = raw_model({"engine": {"image": "engine:1"}} | spec, source=CLAIM)
+    cluster = SimulatedCluster(raw, ENVIRONMENT)
+    cluster.files = {"engine:2": "other", "engine:unusable": "unusable"}
+    cluster.unusable = {"unusable"}
+    cluster.settle()
+    return cluster
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(replicas=st.integers(1, 6), seed=st.integers(0, 2**32), revert_after=st.none() | st.integers(1, 40))
+def test_a_rollout_to_other_tokenizer_files_ends_and_half_of_the_replicas_serve_on(
+    replicas: int, seed: int, revert_after: int | None
+) -> None:
+    order = Random(seed)
+    cluster = with_files({"replicas": replicas})
+    cluster.edit({"engine": {"image": "engine:2"}})
+    actions = (cluster.reconcile, cluster.run_controllers, cluster.run_kubelets, cluster.run_frontends, cluster.look)
+    for step in range(40 * replicas):
+        if step == revert_after:
+            cluster.edit({"engine": {"image": "engine:1"}})
+        order.choice(actions)()
+        assert len(cluster.serving()) >= replicas - 1
+        cluster.run_frontends()
+        assert len(cluster.routed()) >= replicas // 2
+    cluster.settle()
+    assert len(cluster.routed()) == replicas
+    (revision,) = set(cluster.routed().values())
+    assert {revision} == set().union(*cluster.revisions().values())
+
+
+def test_a_replica_counts_as_come_up_when_frontends_could_use_its_tokenizer_files() -> None:
+    cluster = with_files({"replicas": 3})
+    cluster.edit({"engine": {"image": "engine:2"}})
+    for _ in range(3):
+        cluster.reconcile()
+        cluster.run_controllers()
+        cluster.run_kubelets()
+        cluster.look()
+    assert len(cluster.serving()) == 3
+    assert counts(cluster) == {}, "no frontend has seen it with its files"
+    cluster.run_frontends()
+    assert sorted(cluster.routed()) == ["qwen-r1", "qwen-r2"]
+    assert counts(cluster) == {"qwen-r1": 0}
+
+
+def test_files_that_frontends_cannot_use_stop_at_the_first_replica() -> None:
+    cluster = with_files({"replicas": 3})
+    cluster.edit({"engine": {"image": "engine:unusable"}})
+    cluster.settle()
+    assert sorted(cluster.routed()) == ["qwen-r1", "qwen-r2"]
+    assert len(cluster.serving()) == 3
+    cluster.edit({"engine": {"image": "engine:2"}})
+    cluster.settle()
+    assert len(cluster.routed()) == 3
+
+
+def test_replicas_whose_files_no_frontend_can_use_are_replaced_one_after_the_other() -> None:
+    cluster = with_files({"replicas": 3, "engine": {"image": "engine:unusable"}})
+    assert (len(cluster.serving()), cluster.routed()) == (3, {})
+    cluster.edit({"engine": {"image": "engine:2"}})
+    assert counts(cluster) == {"qwen-r0": 0}
+    cluster.settle()
+    assert len(cluster.routed()) == 3
+
+
 def test_a_revision_that_does_not_come_up_stops_at_the_first_replica() -> None:
     cluster = settled({"replicas": 3})
     cluster.edit({"engine": {"image": "engine:broken"}})

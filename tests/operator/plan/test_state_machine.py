@@ -15,7 +15,7 @@ from minisgl_operator.render import render
 from support.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
 from support.simulated_cluster import SimulatedCluster
 
-IMAGES = ("engine:1", "engine:2", "engine:broken")
+IMAGES = ("engine:1", "engine:2", "engine:broken", "engine:unusable")
 PARALLELISM = ({"tensor": 1}, {"tensor": 2, "gpusPerPod": 1}, {"tensor": 4, "gpusPerPod": 2})
 FOREIGN = (
     Ref("Service", "qwen"),
@@ -32,6 +32,8 @@ class Cluster(RuleBasedStateMachine):
         spec = {"replicas": 2, "parallelism": parallelism, "engine": {"image": IMAGES[0]}}
         self.cluster = SimulatedCluster(raw_model(spec, source=source), ENVIRONMENT)
         self.cluster.broken = {"engine:broken"}
+        self.cluster.files = {"engine:2": "other", "engine:unusable": "unusable"}
+        self.cluster.unusable = {"unusable"}
         self.theirs: dict[Ref, Any] = {}
 
     @rule(image=st.sampled_from(IMAGES))
@@ -129,7 +131,7 @@ class Cluster(RuleBasedStateMachine):
                 assert live["spec"] == manifest["spec"]
                 pods = {name for name, pod in self.cluster.pods.items() if name.startswith(ref.name + "-")}
                 assert len(pods) == manifest["spec"]["replicas"]
-        assert len(self.cluster.serving()) == sum(ref.kind == "StatefulSet" for ref in wanted)
+        assert len(self.cluster.routed()) == sum(ref.kind == "StatefulSet" for ref in wanted)
 
     @invariant()
     def no_replica_has_two_revisions(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import kubernetes_validate
@@ -10,7 +11,7 @@ import pytest
 
 from minisgl_operator import names
 from minisgl_operator.observed import Manifest, ref_of
-from minisgl_operator.render import render, revision
+from minisgl_operator.render import render, revision, storage
 from minisgl_operator.render.quantity import canonical
 from minisgl_operator.resources import CHILDREN
 from support.example_models import EXAMPLES
@@ -190,6 +191,67 @@ def test_the_hub_token_is_in_the_fetch_pod_only() -> None:
     manifests = render(inference_model(source=source), ENVIRONMENT)
     with_token = [manifest["kind"] for manifest in manifests if "HF_TOKEN" in str(manifest)]
     assert with_token == ["Job"]
+
+
+def fetch_pod(spec: dict[str, Any]) -> dict[str, Any]:
+    (job,) = [each for each in render(inference_model(spec), ENVIRONMENT) if each["kind"] == "Job"]
+    return dict(job["spec"]["template"]["spec"])
+
+
+_NODES = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+_WHERE: dict[str, Any] = {
+    "engine": {
+        "nodeSelector": {"gpu": "yes"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "affinity": _NODES | {"podAntiAffinity": {}},
+        "priorityClassName": "engines",
+    },
+    "frontend": {"nodeSelector": {"gpu": "no"}, "affinity": _NODES, "priorityClassName": "frontends"},
+}
+
+
+def test_a_fetch_onto_a_volume_of_one_node_runs_where_engines_can() -> None:
+    """Of a volume that is made for its first pod that pod chooses the node."""
+    pod = fetch_pod({"model": {"cache": {"accessMode": "ReadWriteOnce"}}, **_WHERE})
+    assert pod["nodeSelector"] == {"gpu": "yes"}
+    assert [toleration["key"] for toleration in pod["tolerations"]] == ["gpu"]
+    assert pod["affinity"] == _NODES
+    assert pod["priorityClassName"] == "frontends"
+    bare = fetch_pod({"model": {"cache": {"accessMode": "ReadWriteOnce"}}, "frontend": _WHERE["frontend"]})
+    assert not {"nodeSelector", "tolerations", "affinity"} & bare.keys()
+
+
+@pytest.mark.parametrize("cache", [{}, {"claimName": "theirs", "accessMode": "ReadWriteOnce"}], ids=str)
+def test_any_other_fetch_runs_where_frontends_may(cache: dict[str, Any]) -> None:
+    pod = fetch_pod({"model": {"cache": cache}, **_WHERE})
+    assert pod["nodeSelector"] == {"gpu": "no"}
+    assert not {"tolerations", "affinity"} & pod.keys()
+
+
+def test_pods_get_the_operators_pull_secrets_unless_the_model_names_its_own() -> None:
+    env = replace(ENVIRONMENT, image_pull_secrets=("one", "two"))
+    for spec, wanted in (({}, ["one", "two"]), ({"engine": {"imagePullSecrets": [{"name": "own"}]}}, ["own"])):
+        for template in templates(render(inference_model(spec), env)):
+            named = [secret["name"] for secret in template["spec"]["imagePullSecrets"]]
+            engine = template["metadata"]["labels"][names.COMPONENT_LABEL] == names.ENGINE
+            assert named == (wanted if engine else ["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "has", "phase", "size"),
+    [
+        ("2Gi", "1Gi", "Bound", "2Gi"),
+        ("1Gi", "2Gi", "Bound", "2Gi"),
+        ("1000Mi", "1Gi", "Bound", "1Gi"),
+        ("1G", "1Gi", "Bound", "1Gi"),
+        ("2Gi", "1Gi", "Pending", "1Gi"),
+    ],
+)
+def test_a_claim_grows_once_it_is_bound_and_never_shrinks(asked: str, has: str, phase: str, size: str) -> None:
+    claim = storage.claim(inference_model({"model": {"cache": {"size": asked, "storageClassName": "fast"}}}))
+    live = {"spec": {"resources": {"requests": {"storage": has}}}, "status": {"phase": phase}}
+    found = storage.not_smaller(claim, live)
+    assert found["spec"] == claim["spec"] | {"resources": {"requests": {"storage": size}}}
 
 
 def test_a_fetch_from_the_hub_reaches_https_only_and_one_from_a_mirror_its_port() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.apply import Applier
+from minisgl_operator.apply import Applier, Unseen
 from minisgl_operator.client import Object
 from minisgl_operator.metrics import Metrics
 from minisgl_operator.store import ModelKey, Store
@@ -81,3 +81,19 @@ async def test_what_a_controller_did_just_before_a_child_is_applied_is_not_lost(
     assert await applier.apply(KEY, stateful_set(version=1, replicas=0, there=2), model(1, 1))
     assert store.put(server.answer) is None
     assert woken == ([KEY] if there == 0 else [])
+
+
+async def test_a_name_that_a_child_of_another_model_has_is_known_to_be_taken() -> None:
+    store = Store()
+    theirs = stateful_set(version=1, replicas=1, there=1)
+    theirs["metadata"]["ownerReferences"][0] |= {"name": "other", "uid": "o"}
+    store.put(theirs)
+    ours = model(version=2, generation=1)
+    store.put(ours)
+    server: Any = Server(theirs)
+    with pytest.raises(Unseen):
+        await Applier(server, store, Metrics(), lambda key: None).apply(KEY, stateful_set(1, 2, 0), ours)
+    assert [one.owner.name for one in store.of_model(KEY)] == ["other"]
+    assert [one.owner.name for one in store.of_model(ModelKey("team-a", "other"))] == ["other"]
+    store.remove(theirs)
+    assert store.of_model(KEY) == []

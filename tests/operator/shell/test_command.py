@@ -28,6 +28,8 @@ def test_defaults() -> None:
     assert found.environment.operator_namespace == "ns"
     assert (found.environment.engine_image, found.environment.frontend_image) == ("e:1", "f:1")
     assert found.environment.image_pull_policy is None
+    assert found.environment.image_pull_secrets == ()
+    assert found.lease_name == "minisgl-operator"
     assert found.watch_namespaces == ()
     assert (found.resync_seconds, found.probe_seconds, found.metrics_port) == (600, 3, 8080)
 
@@ -40,11 +42,15 @@ def test_a_flag_wins_over_its_variable() -> None:
         "MINISGL_OPERATOR_RESYNC_SECONDS": "30",
         "MINISGL_OPERATOR_WATCH_NAMESPACE": "a,b,",
         "MINISGL_OPERATOR_IMAGE_PULL_POLICY": "Never",
+        "MINISGL_OPERATOR_IMAGE_PULL_SECRET": "one,two",
+        "MINISGL_OPERATOR_LEASE_NAME": "mine",
     }
     found = parse(["--namespace=ns"], variables)
     assert found.environment.operator_namespace == "ns"
     assert found.environment.engine_image == "e:2"
     assert found.environment.image_pull_policy == "Never"
+    assert found.environment.image_pull_secrets == ("one", "two")
+    assert found.lease_name == "mine"
     assert found.resync_seconds == 30
     assert found.watch_namespaces == ("a", "b")
     assert parse([*FLAGS, "--watch-namespace=x", "--watch-namespace=x"], variables).watch_namespaces == ("x",)
@@ -60,7 +66,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
     environment |= {"PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'operator'}", "HOME": "/nonexistent"}
     command = [sys.executable, "-m", "minisgl_operator", *arguments]
-    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=60, check=False)
+    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=180, check=False)
 
 
 def test_without_an_api_server_it_says_what_to_do() -> None:

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+
 import aiohttp
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl_operator.health import Health
+from minisgl_operator.client import Client, Connection
+from minisgl_operator.config import Config
+from minisgl_operator.controller import Controller
+from minisgl_operator.health import Health, LoopLag
 from minisgl_operator.metrics import Metrics, Snapshot, render
+from support.inference_models import ENVIRONMENT
 
 
 async def _get(port: int, path: str) -> tuple[int, str]:
@@ -25,6 +32,24 @@ async def test_answers_say_why_not() -> None:
         assert (await _get(port, "/secrets"))[0] == 404
     finally:
         await health.stop()
+
+
+async def test_a_task_that_ends_by_a_fault_of_ours_is_no_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(_: LoopLag) -> None:
+        raise KeyError("spec")
+
+    monkeypatch.setattr(LoopLag, "watch", fail)
+    config = Config(environment=ENVIRONMENT, metrics_port=0)
+    async with Client(Connection(host="http://127.0.0.1:1")) as client:
+        controller = Controller(client, config, "one", Metrics())
+        port = await controller.serve_health()
+        try:
+            async with asyncio.timeout(60):
+                while (answer := await _get(port, "/healthz"))[0] != 503:
+                    await asyncio.sleep(0)
+            assert answer[1] == "loop lag ended: KeyError('spec')\n"
+        finally:
+            await controller.stop()
 
 
 def test_the_page_is_what_prometheus_reads() -> None:

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from minisgl_operator.metrics import Metrics
 from minisgl_operator.observed import Unreachable
-from minisgl_operator.probe import Prober, is_asked, pod_address
+from minisgl_operator.probe import Prober, pod_address
+from minisgl_operator.replicas import is_asked
 from minisgl_operator.store import ModelKey, Store
 
 
@@ -86,13 +87,19 @@ async def test_only_a_changed_answer_wakes_the_model() -> None:
         await until(lambda: len(woken) == 2)
 
 
-async def test_requests_in_flight_are_no_news() -> None:
+async def test_requests_in_flight_and_seconds_of_silence_are_no_news() -> None:
     store, pods = Store(), Pods()
     store.put(pod("m-frontend-1", "frontend"))
 
     def answer() -> web.Response:
         return web.json_response(
-            {"kind": "frontend", "replicas": [{"replica": "m-r0", "routable": True, "running": pods.asked}]}
+            {
+                "kind": "frontend",
+                "replicas": [
+                    {"replica": "m-r0", "routable": True, "running": pods.asked},
+                    {"replica": "m-r1", "routable": False, "reason": f"it has said nothing for {pods.asked} s"},
+                ],
+            }
         )
 
     pods.answer = answer
@@ -102,13 +109,37 @@ async def test_requests_in_flight_are_no_news() -> None:
         assert prober.reports["uid-m-frontend-1"]["replicas"][0]["running"] > 1  # type: ignore[index]
 
 
+async def test_a_frontend_may_name_as_many_replicas_as_a_model_may_have() -> None:
+    store, pods = Store(), Pods()
+    store.put(pod("m-frontend-1", "frontend"))
+    reason = "its tokenizer files differ from those in use (chat_template.jinja, tokenizer.json, tokenizer_config.json)"
+    entries = [
+        {
+            "replica": f"{'m' * 40}-r{number}",
+            "revision": "0123456789",
+            "epoch": [1_795_000_000_000, 1],
+            "address": "10.100.100.100",
+            "routable": False,
+            "reason": reason,
+            "waits_for_files": True,
+            "running": 0,
+            "waiting": 0,
+        }
+        for number in range(1000)
+    ]
+    pods.answer = lambda: web.json_response({"kind": "frontend", "replicas": entries})
+    async with probing(pods, store) as (prober, woken):
+        await until(lambda: woken)
+        assert not isinstance(prober.reports["uid-m-frontend-1"], Unreachable)
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         lambda: web.Response(status=500),
         lambda: web.Response(text="not json"),
         lambda: web.json_response(["a list"]),
-        lambda: web.Response(text=json.dumps({"pad": "x" * 300_000})),
+        lambda: web.Response(text=json.dumps({"pad": "x" * 1_100_000})),
         lambda: web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"}),
         lambda: web.Response(text="[" * 100_000),
     ],

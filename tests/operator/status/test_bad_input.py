@@ -119,7 +119,6 @@ def test_api_keys_that_are_missing(message: str, words: str) -> None:
 
 def test_a_hub_token_that_is_missing() -> None:
     scene = fetch_scene(tokenSecretRef={"name": "hub"})
-    scene.waiting_fetch = None  # type: ignore[attr-defined]
     waiting = {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
     container = {"image": "frontend:1", "state": {"waiting": waiting}}
     scene.not_ready("fetch-pod", phase="Pending", containerStatuses=[container])
@@ -280,6 +279,38 @@ def test_a_fetch_that_has_failed_for_good(said: str, reason: str, words: str) ->
     assert scene.status()["cache"] == {"phase": "Failed", "percent": 10}
 
 
+def test_a_fetch_pod_on_a_lost_node() -> None:
+    scene = fetch_scene()
+    pod = scene.pods["fetch-pod"]
+    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=29)).isoformat()
+    assert scene.conditions()["ModelCached"]["reason"] == "WaitingForFetch"
+    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=31)).isoformat()
+    expect(scene, "ModelCached", "NodeLost", "Qwen/Qwen3-8B@main", "kubectl delete node node-d")
+
+
+_GROWTH = 'PersistentVolumeClaim "qwen-cache" cannot grow'
+
+
+def test_a_claim_whose_class_cannot_expand() -> None:
+    scene = fetch_scene()
+    said = (
+        'persistentvolumeclaims "qwen-cache" is forbidden: only dynamically provisioned pvc can be resized and the '
+        "storageclass that provisions the pvc must support resize"
+    )
+    scene.outcome = Outcome((Refusal(Ref("PersistentVolumeClaim", "qwen-cache"), 403, "Forbidden", said),))
+    expect(scene, "Accepted", "Rejected", _GROWTH, "must support resize", "allowVolumeExpansion", "create it again")
+
+
+@pytest.mark.parametrize("kind", ["ControllerResizeError", "NodeResizeError"])
+def test_a_volume_whose_expansion_fails(kind: str) -> None:
+    scene = fetch_scene()
+    claim = scene.child("PersistentVolumeClaim", "qwen-cache")
+    claim["status"]["conditions"] = [{"type": kind, "status": "True", "message": "the pool is full"}]
+    expect(scene, "Accepted", "Rejected", _GROWTH, "the pool is full")
+    claim["status"]["conditions"] = [{"type": "Resizing", "status": "True"}]
+    assert scene.conditions()["Accepted"]["status"] == "True"
+
+
 def test_a_fetch_pod_that_left_no_report() -> None:
     scene = fetch_scene()
     for left in ("Traceback (most recent call last)", '{"kind": "other"}', "[1]", ""):
@@ -427,7 +458,7 @@ def test_a_replica_whose_old_pods_end() -> None:
 
 def test_frontends_that_reach_no_replica() -> None:
     scene = starting()
-    expect(scene, "FrontendReady", "NoReplicaRoutable", "503")
+    expect(scene, "FrontendReady", "NoReplicaRoutable", "none takes requests")
     scene.child("Deployment", "qwen-frontend")["status"]["readyReplicas"] = 1
     found = scene.conditions()["Ready"]
     assert (found["status"], found["reason"]) == ("False", "NoReplicaRoutable")
@@ -457,6 +488,15 @@ def test_a_childs_name_that_someone_else_holds() -> None:
     expect(scene, "Accepted", "Conflict", 'Service "qwen"', "Deployment other", "another name", phase="Failed")
 
 
+def test_a_taken_name_of_one_replica_leaves_the_endpoint_up() -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    del scene.children[Ref("Service", "qwen-r1")]
+    scene.foreign = {Ref("Service", "qwen-r1"): "InferenceModel qwen-r1"}
+    conditions = scene.conditions()
+    assert conditions["Accepted"]["reason"] == "Conflict"
+    assert conditions["Ready"]["status"] == "True"
+
+
 def test_a_name_that_is_taken_and_not_wanted() -> None:
     scene = Scene(source=CLAIM)
     scene.foreign = {Ref("StatefulSet", "qwen-r1"): "nobody"}
@@ -478,6 +518,20 @@ def test_a_verb_that_the_operator_lacks() -> None:
     scene = starting()
     scene.outcome = _refused("StatefulSet", 403, 'statefulsets.apps is forbidden: User "x" cannot patch resource')
     expect(scene, "Accepted", "Forbidden", "right on StatefulSet", "cannot patch resource", "role")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'persistentvolumeclaims "qwen-x" is forbidden: maximum storage usage per PersistentVolumeClaim is 50Gi, but '
+        "request is 100Gi",
+        'admission webhook "validation.gatekeeper.sh" denied the request: [owner] label "cost-center" is missing',
+    ],
+)
+def test_a_child_that_admission_refuses_is_no_matter_of_the_operators_role(message: str) -> None:
+    scene = starting()
+    scene.outcome = _refused("PersistentVolumeClaim", 403, message)
+    expect(scene, "Accepted", "Rejected", "PersistentVolumeClaim qwen-x", message, "Change what it names")
 
 
 def test_a_namespace_that_is_being_deleted() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 
 from minisgl_operator import names
+from minisgl_operator.observed import Unreachable
 from support.inference_models import CLAIM, HUB
 from support.scene import Scene, fetch_scene
 
@@ -29,9 +31,47 @@ def test_a_rollout_serves_on_and_names_who_is_next() -> None:
     scene.frontend_says("qwen-r0")
     message = scene.conditions()["Progressing"]["message"]
     assert "qwen-r1, qwen-r2" in message
-    assert "when qwen-r0 serves" in message
+    assert "when qwen-r0 has come up" in message
     assert said(scene, "Degraded") == ("False", "AllReplicasServe")
     assert scene.status()["phase"] == "Updating"
+
+
+def test_a_rollout_to_other_tokenizer_files_says_who_gets_no_requests_yet() -> None:
+    scene = Scene({"replicas": 3}, source=CLAIM)
+    scene.outdate("qwen-r1", "qwen-r2")
+    scene.frontend_says("qwen-r0", waits_for_files=True)
+    message = scene.conditions()["Progressing"]["message"]
+    assert "other tokenizer files (qwen-r0) get requests as soon as they are the most" in message
+    assert "It goes on when" not in message
+    status = scene.status()
+    assert (status["phase"], status["updatedReplicas"], status["readyReplicas"]) == ("Updating", 1, 2)
+
+
+def test_a_rollout_that_frontends_hold_up_says_so() -> None:
+    scene = Scene({"replicas": 3, "frontend": {"replicas": 2}}, source=CLAIM)
+    scene.outdate("qwen-r1", "qwen-r2")
+    scene.frontend_says("qwen-r0", waits_for_files=True)
+    # One of the two has not loaded its files, or cannot.
+    unable = copy.deepcopy(scene.reports["frontend-1"])
+    assert not isinstance(unable, Unreachable)
+    for entry in unable["replicas"]:
+        entry["waits_for_files"] = False
+    scene.reports["frontend-1"] = unable
+    message = scene.conditions()["Progressing"]["message"]
+    assert "when every frontend can send requests to qwen-r0" in message
+    assert "kubectl logs deployment/qwen-frontend" in message
+    for frontend in ("frontend-0", "frontend-1"):
+        scene.reports[frontend] = Unreachable("timed out")
+    assert "when the frontends tell the operator" in scene.conditions()["Progressing"]["message"]
+
+
+def test_a_rollout_that_old_replicas_hold_up_names_them() -> None:
+    scene = Scene({"replicas": 3}, source=CLAIM)
+    scene.outdate("qwen-r1", "qwen-r2")
+    for replica in ("qwen-r1", "qwen-r2"):
+        scene.launcher_says(replica, phase="Restarting", restarts=1)
+    scene.frontend_says("qwen-r1", "qwen-r2")
+    assert "when qwen-r1 has come up" in scene.conditions()["Progressing"]["message"]
 
 
 def test_a_replica_whose_pods_are_replaced_is_draining() -> None:

@@ -156,6 +156,7 @@ def test_what_a_ready_replica_told_stays_while_it_is_silent() -> None:
     (replica,) = scene.status(before)["replicaStatuses"]
     assert replica["phase"] == "Unknown"
     assert "transport" not in replica
+    assert replica["lastFailure"]["message"] == "last words", "or it would be told as news again"
 
 
 def test_the_last_status_stands_until_ready_pods_have_been_asked() -> None:
@@ -168,6 +169,46 @@ def test_the_last_status_stands_until_ready_pods_have_been_asked() -> None:
     scene.reports["frontend-0"] = Unreachable("timed out")
     assert scene.conditions(before)["Ready"]["reason"] == "Unreachable"
     assert scene.conditions(before)["Ready"]["status"] == "Unknown"
+
+
+def test_the_last_status_stands_until_a_replica_that_had_failed_has_been_asked_again() -> None:
+    """After a start of the operator: or it would seem for a moment that pods have not started."""
+    scene = Scene(source=CLAIM)
+    scene.no_frontends()
+    scene.launcher_says("qwen-r0", phase="Failed", ready=False, last_failure=FAILURE)
+    before = scene.status()
+    assert before["phase"] == "Failed"
+    said = dict(scene.reports)
+    for asked in ((), ("frontend-0",), ("qwen-r0-0",)):
+        scene.reports = {name: said[name] for name in asked}
+        assert scene.status(before) == before
+    scene.reports = said | {"qwen-r0-0": Unreachable("timed out")}
+    assert scene.conditions(before)["EngineReady"]["reason"] == "Unreachable"
+
+
+def test_the_last_status_stands_until_a_pod_that_fetches_has_been_asked_again() -> None:
+    scene = fetch_scene()
+    running = {"name": "fetch", "state": {"running": {}}, "started": True}
+    scene.pods["fetch-pod"]["status"]["containerStatuses"] = [running]
+    scene.reports["fetch-pod"] = {"kind": "fetch", "phase": "Downloading", "percent": 40}
+    before = scene.status()
+    assert before["cache"] == {"phase": "Downloading", "percent": 40}
+    del scene.reports["fetch-pod"]
+    assert scene.status(before) == before
+
+
+def test_a_pod_that_ended_before_it_was_asked_is_not_waited_for() -> None:
+    """Its conditions may say Ready for good: whoever ended it need not have been its kubelet."""
+    scene = fetch_scene()
+    before = scene.status()
+    scene.pods["fetch-pod"]["status"] = {
+        "phase": "Failed",
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 2}}}],
+    }
+    job = next(body for ref, body in scene.children.items() if ref.kind == "Job")
+    job["status"] = {"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}
+    assert scene.status(before)["phase"] == "Failed"
 
 
 def test_the_commit_is_remembered_when_the_fetch_pod_is_gone() -> None:
@@ -229,6 +270,11 @@ def test_names_of_sources() -> None:
         (image, "registry.example.com/model:1/model"),
     ):
         assert Scene(source=source).status()["model"]["name"] == name
+
+
+def test_a_long_name_of_a_source_is_cut_to_what_a_status_may_have() -> None:
+    source = {"pvc": {"claimName": "c" * 253, "path": "p" * 1024}}
+    InferenceModelStatus.model_validate(Scene(source=source).status())
 
 
 def test_a_pod_that_ended_because_it_was_told_to_has_not_failed() -> None:

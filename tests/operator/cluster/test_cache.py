@@ -1,0 +1,120 @@
+"""The cache's claim on a real API server, which decides what may become of its size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.control_plane import LocalControlPlane
+from support.operated_cluster import OperatedCluster, hub_model
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: LocalControlPlane) -> Iterator[OperatedCluster]:
+    for name, expands in (("expands", True), ("rigid", False)):
+        control_plane.apply(
+            {
+                "apiVersion": "storage.k8s.io/v1",
+                "kind": "StorageClass",
+                "metadata": {"name": name},
+                "provisioner": "kubernetes.io/no-provisioner",
+                "allowVolumeExpansion": expands,
+            }
+        )
+    with OperatedCluster(control_plane) as cluster, cluster.operator():
+        yield cluster
+
+
+def model(name: str, storage_class: str, size: str) -> dict[str, Any]:
+    made = hub_model(name)
+    made["spec"]["model"]["cache"] = {"size": size, "storageClassName": storage_class, "retain": True}
+    return made
+
+
+def make_bound(cluster: OperatedCluster, model: dict[str, Any]) -> None:
+    """The volume is there first, so that the claim finds it at once."""
+    name, cache = model["metadata"]["name"], model["spec"]["model"]["cache"]
+    reference = {"kind": "PersistentVolumeClaim", "namespace": cluster.namespace, "name": f"{name}-cache"}
+    cluster.control_plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{cluster.namespace}-{name}"},
+            "spec": {
+                "capacity": {"storage": "1Ti"},
+                "accessModes": ["ReadWriteMany"],
+                "storageClassName": cache["storageClassName"],
+                "claimRef": reference,
+                "hostPath": {"path": "/nowhere"},
+            },
+        }
+    )
+    cluster.apply(model)
+
+    def bound() -> bool:
+        live = cluster.get("PersistentVolumeClaim", f"{name}-cache")
+        return live is not None and live["status"].get("phase") == "Bound"
+
+    cluster.until(bound, "a bound claim")
+
+
+def size(cluster: OperatedCluster, name: str) -> str:
+    live = cluster.get("PersistentVolumeClaim", f"{name}-cache")
+    return "" if live is None else str(live["spec"]["resources"]["requests"]["storage"])
+
+
+def accepted(cluster: OperatedCluster, name: str) -> str:
+    """The status of Accepted for the present spec."""
+    condition, live = cluster.condition(name, "Accepted"), cluster.get("InferenceModel", name)
+    assert live is not None
+    return str(condition.get("status")) if condition.get("observedGeneration") == live["metadata"]["generation"] else ""
+
+
+def test_a_claim_grows_and_what_a_person_made_larger_stays(cluster: OperatedCluster) -> None:
+    make_bound(cluster, model("grows", "expands", "1Gi"))
+    cluster.apply(model("grows", "expands", "2Gi"))
+    cluster.until(lambda: size(cluster, "grows") == "2Gi", "the larger claim")
+    cluster.merge("PersistentVolumeClaim", "grows-cache", {"spec": {"resources": {"requests": {"storage": "5Gi"}}}})
+    cluster.apply(model("grows", "expands", "3Gi"))
+    cluster.until(lambda: accepted(cluster, "grows") == "True", "a spec that is served")
+    assert size(cluster, "grows") == "5Gi"
+
+
+def test_a_claim_that_was_kept_and_is_larger_is_taken_as_it_is(cluster: OperatedCluster) -> None:
+    make_bound(cluster, model("kept", "expands", "4Gi"))
+    cluster.until(lambda: accepted(cluster, "kept") == "True" and cluster.get("Service", "kept"), "the model")
+    cluster.delete("InferenceModel", "kept")
+    cluster.until(lambda: cluster.get("Service", "kept") is None, "the end of the other children")
+    cluster.apply(model("kept", "expands", "1Gi"))
+    cluster.until(lambda: accepted(cluster, "kept") == "True" and cluster.get("Service", "kept"), "the model again")
+    assert size(cluster, "kept") == "4Gi"
+
+
+def test_a_class_that_cannot_expand_is_named_with_what_to_do(cluster: OperatedCluster) -> None:
+    make_bound(cluster, model("rigid", "rigid", "1Gi"))
+    cluster.apply(model("rigid", "rigid", "2Gi"))
+    cluster.until(lambda: accepted(cluster, "rigid") == "False", "the refusal")
+    condition = cluster.condition("rigid", "Accepted")
+    assert condition["reason"] == "Rejected", condition
+    assert "cannot grow" in condition["message"] and "allowVolumeExpansion" in condition["message"]
+    assert size(cluster, "rigid") == "1Gi"
+
+
+def test_a_claim_that_the_namespace_forbids_is_told_in_its_words(cluster: OperatedCluster) -> None:
+    limit = {"type": "PersistentVolumeClaim", "max": {"storage": "50Gi"}}
+    metadata = {"name": "small-claims", "namespace": cluster.namespace}
+    cluster.control_plane.apply(
+        {"apiVersion": "v1", "kind": "LimitRange", "metadata": metadata, "spec": {"limits": [limit]}}
+    )
+    cluster.apply(hub_model("forbidden"))
+    condition = cluster.until(lambda: _refused(cluster, "forbidden"), "the refusal")
+    assert condition["reason"] == "Rejected"
+    assert "maximum storage usage per PersistentVolumeClaim is 50Gi" in condition["message"]
+    cluster.control_plane.kubectl("delete", "limitrange", "small-claims", "-n", cluster.namespace)
+
+
+def _refused(cluster: OperatedCluster, name: str) -> dict[str, Any]:
+    condition = cluster.condition(name, "Accepted")
+    return condition if condition.get("status") == "False" else {}

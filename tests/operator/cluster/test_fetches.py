@@ -1,0 +1,67 @@
+"""Fetch Jobs on a real API server: when one gives way to the next."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from minisgl_operator import plan
+from support.control_plane import LocalControlPlane
+from support.operated_cluster import OperatedCluster, hub_model
+
+FETCHES = "app.kubernetes.io/component=fetch"
+NO_USE = {"exitCode": 2, "reason": "Error"}
+
+
+def fetch_job(cluster: OperatedCluster, name: str) -> dict[str, Any]:
+    return next((body for (kind, _), body in cluster.children(name).items() if kind == "Job"), {})
+
+
+def test_a_fetch_that_failed_for_good_is_tried_again_when_its_time_has_come(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not at the next full list after that, which may be as long away again."""
+    monkeypatch.setattr(plan, "RETRY_FETCH_AFTER", timedelta(seconds=5))
+    with OperatedCluster(control_plane) as cluster, cluster.operator(resync_seconds=3600.0):
+        asked = hub_model("refused")
+        # A claim of the model's own would have no volume here, and so be looked at again and again.
+        asked["spec"]["model"]["cache"] = {"claimName": "theirs"}
+        cluster.apply(asked)
+        (pod,) = cluster.until(lambda: cluster.list("Pod", FETCHES), "a pod that fetches")
+        first = fetch_job(cluster, "refused")
+        container = {"name": "fetch", "ready": False, "restartCount": 0, "image": "", "imageID": ""}
+        cluster.statuses[pod["metadata"]["name"]] = {
+            "phase": "Failed",
+            "containerStatuses": [{**container, "state": {"terminated": NO_USE}}],
+        }
+        cluster.until(lambda: cluster.status("refused").get("phase") == "Failed", "the failure")
+
+        def another() -> bool:
+            job = fetch_job(cluster, "refused")
+            return bool(job) and job["metadata"]["uid"] != first["metadata"]["uid"]
+
+        cluster.until(another, "another try")
+
+
+def test_a_fetch_is_not_made_while_a_pod_of_the_last_one_is_there(control_plane: LocalControlPlane) -> None:
+    """Both would write the same directory."""
+    with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
+        cluster.apply(hub_model("writes"))
+        (pod,) = cluster.until(lambda: cluster.list("Pod", FETCHES), "a pod that fetches")
+        name, first = pod["metadata"]["name"], fetch_job(cluster, "writes")
+        cluster.place_on_lost_node(name)
+        edited = hub_model("writes")
+        edited["spec"]["model"]["source"]["huggingFace"]["tokenSecretRef"] = {"name": "hub"}
+        cluster.apply(edited)
+        cluster.until(lambda: "deletionTimestamp" in cluster.list("Pod", FETCHES)[0]["metadata"], "the pod's end")
+        cluster.until_quiet(operator)
+        assert [one["metadata"]["name"] for one in cluster.list("Pod", FETCHES)] == [name]
+        control_plane.kubectl("delete", "pod", name, "-n", cluster.namespace, "--grace-period=0", "--force")
+
+        def another() -> bool:
+            found = [one for one in cluster.list("Pod", FETCHES) if one["metadata"]["name"] != name]
+            return bool(found) and fetch_job(cluster, "writes")["metadata"]["uid"] != first["metadata"]["uid"]
+
+        cluster.until(another, "the fetch with the token")

@@ -1,0 +1,80 @@
+"""Pods on a node that is lost hold nothing up, whatever is deleted around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from minisgl_operator import overdue
+from support.control_plane import LocalControlPlane
+from support.operated_cluster import OperatedCluster, pvc_model
+
+
+@pytest.fixture(autouse=True)
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overdue, "PATIENCE", timedelta(seconds=3))
+
+
+def lose_all(cluster: OperatedCluster) -> None:
+    """A model that serves, and all of whose pods are on a node that says nothing any more."""
+    cluster.apply(pvc_model("lost"))
+    cluster.until(lambda: cluster.ready("lost"), "Ready")
+    for pod in cluster.list("Pod"):
+        cluster.place_on_lost_node(pod["metadata"]["name"])
+
+
+def told_to_end(cluster: OperatedCluster) -> None:
+    """Wait until all pods were, and let their time be over soon."""
+
+    def told() -> list[dict[str, Any]]:
+        found = cluster.list("Pod")
+        return found if all("deletionTimestamp" in pod["metadata"] for pod in found) else []
+
+    for pod in cluster.until(told, "pods that were told to end"):
+        cluster.end_soon(pod["metadata"]["name"])
+
+
+WAYS: dict[str, Callable[[OperatedCluster], Any]] = {
+    "in the foreground": lambda cluster: cluster.delete("InferenceModel", "lost", "Foreground"),
+    "in the background": lambda cluster: cluster.delete("InferenceModel", "lost"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_that_is_deleted_goes_with_its_pods(control_plane: LocalControlPlane, way: str) -> None:
+    with OperatedCluster(control_plane) as cluster, cluster.operator():
+        lose_all(cluster)
+        WAYS[way](cluster)
+        told_to_end(cluster)
+        cluster.until(lambda: not cluster.list("Pod"), "the end of all pods")
+        cluster.until(lambda: cluster.get("InferenceModel", "lost") is None, "the model's end")
+
+
+def test_an_operator_that_starts_later_removes_the_pods_of_a_model_that_has_gone(
+    control_plane: LocalControlPlane,
+) -> None:
+    with OperatedCluster(control_plane) as cluster:
+        with cluster.operator():
+            lose_all(cluster)
+        cluster.delete("InferenceModel", "lost")
+        told_to_end(cluster)
+        with cluster.operator():
+            cluster.until(lambda: not cluster.list("Pod"), "the end of all pods")
+
+
+def test_a_namespace_that_is_deleted_goes(control_plane: LocalControlPlane) -> None:
+    with OperatedCluster(control_plane) as cluster, cluster.operator():
+        lose_all(cluster)
+        control_plane.kubectl("delete", "namespace", cluster.namespace, "--wait=false")
+        # Once it may not be made again, the operator does nothing more for the model itself.
+        cluster.delete("Service", "lost")
+        cluster.until(lambda: cluster.condition("lost", "Accepted").get("reason") == "NamespaceTerminating", "the end")
+        told_to_end(cluster)
+
+        def gone() -> bool:
+            return control_plane.kubectl("get", "namespace", cluster.namespace, check=False).returncode != 0
+
+        cluster.until(gone, "the namespace's end")

@@ -1,0 +1,68 @@
+"""When a Lease counts as lost, in a time that passes only while nobody has anything to do."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from typing import Any
+
+from minisgl_operator.client import ApiError, Object
+from minisgl_operator.lease import DURATION, RENEW_DEADLINE, Lease
+from minisgl_operator.resources import Resource
+
+
+class Skipping(selectors.SelectSelector):
+    """Does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._skipping = Skipping()
+        super().__init__(self._skipping)
+
+    def time(self) -> float:
+        return self._skipping.now
+
+
+class Server:
+    """Has a renewal at once, answers it as late as it may, and is gone afterwards."""
+
+    def __init__(self) -> None:
+        self.lease: Object | None = None
+        self.renewed: float | None = None
+
+    async def get(self, *_: Any) -> Object | None:
+        if self.renewed is not None:
+            raise ApiError(0, "NoAnswer", "gone")
+        return self.lease
+
+    async def create(self, _: Resource, __: str, body: Object) -> None:
+        self.lease = body | {"metadata": body["metadata"] | {"resourceVersion": "1"}}
+
+    async def replace(self, *_: Any) -> None:
+        loop = asyncio.get_running_loop()
+        self.renewed = loop.time()
+        await asyncio.sleep(RENEW_DEADLINE - self.renewed - 0.1)
+
+
+def test_a_renewal_whose_answer_comes_late_counts_from_when_it_was_asked_for() -> None:
+    server: Any = Server()
+    lost: list[float] = []
+
+    async def hold() -> None:
+        lease = Lease(server, "default", "one", "late")
+        await lease.acquire()
+        await lease.keep(lambda: lost.append(asyncio.get_running_loop().time()))
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(hold())
+    assert server.renewed is not None
+    assert lost[0] - server.renewed < DURATION, "another one has it by then"
