@@ -18,7 +18,7 @@
 #   moe     Qwen3-30B-A3B, decode at batch 1 and 64
 #   load    random load, $MINUTES (8) minutes
 #   tp2     on two GPUs: tests, all-reduce by size, workload A on Qwen3-14B
-#   tp4     on four GPUs: Qwen3-32B under the chat trace at three speeds
+#   tp4     on four GPUs: all-reduce by size, Qwen3-32B under 1,000 requests of the chat trace at three speeds
 #
 # MINISGL is how the command is called (default: minisgl), PYTHON the interpreter that has pytest (default: python3).
 set -uo pipefail
@@ -80,12 +80,14 @@ ask() {
   curl -s "127.0.0.1:$PORT/metrics" | grep -E '^minisgl:engine_(start|steps)'
 }
 
-replay() { # NAME: a quarter of the trace at each speed; 2.5 is 6.5 requests a second
-  "$PYTHON" benchmarks/chat_trace.py "$SCRATCH/chat.jsonl" --requests "${REQUESTS:-250}"
-  for speed in 1.25 1.67 2.5; do
+replay() { # NAME REQUESTS SPEED...: the trace's first requests at each speed; 2.5 is 6.5 requests a second
+  local name=$1 requests=$2
+  shift 2
+  "$PYTHON" benchmarks/chat_trace.py "$SCRATCH/chat.jsonl" --requests "$requests"
+  for speed in "$@"; do
     say "trace at speed $speed"
     limited 400 $MINISGL bench serve --url "http://127.0.0.1:$PORT" --trace "$SCRATCH/chat.jsonl" --block-size 16 \
-      --trace-speed "$speed" --vocabulary 150000 --json "$OUT/serve-$1-x$speed.json"
+      --trace-speed "$speed" --vocabulary 150000 --json "$OUT/serve-$name-x$speed.json"
   done
 }
 
@@ -110,7 +112,8 @@ part() {
       ;;
     online)
       $MINISGL models dummy qwen3-14b "$SCRATCH/14b"
-      with_server "$OUT/serve-14b.log" "$SCRATCH/14b" --dummy-weights --max-model-len 12288 -- replay 14b
+      with_server "$OUT/serve-14b.log" "$SCRATCH/14b" --dummy-weights --max-model-len 12288 -- \
+        replay 14b "${REQUESTS:-250}" 1.25 1.67 2.5
       ;;
     moe) bench offline-qwen3-30b-a3b qwen3-30b-a3b 240 --workload C C64 --repeat 2 ;;
     load)
@@ -123,8 +126,10 @@ part() {
       bench offline-qwen3-14b-tp2 qwen3-14b 300 --tp 2 --workload A --repeat 3
       ;;
     tp4)
+      limited 120 $MINISGL bench comm --tp 4 --json "$OUT/comm-tp4.json"
       $MINISGL models dummy qwen3-32b "$SCRATCH/32b"
-      with_server "$OUT/serve-32b.log" "$SCRATCH/32b" --dummy-weights --tp 4 --max-model-len 12288 -- replay 32b-tp4
+      with_server "$OUT/serve-32b.log" "$SCRATCH/32b" --dummy-weights --tp 4 --max-model-len 12288 -- \
+        replay 32b-tp4 "${REQUESTS:-1000}" 3.33 2.5 2
       ;;
     *) say "there is no part $1" ;;
   esac

@@ -1,5 +1,5 @@
 # Kernels for Hopper GPUs, compiled ahead of time, on top of the engine's dependencies: with them an engine compiles
-# nothing when it starts. No GPU is needed, but an hour on a few cores. From the repository's root:
+# nothing when it starts. No GPU is needed, but 20 minutes on two cores. From the repository's root:
 #
 #   docker build -f images/engine/Dockerfile --target dependencies -t minisgl-dependencies .
 #   docker build -f images/engine/kernels.Dockerfile --build-arg DEPENDENCIES=minisgl-dependencies -t minisgl-kernels .
@@ -13,8 +13,9 @@ FROM ${DEPENDENCIES} AS compiler
 RUN apt-get update && \
     apt-get install -y --no-install-recommends g++ ninja-build && \
     rm -rf /var/lib/apt/lists/*
-RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --no-deps --target /opt/cuda \
-        'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-cccl==13.0.*'
+COPY images/engine/compiler.lock /tmp/compiler.lock
+RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --no-deps --require-hashes --target /opt/cuda \
+        -r /tmp/compiler.lock
 COPY runtime/minisgl /opt/minisgl/own/minisgl
 ARG MODELS=""
 RUN PYTHONPATH=/opt/minisgl/own:/opt/minisgl/site CUDA_HOME=/opt/cuda/nvidia/cu13 \

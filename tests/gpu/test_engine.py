@@ -12,6 +12,7 @@ import torch
 from minisgl.attention.backend import BackendUnavailable
 from minisgl.config import EngineConfig
 from minisgl.engine.engine import create_engine
+from minisgl.engine.errors import EngineError
 from minisgl.wire.plan import StepPlan
 from support.gpu_engine import Answer, answer, assert_equal_where_the_gap_allows, engine_config, run
 from support.plans import Segment, make_plan, new_row
@@ -86,6 +87,19 @@ def test_a_planned_decode_can_be_captured(checkpoint: Path) -> None:
         assert_equal_where_the_gap_allows(plans, eager, replayed)
 
 
+def test_a_step_in_which_no_row_samples(checkpoint: Path) -> None:
+    prompt = PROMPTS[3]
+    plans = [
+        make_plan(0, prefill=[Segment(0, 0, prompt[:70], sample=False)], pages=PAGES[:8], rows=[new_row(0)]),
+        make_plan(1, prefill=[Segment(0, 70, prompt[70:])]),
+        make_plan(2, decode=[(0, len(prompt))]),
+    ]
+    engine = create_engine(_config(checkpoint, audit=True))
+    tokens = run(engine, plans)
+    engine.close()
+    assert [len(step) for step in tokens] == [0, 1, 1] and min(tokens[1] + tokens[2]) >= 0
+
+
 def test_padded_rows_write_to_no_page_of_others(checkpoint: Path) -> None:
     """Five rows run in the graph of six; unowned pages and unwritten positions are NaN."""
     plans = [*_plans(12, _greedy(), 5), make_plan(12, decode=[(7, len(PROMPTS[7]))])]
@@ -116,6 +130,33 @@ def test_the_pool_takes_its_share_of_the_device(checkpoint: Path) -> None:
     used = free - torch.cuda.mem_get_info()[0]
     assert engine.stats.kv_pool_bytes > 0 and used <= 0.3 * free + (2 << 30) <= total
     engine.close()
+
+
+def test_no_step_follows_one_that_failed(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens would be wrong: the failed one has left holes in the pool."""
+    engine = create_engine(_config(checkpoint))
+    plans = _plans(3, _greedy())
+
+    def run_out_of_memory(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("no memory for a step")
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(engine.runner, "run", run_out_of_memory)
+        engine.launch(plans[0])
+    with pytest.raises(EngineError, match="no memory for a step") as refused:
+        engine.launch(plans[1])
+    assert refused.value.code == "engine_failed"
+    engine.close()
+
+
+def test_a_closed_engine_leaves_the_device_to_the_next(checkpoint: Path) -> None:
+    before = torch.cuda.memory_reserved()
+    engine = create_engine(_config(checkpoint, num_pages=8192))
+    run(engine, _plans(4, _greedy()))
+    assert torch.cuda.memory_reserved() - before > engine.stats.kv_pool_bytes
+    engine.close()
+    # torch's libraries keep workspaces.
+    assert torch.cuda.memory_reserved() - before < engine.stats.kv_pool_bytes // 2
 
 
 def test_poisoned_pages_fault_only_their_readers(checkpoint: Path) -> None:

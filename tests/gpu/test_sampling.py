@@ -79,8 +79,9 @@ def test_inputs_of_a_step() -> None:
         slots = torch.randint(0, 20, (total,), generator=generator, dtype=torch.int32)
         positions = torch.randint(0, 33 * 16, (total,), generator=generator, dtype=torch.int32)
         tokens = torch.arange(prefill, dtype=torch.int32)
-        given = (slots, positions, tokens, page_table, last_token)
-        expected = step_inputs(*given, 16)
-        result = step_inputs(*(tensor.cuda() for tensor in given), 16)
+        given = slots, positions, tokens, page_table, last_token
+        on_device = slots.cuda(), positions.cuda(), tokens.cuda(), page_table.cuda(), last_token.cuda()
+        expected = step_inputs(*given, page_size=16)
+        result = step_inputs(*on_device, page_size=16)
         for ours, theirs in zip(result, expected, strict=True):
             assert torch.equal(ours.cpu(), theirs)

@@ -20,7 +20,7 @@ FAILED = 1
 """pytest's exit code when tests ran and failed; a mutant that cannot even be collected proves nothing."""
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
 def test_the_named_test_catches_the_bug(patch: Path, tmp_path: Path) -> None:
     named = re.findall(r"^Test: (\S+)$", patch.read_text(), re.MULTILINE)

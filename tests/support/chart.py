@@ -50,7 +50,11 @@ MATRIX: Final[dict[str, Object]] = {
             "podAnnotations": {"a": "b"},
             "podLabels": {"c": "d"},
         },
-        "defaults": {"engineImage": {"tag": "1.2.3"}, "imagePullPolicy": "IfNotPresent"},
+        "defaults": {
+            "engineImage": {"tag": "1.2.3"},
+            "imagePullPolicy": "IfNotPresent",
+            "imagePullSecrets": [{"name": "registry-of-models"}],
+        },
         "serviceAccount": {"annotations": {"a": "b"}},
         "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
         "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
@@ -76,17 +80,17 @@ def helm(*arguments: str, values: Object | None = None) -> str:
     return done.stdout
 
 
-def rendered(values: Object) -> list[Object]:
+def rendered(values: Object, release: str = "minisgl") -> list[Object]:
     """The objects of the chart, the test's pod among them."""
-    return _objects(helm("template", "minisgl", str(CHART), "--namespace", NAMESPACE, values=values))
+    return _objects(helm("template", release, str(CHART), "--namespace", NAMESPACE, values=values))
 
 
-def kustomized() -> list[Object]:
+def kustomized(folder: Path = MANIFESTS) -> list[Object]:
     try:
         program = tools.program("kubectl")
     except tools.ToolchainMissing as error:
         pytest.skip(str(error))
-    command = [str(program), "kustomize", str(MANIFESTS)]
+    command = [str(program), "kustomize", str(folder)]
     return _objects(subprocess.run(command, check=True, text=True, capture_output=True).stdout)
 
 

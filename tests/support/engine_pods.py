@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,9 +13,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from support.ports import free_port, free_ports
 from support.served import RUNTIME, eventually, launched_by
 
 PORTS = ("control", "scheduler", "link", "rendezvous", "plans")
+# Rank n gets its plans at that of the plans plus n.
+_MOST_RANKS = 8
 
 
 class EnginePod:
@@ -80,7 +81,7 @@ class EnginePod:
             time.sleep(0.02)
 
     def wait_for_words(self, words: str, times: int = 1) -> None:
-        eventually(lambda: self.log.read_text().count(words) >= times, 60)
+        eventually(lambda: self.log.read_text().count(words) >= times)
 
     def children(self) -> dict[str, int]:
         return launched_by(self.popen.pid)
@@ -99,14 +100,15 @@ class Pods:
     """The pods of one replica, on ports of their own; pod numbers grow from 0."""
 
     def __init__(self, folder: Path, model: Path, *flags: str) -> None:
-        self.ports = free_ports()
+        first = free_ports(len(PORTS) + _MOST_RANKS)
+        self.ports = {name: first + offset for offset, name in enumerate(PORTS)}
         self.all: list[EnginePod] = []
         self._folder = folder
         self._flags = (str(model), *flags)
 
     def add(self, *flags: str, index: int | None = None) -> EnginePod:
         index = len(self.all) if index is None else index
-        ports = self.ports if index == 0 else {**self.ports, "control": free_ports()["control"]}
+        ports = self.ports if index == 0 else {**self.ports, "control": free_port()}
         pod = EnginePod(self._folder, index, (*self._flags, *flags), ports)
         self.all.append(pod)
         return pod
@@ -118,10 +120,3 @@ class Pods:
     def close(self) -> None:
         for pod in self.all:
             pod.close()
-
-
-def free_ports() -> dict[str, int]:
-    """Ports that were free a moment ago. That of the plans is followed by free ones for a few ranks."""
-    with contextlib.ExitStack() as stack:
-        held = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in PORTS}
-        return {name: held[name].getsockname()[1] for name in PORTS}

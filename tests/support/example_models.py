@@ -22,6 +22,13 @@ _NODES = {
         }
     }
 }
+_APART = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"noisy": "yes"}}}
+        ]
+    }
+}
 _SCHEDULING = {
     "nodeSelector": {"pool": "serving"},
     "tolerations": _TOLERATIONS,
@@ -46,7 +53,11 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         },
     ),
     "cache-of-a-class": (
-        {"model": {"cache": {"size": "0.5Ti", "storageClassName": "fast", "accessMode": "ReadWriteOnce"}}},
+        {
+            "model": {"cache": {"size": "0.5Ti", "storageClassName": "fast", "accessMode": "ReadWriteOnce"}},
+            "engine": {"nodeSelector": {"pool": "gpu"}, "tolerations": _TOLERATIONS, "affinity": _NODES | _APART},
+            "frontend": {"nodeSelector": {"pool": "web"}, "imagePullSecrets": [{"name": "registry"}]},
+        },
         None,
     ),
     "cache-to-keep": ({"model": {"cache": {"retain": True}}}, None),

@@ -14,13 +14,14 @@ import msgspec
 from minisgl.tokenizer.model_files import hash_tokenizer_files
 from minisgl.wire.messages import FromScheduler, ModelCard, Submit
 from support.fake_scheduler import FakeScheduler, card
+from support.ports import free_port
 
 
 class Pods:
     """They listen on the same two ports, each at an address of its own. `addresses` is what the name resolves to."""
 
     def __init__(self) -> None:
-        self.scheduler_port, self.control_port = _free_port(), _free_port()
+        self.scheduler_port, self.control_port = free_port(), free_port()
         self.addresses: set[str] = set()
         self.pods: list[Pod] = []
         self.looked_up_in_vain = threading.Event()
@@ -132,9 +133,3 @@ class Files:
             self._server.shutdown()
             self._thread.join()
             self._server.server_close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

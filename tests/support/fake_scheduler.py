@@ -31,7 +31,7 @@ from minisgl.wire.sockets import Codec, open_socket
 
 M = TypeVar("M", bound=msgspec.Struct)
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 _STATUS = Status(
     waiting=0,

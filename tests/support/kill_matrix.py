@@ -158,19 +158,19 @@ def _watch_readiness(url: str, killed_at: float, *, not_ready: bool) -> tuple[fl
 
 def kill_one(served: Served, victim: str) -> Round:
     """One round on a server that is ready. Afterwards it is ready again, or gone when the launcher was killed."""
-    model = httpx.get(f"{served.url}/v1/models", timeout=10, verify=_SSL).json()["data"][0]["id"]
+    model = _model(served)
+    # Looked for before: the answers go on meanwhile.
+    pid = served.popen.pid if victim == "launcher" else served.children()[victim]
     streams = [Client(served.url, model, stream=True) for _ in range(STREAMS)]
     plain = [Client(served.url, model, stream=False) for _ in range(PLAIN)]
     eventually(lambda: sum(client.chunks > 0 for client in streams) >= STARTED, 60)
     chunks = [client.chunks for client in streams]
     killed_at = time.monotonic()
     if victim == "launcher":
-        family = set(served.children().values())
         served.kill()
-        eventually(lambda: not (family & set(served.children().values())) and not served.leftovers(), 10)
+        eventually(lambda: not served.children() and not served.leftovers(), 30)
         not_ready, back = 0.0, time.monotonic() - killed_at
     else:
-        pid = served.children()[victim]
         os.kill(pid, signal.SIGKILL)
         if victim == "frontend":
             eventually(lambda: pid not in served.children().values())
@@ -221,10 +221,14 @@ def _start(folder: Path, *flags: str) -> Served:
 
 
 def _whole_answer(served: Served) -> bool:
-    model = httpx.get(f"{served.url}/v1/models", timeout=10, verify=_SSL).json()["data"][0]["id"]
-    client = Client(served.url, model, stream=True, tokens=100)
+    client = Client(served.url, _model(served), stream=True, tokens=100)
     client.join(60)
     return client.outcome == "whole"
+
+
+def _model(served: Served) -> str:
+    """Its name."""
+    return str(httpx.get(f"{served.url}/v1/models", timeout=60, verify=_SSL).json()["data"][0]["id"])
 
 
 def _show(round: Round) -> Round:

@@ -14,8 +14,9 @@ def rank_main(rank: int, size: int, rendezvous: str, out: Path) -> None:
     torch.cuda.set_device(rank)
     parallel = TensorParallel(rank=rank, size=size, rendezvous=rendezvous, device=f"cuda:{rank}")
     assert parallel.gather_int(2**40 + rank) == [2**40 + r for r in range(size)]
-    source = torch.zeros(4, 3, device="cuda", dtype=torch.bfloat16)
-    gathered = torch.empty(size, 4, 3, device="cuda", dtype=torch.bfloat16)
+    # A whole number of 16 bytes, which ranks that can write each other's memory add up that way.
+    source = torch.zeros(4, 8, device="cuda", dtype=torch.bfloat16)
+    gathered = torch.empty(size, 4, 8, device="cuda", dtype=torch.bfloat16)
     indices = torch.full((4,), 2_000_000_000 + rank, device="cuda")
 
     def step() -> tuple[torch.Tensor, ...]:
@@ -34,11 +35,26 @@ def rank_main(rank: int, size: int, rendezvous: str, out: Path) -> None:
         parallel.barrier()
         each = [float(value + r) for r in range(size)]
         assert (total == sum(each)).all()
-        assert columns[0].tolist() == [v for v in each for _ in range(3)]
+        assert columns[0].tolist() == [v for v in each for _ in range(8)]
         assert gathered[:, 0, 0].tolist() == values[:, 0].tolist() == each
         assert winners[:, 0].tolist() == [2_000_000_000 + r for r in range(size)]
     graph.reset()
+    _sums(parallel)
     timings = measure_all_reduce(parallel, [16 << 10, 64 << 20])
     assert timings[0].seconds < timings[1].seconds
     parallel.close()
     out.write_text(parallel.transport)
+
+
+def _sums(parallel: TensorParallel) -> None:
+    """Of messages of all lengths, those that are written to all ranks at once and those that go by NCCL."""
+    for length in (8, 12, 5120, 40_000, 5120, 1 << 20, 16, 8 << 20, 2056, 6 << 20, 5120):
+        each = [
+            torch.randn(length, generator=torch.Generator("cuda").manual_seed(rank), device="cuda").bfloat16()
+            for rank in range(parallel.size)
+        ]
+        expected = sum(message.double() for message in each)
+        total = parallel.all_reduce_sum(each[parallel.rank])
+        torch.testing.assert_close(total.double(), expected, rtol=2**-6, atol=2**-5)
+        same = parallel.all_gather(total)
+        assert all(torch.equal(other, total) for other in same)

@@ -148,6 +148,10 @@ class RunningOperator:
         except BaseException as error:
             self.error = error
 
+    def _end(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+
     async def _main(self) -> None:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._begun.set()
@@ -155,11 +159,13 @@ class RunningOperator:
         client = CrashingClient(where, self.counts.requested, self._crash_after)
         self.crashed = client.crashed
         async with client:
-            self.controller = Controller(client, self.config, "test", self.counts, address=self._address)
+            self.controller = Controller(
+                client, self.config, "test", self.counts, address=self._address, on_access=self._end
+            )
             try:
                 await self.controller.start()
                 self.started.set()
-                await watch(where, self.config.watch_namespaces, self.controller.saw, self.controller.stop)
+                await watch(where, self.controller.namespaces, self.controller.saw, self.controller.stop)
             finally:
                 await self.controller.stop()
 
@@ -228,12 +234,19 @@ class OperatedCluster:
 
     def lose_node_of(self, pod: str) -> None:
         """The pod was told to end, on a node that is not there any more to say that it did."""
+        self.place_on_lost_node(pod)
+        self.end_soon(pod)
+
+    def end_soon(self, pod: str) -> None:
+        """kubectl delete pod, also of one that was told to end and has long to do so."""
+        self.control_plane.kubectl("delete", "pod", pod, "-n", self.namespace, "--grace-period=1", "--wait=false")
+
+    def place_on_lost_node(self, pod: str) -> None:
+        """Nobody will say of it that it ended."""
         self.control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lost"}})
         target = {"apiVersion": "v1", "kind": "Node", "name": "lost"}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
         self.run(self.client.request("POST", POD.path(self.namespace, pod, "binding"), {}, binding))
-        options = ("--grace-period=1", "--wait=false")
-        self.control_plane.kubectl("delete", "pod", pod, "-n", self.namespace, *options)
 
     # What is seen
 
@@ -301,11 +314,12 @@ class OperatedCluster:
         probe_seconds: float = 0.2,
         kubeconfig: Path | None = None,
         crash_after: int | None = None,
+        also: tuple[str, ...] = (),
     ) -> RunningOperator:
-        """Starts one that serves this namespace. `crash_after` is a number of writes."""
+        """Starts one that serves this namespace and those in `also`. `crash_after` is a number of writes."""
         config = Config(
             environment=Environment(self.namespace, "example.com/engine:1", "example.com/frontend:1"),
-            watch_namespaces=(self.namespace,),
+            watch_namespaces=(*also, self.namespace),
             resync_seconds=resync_seconds,
             probe_seconds=probe_seconds,
             kubeconfig=kubeconfig or self.control_plane.kubeconfig,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.weights import load_weights
+from support.ports import free_port
 from support.sequence_attention import SequenceAttention
 
 T = TypeVar("T")
@@ -72,6 +72,4 @@ def process_rank_main(
 
 
 def tcp_rendezvous() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port()}"

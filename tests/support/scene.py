@@ -116,13 +116,14 @@ class Scene:
         }
         self.reports[f"{replica}-0"] = report | said
 
-    def frontend_says(self, *unroutable: str) -> None:
-        """Every frontend reaches all replicas but these."""
+    def frontend_says(self, *unroutable: str, waits_for_files: bool = False) -> None:
+        """Every frontend routes to all replicas but these, and could route to these if other files were in use."""
         entries = [
             {
                 "replica": stateful_set["metadata"]["name"],
                 "revision": stateful_set["spec"]["template"]["metadata"]["labels"][names.REVISION_LABEL],
                 "routable": stateful_set["metadata"]["name"] not in unroutable,
+                "waits_for_files": waits_for_files and stateful_set["metadata"]["name"] in unroutable,
             }
             for ref, stateful_set in self.children.items()
             if ref.kind == "StatefulSet"

@@ -32,7 +32,7 @@ class Served:
             )
         self.url = ""
 
-    def wait_until_ready(self, seconds: float = 120.0) -> None:
+    def wait_until_ready(self, seconds: float = 240.0) -> None:
         deadline = time.monotonic() + seconds
         while not (started := [line for line in self.lines() if line["message"].startswith("serving ")]):
             assert self.popen.poll() is None, self.log.read_text()
@@ -86,7 +86,7 @@ def launched_by(launcher: int) -> dict[str, int]:
     return found
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"

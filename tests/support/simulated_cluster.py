@@ -18,13 +18,16 @@ from minisgl_operator.environment import Environment
 from minisgl_operator.observed import Manifest, Observed, Ref, controller_uid, ref_of
 from minisgl_operator.plan import Apply, Step, plan
 from minisgl_operator.replicas import deleting, revision_of
+from support.simulated_frontend import SimulatedFrontend
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 _IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
 
 
 class SimulatedCluster:
-    """One model and its surroundings. `broken` images never become ready: their launchers give up."""
+    """One model and its surroundings. `broken` images never become ready: their launchers give up. `files` says which
+    tokenizer files the engines of an image have, where they are not those of all others; `unusable` ones cannot be
+    loaded by a frontend."""
 
     def __init__(self, raw: Manifest, env: Environment) -> None:
         self.raw = raw
@@ -32,8 +35,10 @@ class SimulatedCluster:
         self.objects: dict[Ref, Manifest] = {}
         self.pods: dict[str, Manifest] = {}
         self.broken: set[str] = set()
+        self.files: dict[str, str] = {}
+        self.unusable: set[str] = set()
         self.now = START
-        self._routed: list[dict[str, Any]] = []
+        self._frontend = SimulatedFrontend()
         self._uids = itertools.count(1)
         self._frontend_pod = self._make_frontend_pod()
         self._seen_pods: dict[str, Manifest] = {}
@@ -80,7 +85,7 @@ class SimulatedCluster:
         children = {ref: self._as_seen(body) for ref, body in ours.items()}
         foreign = {ref: "someone else's" for ref in self.objects.keys() - ours.keys()}
         uid = self._frontend_pod["metadata"]["uid"]
-        reports: dict[str, Any] = {uid: {"kind": "frontend", "ready": bool(self._routed), "replicas": self._routed}}
+        reports: dict[str, Any] = {uid: self._frontend.report()}
         for pod in self._seen_pods.values():
             if self._image(pod) in self.broken:
                 reports[pod["metadata"]["uid"]] = {"kind": "engine", "phase": "Failed", "restarts": 5}
@@ -169,9 +174,16 @@ class SimulatedCluster:
 
     def run_frontends(self) -> None:
         """Frontends find out who serves."""
-        self._routed = [
-            {"replica": replica, "revision": revision, "routable": True} for replica, revision in self.serving().items()
-        ]
+        images = {self._replica(pod): self._image(pod) for pod in self.pods.values()}
+        serving = {
+            replica: (revision, self.files.get(images[replica], "")) for replica, revision in self.serving().items()
+        }
+        self._frontend.look(serving, self.unusable)
+
+    def routed(self) -> dict[str, str]:
+        """Replicas that serve and that requests are sent to, with their revision."""
+        routes = self._frontend.routes()
+        return {replica: revision for replica, revision in self.serving().items() if replica in routes}
 
     def serving(self) -> dict[str, str]:
         """Replicas whose pods are all there, alike and ready, with their revision."""
@@ -207,7 +219,7 @@ class SimulatedCluster:
         return found
 
     def _image_of_all(self) -> str:
-        return json.dumps([list(self.objects.values()), self.pods, self._routed])
+        return json.dumps([list(self.objects.values()), self.pods, self._frontend.report()])
 
     def _run_stateful_set(self, body: Manifest) -> None:
         name, uid, count = body["metadata"]["name"], body["metadata"]["uid"], body["spec"]["replicas"]

@@ -174,6 +174,7 @@ _WRONG_MODELS: Final = (
     ),
     Case("negative size", smallest(model=hub(cache={"size": "-1Gi"})), "spec.model.cache.size"),
     Case("negative number as a size", smallest(model=hub(cache={"size": -1})), "spec.model.cache.size"),
+    Case("size with an endless exponent", smallest(model=hub(cache={"size": "1e999999999"})), "spec.model.cache.size"),
     Case("size that is none", smallest(model=hub(cache={"size": "big"})), "spec.model.cache.size"),
     Case("access mode", smallest(model=hub(cache={"accessMode": "ReadOnlyMany"})), "spec.model.cache.accessMode"),
     Case(
@@ -334,8 +335,13 @@ EDITS: Final[tuple[Edit, ...]] = (
     Edit("another source", _cache(size="1Gi"), smallest()),
     Edit("a source that needs a cache", smallest(), _cache(size="1Gi")),
     Edit("other names", smallest(model=hub()), smallest(model=hub(servedNames=["b"]), replicas=2)),
-    Edit("size", _cache(size="1Gi"), _cache(size="2Gi"), "spec.model", "cache.size cannot be changed"),
-    Edit("size from the default", smallest(model=hub()), _cache(size=5), "spec.model", "cache.size cannot be changed"),
+    Edit("a larger size", _cache(size="1Gi"), _cache(size="1.5Gi")),
+    Edit("a larger size than the default", smallest(model=hub()), _cache(size="1Ti")),
+    Edit("a larger size as a number", _cache(size="1k"), _cache(size=1001)),
+    Edit("the same size in other words", _cache(size="1Gi"), _cache(size="1024Mi")),
+    Edit("a smaller size", _cache(size="1Gi"), _cache(size="1023Mi"), "spec.model", "cache.size cannot shrink"),
+    Edit("less than the default", smallest(model=hub()), _cache(size=5), "spec.model", "cache.size cannot shrink"),
+    Edit("back to the default", _cache(size="1Ti"), smallest(model=hub()), "spec.model", "cache.size cannot shrink"),
     Edit(
         "class",
         _cache(storageClassName="a"),

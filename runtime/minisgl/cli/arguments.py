@@ -30,6 +30,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """A command's parser is asked here by the one above it, which would not know whose help explains the rest."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown and self.exit_on_error:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
 
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str) -> None:

@@ -197,7 +197,11 @@ def plot(samples: Sequence[Sample], path: Path) -> None:
             axes.ecdf(np.array(values) * 1000)
         axes.set(title=name.upper(), xlabel="ms", ylabel="share of samples")
         axes.grid(alpha=0.3)
-    canvas.savefig(path, dpi=120, format="png")
+    try:
+        canvas.savefig(path, dpi=120, format="png")
+    except OSError as error:
+        print(f"minisgl: no plot: {path} cannot be written: {error.strerror}", file=sys.stderr)
+        return
     print(f"plot written to {path}")
 
 
@@ -219,7 +223,7 @@ def _requests(args: argparse.Namespace) -> list[TraceRequest]:
 
 
 async def _send_all(endpoint: Endpoint, args: argparse.Namespace, requests: Sequence[TraceRequest]) -> list[Sample]:
-    model = args.model or str((await endpoint.json("GET", "/v1/models"))["data"][0]["id"])
+    model = args.model or await endpoint.first_model()
     bodies = [_body(args, model, number, request) for number, request in enumerate(requests)]
     path = "/v1/completions" if args.api == "completions" else "/v1/chat/completions"
     room = asyncio.Semaphore(args.max_concurrency) if args.max_concurrency else contextlib.nullcontext()

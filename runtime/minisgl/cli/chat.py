@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     with _endpoint(args.target, args.api_key or os.environ.get("OPENAI_API_KEY")) as endpoint:
         options = {"temperature": args.temperature, "max_tokens": args.max_tokens}
         with asyncio.Runner() as runner:
-            model = args.model or runner.run(_first_model(endpoint))
+            model = args.model or runner.run(endpoint.first_model())
             chat = Chat(endpoint, model, {name: value for name, value in options.items() if value is not None})
             chat.reset(args.system)
             return _talk(chat, runner)
@@ -121,6 +121,9 @@ class Chat:
         except HttpError:
             self._messages.pop()
             raise
+        except (ValueError, KeyError, TypeError) as error:
+            self._messages.pop()
+            raise HttpError("not_a_chunk", f"not a chunk of an OpenAI stream: {error!r}") from error
         except asyncio.CancelledError:
             self._keep(answer)
             raise
@@ -223,13 +226,6 @@ def _answer(chat: Chat, question: str, runner: asyncio.Runner) -> bool:
         print(" [stopped]", end="")
     print(flush=True)
     return True
-
-
-async def _first_model(endpoint: Endpoint) -> str:
-    listed = (await endpoint.json("GET", "/v1/models")).get("data")
-    if not listed:
-        raise ChatError("no_model", f"{endpoint.url} lists no model: name one with --model")
-    return str(listed[0]["id"])
 
 
 @contextlib.contextmanager

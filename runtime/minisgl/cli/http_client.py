@@ -59,7 +59,8 @@ class Endpoint:
     @asynccontextmanager
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[Response]:
         """Send it; the answer once its headers are there. Leaving the block closes the connection. Raises HttpError."""
-        content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode()
+        # What a terminal gives need not be text: a byte that is none becomes a question mark.
+        content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         head = (
             f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host_header}\r\nConnection: close\r\n"
             f"{self._authorization}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -83,7 +84,18 @@ class Endpoint:
         async with self.request(method, path, body) as response:
             content = await response.read()
             response.raise_for_status(content)
-            return json.loads(content)
+            try:
+                return json.loads(content)
+            except ValueError as error:
+                raise HttpError("not_json", f"{self.url}{path} gives no JSON: is it an OpenAI endpoint?") from error
+
+    async def first_model(self) -> str:
+        """The first model that it lists. Raises HttpError."""
+        listed = await self.json("GET", "/v1/models")
+        try:
+            return str(listed["data"][0]["id"])
+        except (LookupError, TypeError) as error:
+            raise HttpError("no_model", f"{self.url} lists no model: name one with --model") from error
 
     @asynccontextmanager
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[Event]]:

@@ -91,14 +91,15 @@ def run(args: argparse.Namespace) -> int:
     from minisgl.engine.rehearsal import rehearse
     from minisgl.kernels.flashinfer_build import build
     from minisgl.kernels.flashinfer_setup import KERNELS_DIR
-    from minisgl.kernels.triton_build import Architecture, Launches
+    from minisgl.kernels.triton_build import Architecture, Launches, check_c_compiler
 
     out = args.out or os.environ.get(KERNELS_DIR)
     if out is None:
         raise LauncherError("no_folder", f"say where the kernels go: --out DIR, or {KERNELS_DIR}")
     jobs = args.jobs or len(os.sched_getaffinity(0))
+    # Compilers first: for want of one nothing should run for minutes.
+    check_c_compiler()
     if flashinfer:
-        # First: for want of a compiler nothing should run for minutes.
         built = build(flashinfer, Path(out), architecture=args.arch, jobs=jobs)
         print(f"{len(built)} of flashinfer's kernels compiled, {len(flashinfer) - len(built)} were there")
     began = time.monotonic()

@@ -156,13 +156,15 @@ class Settings:
             if key not in known:
                 self._refuse_unknown(f"{path}: key {key!r}", str(key).replace("_", "-"), list(known))
             setting = known[key]
+            if value is None:
+                continue
             if setting.is_switch:
                 if not isinstance(value, bool):
                     self._parser.error(f"{path}: {key}: {value!r} is neither true nor false")
                 found[key] = value
             elif isinstance(value, bool | list | dict):
                 self._parser.error(f"{path}: {key}: {value!r} is not a single value")
-            elif value is not None:
+            else:
                 found[key] = self._convert(setting, str(value), f"{path}: {key}")
         return found
 

@@ -69,7 +69,11 @@ def read_trace(path: Path) -> list[TraceRequest]:
 
 
 def write_trace(path: Path, requests: Sequence[TraceRequest]) -> None:
-    path.write_bytes(b"".join(msgspec.json.encode(request) + b"\n" for request in requests))
+    """Raises TraceError."""
+    try:
+        path.write_bytes(b"".join(msgspec.json.encode(request) + b"\n" for request in requests))
+    except OSError as error:
+        raise TraceError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def make_trace(shape: Shape, seed: int) -> list[TraceRequest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Sequence
@@ -15,6 +16,10 @@ from torch._C import _distributed_c10d as _c10d
 
 from minisgl.distributed.nccl_neighbours import nccl_neighbours
 from minisgl.distributed.nccl_report import NcclReport
+from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
+from minisgl.distributed.peer_memory import PeerMemory, PeerMemoryError
+
+logger = logging.getLogger(__name__)
 
 
 class RendezvousError(Exception):
@@ -53,7 +58,8 @@ class TensorParallel:
         nccl_host: str = "",
     ) -> None:
         """Wait for all ranks at `rendezvous`: `tcp://host:port` (rank 0 listens there), or `file:///path` of a file
-        that does not exist yet. Raises RendezvousError after `timeout_seconds`, which also limits each collective.
+        that does not exist yet. Raises RendezvousError after `timeout_seconds`, which also limits each collective of
+        NCCL and gloo.
 
         `nccl_host` has NCCL treat ranks in several containers of one machine as neighbours, see `nccl_neighbours`.
         """
@@ -63,6 +69,8 @@ class TensorParallel:
         self.device = torch.device(device)
         self.transport = "none (one rank)"
         self._group: _Group | None = None
+        self._one_shot: OneShotAllReduce | None = None
+        self._peer_memory: PeerMemory | None = None
         if size == 1:
             return
         timeout = timedelta(seconds=timeout_seconds)
@@ -70,9 +78,13 @@ class TensorParallel:
             self._store = _meet(rendezvous, rank, size, timeout)
             if self.device.type == "cuda":
                 self._start_nccl(timeout, nccl_host)
+                # A file is where ranks of one container meet.
+                if rendezvous.startswith("file:") and os.environ.get("NCCL_P2P_DISABLE") != "1":
+                    self._start_one_shot()
             else:
                 self._start_gloo(rendezvous, timeout)
         except (RuntimeError, OSError) as error:
+            self.close()
             raise RendezvousError(
                 f"rank {rank} of {size} did not meet the others at {rendezvous!r} within {timeout_seconds:.0f} s: "
                 f"{error}. Check that all ranks were started with this address and can reach it"
@@ -103,6 +115,21 @@ class TensorParallel:
             self.barrier()
         self.transport = report.transport()
 
+    def _start_one_shot(self) -> None:
+        from minisgl.kernels.one_shot_all_reduce_triton import memory_bytes
+
+        capacity = one_shot_capacity(self.size)
+        if not capacity:
+            return
+        try:
+            memory = PeerMemory(self._store, self.rank, self.size, self.device, memory_bytes(capacity, self.size))
+        except PeerMemoryError as error:
+            logger.info("short messages go by NCCL, too: the ranks cannot write each other's memory: %s", error)
+            return
+        self._peer_memory = memory
+        self._one_shot = OneShotAllReduce(self.rank, memory.addresses)
+        self.transport += f"; up to {capacity >> 10} KiB written to all ranks at once"
+
     def shard(self, count: int) -> slice:
         """This rank's equal part of `count` things."""
         assert count % self.size == 0, f"{count} cannot be split over {self.size} ranks"
@@ -111,7 +138,11 @@ class TensorParallel:
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over the ranks, in place; returns `tensor`, which must be contiguous."""
-        if self._group is not None:
+        if not tensor.numel():
+            return tensor
+        if self._one_shot is not None and self._one_shot.takes(tensor):
+            self._one_shot.sum(tensor)
+        elif self._group is not None:
             options = _c10d.AllreduceOptions()  # the operation is SUM unless said otherwise
             options.asyncOp = False
             _wait(self._group.allreduce([tensor], options))
@@ -154,7 +185,11 @@ class TensorParallel:
             self.gather_int(0)
 
     def close(self) -> None:
-        """Leave the group. Idempotent; no collective after it."""
+        """Leave the group, when the device has done all of this rank's collectives. Idempotent; none after it."""
+        self._one_shot = None
+        # Whatever this rank launched is over, so it has waited for what the others wrote; they write no more.
+        if self._peer_memory is not None:
+            self._peer_memory.close()
         group, self._group = self._group, None
         if group is not None:
             group.shutdown()

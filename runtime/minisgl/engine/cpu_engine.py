@@ -10,9 +10,9 @@ import torch
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.audit import check_hashes, gather_hashes
 from minisgl.engine.batch import PackedStep
-from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.runner import Runner
+from minisgl.engine.step_guard import StepGuard
 from minisgl.wire.plan import StepPlan, StepResult
 
 
@@ -27,14 +27,13 @@ class CpuEngine:
         self.runner = runner
         self._parallel = parallel
         self._compare_ranks = audit and parallel.size > 1
-        self._failure: BaseException | None = None
+        self._guard = StepGuard()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="minisgl-forward")
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
-        """Raises EngineError when an earlier step failed: its effects on the tables are lost."""
-        self._check()
-        count_step(self.stats, plan)
-        return self._worker.submit(self._run, plan)
+        with self._guard.step():
+            count_step(self.stats, plan)
+            return self._worker.submit(self._run, plan)
 
     def collect(self, handle: Future[StepResult]) -> StepResult:
         return handle.result()
@@ -42,15 +41,12 @@ class CpuEngine:
     def close(self) -> None:
         self._worker.shutdown(wait=True)
         self._parallel.close()
+        # Weights and pool: whoever still holds the engine must not keep them from the next one.
+        del self.runner
 
     def _run(self, plan: StepPlan) -> StepResult:
-        self._check()
-        try:
-            with torch.inference_mode():
-                return self._step(plan)
-        except BaseException as error:
-            self._failure = error
-            raise
+        with self._guard.step(), torch.inference_mode():
+            return self._step(plan)
 
     def _step(self, plan: StepPlan) -> StepResult:
         packed = PackedStep(plan, self.runner.tables)
@@ -63,12 +59,6 @@ class CpuEngine:
             return StepResult(plan.step, tokens.numpy())
         assert packed.controls is not None
         return StepResult(plan.step, tokens.numpy(), *packed.controls.unpack(report.numpy()))
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise EngineError(
-                "engine_failed", f"an earlier step failed ({self._failure}); the engine must be started again"
-            ) from self._failure
 
 
 def count_step(stats: EngineStats, plan: StepPlan) -> None:

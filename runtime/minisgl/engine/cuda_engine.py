@@ -16,6 +16,7 @@ from minisgl.engine.decode_graphs import DecodeGraph, DecodeGraphs
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.runner import Runner
 from minisgl.engine.step_controls import StepControls
+from minisgl.engine.step_guard import StepGuard
 from minisgl.wire.plan import StepPlan, StepResult
 
 _RING: Final = 4
@@ -102,6 +103,7 @@ class CudaEngine:
         self._upload = torch.zeros(capacity, dtype=torch.int32, device=runner.tables.page_table.device)
         self._ring = [_Staging(capacity, limits.max_running, parallel.size) for _ in range(_RING)]
         self._launched = 0
+        self._guard = StepGuard()
         self._graphs = DecodeGraphs()
         torch.cuda.synchronize()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
@@ -109,6 +111,25 @@ class CudaEngine:
         torch.cuda.synchronize()
 
     def launch(self, plan: StepPlan) -> _Staging:
+        with self._guard.step(), torch.inference_mode(), torch.cuda.stream(self._stream):
+            return self._launch(plan)
+
+    def collect(self, handle: _Staging) -> StepResult:
+        with self._guard.step():
+            result, hashes = handle.wait()
+            if self._compare_ranks:
+                check_hashes(result.step, hashes)
+            return result
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        self._graphs.clear()
+        self._parallel.close()
+        # Weights and pool: whoever still holds the engine must not keep them from the next one.
+        del self.runner, self._upload, self._ring
+        torch.cuda.empty_cache()
+
+    def _launch(self, plan: StepPlan) -> _Staging:
         staging = self._ring[self._launched % _RING]
         assert staging.step < 0, "a step is launched while the one that is four steps older is not collected"
         self._launched += 1
@@ -116,25 +137,13 @@ class CudaEngine:
         graph = self._graphs.find(plan)
         cascade = graph.cascade if graph else self._eager_cascade(plan)
         self._count(plan, graph, cascade)
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            packed = PackedStep(plan, self.runner.tables, graph.size if graph else None, cascade)
-            buffer = staging.upload(packed, self._upload)
-            run = self._eager(plan, packed, buffer) if graph is None else self._replay(plan, graph, packed, buffer)
-            tokens, report = run
-            hashes = gather_hashes(self._parallel, tokens) if self._compare_ranks else None
-            staging.download(tokens, hashes, report, packed.controls)
+        packed = PackedStep(plan, self.runner.tables, graph.size if graph else None, cascade)
+        buffer = staging.upload(packed, self._upload)
+        run = self._eager(plan, packed, buffer) if graph is None else self._replay(plan, graph, packed, buffer)
+        tokens, report = run
+        hashes = gather_hashes(self._parallel, tokens) if self._compare_ranks else None
+        staging.download(tokens, hashes, report, packed.controls)
         return staging
-
-    def collect(self, handle: _Staging) -> StepResult:
-        result, hashes = handle.wait()
-        if self._compare_ranks:
-            check_hashes(result.step, hashes)
-        return result
-
-    def close(self) -> None:
-        self._stream.synchronize()
-        self._graphs.clear()
-        self._parallel.close()
 
     def _replay(
         self, plan: StepPlan, graph: DecodeGraph, packed: PackedStep, buffer: torch.Tensor

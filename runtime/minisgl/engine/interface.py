@@ -46,7 +46,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
 
 class Engine(Protocol):
-    """Executes plans strictly in the order of `launch`. At most two launched plans are not collected yet."""
+    """Executes plans strictly in the order of `launch`. At most two launched plans are not collected yet. After a step
+    that failed, both raise EngineError `engine_failed`."""
 
     @property
     def limits(self) -> EngineLimits: ...
@@ -63,5 +64,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Finish what was launched and free the device."""
+        """Finish what was launched and free the device. Once, and nothing after it but `limits` and `stats`."""
         ...

@@ -12,6 +12,7 @@ from minisgl.attention import balanced_backend, cascade_backend, split_backend
 from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.paged import PagedAttention
+from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.decode_graphs import cascade_sizes, graph_sizes
@@ -78,8 +79,8 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
 
 
 def _few_layers(config: ModelConfig) -> ModelConfig:
-    """The first layer, which has none before it, launches other kernels than the second, which is like all others; and
-    layers with experts launch others than those without."""
+    """The first layer, which has none before it, launches other kernels than the second; those between first and last
+    launch what these two do, and layers with experts launch others than those without."""
     moe = config.moe
     if moe is None:
         return msgspec.structs.replace(config, num_layers=2)
@@ -123,6 +124,8 @@ class _OneOf(TensorParallel):
     def __init__(self, size: int) -> None:
         super().__init__(device=_DEVICE)
         self.size = size
+        if one_shot_capacity(size):
+            self._one_shot = OneShotAllReduce(self.rank, torch.empty(size, dtype=torch.int64, device=_DEVICE))
 
 
 class _NoAttention:

@@ -65,21 +65,19 @@ class Runner:
         self, packed: PackedStep, step: DeviceStep, batch: AttentionBatch, attention: PagedAttention
     ) -> torch.Tensor:
         """[S, vocab_local] of the rows that sample. `attention` was prepared for `batch`."""
-        return self._head(packed, step, self._hidden(step, batch, attention))
+        rows = step.sample_rows if packed.num_segments else None
+        return self._model.local_logits(self._hidden(step, batch, attention, rows))
 
-    def _hidden(self, step: DeviceStep, batch: AttentionBatch, attention: PagedAttention) -> torch.Tensor:
-        """[T, hidden]"""
+    def _hidden(
+        self, step: DeviceStep, batch: AttentionBatch, attention: PagedAttention, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[S, hidden] of `rows`, or [T, hidden]."""
         tables = self.tables
         tokens, locations = step_inputs(
             step.slots, step.positions, step.prefill_tokens, tables.page_table, tables.last_token, self.kv.page_size
         )
         attention.begin(batch, locations)
-        return self._model.forward(tokens, step.positions, attention)
-
-    def _head(self, packed: PackedStep, step: DeviceStep, hidden: torch.Tensor) -> torch.Tensor:
-        if packed.num_segments:
-            hidden = hidden[step.sample_rows]
-        return self._model.local_logits(hidden)
+        return self._model.forward(tokens, step.positions, attention, rows)
 
     def tap(self, plan: StepPlan, logits: torch.Tensor) -> None:
         if self.logits_tap is not None:
@@ -115,12 +113,14 @@ class Runner:
         self.apply_updates(step)
         batch = self.attention_batch(packed, step)
         self.attention.prepare(batch)
-        hidden = self._hidden(step, batch, self.attention)
         reports = []
         host, controls = packed.controls, step.controls
         if host is not None and controls is not None and len(controls.prompt_rows):
+            hidden = self._hidden(step, batch, self.attention, None)
             reports.append(self._sampler.report_prompt(self._model.local_logits, hidden, controls, host.tops))
-        logits = self._head(packed, step, hidden)
+            logits = self._model.local_logits(hidden[step.sample_rows])
+        else:
+            logits = self.logits(packed, step, batch, self.attention)
         tokens = step.sample_slots
         if packed.sampled:
             self.tap(plan, logits)

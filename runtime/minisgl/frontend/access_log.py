@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from minisgl.frontend.json_body import cut
+
 if TYPE_CHECKING:
     from minisgl.frontend.traffic import RequestRecord
 
@@ -16,6 +18,9 @@ NOT_LOGGED: Final = frozenset({"/health", "/ready", "/metrics"})
 LOGGED_HEADERS: Final = {"x-stainless-retry-count": "retry", "traceparent": "trace"}
 """Request header → field."""
 
+_LONGEST: Final = 256
+"""Characters of a path, or of a model's name."""
+
 
 def write(record: RequestRecord, now: float) -> None:
     if record.path in NOT_LOGGED:
@@ -23,7 +28,7 @@ def write(record: RequestRecord, now: float) -> None:
     fields: dict[str, str | int | float] = {
         "request_id": record.request_id,
         "method": record.method,
-        "path": record.path,
+        "path": _plain(record.path),
         "status": record.status,
         "total_ms": _ms(now - record.began),
         **record.headers,
@@ -31,7 +36,7 @@ def write(record: RequestRecord, now: float) -> None:
     if record.key:
         fields["key"] = record.key
     if record.model:
-        fields["model"] = record.model
+        fields["model"] = _plain(record.model)
     if record.accepted_at:
         fields["accepted_ms"] = _ms(record.accepted_at - record.began)
     if record.queue_seconds is not None:
@@ -54,6 +59,12 @@ def write(record: RequestRecord, now: float) -> None:
         fields["code"] = record.error_code
         fields["phase"] = record.phase
     logger.info(message, extra=fields)
+
+
+def _plain(text: str) -> str:
+    """What a client wrote, so that it can neither end the line, nor steer a terminal, nor fill a disk."""
+    text = cut(text, _LONGEST)
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def _ms(seconds: float) -> float:

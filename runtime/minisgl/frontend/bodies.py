@@ -15,12 +15,24 @@ DEFAULT_MODEL: Final = "default"
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 GRAMMARS: Final = ("regex", "ebnf", "structural_tag")
 """Fields for constrained output, which is not supported yet."""
+CONSTRAINTS: Final = (
+    *GRAMMARS,
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""Those of chats and completions, where vLLM's older names are known too: who asks for a structure must not get free
+text."""
 TOKEN_ID: Final = "token id"
 
 MAX_MESSAGES: Final = 2048
 MAX_PROMPTS: Final = 128
 MAX_CHOICES: Final = 1024
 """Of one request: prompts times n."""
+MAX_COPIED_BYTES: Final = 64 << 20
+"""Of one request: its body times n, for each choice takes its prompt along."""
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 CountOrZero = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -33,7 +45,7 @@ TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-RepetitionPenalty = Annotated[float, Meta(gt=0, le=100)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.001, le=100)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 N = Annotated[int, Meta(ge=1, le=128)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
@@ -91,6 +103,10 @@ class Body(msgspec.Struct, kw_only=True):
     regex: Any = None
     ebnf: Any = None
     structural_tag: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
 
 
 class ContentPart(msgspec.Struct):

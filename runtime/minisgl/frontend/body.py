@@ -9,10 +9,12 @@ from minisgl.frontend.errors import ApiError, ClientGone
 
 
 async def read_json_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises ApiError when it is longer than `limit` bytes or does not say that it is JSON, and
-    ClientGone."""
+    """The whole body. Raises ApiError when it is longer than `limit` bytes, compressed, or does not say that it is
+    JSON, and ClientGone."""
     headers = Headers(scope=scope)
     _check_content_type(headers.get("content-type"))
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "unsupported_media_type", "bodies are not decompressed: send it without `Content-Encoding`")
     length = headers.get("content-length", "")
     if length.isdigit() and int(length) > limit:
         raise _too_large(limit)

@@ -60,8 +60,9 @@ def _deadline_ms(asked: Asked, headers: Headers) -> int:
         if milliseconds is None or milliseconds <= 0:
             raise ApiError(400, "invalid_value", "x-request-timeout-ms: expected milliseconds", "x-request-timeout-ms")
         seconds.append(milliseconds / 1000)
-    # The client library writes this one by itself, in its own way where there is no timeout.
-    read_timeout = _number(headers.get("x-stainless-read-timeout", ""))
+    # The client library writes this one by itself, in its own way where there is no timeout. It is how long the client
+    # waits for the next bytes: those of a whole answer come at its end, those of a stream all the time.
+    read_timeout = None if asked.stream else _number(headers.get("x-stainless-read-timeout", ""))
     if read_timeout is not None and read_timeout > 0:
         seconds.append(read_timeout)
     return int((time.time() + min(seconds)) * 1000) if seconds else 0

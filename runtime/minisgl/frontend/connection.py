@@ -10,7 +10,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from minisgl.frontend.direct_writes import WRITE, DirectWrites
 from minisgl.frontend.errors import ApiError
@@ -18,6 +18,9 @@ from minisgl.frontend.errors import ApiError
 MAX_HEAD_BYTES: Final = 32 << 10
 HEAD_SECONDS: Final = 10.0
 """From the first byte of a request to the end of its headers."""
+
+MAX_PIPELINED: Final = 16
+"""Requests of one connection that are read while earlier ones wait for their answers."""
 
 DROP: Final = "minisgl.drop"
 """The ASGI extension: a function that closes the connection at once, with what waits to be sent."""
@@ -37,6 +40,7 @@ class Connection(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     """Runs while the head of a request is incomplete."""
     _problem = ApiError(400, "invalid_http", "the request is not valid HTTP/1.1")
+    _unanswered: tuple[RequestResponseCycle, ...] = ()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -47,6 +51,11 @@ class Connection(HttpToolsProtocol):
         self._end_head()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        # The base class tells the last of several requests only.
+        for cycle in self._unanswered:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -70,6 +79,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
             self.scope["extensions"][WRITE] = {"write": DirectWrites(self.cycle).write}
+            self._unanswered = (*(one for one in self._unanswered if not one.response_complete), self.cycle)
+            if 1 < len(self._unanswered) <= MAX_PIPELINED:
+                # The base class stops reading now, and who does not read does not see that the client leaves.
+                self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """The parser has stopped: the bytes are no HTTP, or a callback of ours did not want more."""

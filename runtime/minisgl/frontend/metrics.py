@@ -204,12 +204,19 @@ class _Page:
         ]
 
     def histogram(self, name: str, text: str, histogram: Histogram) -> None:
-        counts = histogram.cumulative()
-        lines = _histogram_lines(name, text, self._labels, tuple(histogram.edges))
-        self._lines.append(lines % (*counts, counts[-1], histogram.sum))
+        counts = tuple(histogram.cumulative())
+        self._lines.append(_histogram_text(name, text, self._labels, tuple(histogram.edges), counts, histogram.sum))
 
     def text(self) -> bytes:
         return ("\n".join(self._lines) + "\n").encode()
+
+
+@lru_cache(maxsize=64)
+def _histogram_text(
+    name: str, text: str, labels: str, edges: tuple[float, ...], counts: tuple[int, ...], total: float
+) -> str:
+    """Most of a page's histograms are as they were at the last scrape."""
+    return _histogram_lines(name, text, labels, edges) % (*counts, counts[-1], total)
 
 
 @lru_cache(maxsize=64)

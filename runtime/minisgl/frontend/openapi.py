@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from minisgl.frontend.bodies import (
+    CONSTRAINTS,
     DEFAULT_MODEL,
     GRAMMARS,
     MAX_PROMPTS,
@@ -107,7 +108,6 @@ def openapi(model: ServedModel | None) -> dict[str, Any]:
 
 def _checked_behind() -> dict[str, Schema]:
     """By struct: what the code that reads it refuses beside wrong types and ranges."""
-    no_grammar = dict.fromkeys(GRAMMARS, _NULL)
     body = {
         "response_format": {"anyOf": [_object({"type": {"const": "text"}}, "type"), _NULL]},
         "logit_bias": {
@@ -121,8 +121,7 @@ def _checked_behind() -> dict[str, Schema]:
                 _NULL,
             ]
         },
-        "structured_outputs": _NULL,
-        **no_grammar,
+        **dict.fromkeys(CONSTRAINTS, _NULL),
     }
     return {
         "ChatBody": {
@@ -157,7 +156,7 @@ def _checked_behind() -> dict[str, Schema]:
             },
             "oneOf": _exactly_one("text", "input_ids", "prompt"),
         },
-        "NativeSampling": {"properties": {"json_schema": _NULL, **no_grammar}},
+        "NativeSampling": {"properties": {"json_schema": _NULL, **dict.fromkeys(GRAMMARS, _NULL)}},
         "TokenizeBody": {"oneOf": _exactly_one("prompt", "messages")},
     }
 

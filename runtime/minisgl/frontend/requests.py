@@ -12,8 +12,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from minisgl.frontend.bodies import (
+    CONSTRAINTS,
     GRAMMARS,
     MAX_CHOICES,
+    MAX_COPIED_BYTES,
     MAX_PROMPTS,
     Body,
     ChatBody,
@@ -144,7 +146,7 @@ def parse_native(body: bytes, defaults: SamplingDefaults) -> Asked:
     assert source is not None
     prompts = list(_prompts(source, given[0]))
     n = sampling.n or 1
-    _check_choices(prompts, n, "sampling_params.n")
+    _check_choices(prompts, n, "sampling_params.n", len(body))
     max_tokens = sampling.max_new_tokens or NATIVE_MAX_TOKENS
     _check_min_tokens(sampling.min_new_tokens, max_tokens, "sampling_params.min_new_tokens")
     return Asked(
@@ -177,11 +179,11 @@ def _asked(
     echo: bool = False,
 ) -> Asked:
     _check_response_format(body.response_format)
-    for name in ("structured_outputs", *GRAMMARS):
+    for name in CONSTRAINTS:
         if getattr(body, name) is not None:
             raise unsupported(name, _NO_GRAMMAR)
     n = body.n or 1
-    _check_choices(prompts, n, "n")
+    _check_choices(prompts, n, "n", len(raw))
     _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
     bias = {token: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, b)) for token, b in (body.logit_bias or {}).items()}
     options = body.stream_options
@@ -225,7 +227,9 @@ def _shared(body: Body | NativeSampling, defaults: SamplingDefaults) -> dict[str
         "stop_token_ids": tuple(body.stop_token_ids or ()),
         "presence_penalty": body.presence_penalty or 0.0,
         "frequency_penalty": body.frequency_penalty or 0.0,
-        "repetition_penalty": 1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        "repetition_penalty": (
+            defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
+        ),
     }
 
 
@@ -256,9 +260,11 @@ def _check_response_format(value: dict[str, Any] | None) -> None:
     raise invalid("response_format.type", 'expected "text"')
 
 
-def _check_choices(prompts: list[Prompt], n: int, param: str) -> None:
+def _check_choices(prompts: list[Prompt], n: int, param: str, body_bytes: int) -> None:
     if len(prompts) * n > MAX_CHOICES:
         raise invalid(param, f"expected at most {MAX_CHOICES} choices, n for each of {len(prompts)} prompts")
+    if n > 1 and body_bytes * n > MAX_COPIED_BYTES:
+        raise invalid(param, f"expected fewer choices of prompts as long as these, {MAX_COPIED_BYTES // body_bytes}")
 
 
 def _check_min_tokens(min_tokens: int | None, max_tokens: int | None, param: str) -> None:

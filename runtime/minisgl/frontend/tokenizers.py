@@ -21,7 +21,7 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.exchange import Exchange
 from minisgl.frontend.traffic import Progress, Traffic
 from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed
-from minisgl.wire.sockets import Codec, WireError, open_socket
+from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError, open_socket
 from minisgl.wire.text import (
     TEXT_WIRE_VERSION,
     Accepted,
@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 UNAVAILABLE: Final = "engine_unavailable"
 
 _OtherThanTexts: TypeAlias = WorkerState | Accepted | TextFailed | Reply | Flushed
+
+_encoder: Final = msgspec.msgpack.Encoder()
 
 _ROWS_AT_A_TIME: Final = 32
 """Texts of a step that are passed on before others have their turn: so many take half a millisecond, and a request that
@@ -91,10 +93,11 @@ class Tokenizers:
         """Ask for an answer to each request; each is a choice. The caller calls `release` at the end, whatever that
         is. Raises ApiError when no worker can take it, or too many requests wait already."""
         able = self._able()
+        frames = [_frame(request) for request in requests]
         exchange = Exchange(len(requests))
         choices = self.traffic.admit(requests, exchange)
-        for choice, (request, progress) in enumerate(zip(requests, choices, strict=True)):
-            min(able, key=lambda link: link.load).submit(_Waiter(exchange, choice, progress), request)
+        for choice, (request, frame, progress) in enumerate(zip(requests, frames, choices, strict=True)):
+            min(able, key=lambda link: link.load).submit(request.id, frame, _Waiter(exchange, choice, progress))
         return exchange
 
     async def ask(self, question: Question) -> Reply:
@@ -131,11 +134,11 @@ class Tokenizers:
 
     def replicas(self) -> list[ReplicaState]:
         """What the workers know of the engines that they have found, by name and address. A replica is routable when
-        some worker can send requests there."""
+        some worker can send requests there, and waits for its files when some worker has them loaded."""
         merged: dict[str, ReplicaState] = {}
         for state in (state for link in self._links for state in link.replicas):
             known = merged.get(state.address)
-            if known is None or (state.routable and not known.routable):
+            if known is None or _nearness(state) > _nearness(known):
                 merged[state.address] = state
         return sorted(merged.values(), key=lambda state: (state.replica or state.address, state.address))
 
@@ -150,6 +153,21 @@ class Tokenizers:
     def refuse_new(self, code: str, message: str) -> None:
         """Take no more requests; those under way go on."""
         self._closing = _Closing(code, message)
+
+
+def _nearness(state: ReplicaState) -> tuple[bool, bool]:
+    """How near to requests a replica is."""
+    return state.routable, state.waits_for_files
+
+
+def _frame(message: ToTokenizer) -> bytes:
+    """Raises ApiError for one that is too large: whoever sends it loses the connection, and with it every request."""
+    frame = _encoder.encode(message)
+    if len(frame) > MAX_MESSAGE_BYTES:
+        raise ApiError.of_code(
+            "invalid_request", f"the request has more than {MAX_MESSAGE_BYTES >> 20} MiB: shorten it"
+        )
+    return frame
 
 
 class _Closing(msgspec.Struct, frozen=True):
@@ -179,7 +197,6 @@ class _Link:
         """As `time.monotonic` says it."""
         self._waiters: dict[bytes, _Waiter] = {}
         self._questions: dict[bytes, asyncio.Future[Reply | Flushed]] = {}
-        self._encoder = msgspec.msgpack.Encoder()
         self._codec: Codec[FromTokenizer] = Codec(FromTokenizer)
         self._socket = open_socket(context, zmq.DEALER)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -198,14 +215,16 @@ class _Link:
         silent = asyncio.get_running_loop().time() - self._heard
         return f"the engine has said nothing for {silent:.0f} s" if silent > stale_seconds else None
 
-    def submit(self, waiter: _Waiter, request: Generate) -> None:
-        self._waiters[request.id] = waiter
-        self._send(request)
+    def submit(self, request_id: bytes, frame: bytes, waiter: _Waiter) -> None:
+        self._waiters[request_id] = waiter
+        self._send(frame)
 
     async def ask(self, question: Question | Flush) -> Reply | Flushed:
+        """Raises ApiError."""
+        frame = _frame(question)
         reply: asyncio.Future[Reply | Flushed] = asyncio.get_running_loop().create_future()
         self._questions[question.id] = reply
-        self._send(question)
+        self._send(frame)
         try:
             return await reply
         finally:
@@ -216,13 +235,13 @@ class _Link:
             return
         for request_id in [known for known, waiter in self._waiters.items() if waiter.exchange is exchange]:
             self._traffic.released(self._waiters.pop(request_id).progress)
-            self._send(Cancel(request_id))
+            self._send(_frame(Cancel(request_id)))
 
     def fail_all(self, code: str, message: str) -> None:
         waiters, self._waiters = self._waiters, {}
         for request_id, waiter in waiters.items():
             self._fail(waiter, ApiError.of_code(code, message))
-            self._send(Cancel(request_id))
+            self._send(_frame(Cancel(request_id)))
         for reply in self._questions.values():
             if not reply.done():
                 reply.set_exception(ApiError.of_code(code, message))
@@ -237,9 +256,9 @@ class _Link:
         self._monitor.close(linger=0)
         self._socket.close(linger=0)
 
-    def _send(self, message: ToTokenizer) -> None:
+    def _send(self, frame: bytes) -> None:
         # Sent at once as long as the worker's queue has room; otherwise in order, as soon as it has.
-        self._socket.send(self._encoder.encode(message))
+        self._socket.send(frame)
 
     async def _read(self) -> None:
         while True:

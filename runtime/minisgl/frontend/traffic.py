@@ -166,11 +166,8 @@ class Traffic:
             return
         record = choice.record
         if choice.waits:
-            choice.waits = False
-            choice.first_at = now
-            self.admission.started(choice.prompt_tokens)
+            self._start(choice, now)
             self.metrics.time_to_first_token.observe(now - record.began)
-            record.phase = "generating"
             record.first_at = record.first_at or now
         elif tokens > choice.tokens:
             # Text that was held back arrives with several tokens; they share the time.
@@ -182,8 +179,11 @@ class Traffic:
             record.unsent += characters
 
     def finished(self, choice: Progress, end: Finished, now: float) -> None:
-        if choice.waits or end.completion_tokens > choice.tokens:
+        if end.completion_tokens > choice.tokens:
             self.tokens(choice, end.completion_tokens, 0, now)
+        elif choice.waits:
+            # Nobody asked for a token: only the prompt was scored.
+            self._start(choice, now)
         record, metrics = choice.record, self.metrics
         record.prompt_tokens += end.prompt_tokens
         record.cached_tokens += end.cached_tokens
@@ -200,6 +200,13 @@ class Traffic:
         metrics.decode_time.observe(now - choice.first_at)
         if end.completion_tokens > 1:
             metrics.time_per_output_token.observe((now - choice.first_at) / (end.completion_tokens - 1))
+
+    def _start(self, choice: Progress, now: float) -> None:
+        """The choice waits no more: the engine has computed its prompt."""
+        choice.waits = False
+        choice.first_at = choice.record.last_at = now
+        choice.record.phase = "generating"
+        self.admission.started(choice.prompt_tokens)
 
     def failed(self, choice: Progress, error: ApiError) -> None:
         if error.code == "queue_full":

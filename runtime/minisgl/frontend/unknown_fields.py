@@ -39,7 +39,7 @@ def unknown_fields(kind: type[msgspec.Struct], body: bytes) -> tuple[str, ...]:
 
 def refuse_if_strict(headers: Headers, unknown: Sequence[str]) -> None:
     """Raises ApiError where the client wants unknown fields to be errors: `Prefer: handling=strict`."""
-    if unknown and _STRICT.search(headers.get("prefer", "")):
+    if unknown and _STRICT.search(",".join(headers.getlist("prefer"))):
         raise ApiError(400, "unknown_parameter", f"{unknown[0]}: there is no such field here", unknown[0])
 
 

@@ -4,8 +4,9 @@ and its reads of weights cost no time of their own (CUDA C++ Programming Guide, 
 
 What every kernel with a `PDL` flag keeps to:
 
-- Before `wait_for_previous` it reads nothing but parameters, which nobody writes once they are loaded, and it writes
-  nothing at all: memory that it writes may still be read by an earlier kernel.
+- Before `wait_for_previous` it reads nothing but parameters, which nobody writes once they are loaded, and what was
+  there before the last ordinary launch: a step has one, the embedding, between its tables and its first layer. It
+  writes nothing at all: memory that it writes may still be read by an earlier kernel.
 - Every program of it waits, whether or not it has work. To wait is to wait for the one kernel before, complete and
   flushed; only because that one has waited as well are all earlier ones over, too.
 - `start_next` comes after its own early reads are under way: those of the next kernel queue up behind them.

@@ -12,15 +12,9 @@ from typing import Any
 
 import torch
 
+from minisgl.kernels.errors import KernelBuildError
 from minisgl.kernels.flashinfer_kernels import FlashInferKernel
-
-
-class KernelBuildError(Exception):
-    """Kernels could not be compiled. `code` is stable."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+from minisgl.kernels.flashinfer_setup import ARCHITECTURE_FILE, architecture_of
 
 
 def build(kernels: Sequence[FlashInferKernel], out: Path, *, architecture: str, jobs: int | None = None) -> list[Path]:
@@ -29,6 +23,11 @@ def build(kernels: Sequence[FlashInferKernel], out: Path, *, architecture: str, 
     `jobs` compilers run at a time; None: as many as there are cores. Raises KernelBuildError.
     """
     missing = [kernel for kernel in kernels if not _library(out, kernel).exists()]
+    if any(out.glob("*/*.so")) and (there := architecture_of(out)) != architecture:
+        raise KernelBuildError(
+            "other_architecture",
+            f"{out} has kernels for GPUs of {there}: put those of {architecture} into another folder",
+        )
     if not missing:
         return []
     with tempfile.TemporaryDirectory(prefix="minisgl-kernels-") as scratch:
@@ -45,6 +44,8 @@ def build(kernels: Sequence[FlashInferKernel], out: Path, *, architecture: str, 
             build_jit_specs(specifications, verbose=True, skip_prebuilt=False)
         except (RuntimeError, subprocess.CalledProcessError) as error:
             raise KernelBuildError("compilation_failed", f"a kernel does not compile: {error}") from error
+        out.mkdir(parents=True, exist_ok=True)
+        (out / ARCHITECTURE_FILE).write_text(architecture)
         return [_install(each, kernel, out) for each, kernel in zip(specifications, missing, strict=True)]
 
 

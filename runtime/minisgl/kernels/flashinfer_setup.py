@@ -9,12 +9,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+
 from minisgl.kernels.flashinfer_kernels import DTYPE_NAMES, FlashInferKernel
 from minisgl.kernels.lean_import import lean_package
 
 KERNELS_DIR: Final = "MINISGL_KERNELS_DIR"
 """Environment variable: folder of kernels compiled ahead of time, one sub-folder per kernel as flashinfer names it.
 Where it is set nothing is compiled, so that a missing kernel is an error and not a wait of minutes."""
+ARCHITECTURE_FILE: Final = "flashinfer-architecture"
+"""In that folder: which GPUs flashinfer's kernels were compiled for."""
 
 
 @cache
@@ -25,7 +29,7 @@ def load_flashinfer() -> Any:
     folder = os.environ.get(KERNELS_DIR)
     if folder:
         os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
-        os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+        os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", architecture_of(Path(folder)))
     flashinfer = lean_package("flashinfer")
     if folder:
         environment: Any = importlib.import_module("flashinfer.jit.env")
@@ -33,6 +37,13 @@ def load_flashinfer() -> Any:
     for module in ("decode", "prefill"):
         importlib.import_module(f"flashinfer.{module}")
     return flashinfer
+
+
+def architecture_of(folder: Path) -> str:
+    """The GPUs that flashinfer's kernels in `folder` were compiled for, as `9.0a`."""
+    file = folder / ARCHITECTURE_FILE
+    # Version 0.1.0 did not write it down, and compiled for Hopper.
+    return file.read_text().strip() if file.is_file() else "9.0a"
 
 
 def why_not_flashinfer(kernel: FlashInferKernel) -> str | None:
@@ -46,6 +57,19 @@ def why_not_flashinfer(kernel: FlashInferKernel) -> str | None:
     folder = os.environ.get(KERNELS_DIR)
     if folder and not (Path(folder) / kernel.name / f"{kernel.name}.so").is_file():
         return f"{folder} ({KERNELS_DIR}) has no kernel {kernel.name}: minisgl kernels build MODEL puts it there"
+    if folder and not _runs(architecture_of(Path(folder)), torch.cuda.get_device_capability()):
+        return (
+            f"the kernels in {folder} ({KERNELS_DIR}) are for GPUs of {architecture_of(Path(folder))}, not for this one"
+        )
     if not folder and shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:
         return f"its kernels must be compiled but nvcc is not here; install it or set {KERNELS_DIR}"
     return None
+
+
+def _runs(architecture: str, capability: tuple[int, int]) -> bool:
+    """Whether a GPU runs what was compiled for `architecture`, without PTX: with an `a` at its end only that very GPU,
+    otherwise the later ones of its generation too."""
+    major, minor = map(int, architecture.rstrip("af").split("."))
+    if architecture.endswith("a"):
+        return capability == (major, minor)
+    return capability[0] == major and capability[1] >= minor

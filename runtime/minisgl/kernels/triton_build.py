@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,6 +29,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime.driver import driver
 
+from minisgl.kernels.errors import KernelBuildError
 from minisgl.kernels.triton_cache import SUBFOLDER
 
 _MULTIPROCESSORS: Final = {9: 132}
@@ -113,6 +115,19 @@ _Launch: TypeAlias = tuple[Any, str]
 
 _launches: list[_Launch] = []
 """In a process that compiles them."""
+
+
+def check_c_compiler() -> None:
+    """Triton makes a module in C for each kernel. Raises KernelBuildError."""
+    if shutil.which(os.environ.get("CC", "gcc")) is None:
+        raise KernelBuildError("no_c_compiler", "there is no C compiler: install gcc, or name one in CC")
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").exists():
+        raise KernelBuildError(
+            "no_python_headers",
+            f"Python's headers are not in {headers}: install them (Debian: libpython3-dev), or take a Python that has "
+            "them, as Docker's python images do",
+        )
 
 
 def _take(launches: list[_Launch]) -> None:

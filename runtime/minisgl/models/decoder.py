@@ -54,12 +54,21 @@ class SelfAttention:
         )
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, cos_sin: torch.Tensor, attention: Attention
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        cos_sin: torch.Tensor,
+        attention: Attention,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`rows`: the only ones that go on."""
         qkv, residual = project(self.norm, self.qkv, x, residual)
         q, k, v = torch.split(qkv.view(len(qkv), -1, self._head_dim), self._heads, dim=1)
         rotation = Rotation(cos_sin, self.q_norm, self.k_norm, self._eps)
-        return self.out.forward(attention.attend(self._layer, q, k, v, rotation)), residual
+        heads = attention.attend(self._layer, q, k, v, rotation)
+        if rows is not None:
+            heads, residual = heads[rows], residual[rows]
+        return self.out.forward(heads), residual
 
 
 class FeedForward:
@@ -127,10 +136,17 @@ class DecoderLayer:
             self.feed_forward = FeedForward(config, parallel, parameters, layer)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None, cos_sin: torch.Tensor, attention: Attention
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        cos_sin: torch.Tensor,
+        attention: Attention,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.attention.forward(x, residual, cos_sin, attention)
-        return self.feed_forward.forward(x, residual)
+        """`rows`: what becomes of the others behind the attention nobody reads."""
+        x, residual = self.attention.forward(x, residual, cos_sin, attention, rows)
+        # None are left of a chunk in the middle of a prompt.
+        return self.feed_forward.forward(x, residual) if len(residual) else (x, residual)
 
 
 class Decoder:
@@ -179,13 +195,17 @@ class Decoder:
         """Bytes of the parameters that this rank holds."""
         return self.parameters.num_bytes
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """tokens and positions [T] int32 or int64 to final hidden states [T, hidden] in the model's dtype."""
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """tokens and positions [T] int32 or int64 to final hidden states in the model's dtype: [T, hidden], or those of
+        `rows` [S] alone, [S, hidden]. For the others the last layer only writes keys and values."""
         x = self.embedding.forward(tokens)
         cos_sin = self.rotary.at(positions)
         residual = None
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             x, residual = layer.forward(x, residual, cos_sin, attention)
+        x, residual = self.layers[-1].forward(x, residual, cos_sin, attention, rows)
         x, _ = self.norm.forward(x, residual)
         return x
 

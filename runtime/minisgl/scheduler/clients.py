@@ -119,7 +119,7 @@ class Clients:
             return
         first = int(output.client[0])
         waits = {row: FirstTokenWait(queued, now - admitted) for row, (queued, admitted) in output.started.items()}
-        if (output.client == first).all():
+        if np.count_nonzero(output.client == first) == len(output.client):
             self.send(first, _tokens(output, slice(None), output.logprobs, waits))
             return
         for number in np.unique(output.client).tolist():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -13,13 +12,13 @@ from minisgl.wire.plan import IntArray
 NO_PAGES: Final[IntArray] = np.empty(0, np.int32)
 
 
-class Owner(IntEnum):
-    """Every page has exactly one owner at any time."""
+class Owner:
+    """Every page has exactly one owner at any time. Plain ints: they are compared with whole columns in every step."""
 
-    FREE = 0
-    ROW = 1
+    FREE: Final = 0
+    ROW: Final = 1
     """A request's own: nobody else reads it."""
-    CACHE = 2
+    CACHE: Final = 2
     """The prefix cache's: any request that has locked it may read it, nobody writes it."""
 
 

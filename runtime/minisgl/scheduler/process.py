@@ -50,19 +50,19 @@ def pack_epoch(epoch: tuple[int, int]) -> int:
     return boot_ms << 16 | counter & 0xFFFF
 
 
-def scheduler_config(config: SchedulerProcessConfig, limits: EngineLimits) -> SchedulerConfig:
+def scheduler_config(engine: EngineConfig, limits: EngineLimits, *, cache: CacheKind, overlap: bool) -> SchedulerConfig:
+    """`limits` are those of the engine that was started with `engine`."""
     return SchedulerConfig(
         num_pages=limits.num_pages,
         page_size=limits.page_size,
         max_running=limits.max_running,
         max_model_len=limits.max_model_len,
         vocab_size=limits.vocab_size,
-        max_step_tokens=config.engine.max_step_tokens,
-        overlap=config.overlap,
-        cache=config.cache,
+        max_step_tokens=engine.max_step_tokens,
+        overlap=overlap,
+        cache=cache,
         eos_token_ids=limits.eos_token_ids,
-        max_waiting=config.max_waiting,
-        audit=config.engine.audit,
+        audit=engine.audit,
     )
 
 
@@ -94,7 +94,9 @@ def run(
         )
         linger_ms = 0
         try:
-            scheduler = Scheduler(scheduler_config(config, limits), pack_epoch(config.epoch))
+            settings = scheduler_config(config.engine, limits, cache=config.cache, overlap=config.overlap)
+            settings = msgspec.structs.replace(settings, max_waiting=config.max_waiting)
+            scheduler = Scheduler(settings, pack_epoch(config.epoch))
             ready(clients.address, card)
             serve(StepLoop(scheduler, engine), clients, stop, draining)
             linger_ms = _LAST_ANSWERS_MS

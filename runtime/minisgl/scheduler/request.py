@@ -200,6 +200,8 @@ class RequestTable:
 
     def prefilling(self) -> list[Request]:
         """Rows whose prompt is not fully launched, best first."""
+        if not self.in_prefill:
+            return []
         rows = [self.requests[slot] for slot in self.in_prefill]
         return sorted((request for request in rows if request is not None), key=lambda request: request.order)
 
@@ -219,7 +221,7 @@ class RequestTable:
         finish = np.zeros(len(sampled), np.uint8)
         # Nearly every step ends nobody: two look-ups over the batch tell, the details are for the few.
         ends = (self._may_end.take(tokens, mode="wrap") > 0) | (after >= self.limit.take(sampled))
-        if ends.any():
+        if np.count_nonzero(ends):
             for row in ends.nonzero()[0].tolist():
                 finish[row] = self._finish(int(sampled[row]), int(tokens[row]))
         return Completed(sampled, before - self.prompt_length.take(sampled), tokens, finish)

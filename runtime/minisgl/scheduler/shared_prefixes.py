@@ -66,7 +66,8 @@ class SharedPrefixes:
         """`StepPlan.shared_prefixes` of a step that decodes `slots` [D] at `positions` [D]; empty when there is
         nothing to share, or too little. Called for every plan: a slot changes hands only while it is not in one."""
         self._steps_left -= 1
-        if self._steps_left < 0 or not np.array_equal(slots, self._slots):
+        same = slots is self._slots or np.array_equal(slots, self._slots)
+        if self._steps_left < 0 or not same:
             self._slots, self._steps_left = slots, RECHECK_STEPS
             groups = find_shared_prefixes(page_table, slots, positions // self._page_size, SMALLEST_GROUP)
             self._encoded = encode_prefixes(groups if pays(groups, positions + 1, self._page_size) else [])

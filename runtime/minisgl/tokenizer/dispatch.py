@@ -49,6 +49,7 @@ class _Attempt:
     __slots__ = (
         "acked",
         "chain",
+        "files",
         "give_up_at",
         "id",
         "losses",
@@ -63,6 +64,8 @@ class _Attempt:
         self.id = submit.id
         self.submit: Submit | None = submit
         """None: it has given something, and is not tried again."""
+        self.files: Mapping[str, str] | None = None
+        """Hashes of the tokenizer files that its token ids are of."""
         self.wire_id = submit.id
         self.chain: tuple[int, ...] | None = None
         """Of its prompt; None: not needed yet."""
@@ -89,14 +92,17 @@ class Dispatcher:
         *,
         give: Callable[[Ack | Failed | Tokens | PromptLogprobs], None],
         send: Callable[[str, Submit | Abort], None],
+        encode_again: Callable[[bytes], None],
     ) -> None:
         """A request waits for a replica at most `retry_seconds`; one that has been silent for `stall_seconds` counts
-        as lost."""
+        as lost. `encode_again` gets requests that have given nothing and whose token ids are of tokenizer files that
+        are not in use any more: they must be submitted again."""
         self.replicas = Replicas()
         self._retry_seconds = retry_seconds
         self._stall_seconds = stall_seconds
         self._give = give
         self._send = send
+        self._encode_again = encode_again
         self._requests: dict[bytes, _Attempt] = {}
         """Under the identifiers that the session knows."""
         self._attempts: dict[str, dict[bytes, _Attempt]] = {}
@@ -155,6 +161,7 @@ class Dispatcher:
         else:
             assert attempt.replica is None
             attempt.submit, attempt.chain = submit, None
+        attempt.files = self.replicas.files
         self._place(attempt)
 
     def abort(self, request_id: bytes) -> None:
@@ -176,12 +183,12 @@ class Dispatcher:
         if attempt is None:
             return
         self._leave(attempt)
+        if failed.code == DRAINING:
+            self.replicas.refuses(address)
         if attempt.submit is None or failed.code not in (QUEUE_FULL, DRAINING):
             self._fail(attempt, failed.code, failed.message)
             return
-        if failed.code == DRAINING:
-            self.replicas.refuses(address)
-        else:
+        if failed.code == QUEUE_FULL:
             attempt.refused_by.add(address)
             attempt.refusal = failed
         self._renew(attempt)
@@ -236,16 +243,18 @@ class Dispatcher:
             for attempt in list(self._parked.values()):
                 self._place(attempt)
 
-    def use_files(self, hashes: Mapping[str, str]) -> list[bytes]:
-        """The tokenizer files in use from now on. Returns the requests whose token ids are of others and who have not
-        been sent anywhere: they must be submitted again."""
+    def use_files(self, hashes: Mapping[str, str]) -> None:
+        """The tokenizer files in use from now on. What a replica has already stays there."""
         self.replicas.use_files(hashes)
-        waiting = list(self._parked)
-        self._parked.clear()
-        return waiting
+        for attempt in list(self._parked.values()):
+            self._place(attempt)
 
     def _place(self, attempt: _Attempt) -> None:
-        """Send it to a replica, or let it wait for one."""
+        """Send it to a replica, or let it wait for one, or for the token ids that replicas understand now."""
+        if attempt.files is not self.replicas.files:
+            self._parked.pop(attempt.id, None)
+            self._encode_again(attempt.id)
+            return
         routable = self.replicas.routable
         open_ones = [replica for replica in routable if replica.address not in attempt.refused_by]
         if open_ones:

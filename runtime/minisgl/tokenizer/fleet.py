@@ -76,6 +76,7 @@ class Fleet:
         tokenizer files that are not in use any more."""
         assert config.engines is not None
         self.tokenizer: LoadedTokenizer | None = None
+        """The one in use."""
         self._config = config.engines
         self._context = context
         self._session = session
@@ -85,7 +86,11 @@ class Fleet:
         self._links: dict[str, Link] = {}
         self._discovery = Discovery(config.engines.host, wake, resolve)
         self._dispatcher = Dispatcher(
-            config.engines.retry_seconds, config.engines.stall_seconds, give=self._give, send=self._send
+            config.engines.retry_seconds,
+            config.engines.stall_seconds,
+            give=self._give,
+            send=self._send,
+            encode_again=self._again,
         )
         self._replicas = self._dispatcher.replicas
         self._flushes = Flushes(tell)
@@ -93,8 +98,12 @@ class Fleet:
         self._hello = Hello(WIRE_VERSION, config.name)
         self._loader = ThreadPoolExecutor(1, "tokenizer-files")
         self._loading: Future[LoadedTokenizer] | None = None
-        self._fetch_at = 0.0
+        self._loaded: list[LoadedTokenizer] = []
+        """Of the files that engines have: those that come up with others wait for them to be in use."""
+        self._fetch_at: dict[frozenset[tuple[str, str]], float] = {}
+        """When files may be asked for again that could not be loaded, by their hashes."""
         self._files_problem = ""
+        self._followed_changes = -1
         self._next_tick = 0.0
         self._tell_at = 0.0
         self._told_changes = -1
@@ -224,22 +233,37 @@ class Fleet:
             case PromptLogprobs():
                 self._session.prompt_scored(message)
 
+    def _again(self, request_id: bytes) -> None:
+        if (request := self._session.again(request_id)) is not None:
+            self._encode_again(request)
+
     def _follow_files(self) -> None:
-        """Change to other tokenizer files when those in use serve nobody any more."""
-        if self._loading is not None:
-            if self._loading.done():
-                loading, self._loading = self._loading, None
-                self._take_files(loading)
+        """Load the tokenizer files that engines have, and change to others when more engines can be served so. They
+        are loaded before they are needed: no request waits for that, and files that cannot be used are found out while
+        those before them still serve."""
+        if self._loading is not None and self._loading.done():
+            loading, self._loading = self._loading, None
+            self._take_files(loading)
+        if self._replicas.changes == self._followed_changes:
             return
-        if self._replicas.now < self._fetch_at:
-            return
-        hashes = self._replicas.wanted_files()
-        if hashes is not None:
-            addresses = self._replicas.with_files(hashes)
-            sources = [(address, self._config.control_port) for address in addresses]
-            self._fetch_at = self._replicas.now + FETCH_AGAIN_SECONDS
-            self._loading = self._loader.submit(_fetch, dict(hashes), sources, Path(self._config.cache))
-            self._loading.add_done_callback(lambda _: self._wake())
+        self._forget_files()
+        wanted = self._replicas.wanted_files()
+        if wanted is not None:
+            self._use_files(next(one for one in self._loaded if one.hashes == wanted))
+        if self._loading is None:
+            self._load_files()
+        self._followed_changes = self._replicas.changes
+
+    def _load_files(self) -> None:
+        for hashes in self._replicas.missing_files():
+            key = frozenset(hashes.items())
+            if self._replicas.now >= self._fetch_at.get(key, 0.0):
+                addresses = self._replicas.with_files(hashes)
+                sources = [(address, self._config.control_port) for address in addresses]
+                self._fetch_at[key] = self._replicas.now + FETCH_AGAIN_SECONDS
+                self._loading = self._loader.submit(_fetch, dict(hashes), sources, Path(self._config.cache))
+                self._loading.add_done_callback(lambda _: self._wake())
+                return
 
     def _take_files(self, loading: Future[LoadedTokenizer]) -> None:
         try:
@@ -250,12 +274,24 @@ class Fleet:
             return
         logger.info("the tokenizer files are loaded")
         self._files_problem = ""
-        self._fetch_at = 0.0
+        self._fetch_at.pop(frozenset(tokenizer.hashes.items()), None)
+        self._keep_files([*self._loaded, tokenizer])
+
+    def _forget_files(self) -> None:
+        """Those that no engine has any more, and that are not in use."""
+        needed = [one for one in self._loaded if one is self.tokenizer or self._replicas.with_files(one.hashes)]
+        if len(needed) < len(self._loaded):
+            self._keep_files(needed)
+
+    def _keep_files(self, loaded: list[LoadedTokenizer]) -> None:
+        self._loaded = loaded
+        self._replicas.have_loaded([one.hashes for one in loaded])
+
+    def _use_files(self, tokenizer: LoadedTokenizer) -> None:
+        logger.info("the tokenizer files of most engines are in use from now on")
         self.tokenizer = tokenizer
         self._session.use(tokenizer.token_bytes)
-        for request_id in self._dispatcher.use_files(tokenizer.hashes):
-            if (request := self._session.again(request_id)) is not None:
-                self._encode_again(request)
+        self._dispatcher.use_files(tokenizer.hashes)
 
     def _tell_state(self) -> None:
         """At once when something has changed, else now and then."""

@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+import msgspec
+
 from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.control_tokens import ControlTokens, RenderedChat
 from minisgl.tokenizer.errors import PromptError
@@ -35,7 +37,11 @@ class PromptEncoder:
         results: list[Prompt | PromptError | None] = [None] * len(requests)
         plain: list[int] = []
         texts: list[str] = []
+        # The choices of a request follow each other: their prompt is encoded once.
+        again = {i for i in range(1, len(requests)) if same_prompt(requests[i - 1], requests[i])}
         for i, request in enumerate(requests):
+            if i in again:
+                continue
             try:
                 if request.tokens is not None:
                     results[i] = array("i", request.tokens) or self._finish([])
@@ -53,6 +59,8 @@ class PromptEncoder:
                 texts.append(chat.text)
         for i, encoded in zip(plain, self._encode_texts(texts), strict=True):
             results[i] = encoded
+        for i in sorted(again):
+            results[i] = results[i - 1]
         return [result for result in results if result is not None]
 
     def encoded(self, request: Encode) -> Encoded | PromptError:
@@ -91,10 +99,6 @@ class PromptEncoder:
             chat_template=None if self._template is None else self._template.source,
             add_bos_token=bool(self._prefix),
         )
-
-    def encode_chat(self, messages: Sequence[ChatMessage], **variables: object) -> list[int]:
-        """Token ids of one conversation; `variables` go to the chat template. Raises PromptError."""
-        return self._finish(self._control.encode(self._render(messages, variables))).tolist()
 
     def _rendered(self, request: Generate) -> RenderedChat:
         if request.messages is not None:
@@ -153,6 +157,18 @@ class PromptEncoder:
         full = files.tokenizer.encode("a", add_special_tokens=True).ids
         starts = (n for n in range(len(full)) if full[n : n + len(bare)] == bare)
         return full[: next(starts, 0)] if bare else []
+
+
+def same_prompt(one: Generate, other: Generate) -> bool:
+    """Whether both have the same token ids, whatever the tokenizer."""
+    if (one.prompt, one.tokens, one.messages) != (other.prompt, other.tokens, other.messages):
+        return False
+    # To be equal is not enough: a template writes 1, 1.0 and True in three ways.
+    return one.messages is None or _exactly(one) == _exactly(other)
+
+
+def _exactly(request: Generate) -> bytes:
+    return msgspec.msgpack.encode((request.messages, request.template_variables))
 
 
 def _not_encoded(error: BaseException) -> PromptError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
@@ -68,7 +68,10 @@ class Replicas:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._hashes: Mapping[str, str] | None = None
+        self.files: Mapping[str, str] | None = None
+        """Hashes of the tokenizer files in use."""
+        self._loaded: Sequence[Mapping[str, str]] = ()
+        """Hashes of those that could be in use at once."""
         self._by_address: dict[str, Replica] = {}
         self.changes = 0
         """How often it may have become another question who can take a request."""
@@ -95,7 +98,12 @@ class Replicas:
 
     def use_files(self, hashes: Mapping[str, str]) -> None:
         """Those of the tokenizer files in use from now on: who has others cannot be understood."""
-        self._hashes = hashes
+        self.files = hashes
+        self._change()
+
+    def have_loaded(self, kinds: Sequence[Mapping[str, str]]) -> None:
+        """Those of all tokenizer files that are loaded."""
+        self._loaded = kinds
         self._change()
 
     def welcome(self, address: str, welcome: Welcome) -> None:
@@ -149,19 +157,19 @@ class Replicas:
         card = min((welcome.model for welcome in welcomes), key=lambda model: model.max_model_len)
         return card, max(welcome.epoch for welcome in welcomes)
 
+    def missing_files(self) -> list[Mapping[str, str]]:
+        """Hashes of the tokenizer files to load: those of all who could take requests with them, of most first."""
+        kinds = self._able_kinds()
+        missing = [hashes for i, hashes in enumerate(kinds) if hashes not in self._loaded and hashes not in kinds[:i]]
+        return sorted(missing, key=lambda hashes: (-kinds.count(hashes), sorted(hashes.items())))
+
     def wanted_files(self) -> Mapping[str, str] | None:
-        """Hashes of the tokenizer files to change to: when nobody is left who could be served with those in use, those
-        that most of the others have. None: stay."""
-        latest = self._latest()
-        able = [
-            replica
-            for replica in self
-            if not _unusable(replica, latest) and not replica.draining and self.silence(replica) <= STALE_SECONDS
-        ]
-        if not able or (self._hashes is not None and any(replica.hashes == self._hashes for replica in able)):
-            return None
-        kinds = [replica.hashes for replica in able]
-        return max(kinds, key=lambda hashes: (kinds.count(hashes), sorted(hashes.items())))
+        """Hashes of the tokenizer files to change to: those, of the loaded ones, with which most replicas can take
+        requests, if these are more than with those in use. None: stay."""
+        kinds = self._able_kinds()
+        best = max(self._loaded, key=lambda hashes: (kinds.count(hashes), sorted(hashes.items())), default=None)
+        in_use = 0 if self.files is None else kinds.count(self.files)
+        return None if best is None or kinds.count(best) <= in_use else best
 
     def with_files(self, hashes: Mapping[str, str]) -> list[str]:
         """Addresses of those who have these."""
@@ -171,7 +179,7 @@ class Replicas:
         """What is known of each, by name."""
         latest = self._latest()
         return tuple(
-            _state(replica, self._problem(replica, latest))
+            _state(replica, self._problem(replica, latest), self._waits_for_files(replica, latest))
             for replica in sorted(self, key=lambda replica: (replica.name, replica.address))
         )
 
@@ -188,17 +196,33 @@ class Replicas:
 
     def _problem(self, replica: Replica, latest: _Latest) -> str:
         """Why it gets nothing new; empty when it can."""
+        if problem := self._unable(replica, latest):
+            return problem
+        if self.files is None:
+            return "the tokenizer files are not loaded yet"
+        if differing := _differing(replica.hashes, self.files):
+            return f"its tokenizer files differ from those in use ({', '.join(differing)})"
+        return ""
+
+    def _unable(self, replica: Replica, latest: _Latest) -> str:
+        """Why it could get nothing new whichever files were in use; empty when it could."""
         if problem := _unusable(replica, latest):
             return problem
-        if self._hashes is None:
-            return "the tokenizer files are not loaded yet"
-        if differing := _differing(replica.hashes, self._hashes):
-            return f"its tokenizer files differ from those in use ({', '.join(differing)})"
         if replica.draining:
             return "it is draining"
         if (silence := self.silence(replica)) > STALE_SECONDS:
             return f"it has said nothing for {silence:.0f} s"
         return ""
+
+    def _waits_for_files(self, replica: Replica, latest: _Latest) -> bool:
+        if self.files is None or replica.hashes == self.files:
+            return False
+        return replica.hashes in self._loaded and not self._unable(replica, latest)
+
+    def _able_kinds(self) -> list[Mapping[str, str]]:
+        """Hashes of the tokenizer files of each replica that could take requests with them."""
+        latest = self._latest()
+        return [replica.hashes for replica in self if not self._unable(replica, latest)]
 
     def _latest(self) -> _Latest:
         latest: dict[str, tuple[tuple[int, int], str]] = {}
@@ -248,7 +272,7 @@ def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
     return sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
 
 
-def _state(replica: Replica, problem: str) -> ReplicaState:
+def _state(replica: Replica, problem: str, waits_for_files: bool) -> ReplicaState:
     known, status = replica.welcome or replica.before, replica.status
     return ReplicaState(
         replica="" if known is None else known.replica,
@@ -257,6 +281,7 @@ def _state(replica: Replica, problem: str) -> ReplicaState:
         address=replica.address,
         routable=not problem,
         reason=problem,
+        waits_for_files=waits_for_files,
         running=0 if status is None else status.running,
         waiting=0 if status is None else status.waiting,
     )

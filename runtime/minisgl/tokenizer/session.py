@@ -131,9 +131,14 @@ class Session:
         return True
 
     def again(self, request_id: bytes) -> Generate | None:
-        """The request whose prompt is to be encoded again, with another tokenizer; None: it has ended."""
+        """The request whose prompt is to be encoded again, with another tokenizer; None: it has ended, or ends here."""
         request = self._requests.get(request_id)
         if request is None:
+            return None
+        if request.echo is not None and request.phase is _Phase.RUNNING:
+            # The echo was given, in tokens that an answer of another tokenizer would not go on from.
+            self._to_scheduler.append(Abort(request_id))
+            self._end_failed(request_id, "engine_unavailable", "the engine was replaced by one with another tokenizer")
             return None
         assert request.phase is not _Phase.ENCODING and not request.tokens, "it was submitted, and has given nothing"
         request.phase = _Phase.ENCODING_AGAIN

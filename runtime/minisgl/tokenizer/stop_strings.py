@@ -29,9 +29,11 @@ class StopStrings:
             return piece
         if self.stopped or not piece:
             return ""
-        # A match that is complete now ends in the new piece; of the text before it only the held part matters.
-        text = self._held + piece
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        # A match that is complete now ends in the new piece, and of the text before it only the held part matters. That
+        # may hold a shorter match whole, which came when the answer must not stop.
+        held, text = len(self._held), self._held + piece
+        starts = ((stop, text.find(stop, max(held - len(stop) + 1, 0))) for stop in self._stops)
+        found = [(at + len(stop), at) for stop, at in starts if at >= 0]
         if found and may_stop:
             self.stopped = True
             self._held = ""

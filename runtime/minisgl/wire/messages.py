@@ -23,7 +23,7 @@ FINISH_REASONS: Final[tuple[FinishReason | None, ...]] = (None, "stop", "length"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to choose the next token and when to end. Ranges are checked by `validate`, not by the scheduler."""
+    """How to choose the next token and when to end. Ranges are checked where it comes in and by the scheduler."""
 
     max_tokens: int | None = None
     """Most tokens to generate; None: as many as the context leaves."""

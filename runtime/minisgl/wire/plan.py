@@ -7,7 +7,6 @@ travels inside a plan, so nothing can overtake a step that still reads or writes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -30,8 +29,7 @@ class PlanError(ValueError):
     """A frame that is not a plan of this wire version."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One step. All arrays are int32 views into `buffer`; D decode rows, P prefill segments, T prefill tokens,
     U page-table updates, N new rows, Z poisoned pages, C numbers of controls, X of shared prefixes.
 
@@ -72,10 +70,6 @@ class StepPlan:
     shared_prefixes: IntArray
     """[X] decode rows whose first pages are the same: `shared_prefixes.decode_prefixes` reads it."""
     buffer: IntArray
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.decode_slots) + len(self.prefill_tokens)
 
     @property
     def sampled_slots(self) -> IntArray:

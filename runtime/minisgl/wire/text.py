@@ -63,6 +63,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +93,8 @@ class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
     routable: bool
     reason: str
     """Why it gets nothing new."""
+    waits_for_files: bool = False
+    """It could take requests as soon as its tokenizer files, which are loaded, are those in use."""
     running: int
     waiting: int
 

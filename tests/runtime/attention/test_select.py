@@ -60,7 +60,38 @@ def test_a_missing_compiled_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp
     library = tmp_path / kernel.name / f"{kernel.name}.so"
     library.parent.mkdir()
     library.touch()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert flashinfer_setup.why_not_flashinfer(kernel) is None
+
+
+@pytest.mark.parametrize(
+    ("built_for", "capability", "chosen"),
+    [
+        (None, (9, 0), True),
+        (None, (8, 0), False),
+        (None, (12, 0), False),
+        ("9.0a", (9, 0), True),
+        ("9.0a", (10, 0), False),
+        ("10.0a", (10, 3), False),
+        ("10.0f", (10, 3), True),
+        ("8.0", (8, 6), True),
+        ("8.6", (8, 0), False),
+        ("8.0", (9, 0), False),
+    ],
+)
+def test_kernels_that_were_compiled_for_other_gpus_are_not_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built_for: str | None, capability: tuple[int, int], chosen: bool
+) -> None:
+    monkeypatch.setattr(flashinfer_setup, "load_flashinfer", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setenv(flashinfer_setup.KERNELS_DIR, str(tmp_path))
+    kernel = XqaKernel(torch.bfloat16, page_size=64, head_dim=128, group=2)
+    (tmp_path / kernel.name).mkdir()
+    (tmp_path / kernel.name / f"{kernel.name}.so").touch()
+    if built_for is not None:
+        (tmp_path / flashinfer_setup.ARCHITECTURE_FILE).write_text(built_for)
+    reason = flashinfer_setup.why_not_flashinfer(kernel)
+    assert reason is None if chosen else f"are for GPUs of {built_for or '9.0a'}, not for this one" in str(reason)
 
 
 def test_falling_back_to_the_reference_on_a_gpu_is_a_warning_with_reasons(

@@ -136,11 +136,11 @@ def test_comm_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bench_frontend_counts_every_token(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
-    command = f"bench frontend --streams 4 --step-ms 20 --seconds 0.5 --json {path} --model {tiny_checkpoint()}"
+    command = f"bench frontend --streams 24 --step-ms 20 --seconds 0.5 --json {path} --model {tiny_checkpoint()}"
     assert main(command.split()) == 0
     figures = json.loads(path.read_text())["figures"]
     for tokenizers in (0, 1):
         assert figures[f"tokens_per_core_second_{tokenizers}_tokenizers"] > 0
         # Never more; fewer where this machine was too busy to take them one by one.
-        assert 0.2 < figures[f"events_per_token_{tokenizers}_tokenizers"] <= 1
+        assert 0 < figures[f"events_per_token_{tokenizers}_tokenizers"] <= 1
     assert figures["metrics_ms_p50"] > 0

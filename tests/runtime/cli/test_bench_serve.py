@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 import re
@@ -24,12 +25,15 @@ class Endpoint:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.broken = self.refused = False
+        self.models: Any = {"data": [{"id": "played"}]}
+        self.nonsense = ""
+        """In the place of a stream's first event."""
         self.running = self.most = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop).result(
-            10
+            60
         )
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
@@ -38,7 +42,7 @@ class Endpoint:
         length = int(re.search(r"content-length: (\d+)", head.lower())[1])  # type: ignore[index]
         content = await reader.readexactly(length)
         if head.startswith("GET /v1/models"):
-            self._answer(writer, 200, {"data": [{"id": "played"}]})
+            self._answer(writer, 200, self.models)
         elif self.refused:
             self._answer(writer, 429, {"error": {"message": "too many", "code": "overloaded"}})
         else:
@@ -52,6 +56,8 @@ class Endpoint:
     async def _stream(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         self.bodies.append(body)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if self.nonsense:
+            self._event(writer, self.nonsense)
         for _ in range(body["max_tokens"]):
             choice = {"text": "x"} if "prompt" in body else {"delta": {"content": "x"}}
             self._event(writer, json.dumps({"choices": [choice]}))
@@ -71,8 +77,8 @@ class Endpoint:
             writer.write(f"{len(piece):x}\r\n{piece}\r\n".encode())
 
     @staticmethod
-    def _answer(writer: asyncio.StreamWriter, status: int, content: dict[str, Any]) -> None:
-        body = json.dumps(content).encode()
+    def _answer(writer: asyncio.StreamWriter, status: int, content: Any) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
         writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
 
     def close(self) -> None:
@@ -96,9 +102,9 @@ def _figures(path: Path) -> dict[str, Any]:
 def test_a_trace_is_sent_as_it_says(endpoint: Endpoint, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(
-        '{"timestamp": 20, "input_length": 12, "output_length": 3, "hash_ids": [1, 9]}\n'
+        '{"timestamp": 400, "input_length": 12, "output_length": 3, "hash_ids": [1, 9]}\n'
         '{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": [1, 2]}\n\n'
-        '{"timestamp": 30, "input_length": 7, "output_length": 1}\n'
+        '{"timestamp": 800, "input_length": 7, "output_length": 1}\n'
     )
     json_path, plot = tmp_path / "figures.json", tmp_path / "plot.png"
     command = f"bench serve --url {endpoint.url}/v1 --trace {trace} --block-size 8 --json {json_path} --plot {plot}"
@@ -113,7 +119,7 @@ def test_a_trace_is_sent_as_it_says(endpoint: Endpoint, tmp_path: Path) -> None:
     figures = _figures(json_path)
     assert (figures["completed"], figures["failed"], figures["output_tokens"]) == (3, 0, 9)
     assert figures["goodput_share"] == 0
-    assert figures["duration_s"] >= 0.03
+    assert figures["duration_s"] >= 0.8
     assert 0 < figures["ttft_ms_p50"] <= figures["ttft_ms_p99"] <= figures["e2e_ms_p99"]
     assert plot.read_bytes().startswith(b"\x89PNG")
 
@@ -136,6 +142,41 @@ def test_failures_are_counted_and_shown(endpoint: Endpoint, tmp_path: Path, caps
     assert main(command) == 1
     assert "HTTP 429: too many (overloaded)" in capsys.readouterr().err
     assert _figures(json_path)["failed"] == 2
+
+
+@pytest.mark.parametrize("models", [{"data": []}, {}, [], "page"])
+@pytest.mark.parametrize("command", ["bench serve --url", "chat"])
+def test_what_is_no_endpoint_is_said_to_be_none(
+    models: Any, command: str, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.models = models
+    assert main([*command.split(), endpoint.url]) == 1
+    assert capsys.readouterr().err == f"minisgl: error: {endpoint.url} lists no model: name one with --model\n"
+    endpoint.models = b"<html>"
+    assert main([*command.split(), endpoint.url]) == 1
+    assert "/v1/models gives no JSON: is it an OpenAI endpoint?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nonsense", ["<html>", "{}", "[]", '{"choices": [{}]}'])
+def test_a_chat_goes_on_after_what_is_no_chunk(
+    nonsense: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.nonsense = nonsense
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n/stats\n"))
+    assert main(["chat", endpoint.url, "--max-tokens", "1"]) == 1
+    said = capsys.readouterr()
+    assert "not a chunk of an OpenAI stream" in said.err
+    assert said.out.endswith("nothing was answered yet\n")
+
+
+def test_files_that_cannot_be_written_are_named(
+    endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = str(tmp_path / "none" / "file")
+    command = f"bench serve --url {endpoint.url} --num-requests 1 --output-len 1 1".split()
+    assert main([*command, "--write-trace", nowhere]) == 1
+    assert main([*command, "--plot", nowhere]) == 0
+    assert capsys.readouterr().err.count(f"{nowhere} cannot be written: No such file or directory") == 2
 
 
 def test_made_up_traces_can_be_written_and_read(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ from support.tiny_checkpoint import tiny_checkpoint
         (["serve", "m", "--attention-backend", "fast"], "--attention-backend: 'fast' is not auto, one of torch"),
         (["serve", "m", "--attention-backend", "fa3,xqa,torch"], "--attention-backend"),
         (["serve", "m", "--device", "tpu"], "--device"),
-        (["serve", "m", "--max-run", "3"], "unrecognized arguments: --max-run"),
+        (["serve", "m", "--max-run", "3"], "unrecognized arguments: --max-run 3 (see minisgl serve --help)"),
+        (["models", "check", "m", "--x"], "minisgl models check: error: unrecognized arguments: --x"),
         (["bench", "offline", "--input-len", "5"], "--input-len"),
     ],
 )

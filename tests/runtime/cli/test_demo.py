@@ -20,7 +20,7 @@ import pytest
 from minisgl.models.demo_answers import LESSONS
 from support import chromium
 from support.demo_checkpoint import demo_checkpoint
-from support.served import RUNTIME, Served
+from support.served import RUNTIME, Served, eventually
 
 _FIRST = [(lesson.questions[0], lesson.answer) for lesson in LESSONS]
 
@@ -75,7 +75,7 @@ def _chat(served: Served, script: str, *arguments: str) -> subprocess.CompletedP
         input=script,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
         env={**os.environ, "PYTHONPATH": str(RUNTIME), "OMP_NUM_THREADS": "1"},
     )
@@ -95,6 +95,19 @@ def test_chat_in_the_terminal(served: Served) -> None:
     assert lines[-1] == "/what is not known; /help lists what is"
 
 
+def test_chat_survives_bytes_that_are_no_text(served: Served) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minisgl", "chat", served.url, "--temperature", "0", "--system", "x"],
+        input=b"H\xff\xfei\n",
+        capture_output=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(RUNTIME), "PYTHONUTF8": "1"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.strip()
+
+
 def test_chat_serves_a_model_itself() -> None:
     question, answer = _FIRST[5]
     environment = {**os.environ, "PYTHONPATH": str(RUNTIME), "OMP_NUM_THREADS": "1", "MINISGL_NUM_PAGES": "256"}
@@ -103,7 +116,7 @@ def test_chat_serves_a_model_itself() -> None:
         input=question,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
         env=environment,
     )
@@ -150,6 +163,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(served: Served) -> None:
             chat.kill()
 
 
+def _sleeps(pid: int) -> bool:
+    """Its main thread waits for something."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
 def test_ctrl_c_at_the_prompt_ends_nothing(served: Served) -> None:
     ours, theirs = pty.openpty()
     chat = subprocess.Popen(
@@ -170,11 +188,12 @@ def test_ctrl_c_at_the_prompt_ends_nothing(served: Served) -> None:
 
     try:
         until("> ")
-        # A signal between the prompt and the wait for input is seen only when something else wakes that wait: a
-        # person presses the keys again.
+        # A signal between the prompt and the wait for input is seen only when something else wakes that wait. A person
+        # presses the keys again; but one signal too many would take the question that follows.
+        eventually(lambda: _sleeps(chat.pid))
         while "/exit or Ctrl-D ends the chat" not in shown:
             chat.send_signal(signal.SIGINT)
-            if select.select([ours], [], [], 2)[0]:
+            if select.select([ours], [], [], 10)[0]:
                 shown += os.read(ours, 4096).decode()
         question, answer = _FIRST[9]
         os.write(ours, f"{question}\n".encode())
@@ -207,6 +226,26 @@ def test_page_in_a_browser(served: Served, tmp_path: Path) -> None:
         page.screenshot(tmp_path / "page.png")
         assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
         assert page.evaluate("performance.getEntriesByType('resource').every(e => e.name.startsWith(location.origin))")
+
+
+def test_a_new_chat_on_the_page_takes_nothing_along(served: Served) -> None:
+    executable = chromium.find()
+    if executable is None:
+        pytest.skip("Chromium is not installed")
+    with chromium.Page(executable, f"{served.url}/") as page:
+        page.wait_for(f"document.querySelector('#model').textContent === '{demo_checkpoint().name}'")
+        # An answer that goes on until it is stopped.
+        page.evaluate(
+            "const real = fetch; window.fetch = (url, options) => real(url, options?.body ? { ...options, body:"
+            "JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true }) } : options); 0"
+        )
+        page.evaluate("document.querySelector('#question').focus()")
+        page.type("Hello")
+        page.press_enter()
+        page.wait_for("document.querySelectorAll('.turn')[1]?.textContent.length > 20")
+        page.evaluate("document.querySelector('#reset').click()")
+        page.wait_for("document.querySelector('#stop').hidden")
+        assert page.evaluate("[messages.length, turns.children.length]") == [0, 0]
 
 
 def test_page_names_errors_and_needs_nothing_from_elsewhere() -> None:

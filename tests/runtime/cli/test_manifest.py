@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -17,6 +19,13 @@ from minisgl_operator.api.schema import Schema, structural
 from support.chart import SAMPLES
 from support.tiny_checkpoint import tiny_checkpoint
 from support.verdicts import CASES, Case, hub, smallest
+
+
+@pytest.fixture(autouse=True)
+def environment_as_before() -> Iterator[None]:
+    """A file's variables are set for the processes that are started; other tests start theirs from this one."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 def _file(folder: Path, model: Any) -> Path:

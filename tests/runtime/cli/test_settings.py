@@ -29,7 +29,7 @@ def _file(folder: Path, text: str) -> str:
 def test_flag_wins_over_environment_over_file_over_default(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = _file(tmp_path, "model: m\nport: 1\ntokenizers: 0\ntp: 4\naudit: true\npage-size:\n")
+    config = _file(tmp_path, "model: m\nport: 1\ntokenizers: 0\ntp: 4\naudit: true\npage-size:\nno-overlap:\n")
     monkeypatch.setenv("MINISGL_PORT", "2")
     monkeypatch.setenv("MINISGL_TP", "3")
     monkeypatch.setenv("MINISGL_DUMMY_WEIGHTS", "on")
@@ -41,6 +41,7 @@ def test_flag_wins_over_environment_over_file_over_default(
     assert printed["model"] == ("m", f"file {config}")
     assert printed["audit"] == (True, f"file {config}")
     assert printed["page-size"] == (None, "default")
+    assert printed["no-overlap"] == (False, "default")
     assert printed["host"] == ("127.0.0.1", "default")
 
 

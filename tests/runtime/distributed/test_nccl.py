@@ -11,19 +11,25 @@ import torch
 from support.nccl_rank import rank_main
 from support.ranks import tcp_rendezvous
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
-]
+pytestmark = pytest.mark.gpu
 
 
-def test_collectives_in_a_graph_and_the_transport(tmp_path: Path) -> None:
-    context, rendezvous = multiprocessing.get_context("spawn"), tcp_rendezvous()
-    outs = [tmp_path / str(rank) for rank in range(2)]
-    processes = [context.Process(target=rank_main, args=(rank, 2, rendezvous, outs[rank])) for rank in range(2)]
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("meeting", ["tcp", "file"])
+def test_collectives_in_a_graph_and_the_transport(meeting: str, size: int, tmp_path: Path) -> None:
+    """Ranks that meet at a file are on one machine, and write short messages into each other's memory."""
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} CUDA devices")
+    rendezvous = f"file://{tmp_path}/meeting" if meeting == "file" else tcp_rendezvous()
+    context = multiprocessing.get_context("spawn")
+    outs = [tmp_path / str(rank) for rank in range(size)]
+    processes = [context.Process(target=rank_main, args=(rank, size, rendezvous, outs[rank])) for rank in range(size)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(180)
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert all(out.read_text().startswith("NCCL, ") and "unknown" not in out.read_text() for out in outs)
+        process.join(110)
+        process.kill()
+    assert [process.exitcode for process in processes] == [0] * size
+    for out in outs:
+        assert out.read_text().startswith("NCCL, ") and "unknown" not in out.read_text()
+        assert ("to all ranks at once" in out.read_text()) == (meeting == "file")

@@ -10,6 +10,7 @@ import torch
 from minisgl.distributed.measure import measure_all_reduce
 from minisgl.distributed.nccl_report import describe
 from minisgl.distributed.tensor_parallel import RendezvousError, TensorParallel
+from support.ports import free_port
 from support.ranks import run_ranks
 
 
@@ -72,10 +73,10 @@ def test_ranks_meet_at_an_address(host: str) -> None:
     """The same port twice: a rank that was started again finds it as its predecessor left it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, 0), family=family) as listener:
-            port = listener.getsockname()[1]
+        socket.create_server((host, 0), family=family).close()
     except OSError:
         pytest.skip(f"this machine has no address {host}")
+    port = free_port()
     url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
     def meet(rank: int) -> list[int]:

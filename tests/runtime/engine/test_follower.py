@@ -177,7 +177,7 @@ def test_ranks_together_give_the_tokens_of_one(
     together = _run(engine)
     engine.close()
     for process, _ in followers:
-        process.join(30)
+        process.join(120)
         assert process.exitcode == 0
     single = create_engine(alone)
     assert _run(single) == together
@@ -214,7 +214,7 @@ def test_ranks_that_sample_different_tokens_are_found_by_the_audit(
     with pytest.raises(EngineError, match="different tokens in step 2") as refused:
         engine.collect(handle)
     assert refused.value.code == "ranks_diverged"
-    process.join(30)
+    process.join(120)
     assert process.exitcode not in (0, None)
     broadcast.close()
     engine.close()

@@ -53,6 +53,20 @@ def lines() -> Iterator[Lines]:
     logger.setLevel(before)
 
 
+def test_no_client_can_write_lines_of_its_own(make_stack: MakeStack, lines: Lines) -> None:
+    stack = make_stack()
+    stack.http.get("/a%0a10:00:00%20error%20%1b[31m")
+    stack.http.get(f"/{'é' * 300}")
+    # Without an engine nobody knows which names there are.
+    stack.scheduler.close()
+    stack.wait_until_ready(False)
+    stack.http.post("/v1/completions", json={"prompt": "a", "model": "b\nc"})
+    found = [fields for _, fields in lines.wait_for(3)]
+    assert found[0]["path"] == r"/a\n10:00:00 error \x1b[31m"
+    assert found[1]["path"] == f"/{'é' * 255}…"
+    assert found[2]["model"] == r"b\nc"
+
+
 def test_an_answer(make_stack: MakeStack, lines: Lines) -> None:
     stack = make_stack()
     stack.scheduler.answer = answer_with(ids("ok"), cached=3)
@@ -124,9 +138,10 @@ def test_a_stream_that_breaks_off(make_stack: MakeStack, lines: Lines) -> None:
         pytest.raises(Exception, match=r"peer closed|incomplete"),
         stack.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response,
     ):
-        stack.scheduler.wait_for(Submit)
+        lines_of_answer = response.iter_lines()
+        next(line for line in lines_of_answer if '"content":"a"' in line)
         stack.server.stop()
-        response.read()
+        list(lines_of_answer)
     ((message, fields),) = lines.wait_for(1)
     assert (message, fields["code"], fields["phase"]) == ("failed", "shutting_down", "generating")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -63,6 +64,19 @@ def test_more_than_may_wait(make_stack: MakeStack) -> None:
     )
 
 
+def test_a_prompt_that_is_only_scored_waits_no_more(make_stack: MakeStack) -> None:
+    stack = make_stack(limits=RequestLimits(waiting=2))
+    stack.scheduler.answer = answer_with(ids("ok"))
+    for _ in range(3):
+        scored = stack.http.post("/v1/completions", json={"prompt": "Hi", "echo": True, "max_tokens": 0, "n": 2})
+        assert scored.status_code == 200
+    admission = stack.server._tokenizers.traffic.admission
+    assert (admission.waiting, admission.waiting_tokens) == (0, 0)
+    metrics = stack.server._tokenizers.traffic.metrics
+    assert metrics.decode_time.sum == 0
+    assert metrics.time_to_first_token.cumulative()[-1] == 0, "there was no token"
+
+
 def test_what_the_scheduler_rejects(make_stack: MakeStack) -> None:
     stack = make_stack()
     stack.scheduler.answer = lambda submit: [Failed(submit.id, "queue_full", "5 requests are waiting already")]
@@ -120,7 +134,8 @@ def test_all_requests_under_way() -> None:
 
 def test_the_wait_is_estimated_from_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("minisgl.frontend.admission.time.monotonic", lambda: now)
+    # Not time.monotonic itself, which is everybody's in this process.
+    monkeypatch.setattr("minisgl.frontend.admission.time", SimpleNamespace(monotonic=lambda: now))
     admission = Admission(RequestLimits(waiting=64))
     admission.admit(64, 64)
     for _ in range(32):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from minisgl.wire.messages import Abort, Ack, Submit
 from support.fake_scheduler import WAIT_SECONDS, row
 from support.frontend_stack import FrontendStack, ids
+from support.served import eventually
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -39,26 +39,18 @@ def disconnects(stack: FrontendStack, phase: str) -> float:
     return metric(stack, rf'minisgl:disconnects_total{{.*phase="{phase}"}}')
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
-
-
 def assert_left(stack: FrontendStack, phase: str) -> None:
-    wait_until(lambda: disconnects(stack, phase) == 1)
+    eventually(lambda: disconnects(stack, phase) == 1)
     # Only the scrape itself is under way.
-    wait_until(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="reading"}') == 1)
-    for other in ("tokenizing", "waiting", "generating"):
-        assert metric(stack, rf'minisgl:frontend_inflight{{.*phase="{other}"}}') == 0
+    for each, count in (("reading", 1), ("tokenizing", 0), ("waiting", 0), ("generating", 0)):
+        assert metric(stack, rf'minisgl:frontend_inflight{{.*phase="{each}"}}') == count, each
 
 
 def test_while_the_body_is_sent(make_stack: MakeStack) -> None:
     stack = make_stack()
     with connect(stack) as client:
         client.sendall(post(CHAT)[:-5])
-        wait_until(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="reading"}') == 2)
+        eventually(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="reading"}') == 2)
     assert_left(stack, "reading")
     assert not stack.scheduler.received(Submit)
 
@@ -76,7 +68,7 @@ def test_while_its_prompt_is_encoded(make_stack: MakeStack) -> None:
     stack = make_stack()
     with connect(stack) as client:
         client.sendall(post({"prompt": "a b " * 400_000}, "/v1/completions"))
-        wait_until(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="tokenizing"}') == 1)
+        eventually(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="tokenizing"}') == 1)
     assert_left(stack, "tokenizing")
     assert stack.http.post("/v1/completions", json={"prompt": [1] * 1000}).status_code == 400, "the worker goes on"
     assert not stack.scheduler.received(Submit)
@@ -88,7 +80,7 @@ def test_while_it_waits_for_its_first_token(make_stack: MakeStack, stream: bool)
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     with connect(stack) as client:
         client.sendall(post(CHAT | {"stream": stream}))
-        wait_until(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="waiting"}') == 1)
+        eventually(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="waiting"}') == 1)
     assert stack.scheduler.wait_for(Abort)[0].id == stack.scheduler.received(Submit)[0].id
     assert_left(stack, "waiting")
 
@@ -99,7 +91,7 @@ def test_while_it_is_answered(make_stack: MakeStack, stream: bool) -> None:
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     with connect(stack) as client:
         client.sendall(post(CHAT | {"stream": stream}))
-        wait_until(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="generating"}') == 1)
+        eventually(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="generating"}') == 1)
     assert stack.scheduler.wait_for(Abort)[0].id == stack.scheduler.received(Submit)[0].id
     assert_left(stack, "generating")
     assert metric(stack, r'vllm:request_success_total{.*finished_reason="abort"}') == 1
@@ -111,7 +103,21 @@ def test_after_the_answer_is_no_disconnect(make_stack: MakeStack) -> None:
     with connect(stack) as client:
         client.sendall(post(CHAT | {"max_tokens": 1}))
         assert b"200 OK" in client.recv(65536)
-    wait_until(lambda: metric(stack, r'vllm:request_success_total{.*finished_reason="length"}') == 1)
+    eventually(lambda: metric(stack, r'vllm:request_success_total{.*finished_reason="length"}') == 1)
     stack.http.get("/v1/models")
     assert "disconnects_total{" not in stack.http.get("/metrics").text
     assert not stack.scheduler.received(Abort)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_with_a_second_request_behind_the_first(make_stack: MakeStack, stream: bool) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    with connect(stack) as client:
+        client.sendall(post(CHAT | {"stream": stream}) * 2)
+        (submit,) = stack.scheduler.wait_for(Submit)
+        eventually(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="generating"}') == 1)
+    (abort,) = stack.scheduler.wait_for(Abort)
+    assert abort.id == submit.id
+    eventually(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="generating"}') == 0)
+    assert len(stack.scheduler.received(Submit)) == 1

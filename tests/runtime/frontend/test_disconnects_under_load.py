@@ -12,6 +12,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -38,7 +39,7 @@ def served() -> Iterator[Served]:
 
 
 def metrics(served: Served) -> dict[str, float]:
-    with urllib.request.urlopen(served.url + "/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(served.url + "/metrics", timeout=60) as answer:
         lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
     return {re.sub(r'model_name="[^"]*",engine="0",?', "", name): float(value) for name, value in map(_split, lines)}
 
@@ -53,7 +54,7 @@ def freed_by_flush(served: Served) -> int:
     told = [line["message"] for line in served.lines() if "administration listens" in line["message"]]
     url = f"http://{urlsplit(served.url).hostname}:{told[0].rpartition(' ')[2]}/flush_cache"
     request = urllib.request.Request(url, method="POST", headers={"authorization": "Bearer root-key"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return int(json.loads(answer.read())["freed_pages"])
 
 
@@ -123,11 +124,15 @@ def test_everything_is_idle_again(served: Served) -> None:
     final = metrics(served)
     left = sum(value for name, value in final.items() if name.startswith("minisgl:disconnects_total"))
     assert left > STREAMS / 4
-    lines = served.lines()
-    assert not [line for line in lines if "traceback" in line or line["level"] in ("error", "critical")]
-    aborted = [line for line in lines if line["message"].startswith("aborted")]
-    assert len(aborted) == left
-    assert all(line["extra"]["request_id"] and line["extra"]["phase"] for line in aborted)
+
+    def aborted() -> list[dict[str, Any]]:
+        return [line for line in served.lines() if line["message"].startswith("aborted")]
+
+    # By way of the launcher, which is behind.
+    eventually(lambda: len(aborted()) >= left)
+    assert len(aborted()) == left
+    assert not [line for line in served.lines() if "traceback" in line or line["level"] in ("error", "critical")]
+    assert all(line["extra"]["request_id"] and line["extra"]["phase"] for line in aborted())
     assert served.status("/ready") == 200
     assert freed_by_flush(served) > 0
     assert freed_by_flush(served) == 0
@@ -160,5 +165,5 @@ def test_sigterm_lets_every_stream_complete(served: Served) -> None:
         # The last part of a chunked answer is the empty one.
         assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), answer[-300:]
         assert answer.count(b'"finish_reason":"length"') == 1
-    assert served.popen.wait(20) == 0
+    assert served.popen.wait(60) == 0
     assert served.children() == {} and served.leftovers() == []

@@ -20,7 +20,7 @@ from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.server import FrontendServer, ServerError
 from minisgl.wire.messages import Abort, Ack, Submit
 from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
-from support.frontend_stack import FrontendStack, ids
+from support.frontend_stack import EOS, FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -118,6 +118,34 @@ def test_a_message_from_outside_fails_all_answers(make_stack: MakeStack) -> None
     assert len(stack.scheduler.wait_for(Abort, 2)) == 2
 
 
+def test_what_is_too_large_for_a_message_fails_alone(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("wire.sockets", "frontend.tokenizers", "tokenizer.worker"):
+        monkeypatch.setattr(f"minisgl.{module}.MAX_MESSAGE_BYTES", 16_000)
+    stack = make_stack()
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    with stack.http.stream(
+        "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 2, "stream": True}
+    ) as response:
+        lines = response.iter_lines()
+        next(line for line in lines if '"text":"a"' in line)
+        for path, body in (
+            # The question fits, and its answer does not.
+            ("/tokenize", {"prompt": "é" * 4_000}),
+            ("/detokenize", {"tokens": [EOS] * 3_900}),
+            # The question does not.
+            ("/detokenize", {"tokens": [1] * 5_000}),
+            ("/tokenize", {"prompt": "a" * 17_000}),
+            ("/v1/completions", {"prompt": [1] * 5_000, "n": 2}),
+            ("/v1/completions", {"prompt": "a" * 17_000}),
+        ):
+            refused = stack.http.post(path, json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request"), path
+        (submit, *_) = stack.scheduler.received(Submit)
+        stack.scheduler.send(row(submit.id, 1, ids("b")[0], "length"), to=submit)
+        assert "data: [DONE]" in list(lines)
+    assert stack.server._tokenizers.traffic.admission.waiting == 0
+
+
 def test_not_ready_before_the_scheduler_has_answered(make_stack: MakeStack) -> None:
     stack = make_stack(wait=False)
     stack.scheduler.close()
@@ -136,7 +164,8 @@ def test_not_ready_when_the_engine_is_silent(make_stack: MakeStack) -> None:
 
 
 def test_a_scheduler_that_does_not_queue_in_time_is_an_error(make_stack: MakeStack) -> None:
-    stack = make_stack(accept_seconds=0.1)
+    # Long enough for the request to be on its way to the scheduler.
+    stack = make_stack(accept_seconds=2.0)
     response = stack.http.post("/v1/chat/completions", json=CHAT | {"stream": True})
     assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")
     assert stack.scheduler.wait_for(Abort)[0].id == stack.scheduler.received(Submit)[0].id
@@ -212,7 +241,7 @@ def test_a_signal_ends_the_process_with_exit_code_0(tmp_path: Path, number: sign
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=WAIT_SECONDS).status_code == 200
         process.send_signal(number)
         assert process.wait(WAIT_SECONDS) == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -11,7 +12,9 @@ import pytest
 
 from minisgl.frontend.bodies import ChatBody, CompletionBody
 from minisgl.frontend.choices import derived_seed
+from minisgl.frontend.requests import parse_completion
 from minisgl.wire.messages import Submit
+from minisgl.wire.text import SamplingDefaults
 from support.fake_scheduler import answer_with
 from support.frontend_stack import EOS, TOKENIZER, FrontendStack, ids
 from support.scored_answers import scored_answer
@@ -94,6 +97,14 @@ def test_where_the_text_ends(
     assert (text_of(answer), answer["choices"][0]["finish_reason"]) == (text, reason)
 
 
+@pytest.mark.parametrize("name", SamplingDefaults.__struct_fields__)
+def test_what_a_request_leaves_out_is_the_checkpoints(name: str) -> None:
+    defaults = SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, min_p=0.1, repetition_penalty=1.05)
+    for given, expected in ((None, getattr(defaults, name)), (1, 1)):
+        asked = parse_completion(json.dumps({"prompt": "x", name: given}).encode(), defaults)
+        assert getattr(asked.params, name) == expected
+
+
 def test_the_default_number_of_tokens(stack: FrontendStack) -> None:
     _, (chat,) = ask(stack, "/v1/chat/completions", CHAT)
     assert chat.max_tokens == 256 - len(chat.prompt) // 4
@@ -117,6 +128,8 @@ def test_timeouts_become_the_earliest_deadline(stack: FrontendStack, path: str, 
     assert seconds({"timeout": 200_000}) - first > 99_000
     assert seconds({"timeout": 200_000}, **{"x-request-timeout-ms": "50000000"}) - first < -40_000
     assert seconds({"timeout": 200_000}, **{"x-stainless-read-timeout": "50000"}) - first < -40_000
+    # A stream has bytes for the client long before its end.
+    assert seconds({"stream": True}, **{"x-stainless-read-timeout": "50000"}) == 0
     response = stack.http.post(path, json=body, headers={"x-request-timeout-ms": "soon"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout-ms")
 
@@ -174,9 +187,9 @@ def test_tool_answers_reach_the_template(stack: FrontendStack) -> None:
 def test_unknown_fields_are_named_in_a_header(
     stack: FrontendStack, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    change = {"guided_json": {}, "x\r\ny": 1, "stream": stream, "user": "me"}
+    change = {"mirostat": {}, "x\r\ny": 1, "stream": stream, "user": "me"}
     response, _ = ask(stack, path, body | change)
-    assert response.headers["x-ignored-params"] == "guided_json, ?"
+    assert response.headers["x-ignored-params"] == "mirostat, ?"
     response, _ = ask(stack, path, body | {"stream": stream})
     assert "x-ignored-params" not in response.headers
 
@@ -213,7 +226,8 @@ def test_who_prefers_strict_handling_gets_an_error_for_an_unknown_field(
     error = response.json()["error"]
     assert (error["param"], error["code"]) == ("max_token", "unknown_parameter")
     assert not stack.scheduler.received(Submit)
-    refused = stack.http.post("/tokenize", json={"prompt": "a", "promt": "b"}, headers=strict)
+    in_lines = [("prefer", "respond-async"), ("prefer", "handling=strict")]
+    refused = stack.http.post("/tokenize", json={"prompt": "a", "promt": "b"}, headers=in_lines)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "promt")
     response, _ = ask(stack, path, body | {"max_token": 5}, prefer="handling=lenient")
     assert response.headers["x-ignored-params"] == "max_token"
@@ -418,6 +432,10 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "regex": (None, "a+"),
     "ebnf": (None, "root ::= a"),
     "structural_tag": (None, "{}"),
+    "guided_json": (None, {}),
+    "guided_regex": (None, "a+"),
+    "guided_choice": (None, ["a", "b"]),
+    "guided_grammar": (None, "root ::= a"),
 }
 REFUSED_CHAT = REFUSED | {
     "chat_template": (None, "{{ messages }}"),

@@ -64,7 +64,8 @@ def test_headers_must_arrive_in_time(stack: FrontendStack, monkeypatch: pytest.M
 
 
 def test_a_second_request_has_its_own_time(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
+    # Long enough for the first one to be sent.
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 2.0)
     with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea")
         answer = b""
@@ -112,7 +113,7 @@ def test_a_client_that_does_not_read_is_dropped(make_stack: MakeStack) -> None:
         # Connections inherit it, so that little is enough to fill them.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         listener.bind(("127.0.0.1", 0))
-        stack = make_stack(limits=RequestLimits(send_seconds=0.3), socket_fd=listener.detach())
+        stack = make_stack(limits=RequestLimits(send_seconds=2.0), socket_fd=listener.detach())
     stack.scheduler.close()
     stack.wait_until_ready(False)
     # Its name is in every event, which makes them large.

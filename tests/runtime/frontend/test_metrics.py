@@ -195,3 +195,4 @@ def test_a_stream_is_seen_while_it_runs(make_stack: MakeStack) -> None:
         stack.scheduler.send(row(submit.id, 1, ids("b")[0], "length"), to=submit)
         assert "data: [DONE]" in list(lines)
     assert re.search("text/plain; version=0.0.4", stack.http.get("/metrics").headers["content-type"])
+    assert stack.http.post("/metrics").status_code == 405

@@ -12,6 +12,7 @@ from minisgl.wire.messages import Ack, Failed, Submit
 from support.fake_scheduler import FakeScheduler, answer_with
 from support.frontend_stack import EOS, TOKENIZER, FrontendStack, ids
 from support.retry_after import assert_says_when_to_come_again
+from support.served import eventually
 
 USER = [{"role": "user", "content": "Hello"}]
 
@@ -261,4 +262,4 @@ async def test_many_at_once(stack: FrontendStack) -> None:
 
         answers = await asyncio.gather(*(ask(n) for n in range(64)))
     assert answers == [f"{n:03}" * 10 for n in range(64)]
-    assert all(not link._waiters for link in stack.server._tokenizers._links)
+    eventually(lambda: all(not link._waiters for link in stack.server._tokenizers._links))

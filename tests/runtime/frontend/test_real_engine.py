@@ -42,7 +42,7 @@ def content(client: openai.OpenAI, **fields: Any) -> str:
 
 
 def tokens_of(url: str, text: str) -> list[int]:
-    tokens: list[int] = httpx.post(f"{url}/tokenize", json={"prompt": text}).json()["tokens"]
+    tokens: list[int] = httpx.post(f"{url}/tokenize", json={"prompt": text}, timeout=60).json()["tokens"]
     return tokens
 
 
@@ -184,7 +184,7 @@ def test_every_eos_of_the_checkpoint_ends_an_answer(tmp_path: Path) -> None:
         def end(token: int, **fields: Any) -> tuple[str, int]:
             """Of an answer in which this token is always the likeliest."""
             body = {"prompt": "Hello", "temperature": 0, "max_tokens": 3, "logit_bias": {str(token): 100}}
-            answer = httpx.post(f"{served.url}/v1/completions", json=body | fields).json()
+            answer = httpx.post(f"{served.url}/v1/completions", json=body | fields, timeout=60).json()
             return answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]
 
         assert end(first) == end(second) == ("stop", 1)

@@ -222,8 +222,8 @@ async def test_who_leaves_is_not_ready_and_still_serves(links: Links) -> None:
     assert isinstance(await links.workers[0].hear(), Generate)
 
 
-async def test_a_replica_is_routable_when_some_worker_can_reach_it(links: Links) -> None:
-    def states(routable: str) -> tuple[ReplicaState, ...]:
+async def test_of_what_workers_say_of_a_replica_the_best_counts(links: Links) -> None:
+    def states(routable: str, waiting: str) -> tuple[ReplicaState, ...]:
         return tuple(
             ReplicaState(
                 replica=f"chat-{name}",
@@ -232,18 +232,19 @@ async def test_a_replica_is_routable_when_some_worker_can_reach_it(links: Links)
                 address=name,
                 routable=name == routable,
                 reason="",
+                waits_for_files=name == waiting,
                 running=0,
                 waiting=0,
             )
-            for name in ("r1", "r0")
+            for name in ("r2", "r1", "r0")
         )
 
-    for worker, routable in zip(links.workers, ("r0", "r1"), strict=True):
-        await worker.say(msgspec.structs.replace(READY, replicas=states(routable)))
+    for worker, said in zip(links.workers, (states("r0", "r1"), states("r1", "r2")), strict=True):
+        await worker.say(msgspec.structs.replace(READY, replicas=said))
     while len([link for link in links.tokenizers._links if link.replicas]) < 2:
         await asyncio.sleep(0)
-    found = [(one.replica, one.routable) for one in links.tokenizers.replicas()]
-    assert found == [("chat-r0", True), ("chat-r1", True)]
+    found = [(one.replica, one.routable, one.waits_for_files) for one in links.tokenizers.replicas()]
+    assert found == [("chat-r0", True, False), ("chat-r1", True, False), ("chat-r2", False, True)]
 
 
 async def test_only_one_task_waits_for_an_answer(links: Links) -> None:

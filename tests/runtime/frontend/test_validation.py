@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -73,6 +74,7 @@ def both(**cases: Any) -> list[Any]:
         presence_penalty=({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
         frequency_penalty=({"frequency_penalty": -2.5}, "frequency_penalty", "invalid_value"),
         repetition_penalty=({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        repetition_penalty_near_0=({"repetition_penalty": 0.0009}, "repetition_penalty", "invalid_value"),
         logit_bias_type=({"logit_bias": {"5": "1"}}, "logit_bias", "invalid_value"),
         logit_bias_key=({"logit_bias": {"a": 1}}, "logit_bias", "invalid_value"),
         logit_bias_many=({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "invalid_value"),
@@ -170,6 +172,15 @@ def test_chat_bodies(stack: FrontendStack, body: dict[str, Any], param: str, cod
     assert (error["param"], error["code"]) == (param, code)
 
 
+def test_many_choices_of_a_long_prompt(stack: FrontendStack) -> None:
+    """Each takes its prompt along."""
+    body = {"prompt": [1] * 600_000, "n": 60}
+    error = error_of(stack.http.post("/v1/completions", json=body), 400)
+    assert (error["param"], error["code"]) == ("n", "invalid_value")
+    error = error_of(stack.http.post("/v1/completions", json=body | {"n": 2}), 400)
+    assert error["code"] == "context_length_exceeded"
+
+
 @pytest.mark.parametrize(
     ("body", "param", "code"),
     both(
@@ -264,6 +275,9 @@ def test_content_types(stack: FrontendStack) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         response = stack.http.post("/v1/chat/completions", content=body, headers={"content-type": kind})
         assert error_of(response, 415)["code"] == "unsupported_media_type"
+    compressed = {"content-encoding": "gzip"}
+    response = stack.http.post("/v1/chat/completions", content=gzip.compress(body), headers=compressed)
+    assert "not decompressed" in error_of(response, 415)["message"]
 
 
 def test_the_size_of_a_body_is_limited_as_said_and_as_sent(make_stack: Callable[..., FrontendStack]) -> None:

@@ -11,7 +11,8 @@ import torch
 
 from minisgl.cli.main import main
 from minisgl.kernels import flashinfer_build
-from minisgl.kernels.flashinfer_build import KernelBuildError, build
+from minisgl.kernels.errors import KernelBuildError
+from minisgl.kernels.flashinfer_build import build
 from minisgl.kernels.flashinfer_kernels import HeadShape, PagedPrefillKernel, XqaKernel, kernels_of
 
 BF16 = torch.bfloat16
@@ -62,8 +63,23 @@ def test_a_machine_without_nvcc_is_told_what_to_install(
     assert "--out DIR" in capsys.readouterr().err
 
 
+def _put(kernel: XqaKernel, folder: Path) -> None:
+    library = folder / kernel.name / f"{kernel.name}.so"
+    library.parent.mkdir()
+    library.touch()
+
+
 def test_what_is_there_is_not_compiled_again(tmp_path: Path) -> None:
     kernel = XqaKernel(BF16, 64, 128, 2)
-    (tmp_path / kernel.name).mkdir()
-    (tmp_path / kernel.name / f"{kernel.name}.so").touch()
+    _put(kernel, tmp_path)
     assert build([kernel], tmp_path, architecture="9.0a") == []
+
+
+@pytest.mark.parametrize("groups", [(2,), (2, 4), (4,)])
+def test_a_folder_has_kernels_of_one_architecture(groups: tuple[int, ...], tmp_path: Path) -> None:
+    """Also where a model needs none of those that are there."""
+    _put(XqaKernel(BF16, 64, 128, 2), tmp_path)
+    wanted = [XqaKernel(BF16, 64, 128, group) for group in groups]
+    with pytest.raises(KernelBuildError, match=r"has kernels for GPUs of 9\.0a") as refused:
+        build(wanted, tmp_path, architecture="10.0a")
+    assert refused.value.code == "other_architecture"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
+from minisgl.cli.main import main
 from minisgl.engine import rehearsal
 from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.flashinfer_setup import KERNELS_DIR
@@ -36,6 +38,17 @@ def _double(x, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
 def _launch(count: int, offset: int = 0) -> None:
     x = torch.empty(count + offset, dtype=torch.bfloat16, device="cuda")[offset:]
     _double[(1,)](x, torch.empty_like(x), count, BLOCK=64)
+
+
+def test_what_a_machine_lacks_is_named_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    for compiler, words in (("true", "install them (Debian: libpython3-dev)"), ("no-such-compiler", "install gcc")):
+        monkeypatch.setenv("CC", compiler)
+        assert main(["kernels", "build", "qwen3-0.6b", "--out", str(tmp_path / "built")]) == 1
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "built").exists()
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton needs a C compiler")
@@ -98,7 +111,7 @@ def test_a_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path
     with launches.recorded(HOPPER):
         rehearse(ModelConfig.read(folder), tensor_parallel=2, page_size=64, max_running=8)
     names = {name for name, _ in launches._by_key}
-    assert {"_step_inputs", "_choose_part", "_choose_row", "_thresholds", "_add_rms_norm"} <= names
+    assert {"_step_inputs", "_choose_part", "_choose_row", "_thresholds", "_add_rms_norm", "_all_reduce"} <= names
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])

@@ -15,6 +15,7 @@ from minisgl.kernels import (
     activation_triton,
     choice_triton,
     norm_triton,
+    one_shot_all_reduce_triton,
     rotary_triton,
     skinny_linear_triton,
     split_decode_triton,
@@ -101,6 +102,14 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
             skinny_linear_triton._matrix,
             dict.fromkeys(("x", "weight", "out"), HALVES) | dict.fromkeys(("outputs", "rows"), INT),
             {"INPUTS": 1024, "ROWS": 16, "BLOCK_N": 16, "BLOCK_K": 128},
+        ),
+        *(
+            (
+                one_shot_all_reduce_triton._all_reduce,
+                {"message": HALVES, "memories": LONGS, "num_elements": INT, "rank": INT},
+                {"RANKS": ranks, "BLOCK": 2048, "CAPACITY": 128 << 10, "FLAGS": 256 * ranks, "PDL": True},
+            )
+            for ranks in (2, 4, 8)
         ),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 
 from minisgl.launcher.control_server import Board, ControlServer
 from minisgl.launcher.errors import LauncherError
-from support.engine_pods import free_ports
+from support.ports import free_port
 
 
 class _Body(msgspec.Struct):
@@ -38,7 +38,7 @@ class Served:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    served = Served(free_ports()["control"])
+    served = Served(free_port())
     with ControlServer(served.port, served.board, lambda: served.drains.append(None)):
         yield served
 

@@ -43,7 +43,7 @@ def test_orphans_are_reaped_and_signals_reach_the_launcher() -> None:
         init.stdin.close()
         eventually(lambda: children() == [launcher])
         init.send_signal(signal.SIGTERM)
-        assert init.wait(20) == 7
+        assert init.wait(60) == 7
 
 
 def test_a_launcher_that_was_killed_is_told_like_a_shell_does() -> None:

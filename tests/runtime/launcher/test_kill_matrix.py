@@ -9,6 +9,9 @@ import pytest
 
 from support.kill_matrix import run
 
+# Several starts of several processes each, on a machine that may be busy with others.
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.mark.parametrize("victims", [("rank0", "tokenizer0", "frontend"), ("rank1",), ("launcher",)], ids="+".join)
 def test_no_answer_is_truncated_and_the_server_comes_back(victims: tuple[str, ...]) -> None:

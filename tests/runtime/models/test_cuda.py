@@ -84,12 +84,14 @@ def test_random_weights_give_finite_logits(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_compute_the_logits_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("meeting", ["tcp", "file"])
+def test_two_gpus_compute_the_logits_of_one(meeting: str, tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", "qwen3-moe")
     single = load(checkpoint)
     expected = all_logits(single, [list(range(40))])
     outs = [tmp_path / f"rank-{rank}.pt" for rank in range(2)]
-    context, rendezvous = multiprocessing.get_context("spawn"), tcp_rendezvous()
+    rendezvous = f"file://{tmp_path}/meeting" if meeting == "file" else tcp_rendezvous()
+    context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(
             target=process_rank_main,

@@ -12,7 +12,8 @@ from support.kv_engine import KvEngine
 from support.scheduler_client import SchedulerClient
 from support.scheduling import EOS, VOCAB
 
-LIMITS = EngineLimits(num_pages=256, page_size=4, max_running=2, max_model_len=900, vocab_size=VOCAB, eos_token_ids=EOS)
+LIMITS = EngineLimits(num_pages=512, page_size=4, max_running=2, max_model_len=900, vocab_size=VOCAB, eos_token_ids=EOS)
+ANSWER = 800
 
 
 def test_what_was_taken_is_answered_and_what_comes_is_refused(tmp_path: Path) -> None:
@@ -33,7 +34,8 @@ def test_what_was_taken_is_answered_and_what_comes_is_refused(tmp_path: Path) ->
     thread.start()
     client = SchedulerClient(config.address)
     assert (client.welcome.replica, client.welcome.revision) == ("chat-r0", "abc")
-    taken = [client.submit(list(range(20, 30)), 200) for _ in range(4)]
+    # Long enough to go on until the last one has come.
+    taken = [client.submit(list(range(20, 30)), ANSWER) for _ in range(4)]
     client.read_until(lambda: all(client.tokens[each] for each in taken[:2]))
     draining.set()
     client.read_until(lambda: client.status is not None and client.status.draining)
@@ -41,8 +43,8 @@ def test_what_was_taken_is_answered_and_what_comes_is_refused(tmp_path: Path) ->
     client.read_until(lambda: late in client.failed)
     assert client.failed[late].code == "draining"
     client.read_until(lambda: all(each in client.finish for each in taken))
-    assert [len(client.tokens[each]) for each in taken] == [200] * 4
+    assert [len(client.tokens[each]) for each in taken] == [ANSWER] * 4
     assert {client.finish[each] for each in taken} == {"length"}
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
     client.close()

@@ -53,15 +53,17 @@ def serving(clients: Clients, harness: Harness) -> Iterator[None]:
     stop = threading.Event()
     thread = threading.Thread(target=serve, args=(harness.loop, clients, stop))
     thread.start()
-    yield
-    stop.set()
-    thread.join(10)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)
     assert not thread.is_alive()
 
 
 def connect(context: zmq.Context[Any], clients: Clients) -> Any:
     socket = open_socket(context, zmq.DEALER)
-    socket.setsockopt(zmq.RCVTIMEO, 10_000)
+    socket.setsockopt(zmq.RCVTIMEO, 60_000)
     socket.connect(clients.address)
     return socket
 
@@ -115,7 +117,7 @@ def test_a_client_that_starts_anew_may_ask_for_the_same_ids(context: zmq.Context
     first = Hello(WIRE_VERSION, "first")
     peer = connect(context, clients)
     say(peer, first, submit(1, 60, ignore_eos=True), first, submit(1, 60, ignore_eos=True))
-    while not clients._socket.poll(10_000):
+    while not clients._socket.poll(60_000):
         pass
     with serving(clients, Harness()):
         answers = [expect(peer, Welcome, Ack, Failed) for _ in range(4)]
@@ -129,7 +131,7 @@ def test_a_client_that_is_dropped_is_told(
     monkeypatch.setattr(clients_module, "MAX_BACKLOG_BYTES", 1000)
     lazy = connect(context, clients)
     say(lazy, Hello(WIRE_VERSION, "lazy"))
-    assert list(clients.receive(10_000)) == []
+    assert list(clients.receive(60_000)) == []
     gone: list[int] = []
     while not gone:
         clients.send(0, Failed(bytes(16), "code", "x" * 100_000))
@@ -160,13 +162,13 @@ def test_an_identity_is_not_handed_over_while_its_peer_is_there(context: zmq.Con
         socket.setsockopt(zmq.IDENTITY, b"the same")
     first.connect(clients.address)
     say(first, Hello(WIRE_VERSION, "first"))
-    assert list(clients.receive(10_000)) == []
+    assert list(clients.receive(60_000)) == []
     monitor = second.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
     second.connect(clients.address)
-    assert monitor.poll(10_000)
+    assert monitor.poll(60_000)
     say(third, Hello(WIRE_VERSION, "third"))
     while 1 not in clients._by_number:
-        assert list(clients.receive(10_000)) == []
+        assert list(clients.receive(60_000)) == []
     clients.send(0, Ack(bytes(16)))
     assert expect(first, Ack) == Ack(bytes(16))
     second.disable_monitor()

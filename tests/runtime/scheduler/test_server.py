@@ -34,7 +34,11 @@ from minisgl.wire.sockets import Codec, open_socket
 from support.kv_engine import KvEngine, reference
 from support.scheduling import EOS, VOCAB
 
-LIMITS = EngineLimits(num_pages=256, page_size=4, max_running=8, max_model_len=512, vocab_size=VOCAB, eos_token_ids=EOS)
+LIMITS = EngineLimits(
+    num_pages=512, page_size=4, max_running=8, max_model_len=2000, vocab_size=VOCAB, eos_token_ids=EOS
+)
+LONG = 1900
+"""Tokens of an answer that goes on until it is ended."""
 
 
 class Client:
@@ -52,11 +56,11 @@ class Client:
     def send(self, message: Any) -> None:
         self.socket.send(self.codec.encode(message))
 
-    def receive(self, timeout_ms: int = 10_000) -> FromScheduler:
+    def receive(self, timeout_ms: int = 60_000) -> FromScheduler:
         assert self.socket.poll(timeout_ms), "the scheduler said nothing"
         return self.codec.decode(self.socket.recv())
 
-    def wait_for(self, test: Callable[[FromScheduler], bool], timeout: float = 10) -> FromScheduler:
+    def wait_for(self, test: Callable[[FromScheduler], bool], timeout: float = 60) -> FromScheduler:
         end = time.monotonic() + timeout
         while time.monotonic() < end:
             message = self.receive()
@@ -94,10 +98,10 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
 
     thread = threading.Thread(target=lambda: run(config, lambda: KvEngine(LIMITS), ready=ready, stop=stop))
     thread.start()
-    assert listening.wait(10)
+    assert listening.wait(60)
     yield found[0]
     stop.set()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -148,7 +152,7 @@ def test_ack_comes_before_tokens_and_bad_requests_are_refused(
 
 def test_abort_frees_pages_and_status_tells(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     client = Client(context, server[0])
-    request_id = client.submit(1, [1, 2], 500, ignore_eos=True)
+    request_id = client.submit(1, [1, 2], LONG, ignore_eos=True)
     client.wait_for(lambda m: isinstance(m, Tokens))
     client.send(Abort(request_id))
     status = client.wait_for(lambda m: isinstance(m, Status) and not m.running and m.prompt_tokens > 0)
@@ -162,7 +166,10 @@ def test_a_client_that_goes_away_is_noticed_and_its_requests_end(
 ) -> None:
     leaving, staying = Client(context, server[0]), Client(context, server[0])
     for number in range(8):
-        leaving.submit(number, [number], 500, ignore_eos=True)
+        leaving.submit(number, [number], LONG, ignore_eos=True)
+    # What is still on its way when it leaves may never arrive.
+    for _ in range(8):
+        leaving.wait_for(lambda m: isinstance(m, Ack))
     leaving.wait_for(lambda m: isinstance(m, Tokens))
     leaving.socket.close(linger=0)
     staying.wait_for(lambda m: isinstance(m, Status) and not m.running and not m.waiting and m.prompt_tokens >= 8)
@@ -183,7 +190,7 @@ def test_garbage_drops_its_sender_only(server: tuple[str, ModelCard], context: z
 
 def test_a_deadline_is_enforced_by_the_server(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     client = Client(context, server[0])
-    request_id = client.submit(1, [1], 500, ignore_eos=True, deadline_ms=1)
+    request_id = client.submit(1, [1], LONG, ignore_eos=True, deadline_ms=1)
     message = client.wait_for(lambda m: isinstance(m, Failed))
     assert message == Failed(request_id, "deadline_exceeded", message.message)  # type: ignore[union-attr]
 
@@ -194,8 +201,11 @@ def test_a_client_that_does_not_read_is_dropped_and_blocks_nobody(
     monkeypatch.setattr(clients_module, "MAX_BACKLOG_BYTES", 1000)
     card = ModelCard(name="m", revision="", max_model_len=1, vocab_size=1, eos_token_ids=(), tokenizer_hashes={})
     clients = clients_module.Clients(context, f"ipc://{tmp_path}/c", card, (0, 0))
-    lazy, reader = Client(context, clients.address), Client(context, clients.address)
-    while len(clients._by_number) < 2:
+    lazy = Client(context, clients.address)
+    while 0 not in clients._by_number:
+        assert list(clients.receive(1000)) == []
+    reader = Client(context, clients.address)
+    while 1 not in clients._by_number:
         assert list(clients.receive(1000)) == []
     gone: list[int] = []
     message = Failed(bytes(16), "code", "x" * 100_000)

@@ -144,4 +144,4 @@ SchedulerMachine.TestCase.settings = settings(
     max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 # Other tests cover the lines; tracing would take as long again.
-TestSchedulerMachine = pytest.mark.no_cover(SchedulerMachine.TestCase)
+TestSchedulerMachine = pytest.mark.timeout(900)(pytest.mark.no_cover(SchedulerMachine.TestCase))

@@ -28,10 +28,10 @@ CODEC: Codec[FromScheduler] = Codec(FromScheduler)
 
 def _connected(context: zmq.Context[Any], clients: Clients, name: str) -> Any:
     socket = open_socket(context, zmq.DEALER)
-    socket.setsockopt(zmq.RCVTIMEO, 10_000)
+    socket.setsockopt(zmq.RCVTIMEO, 60_000)
     socket.connect(clients.address)
     socket.send(CODEC.encode(Hello(WIRE_VERSION, name)))
-    assert list(clients.receive(10_000)) == []
+    assert list(clients.receive(60_000)) == []
     assert isinstance(CODEC.decode(socket.recv()), Welcome)
     return socket
 

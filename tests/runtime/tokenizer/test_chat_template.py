@@ -10,7 +10,8 @@ from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
-from minisgl.wire.text import ChatMessage
+from minisgl.wire.messages import SamplingParams
+from minisgl.wire.text import ChatMessage, Generate
 from support.chat_templates import CHATML, FAMILIES, LLAMA3, MISTRAL, QWEN3
 from support.tiny_tokenizers import byte_level, write_directory
 
@@ -65,7 +66,10 @@ def test_encodes_what_transformers_encodes(tmp_path: Path, family: str) -> None:
         turns, chat_template=template, add_generation_prompt=True, return_dict=False
     )
     files = load_model_files(write_directory(tmp_path, tokenizer, chat_template=template, config=SPECIAL))
-    assert PromptEncoder(files).encode_chat(messages) == expected
+    request = Generate(id=b"i" * 16, messages=tuple(messages), params=SamplingParams())
+    (prompt,) = PromptEncoder(files).encode([request])
+    assert not isinstance(prompt, PromptError)
+    assert prompt.tolist() == expected
 
 
 @pytest.mark.parametrize("thinking", [True, False])

@@ -24,7 +24,9 @@ from minisgl.wire.messages import (
 )
 from support.fake_scheduler import card, row
 
-HASHES = {"tokenizer.json": "a" * 64}
+KINDS = ({"tokenizer.json": "a" * 64}, {"tokenizer.json": "b" * 64})
+PROMPTS = (b"\0" * 512, b"\1" * 512)
+"""The same in the token ids of either tokenizer."""
 RETRY_SECONDS = 10.0
 REPLICAS = 3
 
@@ -48,6 +50,8 @@ class Server:
         self.epoch = 0
         self.up = False
         self.draining = False
+        self.kind = 0
+        """Of its tokenizer files."""
         self.requests: dict[bytes, int] = {}
         """Tokens given, by identifier on the wire."""
         self.aborted: set[bytes] = set()
@@ -56,7 +60,7 @@ class Server:
         return Welcome(
             version=WIRE_VERSION,
             epoch=(1, self.epoch),
-            model=card(tokenizer_hashes=HASHES),
+            model=card(tokenizer_hashes=KINDS[self.kind]),
             replica=self.name,
         )
 
@@ -66,8 +70,11 @@ class Dispatching(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.dispatcher = Dispatcher(RETRY_SECONDS, 60.0, give=self.on_given, send=self.on_sent)
-        self.dispatcher.use_files(HASHES)
+        self.dispatcher = Dispatcher(
+            RETRY_SECONDS, 60.0, give=self.on_given, send=self.on_sent, encode_again=self.on_encode_again
+        )
+        self.kind = 0
+        self.dispatcher.use_files(KINDS[0])
         self.servers = [Server(number) for number in range(REPLICAS)]
         for server in self.servers:
             self.dispatcher.add(server.address)
@@ -77,6 +84,8 @@ class Dispatching(RuleBasedStateMachine):
         self.ends: dict[bytes, str] = {}
         self.acks: set[bytes] = set()
         self.cancelled: set[bytes] = set()
+        self.encoding: set[bytes] = set()
+        """Requests whose prompts are being encoded again."""
 
     # What the dispatcher does.
 
@@ -102,11 +111,16 @@ class Dispatching(RuleBasedStateMachine):
         assert server.up, "sent to a replica that is not there"
         if isinstance(message, Submit):
             assert not server.draining, "sent to one that drains"
+            assert message.prompt == PROMPTS[server.kind], "token ids of another tokenizer"
             assert message.id not in server.requests
             server.requests[message.id] = 0
         else:
             del server.requests[message.id]
             server.aborted.add(message.id)
+
+    def on_encode_again(self, request_id: bytes) -> None:
+        assert not self.given[request_id] and request_id not in self.encoding
+        self.encoding.add(request_id)
 
     # What happens to it.
 
@@ -118,19 +132,35 @@ class Dispatching(RuleBasedStateMachine):
         self.count += 1
         request_id = b"%016d" % self.count
         self.given[request_id] = []
-        self.dispatcher.submit(Submit(id=request_id, prompt=b"\0" * 512, max_tokens=8, seed=1))
+        self.send(request_id)
         return multiple(request_id)
+
+    def send(self, request_id: bytes) -> None:
+        self.dispatcher.submit(Submit(id=request_id, prompt=PROMPTS[self.kind], max_tokens=8, seed=1))
+
+    @rule(kind=st.integers(0, 1))
+    def use_files(self, kind: int) -> None:
+        self.kind = kind
+        self.dispatcher.use_files(KINDS[kind])
+
+    @rule()
+    def encode(self) -> None:
+        encoded, self.encoding = self.encoding, set()
+        for request_id in sorted(encoded):
+            self.send(request_id)
 
     @rule(request_id=consumes(requests))
     def cancel(self, request_id: bytes) -> None:
         if request_id not in self.ends:
             self.cancelled.add(request_id)
+        self.encoding.discard(request_id)
         self.dispatcher.abort(request_id)
 
-    @rule(number=st.integers(0, REPLICAS - 1))
-    def start(self, number: int) -> None:
+    @rule(number=st.integers(0, REPLICAS - 1), kind=st.integers(0, 1))
+    def start(self, number: int, kind: int) -> None:
         """Or start again, over the link that there is."""
         server = self.server(number)
+        server.kind = kind
         server.up, server.draining, server.requests, server.aborted = True, False, {}, set()
         server.epoch += 1
         self.dispatcher.welcome(server.address, server.welcome())
@@ -208,10 +238,10 @@ class Dispatching(RuleBasedStateMachine):
         live = {request_id for request_id in self.given if request_id not in self.ends} - self.cancelled
         assert set(self.dispatcher._requests) == live
         at_servers = sum(len(server.requests) for server in self.servers)
-        assert at_servers + len(self.dispatcher._parked) == len(live)
+        assert at_servers + len(self.dispatcher._parked) + len(self.encoding) == len(live)
         for server in self.servers:
             assert self.dispatcher.replicas[server.address].in_flight == len(server.requests)
-        if any(server.up and not server.draining for server in self.servers):
+        if any(server.up and not server.draining and server.kind == self.kind for server in self.servers):
             assert not self.dispatcher._parked
         else:
             assert not self.dispatcher.replicas.routable
@@ -221,8 +251,10 @@ class Dispatching(RuleBasedStateMachine):
         if not hasattr(self, "dispatcher"):
             return
         # In the end nothing is left waiting.
+        self.encode()
         for number in range(REPLICAS):
             self.die(number)
+        self.encode()
         self.time_passes(RETRY_SECONDS + 1)
         assert not self.dispatcher._requests
         assert not self.dispatcher._aliases
@@ -230,3 +262,17 @@ class Dispatching(RuleBasedStateMachine):
 
 Dispatching.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestDispatching = Dispatching.TestCase
+
+
+def test_a_replica_that_refuses_what_has_tokens_already_drains_all_the_same() -> None:
+    given: list[Any] = []
+    dispatcher = Dispatcher(RETRY_SECONDS, 60.0, give=given.append, send=lambda *_: None, encode_again=lambda _: None)
+    dispatcher.use_files(KINDS[0])
+    server, request_id = Server(0), b"%016d" % 1
+    dispatcher.add(server.address)
+    dispatcher.welcome(server.address, server.welcome())
+    dispatcher.submit(Submit(id=request_id, prompt=PROMPTS[0], max_tokens=8, seed=1))
+    dispatcher.tokens(server.address, row(request_id, 0, 5))
+    dispatcher.failed(server.address, Failed(request_id, "draining", "it ends"))
+    assert given[-1] == Failed(request_id, "draining", "it ends"), "what has given something is not tried again"
+    assert not dispatcher.replicas.routable

@@ -312,7 +312,7 @@ def test_a_silent_replica_takes_nothing_new(cluster: Cluster, monkeypatch: pytes
 
 def test_a_replica_that_stands_still_loses_its_requests(cluster: Cluster) -> None:
     pod = cluster.pods.start(0, cluster.model, accept_only)
-    cluster.start_worker(stall_seconds=0.5)
+    cluster.start_worker(stall_seconds=2.0)
     cluster.wait_until_routable(0)
     request = cluster.frontend.generate(1)
     (submit,) = pod.scheduler.wait_for(Submit)
@@ -329,7 +329,7 @@ def test_other_tokenizer_files_are_changed_to_when_nobody_has_those_in_use(clust
     cluster.start_worker()
     cluster.wait_until_routable(0)
     new = cluster.pods.start(1, other, answer_with(OTHER.encode("new").ids))
-    state = cluster.wait_for(lambda state: len([one for one in state.replicas if one.replica]) == 2)
+    state = cluster.wait_for(lambda state: any(one.waits_for_files for one in state.replicas))
     assert "tokenizer files differ" in state_of(state, 1).reason
     assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[0] == "old"
     assert not new.scheduler.received(Submit)
@@ -342,6 +342,40 @@ def test_other_tokenizer_files_are_changed_to_when_nobody_has_those_in_use(clust
     assert cluster.frontend.wait_for_end(request)[0] == "new"
     (submit,) = new.scheduler.received(Submit)
     assert array("i", submit.prompt).tolist() == OTHER.encode("<think>").ids != TOKENIZER.encode("<think>").ids
+
+
+def test_files_of_most_replicas_are_changed_to_and_who_has_others_ends_what_it_has(cluster: Cluster) -> None:
+    other = cluster.path / "other"
+    write_directory(other, OTHER, chat_template=CHATML)
+    old = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    streaming, silent = cluster.frontend.generate(1), cluster.frontend.generate(2, "<think>")
+    submits = {submit.id: submit for submit in old.scheduler.wait_for(Submit, 2)}
+    old.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]), to=submits[streaming])
+    cluster.frontend.wait_for(Texts)
+    new = [cluster.pods.start(number, other, answer_with(OTHER.encode("new").ids)) for number in (1, 2)]
+    state = cluster.wait_until_routable(1, 2)
+    assert state_of(state, 0).waits_for_files
+    old.scheduler.send(row(streaming, 1, TOKENIZER.encode("y").ids[0], "length"), to=submits[streaming])
+    assert cluster.frontend.wait_for_end(streaming)[1].completion_tokens == 2
+    assert not [submit for pod in new for submit in pod.scheduler.received(Submit)]
+    # What it had not begun when it goes is encoded again.
+    old.kill()
+    assert cluster.frontend.wait_for_end(silent)[0] == "new"
+    (submit,) = (submit for pod in new for submit in pod.scheduler.received(Submit))
+    assert array("i", submit.prompt).tolist() == OTHER.encode("<think>").ids != TOKENIZER.encode("<think>").ids
+
+
+def test_files_that_cannot_be_had_keep_nobody_from_those_of_fewer_replicas(cluster: Cluster) -> None:
+    other = cluster.path / "other"
+    write_directory(other, OTHER, chat_template=CHATML)
+    for number in (0, 1):
+        cluster.pods.start(number, cluster.model).files.fails = True
+    cluster.pods.start(2, other)
+    cluster.start_worker()
+    state = cluster.wait_until_routable(2)
+    assert not any(one.waits_for_files for one in state.replicas)
 
 
 def test_files_that_cannot_be_fetched_are_asked_for_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

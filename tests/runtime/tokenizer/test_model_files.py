@@ -19,12 +19,13 @@ def test_reads_what_a_checkpoint_says(tmp_path: Path) -> None:
         "pad_token": None,
         "add_bos_token": False,
     }
-    generation = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "eos_token_id": [1, 2], "do_sample": True}
+    generation = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
+    generation |= {"eos_token_id": [1, 2], "do_sample": True}
     files = load_model_files(write_directory(tmp_path, byte_level(), config=config, generation_config=generation))
     assert files.special_tokens == {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
     assert files.chat_template == CHATML
     assert files.add_bos_token is False
-    assert files.defaults == SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, min_p=0.0)
+    assert files.defaults == SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, min_p=0.0, repetition_penalty=1.05)
     assert files.hashes == hash_tokenizer_files(tmp_path)
 
 

@@ -133,4 +133,25 @@ def test_one_bad_request_does_not_spoil_its_batch(tmp_path: Path) -> None:
 def test_chat_with_template_variables(tmp_path: Path) -> None:
     tokenizer = byte_level()
     made = encoder(tmp_path, tokenizer, "{{ mode }}{{ messages[0].content }}")
-    assert made.encode_chat(HELLO, mode="x") == tokenizer.encode("xHello").ids
+    assert ids(made, messages=HELLO, template_variables={"mode": "x"}) == tokenizer.encode("xHello").ids
+
+
+def test_the_choices_of_a_request_are_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = encoder(tmp_path, byte_level())
+    rendered, texts = [], []
+    render, encode_texts = made._render, made._encode_texts
+    monkeypatch.setattr(made, "_render", lambda *args: rendered.append(args) or render(*args))
+    monkeypatch.setattr(made, "_encode_texts", lambda them: texts.extend(them) or encode_texts(them))
+    forged = (ChatMessage("user", "<|im_end|>"),)
+    asked = [request(prompt="Hi")] * 3 + [request(messages=forged)] * 3 + [request(prompt="Hi"), request(prompt="")] * 2
+    results = made.encode(asked)
+    assert texts == ["Hi", "Hi", "", "Hi", ""]
+    assert len(rendered) == 1
+    singly = [made.encode([one])[0] for one in asked]
+    assert list(map(str, results)) == list(map(str, singly))
+
+
+def test_what_a_template_tells_apart_is_encoded_apart(tmp_path: Path) -> None:
+    made = encoder(tmp_path, byte_level(), "{{ mode }}{{ messages[0].content }}")
+    one, true = (request(messages=HELLO, template_variables={"mode": mode}) for mode in (1, True))
+    assert made.encode([one, true]) == [made.encode([one])[0], made.encode([true])[0]]

@@ -107,22 +107,62 @@ def test_the_load_is_what_all_frontends_have_there() -> None:
     assert replicas["0"].load == 11
 
 
-def test_files_are_changed_when_nobody_is_left_with_those_in_use() -> None:
+def test_all_files_are_loaded_those_of_most_first() -> None:
     replicas = replicas_of(welcome(0), welcome(1, NEW), welcome(2, NEW), hashes=None)
-    assert replicas.wanted_files() == NEW
+    assert replicas.missing_files() == [NEW, OLD]
     assert replicas.with_files(NEW) == ["1", "2"]
-    replicas.use_files(OLD)
-    assert replicas.wanted_files() is None
+    replicas.have_loaded([NEW])
+    assert replicas.missing_files() == [OLD]
     replicas.status("0", msgspec.structs.replace(STATUS, draining=True))
+    assert replicas.missing_files() == []
+
+
+def test_files_are_changed_to_those_of_most_when_these_are_loaded() -> None:
+    replicas = replicas_of(welcome(0), welcome(1), welcome(2, NEW), welcome(3, NEW))
+    replicas.have_loaded([OLD])
+    replicas.status("0", msgspec.structs.replace(STATUS, draining=True))
+    assert replicas.wanted_files() is None
+    replicas.have_loaded([OLD, NEW])
     assert replicas.wanted_files() == NEW
     replicas.use_files(NEW)
     assert replicas.wanted_files() is None
-    assert [replica.address for replica in replicas.routable] == ["1", "2"]
+    assert [replica.address for replica in replicas.routable] == ["2", "3"]
+
+
+def test_as_many_with_other_files_are_no_reason_to_change() -> None:
+    replicas = replicas_of(welcome(0), welcome(1, NEW))
+    replicas.have_loaded([OLD, NEW])
+    assert replicas.wanted_files() is None
+    replicas.lost("0", "gone")
+    assert replicas.wanted_files() == NEW
+    replicas.use_files(NEW)
+    replicas.welcome("0", welcome(0))
+    assert replicas.wanted_files() is None
+
+
+def test_who_waits_for_files_could_take_requests_with_them() -> None:
+    replicas = replicas_of(welcome(0), welcome(1, NEW), welcome(2, NEW), hashes=None)
+
+    def waiting() -> list[str]:
+        return [state.address for state in replicas.states() if state.waits_for_files]
+
+    replicas.have_loaded([NEW])
+    assert waiting() == [], "none are in use yet"
+    replicas.use_files(OLD)
+    assert waiting() == ["1", "2"]
+    replicas.refuses("1")
+    assert waiting() == ["2"]
+    replicas.have_loaded([OLD])
+    assert waiting() == [], "whether they can be used is not known"
+    replicas.have_loaded([OLD, NEW])
+    replicas.use_files(NEW)
+    assert waiting() == ["0"]
 
 
 def test_nobody_is_no_reason_to_change() -> None:
-    assert replicas_of().wanted_files() is None
-    assert replicas_of(welcome(0, {})).wanted_files() is None
+    for replicas in (replicas_of(), replicas_of(welcome(0, {}))):
+        replicas.have_loaded([OLD])
+        assert (replicas.missing_files(), replicas.wanted_files()) == ([], None)
 
 
 def test_the_shortest_sequence_is_promised() -> None:

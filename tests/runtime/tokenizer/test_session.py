@@ -466,6 +466,21 @@ def test_what_was_submitted_before_is_withdrawn() -> None:
     assert session.again(ID) is None
 
 
+def test_an_echo_that_was_given_is_not_begun_again_in_other_tokens() -> None:
+    session = Session(TABLE)
+    session.welcome(card())
+    session.begin(Generate(id=ID, prompt="Hello", echo=True, params=SamplingParams()))
+    session.encoded(ID, PROMPT)
+    session.acked(Ack(ID))
+    session.take_to_scheduler()
+    session.take_to_frontend()
+    assert session.again(ID) is None
+    assert session.take_to_scheduler() == [Abort(ID)]
+    (failed,) = session.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert failed.code == "engine_unavailable"
+
+
 def test_a_closed_session_goes_on_with_what_it_has() -> None:
     session = started()
     session.close()

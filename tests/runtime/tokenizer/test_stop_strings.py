@@ -71,3 +71,24 @@ def test_a_match_while_the_answer_must_not_stop_is_text() -> None:
     assert not stops.stopped
     assert stops.push("ND") == ""
     assert stops.stopped
+
+
+def test_what_matched_while_the_answer_must_not_stop_is_held_back_with_a_longer_one() -> None:
+    stops = StopStrings(["abc d", "bc"])
+    assert stops.push("abc", may_stop=False) == ""
+    assert stops.push("x") == "abcx", "the match was complete before"
+    assert not stops.stopped
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(ALPHABET, max_size=6), max_size=8), stop_lists, st.integers(0, 8))
+def test_only_matches_that_end_where_the_answer_may_stop_count(pieces: list[str], stops: list[str], free: int) -> None:
+    """`free`: so many pieces before it may stop."""
+    matcher = StopStrings(stops)
+    sent = "".join(matcher.push(piece, may_stop=number >= free) for number, piece in enumerate(pieces))
+    text, passed = "".join(pieces), len("".join(pieces[:free]))
+    ends = (end for end in range(passed + 1, len(text) + 1) if any(text[:end].endswith(stop) for stop in stops))
+    end = next(ends, None)
+    assert matcher.stopped == (end is not None)
+    whole = text if end is None else text[: end - max(len(stop) for stop in stops if text[:end].endswith(stop))]
+    assert sent + matcher.finish() == whole

@@ -14,7 +14,8 @@ import pytest
 from minisgl.tokenizer.config import TokenizerConfig
 from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.model_files import hash_tokenizer_files
-from minisgl.tokenizer.worker import Worker, run
+from minisgl.tokenizer.prompt_encoder import PromptEncoder
+from minisgl.tokenizer.worker import LARGE_BYTES, Worker, run
 from minisgl.wire.messages import WIRE_VERSION, Abort, Ack, Failed, Hello, SamplingParams, Submit, Tokens, Welcome
 from minisgl.wire.text import Accepted, Cancel, ChatMessage, TextFailed, Texts, WorkerState
 from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
@@ -91,6 +92,31 @@ def test_hello_then_requests_in_batches(stack: Stack, worker: Worker) -> None:
     submits = stack.scheduler.wait_for(Submit, 200)
     assert [submit.id for submit in submits] == requests
     assert stack.frontend.wait_for_end(requests[-1])[0] == "x"
+
+
+def test_a_long_prompt_holds_up_nobody(stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack.wait_until_served()
+    goes_on = threading.Event()
+    encode_texts = PromptEncoder._encode_texts
+    encoded: list[list[str]] = []
+
+    def slow_for_long_ones(encoder: PromptEncoder, texts: list[str]) -> Any:
+        encoded.append(texts)
+        assert max(map(len, texts)) < LARGE_BYTES or goes_on.wait(WAIT_SECONDS)
+        return encode_texts(encoder, texts)
+
+    monkeypatch.setattr(PromptEncoder, "_encode_texts", slow_for_long_ones)
+    long = "x" * (LARGE_BYTES + 1)
+    first, *others = [stack.frontend.generate(n, long) for n in range(1, 9)]
+    another = stack.frontend.generate(9, long + "y")
+    short = stack.frontend.generate(10)
+    assert stack.frontend.wait_for_end(short)[0] == "xyz"
+    goes_on.set()
+    ends = stack.frontend.wait_for_ends(first, *others, another)
+    assert {end.code for _, end in ends.values()} == {"context_length_exceeded"}
+    texts = [text for together in encoded for text in together]
+    assert texts.count(long + "y") == 1
+    assert texts.count(long) <= 2, "once, and once more for those that came later"
 
 
 def test_errors_stay_with_their_request(stack: Stack, worker: Worker) -> None:
@@ -181,6 +207,13 @@ def test_a_broken_tokens_message_fails_the_answers(stack: Stack, worker: Worker)
     stack.wait_until_served()
     _, failed = stack.frontend.wait_for_end(stack.frontend.generate(1))
     assert failed.code == "engine_error"
+
+
+def test_to_stop_a_worker_that_has_ended_is_no_error(stack: Stack) -> None:
+    worker = Worker(stack.config())
+    worker.stop()
+    worker.serve()
+    worker.stop()
 
 
 def test_a_missing_tokenizer_is_an_error_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,6 @@
+"""The runtime in the caller's process, without a server."""
+
+from minisgl.offline.llm import LLM
+from minisgl.offline.outputs import Logprob, OfflineError, Output, Usage
+
+__all__ = ["LLM", "Logprob", "OfflineError", "Output", "Usage"]

@@ -1,0 +1,78 @@
+"""Sampled tokens on their way from the scheduler's steps to outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minisgl.offline.outputs import Logprob, Output, Usage
+from minisgl.scheduler.outcome import StepOutput
+from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
+from minisgl.wire.text import Finished
+
+
+class Answers:
+    """The sampled tokens of all requests of a call in one array: a step is taken in without a loop over its rows.
+
+    A request's number is its index in the call; the scheduler carries it as the request's client.
+    """
+
+    def __init__(self, submits: Sequence[Submit]) -> None:
+        room = np.array([submit.max_tokens for submit in submits], np.int64)
+        self._prompts = [np.frombuffer(submit.prompt, "<i4") for submit in submits]
+        self._logprobs: dict[int, list[Logprob]] = {i: [] for i, each in enumerate(submits) if each.logprobs >= 0}
+        self._of_prompts: dict[int, list[Logprob]] = {
+            i: [] for i, each in enumerate(submits) if each.prompt_logprobs >= 0
+        }
+        self._start = np.cumsum(room) - room
+        self._tokens = np.empty(int(room.sum()), np.int32)
+        self._count = np.zeros(len(submits), np.int64)
+        self._cached = np.zeros(len(submits), np.int64)
+        self._finish = np.zeros(len(submits), np.uint8)
+        self._errors: dict[int, str] = {}
+
+    def take(self, output: StepOutput) -> None:
+        rows = output.client
+        self._tokens[self._start[rows] + output.index] = output.tokens
+        self._count[rows] = output.index + 1
+        self._cached[rows] = output.cached
+        self._finish[rows] = output.finish
+        self._errors.update((failure.client, failure.message) for failure in output.failures)
+        for row, logprobs in output.logprobs.items():
+            self._logprobs[int(rows[row])] += _logprobs(output.tokens[row : row + 1], logprobs)
+        for number, prompt in output.prompt_logprobs:
+            tokens = self._prompts[number][prompt.start :]
+            self._of_prompts[number] += _logprobs(tokens[: len(prompt.logprobs.chosen) // 4], prompt.logprobs)
+
+    def output(self, number: int, text: str = "", ended: Finished | None = None) -> Output:
+        """`ended`: what the text says of the end, which a stop string brings about earlier than the scheduler."""
+        count = int(self._count[number]) if ended is None else ended.completion_tokens
+        start = int(self._start[number])
+        error = self._errors.get(number, "")
+        reason = "error" if error else FINISH_REASONS[self._finish[number]] if ended is None else ended.reason
+        assert reason in ("stop", "length", "error"), "every request of a call has ended"
+        return Output(
+            text=text,
+            token_ids=self._tokens[start : start + count].tolist(),
+            finish_reason=cast(Literal["stop", "length", "error"], reason),
+            usage=Usage(
+                prompt_tokens=len(self._prompts[number]),
+                cached_tokens=int(self._cached[number]),
+                completion_tokens=count,
+            ),
+            error=error,
+            logprobs=self._logprobs[number][:count] if number in self._logprobs else None,
+            prompt_logprobs=self._of_prompts.get(number),
+        )
+
+
+def _logprobs(tokens: NDArray[np.int32], columns: TokenLogprobs) -> list[Logprob]:
+    count = len(tokens)
+    chosen = np.frombuffer(columns.chosen, "<f4").tolist()
+    ids = np.frombuffer(columns.top_ids, "<i4").reshape(count, -1).tolist()
+    values = np.frombuffer(columns.top, "<f4").reshape(count, -1).tolist()
+    tops = [dict(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+    return [Logprob(*each) for each in zip(tokens.tolist(), chosen, tops, strict=True)]

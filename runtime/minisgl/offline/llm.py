@@ -1,0 +1,249 @@
+"""`LLM`: the scheduler and the engine of `serve` in the caller's process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import TracebackType
+from typing import Any, Final, Literal, Self, get_args
+
+import msgspec
+import numpy as np
+
+from minisgl.config import CacheKind, ConfigError, Device, DType, EngineConfig, checked
+from minisgl.engine.interface import Engine, EngineLimits, EngineStats
+from minisgl.launcher.devices import choose_device, default_page_size
+from minisgl.launcher.followers import Followers
+from minisgl.launcher.model_files import resolve
+from minisgl.launcher.ranks import FollowerConfig, follower_configs, follower_spec, rank0_config, start_rank0
+from minisgl.launcher.run_directory import run_directory
+from minisgl.offline.answers import Answers
+from minisgl.offline.interrupt import interrupted_between_steps
+from minisgl.offline.outputs import OfflineError, Output
+from minisgl.offline.prompts import (
+    Message,
+    Params,
+    Prompt,
+    generates_of_chats,
+    generates_of_prompts,
+    running_order,
+    submit_of_tokens,
+)
+from minisgl.offline.text_room import TextRoom
+from minisgl.scheduler.loop import StepLoop
+from minisgl.scheduler.outcome import Counters, RequestError
+from minisgl.scheduler.process import scheduler_config
+from minisgl.scheduler.scheduler import Scheduler
+from minisgl.tokenizer.model_files import load_model_files
+from minisgl.wire.messages import SamplingParams, Submit
+from minisgl.wire.text import Generate
+
+_PROGRESS_FROM: Final = 8
+"""Requests from which on a progress bar is worth its line."""
+
+_DEATH_SECONDS: Final = 2.0
+"""After an engine's error, how long the death of another rank may take to be known: it is the better explanation."""
+
+
+class LLM:
+    """A model in this process. Not for use by several threads at once; close it, or use it in a `with` statement.
+
+    `model` is a checkpoint directory or a Hub id; the options are those of `minisgl serve`. With `detokenize=False`
+    no tokenizer files are needed: prompts are token ids, answers have no text, stop strings cannot be used.
+
+    Raises what is wrong with model, device or options: errors with a stable `code` and a message for people.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        tp: int = 1,
+        device: Literal["auto", "cpu", "cuda"] = "auto",
+        dtype: DType = "auto",
+        max_running: int = 256,
+        max_model_len: int | None = None,
+        max_step_tokens: int = 8192,
+        page_size: int | None = None,
+        num_pages: int | None = None,
+        memory_fraction: float = 0.9,
+        cache: CacheKind = "radix",
+        overlap: bool = True,
+        attention_backend: str = "auto",
+        cuda_graph_max_batch: int | None = None,
+        dummy_weights: bool = False,
+        audit: bool = False,
+        detokenize: bool = True,
+    ) -> None:
+        directory = resolve(os.fspath(model), revision, with_weights=not dummy_weights)
+        _check_choice("device", device, ("auto", "cpu", "cuda"))
+        _check_choice("cache", cache, get_args(CacheKind))
+        given = checked(
+            EngineConfig(
+                model=str(directory),
+                dtype=dtype,
+                tensor_parallel=tp,
+                page_size=1 if page_size is None else page_size,
+                num_pages=num_pages,
+                memory_fraction=memory_fraction,
+                max_running=max_running,
+                max_model_len=max_model_len,
+                max_step_tokens=max_step_tokens,
+                attention_backend=attention_backend,
+                cuda_graph_max_batch=cuda_graph_max_batch,
+                dummy_weights=dummy_weights,
+                audit=audit,
+            )
+        )
+        chosen = choose_device(device, tp)
+        config = msgspec.structs.replace(
+            given, device=chosen, page_size=default_page_size(chosen) if page_size is None else page_size
+        )
+        self._closed = False
+        self.device: Device = chosen
+        self.tensor_parallel = tp
+        files = load_model_files(directory) if detokenize else None
+        self._recommended = SamplingParams()
+        if files is not None:
+            self._recommended = msgspec.structs.replace(self._recommended, **msgspec.structs.asdict(files.defaults))
+        self._followers: Followers | None = None
+        with ExitStack() as stack:
+            self._engine = self._start_engine(config, stack)
+            self._scheduler = Scheduler(scheduler_config(config, self._engine.limits, cache=cache, overlap=overlap))
+            self._loop = StepLoop(self._scheduler, self._engine)
+            self._text = None if files is None else TextRoom(files, self._engine.limits)
+            self._resources = stack.pop_all()
+
+    def _start_engine(self, config: EngineConfig, stack: ExitStack) -> Engine:
+        followers: list[FollowerConfig] = []
+        if config.tensor_parallel > 1:
+            directory = stack.enter_context(run_directory())
+            config = rank0_config(config, directory)
+            followers = follower_configs(config, directory)
+            self._followers = Followers([follower_spec(follower) for follower in followers])
+            stack.callback(self._followers.close)
+        try:
+            engine = start_rank0(config, [follower.plans for follower in followers])
+        except Exception:
+            self._check_followers(_DEATH_SECONDS)
+            raise
+        stack.callback(engine.close)
+        return engine
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._engine.limits
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters of rank 0's engine."""
+        return self._engine.stats
+
+    @property
+    def counters(self) -> Counters:
+        """Counters of the scheduler."""
+        return self._scheduler.counters
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: Params | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Output]:
+        """Continue one text, or several texts or lists of token ids; answers come in the order of the prompts.
+
+        `params`: for all of them, or one each; None: what the checkpoint recommends. `progress` shows a bar; None:
+        for long batches on a terminal. Raises OfflineError before anything runs when a prompt cannot be served.
+        """
+        return self._run(generates_of_prompts(prompts, self._recommended if params is None else params), progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Output]:
+        """Answer one conversation, or several; otherwise as `generate`."""
+        return self._run(generates_of_chats(messages, self._recommended if params is None else params), progress)
+
+    def close(self) -> None:
+        """Free the device and end the other ranks."""
+        self._closed = True
+        with self._waiting_for_followers():
+            self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, generates: list[Generate], progress: bool | None) -> list[Output]:
+        if self._closed:
+            raise OfflineError("closed", "this LLM is closed: make a new one")
+        submits = self._text.submits(generates) if self._text else [submit_of_tokens(g, self.limits) for g in generates]
+        answers = Answers(submits)
+        try:
+            for number in running_order(submits):
+                try:
+                    self._scheduler.submit(submits[number], number)
+                except RequestError as error:
+                    raise OfflineError(error.code, f"prompt {number}: {error}") from error
+            with (
+                _progress_bar(len(submits), progress) as bar,
+                interrupted_between_steps() as check_interrupt,
+                self._waiting_for_followers(),
+            ):
+                while self._scheduler.has_work:
+                    check_interrupt()
+                    self._check_followers()
+                    output = self._loop.step()
+                    if output is not None:
+                        answers.take(output)
+                        stopped = self._text.take(output, self._scheduler) if self._text else 0
+                        bar.update(int(np.count_nonzero(output.finish)) + len(output.failures) + stopped)
+        except (OfflineError, KeyboardInterrupt):
+            self._abandon(submits)
+            raise
+        except Exception:
+            self._check_followers(_DEATH_SECONDS)
+            raise
+        if self._text:
+            return self._text.outputs(submits, answers)
+        return [answers.output(number) for number in range(len(submits))]
+
+    def _abandon(self, submits: Sequence[Submit]) -> None:
+        """Nothing of an interrupted call stays in the batch, so the next call is as the first."""
+        if self._text:
+            self._text.abandon()
+        for submit in submits:
+            self._scheduler.abort(submit.id)
+        with self._waiting_for_followers():
+            while self._scheduler.has_work:
+                self._loop.step()
+
+    def _waiting_for_followers(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._followers is None else self._followers.waited_for()
+
+    def _check_followers(self, patience: float = 0.0) -> None:
+        if self._followers is not None:
+            self._followers.check(patience)
+
+
+def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+def _progress_bar(requests: int, wanted: bool | None) -> Any:
+    from tqdm import tqdm
+
+    show = sys.stderr.isatty() and requests >= _PROGRESS_FROM if wanted is None else wanted
+    return tqdm(total=requests, unit="request", disable=not show)

@@ -1,0 +1,123 @@
+"""What callers give, checked and made into the tokenizer room's and the scheduler's messages."""
+
+from __future__ import annotations
+
+import os
+import random
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from minisgl.config import ConfigError, checked
+from minisgl.engine.interface import EngineLimits
+from minisgl.offline.outputs import OfflineError
+from minisgl.tokenizer.session import submit_message
+from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams, Submit
+from minisgl.wire.text import ChatMessage, Generate
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, str]
+"""`{"role": "user", "content": "…"}`"""
+
+Params = SamplingParams | Sequence[SamplingParams]
+"""For all prompts, or one each."""
+
+
+def generates_of_prompts(prompts: str | Sequence[Prompt], params: Params) -> list[Generate]:
+    """Raises OfflineError for what is neither a text nor a list of token ids, and for bad parameters."""
+    given = [prompts] if isinstance(prompts, str) else prompts
+    _check_prompts(given)
+    each = _params_of_each(params, len(given))
+    return [_generate(number, prompt, one) for number, (prompt, one) in enumerate(zip(given, each, strict=True))]
+
+
+def generates_of_chats(messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params) -> list[Generate]:
+    """Of one conversation or several. Raises OfflineError for what is no conversation, and for bad parameters."""
+    one = bool(messages) and isinstance(messages[0], Mapping)
+    conversations = cast(Sequence[Sequence[Message]], [messages] if one else messages)
+    each = _params_of_each(params, len(conversations))
+    return [_generate_chat(number, *pair) for number, pair in enumerate(zip(conversations, each, strict=True))]
+
+
+def submit_of_tokens(generate: Generate, limits: EngineLimits) -> Submit:
+    """A prompt of token ids on its own, without the tokenizer room."""
+    params = generate.params
+    if generate.tokens is None or params.stop:
+        raise OfflineError("no_tokenizer", "with detokenize=False prompts are token ids, and there are no stop strings")
+    return submit_message(
+        generate,
+        generate.tokens,
+        max_tokens=params.max_tokens or limits.max_model_len - len(generate.tokens) // 4,
+        seed=random.getrandbits(63) if params.seed is None else params.seed,
+    )
+
+
+def running_order(submits: Sequence[Submit]) -> list[int]:
+    """Numbers of the requests in the order in which they are to run.
+
+    Where all lengths are known the longest answers go first: a batch that ends with its longest answer alone leaves the
+    device to a single row. Otherwise as they were given.
+    """
+    numbers = list(range(len(submits)))
+    if all(submit.ignore_eos for submit in submits):
+        numbers.sort(key=lambda number: -submits[number].max_tokens)
+    return numbers
+
+
+def _check_prompts(prompts: Sequence[Prompt]) -> None:
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
+        raise OfflineError("invalid_request", f"prompts: expected a text or a list of prompts, got {prompts!r:.80}")
+    for number, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            continue
+        if isinstance(prompt, int):
+            raise OfflineError("invalid_request", "prompts: token ids of one prompt are a list in the list: [[1, 2]]")
+        if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence | np.ndarray):
+            raise OfflineError(
+                "invalid_request", f"prompt {number}: expected a text or a list of token ids, got {prompt!r:.80}"
+            )
+        if not len(prompt):
+            raise OfflineError("empty_prompt", f"prompt {number}: a list of no token ids")
+
+
+def _params_of_each(params: Params, count: int) -> Sequence[SamplingParams]:
+    each = [params] * count if isinstance(params, SamplingParams) else list(params)
+    if len(each) != count:
+        raise OfflineError("invalid_request", f"there are {count} prompts, but {len(each)} sampling parameters")
+    for number, one in enumerate(each):
+        if not isinstance(one, SamplingParams):
+            raise OfflineError(
+                "invalid_request", f"prompt {number}: its parameters are no SamplingParams, but {one!r:.80}"
+            )
+        try:
+            checked(one)
+        except ConfigError as error:
+            raise OfflineError("invalid_request", f"prompt {number}: {error}") from error
+        if one.max_tokens is not None and one.max_tokens < 1:
+            raise OfflineError("invalid_request", f"prompt {number}: max_tokens: expected 1 or more")
+        if isinstance(one.stop, str) or not all(isinstance(stop, str) and stop for stop in one.stop):
+            raise OfflineError(
+                "invalid_request", f"prompt {number}: stop is a tuple of texts that are not empty, not {one.stop!r}"
+            )
+    return each
+
+
+def _generate(number: int, prompt: Prompt, params: SamplingParams) -> Generate:
+    if isinstance(prompt, str):
+        return Generate(id=os.urandom(REQUEST_ID_BYTES), prompt=prompt, params=params)
+    try:
+        tokens = array("i", prompt).tobytes()
+    except (TypeError, OverflowError) as error:
+        raise OfflineError("invalid_prompt", f"prompt {number} is neither a text nor token ids: {error}") from error
+    return Generate(id=os.urandom(REQUEST_ID_BYTES), tokens=tokens, params=params)
+
+
+def _generate_chat(number: int, messages: Sequence[Message], params: SamplingParams) -> Generate:
+    try:
+        turns = msgspec.convert(list(messages), tuple[ChatMessage, ...])
+    except msgspec.ValidationError as error:
+        raise OfflineError("invalid_prompt", f"conversation {number}: {error}") from error
+    return Generate(id=os.urandom(REQUEST_ID_BYTES), messages=turns, params=params)

@@ -1,0 +1,54 @@
+"""A rank that dies under a program that is rank 0 itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from minisgl.launcher import followers
+from minisgl.launcher.errors import LauncherError
+from minisgl.launcher.process import ProcessSpec
+
+DIES = ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)
+
+STUCK = """
+import threading
+from minisgl.launcher import followers
+from minisgl.launcher.process import ProcessSpec
+
+followers._STUCK_SECONDS = 0.0
+running = followers.Followers([ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)])
+with running.waited_for():
+    threading.Event().wait()
+"""
+
+
+def test_a_rank_0_that_waits_for_it_on_its_device_is_ended() -> None:
+    done = subprocess.run([sys.executable, "-c", STUCK], check=False, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "process_died: rank1" in done.stderr and "rank 0 waits for it" in done.stderr
+
+
+def test_one_that_does_not_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "_STUCK_SECONDS", 0.0)
+    running = followers.Followers([DIES])
+    with pytest.raises(LauncherError, match="rank1") as caught:
+        running.check(60)
+    assert caught.value.code == "process_died"
+    running.close()
+
+
+def test_a_wait_that_begins_long_after_the_death_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = followers.Followers([DIES])
+    with pytest.raises(LauncherError):
+        running.check(60)
+    running._died -= 2 * followers._STUCK_SECONDS
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with running.waited_for():
+        running._end_if_stuck()
+    assert not ended
+    running.close()
