@@ -5,15 +5,17 @@ PYTHON ?=
 TEST_WORKERS ?= 3
 DEMO = .cache/demo/config.json
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
+PYTEST_ON_ALL_CORES = $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+KUBERNETES_TESTS = tests/operator/cluster tests/chart
 # Some images and shells set it; each of the hundreds of processes that we start would compile its libraries anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-down run test e2e e2e-full images image-engine lint cluster-tools bench test-gpu lock clean install
+.PHONY: help demo demo-down run test test-kubernetes e2e e2e-full images image-engine lint cluster-tools bench test-gpu lock clean install
 
 help:  ## print this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: install $(DEMO)  ## a Kubernetes cluster on this machine with a model on it, and one question to it; the first time takes 15 to 25 minutes
+demo: install $(DEMO)  ## a Kubernetes cluster on this machine with a model on it, and one question to it; the first time takes 20 minutes
 	@PYTHONPATH=e2e .venv/bin/python -m harness.demo
 
 demo-down: install  ## end all that `make demo` started; what was built is kept
@@ -22,15 +24,17 @@ demo-down: install  ## end all that `make demo` started; what was built is kept
 run: install $(DEMO)  ## install what is missing, train and serve a demo model, ask it one question; Ctrl-C stops it (ONCE=1: stop after the answer)
 	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
 
-test: install $(DEMO)  ## install what is missing, then check style and types and run the tests with coverage
-	@$(MAKE) --no-print-directory -j 2 cluster-tools lint
+test: install $(DEMO) lint  ## install what is missing, then check style and types and run the tests with coverage
 	@rm -f .coverage .coverage.*
-	$(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-report=
+	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(addprefix --ignore ,$(KUBERNETES_TESTS)) --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
 	@for part in minisgl/{scheduler,wire,frontend,tokenizer}/\*:90 minisgl_operator/{render/\*,plan.py,status.py}:95; do \
 		.venv/bin/python -m coverage report --include="*/$${part%:*}" --fail-under=$${part#*:} >/dev/null || \
 		{ echo "error: less than $${part#*:} % of the lines of $${part%:*} are covered" >&2; exit 1; }; \
 	done
+
+test-kubernetes: cluster-tools  ## test operator and chart on a real API server and with helm; builds them first, once, in 10 minutes
+	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(KUBERNETES_TESTS)
 
 # A cluster of its own beside the demo's.
 e2e: install $(DEMO)  ## run the scenarios on a whole cluster (E2E_KEEP=1: leave it, for a look)
@@ -50,7 +54,6 @@ lint: install  ## ruff, mypy --strict and the import rules
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 
-# On a machine that has not built them yet this takes minutes, which lint need not wait for.
 cluster-tools: install
 	@PYTHONPATH=tests:e2e .venv/bin/python -m support.cluster_tools
 
@@ -79,6 +82,8 @@ lock: install  ## resolve the dependencies of pyproject.toml anew into the lock 
 	.venv/bin/uv pip compile pyproject.toml -q --python-platform x86_64-manylinux_2_28 --python-version 3.11 \
 		--generate-hashes --extra engine --extra cuda -c requirements-cuda.lock \
 		--custom-compile-command 'make lock' -o images/engine/requirements.lock
+	.venv/bin/uv pip compile images/engine/compiler.in -q --upgrade --python-platform x86_64-manylinux_2_28 --no-deps \
+		--python-version 3.11 --generate-hashes --custom-compile-command 'make lock' -o images/engine/compiler.lock
 
 clean:  ## remove everything that was built, installed or cached here
 	rm -rf .venv .cache dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from minisgl.cli.main import build_parser, main
 from minisgl.frontend import bodies, errors
+from minisgl_operator.config import add_arguments
 from support.cli_reference import CONFIGURATION_PAGE, PAGE, commands, flags, render, render_configuration
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +48,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_that_pages_use_exist(page: Path) -> None:
     actions = [action for _, parser in commands(build_parser()) for action in flags(parser)]
-    ours = {flag for action in actions for flag in action.option_strings}
+    operators = argparse.ArgumentParser()
+    add_arguments(operators, {})
+    ours = {flag for action in [*actions, *flags(operators)] for flag in action.option_strings}
     lines = page.read_text().splitlines()
     if page.name == "reference-flags.md":
         lines = [line.split("|")[3] for line in lines if line.startswith("| `")]
@@ -133,7 +137,7 @@ def test_make_help_has_a_line_for_every_target() -> None:
     done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     helped = {line.split()[1] for line in done.stdout.splitlines()}
     local = {"help", "run", "test", "lint", "bench", "clean", "lock", "test-gpu"}
-    assert local | {"demo", "demo-down", "e2e", "e2e-full", "images", "image-engine"} == helped
+    assert local | {"demo", "demo-down", "test-kubernetes", "e2e", "e2e-full", "images", "image-engine"} == helped
 
 
 def test_the_project_speaks_only_of_itself() -> None:
