@@ -5,7 +5,8 @@ PYTHON ?=
 TEST_WORKERS ?= 3
 DEMO = .cache/demo/config.json
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
-PYTEST_ON_ALL_CORES = $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+# With files kept whole, xdist waits for ever after it has replaced a worker that crashed.
+PYTEST_ON_ALL_CORES = $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 KUBERNETES_TESTS = tests/operator/cluster tests/chart
 # Some images and shells set it; each of the hundreds of processes that we start would compile its libraries anew.
 export PYTHONDONTWRITEBYTECODE =

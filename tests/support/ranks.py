@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,10 @@ from support.ports import free_port
 from support.sequence_attention import SequenceAttention
 
 T = TypeVar("T")
+
+# torch's flight recorder, one for all groups of a process, notes a group's first collective in a map without a lock:
+# two ranks at once can end the process. It reads this when the first group is made.
+os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
 
 def run_ranks(size: int, folder: Path, work: Callable[[TensorParallel], T]) -> list[T]:
