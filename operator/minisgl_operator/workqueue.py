@@ -2,25 +2,34 @@
 
 A key that is added many times while it waits or is being worked on is worked on once more, and never by two workers
 at once. Delayed keys keep their earliest time. Failures of a key lengthen its own delay only. An urgent key, one whose
-spec somebody has just edited, overtakes those that only want to be looked at again: a full list adds thousands.
+spec somebody has just edited, overtakes those that only want to be looked at again: a full list adds thousands. While
+one is worked on, none of those is handed out either: at each of its waits it would stand in line behind all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Hashable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
 _FIRST_DELAY: Final = 0.5
 # An hour-long outage of something that a model needs ends, for that model, within this time of its cure.
 _LONGEST_DELAY: Final = 60.0
+HEAD_START: Final = 1.0
+"""Seconds for which an urgent key has the workers to itself. It may wait for the API server much longer."""
+
+
+class _Work(NamedTuple):
+    since: float
+    urgent: bool
 
 
 class WorkQueue(Generic[Key]):
-    """Lives in one event loop."""
+    """Lives in one event loop. Workers that wait for a key are cancelled all together or not at all."""
 
     def __init__(self) -> None:
         self.adds = 0
@@ -29,8 +38,9 @@ class WorkQueue(Generic[Key]):
         self._urgent: dict[Key, None] = {}
         self._waiting: dict[Key, None] = {}
         self._again: dict[Key, bool] = {}
-        self._available = asyncio.Semaphore(0)
-        self._processing: dict[Key, float] = {}
+        self._processing: dict[Key, _Work] = {}
+        self._workers: deque[asyncio.Future[None]] = deque()
+        self._held_back: asyncio.TimerHandle | None = None
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
 
@@ -46,7 +56,7 @@ class WorkQueue(Generic[Key]):
 
     def longest_running(self) -> float:
         """Seconds since the oldest of the keys that are being worked on was handed out; 0 when there is none."""
-        return _now() - min(self._processing.values(), default=_now())
+        return _now() - min((work.since for work in self._processing.values()), default=_now())
 
     def add(self, key: Key, urgent: bool = False) -> None:
         self.adds += 1
@@ -80,32 +90,58 @@ class WorkQueue(Generic[Key]):
 
     async def get(self) -> Key:
         """The next key. `done` must follow, whatever became of it."""
-        await self._available.acquire()
-        lane = self._urgent or self._waiting
+        while (lane := self._open_lane()) is None:
+            worker = asyncio.get_running_loop().create_future()
+            self._workers.append(worker)
+            await worker
         key = next(iter(lane))
         del lane[key]
-        self._processing[key] = _now()
+        self._processing[key] = _Work(_now(), urgent=lane is self._urgent)
         return key
 
     def done(self, key: Key) -> None:
-        del self._processing[key]
+        if self._processing.pop(key).urgent:
+            self._wake(len(self._waiting))
         if key in self._again:
             self._put(key, self._again.pop(key))
 
     def close(self) -> None:
         """Drop the timers. Nothing is to be added afterwards."""
-        for timer in self._timers.values():
+        for timer in (*self._timers.values(), *([self._held_back] if self._held_back else ())):
             timer.cancel()
         self._timers.clear()
+
+    def _open_lane(self) -> dict[Key, None] | None:
+        """The lane of the next key; None while there is none to be handed out."""
+        if self._urgent:
+            return self._urgent
+        if not self._waiting:
+            return None
+        urgent = [work.since for work in self._processing.values() if work.urgent]
+        if not urgent or (ahead_until := max(urgent) + HEAD_START) <= _now():
+            return self._waiting
+        if self._held_back is None:
+            self._held_back = asyncio.get_running_loop().call_at(ahead_until, self._hold_back_no_longer)
+        return None
+
+    def _hold_back_no_longer(self) -> None:
+        self._held_back = None
+        self._wake(len(self._waiting))
+
+    def _wake(self, count: int) -> None:
+        """Have this many workers look for a key."""
+        for _ in range(min(count, len(self._workers))):
+            worker = self._workers.popleft()
+            if not worker.done():
+                worker.set_result(None)
 
     def _put(self, key: Key, urgent: bool) -> None:
         if key in self._urgent:
             return
-        if key not in self._waiting:
-            self._available.release()
-        elif urgent:
-            del self._waiting[key]
+        if urgent:
+            self._waiting.pop(key, None)
         (self._urgent if urgent else self._waiting)[key] = None
+        self._wake(1)
 
     def _add_due(self, key: Key) -> None:
         del self._timers[key]

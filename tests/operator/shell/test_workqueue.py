@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minisgl_operator.workqueue import WorkQueue
+from minisgl_operator.workqueue import HEAD_START, WorkQueue
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
@@ -42,7 +42,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.loop = ManualLoop()
         self.queue: WorkQueue[str] = WorkQueue()
         self.waiting: dict[str, bool] = {}
-        self.running: set[str] = set()
+        self.running: dict[str, tuple[float, bool]] = {}
+        self.worker: asyncio.Task[str] | None = None
         self.again: dict[str, bool] = {}
         self.due: dict[str, float] = {}
 
@@ -71,32 +72,50 @@ class QueueMachine(RuleBasedStateMachine):
                 del self.due[key]
                 self._added(key)
 
-    @precondition(lambda self: self.waiting)
+    @precondition(lambda self: self.worker is None)
     @rule()
     def get(self) -> None:
-        key = self.loop.call(self.queue.get())
+        self.worker = self.loop.create_task(self.queue.get())
+        self.loop.turn()
+
+    def _taken(self) -> None:
+        """What the worker that waits for a key has got by now."""
+        if self.worker is None:
+            return
+        held_back = any(urgent and self.loop.now < since + HEAD_START for since, urgent in self.running.values())
+        assert self.worker.done() == (any(self.waiting.values()) or (bool(self.waiting) and not held_back))
+        if not self.worker.done():
+            return
+        key = self.worker.result()
+        self.worker = None
         assert key in self.waiting
         assert key not in self.running, "one key at two workers"
-        assert self.waiting.pop(key) or not any(self.waiting.values()), "an urgent key was overtaken"
-        self.running.add(key)
+        urgent = self.waiting.pop(key)
+        assert urgent or not any(self.waiting.values()), "an urgent key was overtaken"
+        self.running[key] = (self.loop.now, urgent)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def done(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.running)))
         self.loop.call(self._do("done", key))
-        self.running.discard(key)
+        del self.running[key]
         if key in self.again:
             self.waiting[key] = self.again.pop(key)
 
     @invariant()
     def counts_agree(self) -> None:
         if hasattr(self, "queue"):
+            self.loop.turn()
+            self._taken()
             assert self.queue.depth == len(self.waiting)
             assert self.queue.idle == (not self.waiting and not self.running)
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
+            if self.worker is not None:
+                self.worker.cancel()
+                self.loop.turn()
             self.queue.close()
             self.loop.close()
 
@@ -114,10 +133,47 @@ def test_keys_of_one_lane_come_in_the_order_in_which_they_were_added() -> None:
         for key in "zy":
             queue.add(key, urgent=True)
         queue.add("b", urgent=True)
-        return [await queue.get() for _ in range(5)]
+        keys = []
+        for _ in range(5):
+            keys.append(await queue.get())
+            queue.done(keys[-1])
+        return keys
 
     assert loop.call(order()) == ["z", "y", "b", "c", "a"]
     loop.close()
+
+
+def test_while_an_urgent_key_is_worked_on_none_of_the_others_is_handed_out_unless_it_takes_long() -> None:
+    loop, queue = ManualLoop(), WorkQueue[str]()
+
+    async def add() -> None:
+        for key in ("idle", "later"):
+            queue.add(key)
+        queue.add("edited", urgent=True)
+
+    loop.call(add())
+    assert loop.call(queue.get()) == "edited"
+    workers = [loop.create_task(queue.get()) for _ in range(2)]
+    loop.turn()
+    assert not any(worker.done() for worker in workers)
+    loop.call(_done(queue, "edited"))
+    loop.turn()
+    assert [worker.result() for worker in workers] == ["idle", "later"]
+
+    loop.call(add())
+    assert loop.call(queue.get()) == "edited"
+    loop.call(_done(queue, "idle"))
+    slow = loop.create_task(queue.get())
+    loop.turn(HEAD_START / 2)
+    assert not slow.done()
+    loop.turn(HEAD_START / 2)
+    assert slow.result() == "idle"
+    queue.close()
+    loop.close()
+
+
+async def _done(queue: WorkQueue[str], key: str) -> None:
+    queue.done(key)
 
 
 def _delay(loop: ManualLoop, queue: WorkQueue[str]) -> float:
