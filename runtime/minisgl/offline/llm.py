@@ -22,13 +22,13 @@ from minisgl.launcher.run_directory import run_directory
 from minisgl.offline.answers import Answers
 from minisgl.offline.interrupt import interrupted_between_steps
 from minisgl.offline.outputs import OfflineError, Output
+from minisgl.offline.pacing import Pacing
 from minisgl.offline.prompts import (
     Message,
     Params,
     Prompt,
     generates_of_chats,
     generates_of_prompts,
-    running_order,
     submit_of_tokens,
 )
 from minisgl.offline.text_room import TextRoom
@@ -190,10 +190,11 @@ class LLM:
             raise OfflineError("closed", "this LLM is closed: make a new one")
         submits = self._text.submits(generates) if self._text else [submit_of_tokens(g, self.limits) for g in generates]
         answers = Answers(submits)
+        pacing, ended = Pacing(submits, self._scheduler.config.max_running), 0
         try:
-            for number in running_order(submits):
+            for number, submit in enumerate(submits):
                 try:
-                    self._scheduler.submit(submits[number], number)
+                    self._scheduler.check(submit)
                 except RequestError as error:
                     raise OfflineError(error.code, f"prompt {number}: {error}") from error
             with (
@@ -201,14 +202,18 @@ class LLM:
                 interrupted_between_steps() as check_interrupt,
                 self._waiting_for_followers(),
             ):
-                while self._scheduler.has_work:
+                while (due := pacing.due(ended)) or self._scheduler.has_work:
                     check_interrupt()
                     self._check_followers()
+                    for number in due:
+                        self._scheduler.submit(submits[number], number)
                     output = self._loop.step()
                     if output is not None:
                         answers.take(output)
                         stopped = self._text.take(output, self._scheduler) if self._text else 0
-                        bar.update(int(np.count_nonzero(output.finish)) + len(output.failures) + stopped)
+                        news = int(np.count_nonzero(output.finish)) + len(output.failures) + stopped
+                        ended += news
+                        bar.update(news)
         except (OfflineError, KeyboardInterrupt):
             self._abandon(submits)
             raise

@@ -55,18 +55,6 @@ def submit_of_tokens(generate: Generate, limits: EngineLimits) -> Submit:
     )
 
 
-def running_order(submits: Sequence[Submit]) -> list[int]:
-    """Numbers of the requests in the order in which they are to run.
-
-    Where all lengths are known the longest answers go first: a batch that ends with its longest answer alone leaves the
-    device to a single row. Otherwise as they were given.
-    """
-    numbers = list(range(len(submits)))
-    if all(submit.ignore_eos for submit in submits):
-        numbers.sort(key=lambda number: -submits[number].max_tokens)
-    return numbers
-
-
 def _check_prompts(prompts: Sequence[Prompt]) -> None:
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes | bytearray):
         raise OfflineError("invalid_request", f"prompts: expected a text or a list of prompts, got {prompts!r:.80}")

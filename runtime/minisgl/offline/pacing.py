@@ -1,0 +1,70 @@
+"""Which requests of a call are handed to the scheduler when.
+
+Where the lengths of all answers are known, the longest go first: a batch that ends with its longest answer alone leaves
+the device to a single row. And no more run at once than it takes for all to end together with the longest: beyond some
+number of rows a decode step takes as much longer as it has more of them, and towards the end it reads all weights for a
+few.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Final
+
+from minisgl.wire.messages import Submit
+
+FLAT_ROWS: Final = 128
+"""Up to so many rows a decode step takes about as long as the weights take to be read, whatever their number."""
+GROUP: Final = 12
+"""Rows that become free before requests take them: a step with prompts costs more than one without, so they are to
+come together."""
+
+
+class Pacing:
+    """The order of a call's requests, by their numbers, and how many of them run at once."""
+
+    def __init__(self, submits: Sequence[Submit], most_rows: int) -> None:
+        """`most_rows`: what the scheduler runs at once."""
+        self._order = list(range(len(submits)))
+        self._rows = len(submits)
+        if submits and all(submit.ignore_eos for submit in submits):
+            self._order.sort(key=lambda number: -submits[number].max_tokens)
+            self._rows = rows_at_once([submits[number].max_tokens for number in self._order], most_rows)
+        self._handed = 0
+
+    def due(self, ended: int) -> list[int]:
+        """Requests to be handed over now that so many have ended."""
+        free = self._rows - (self._handed - ended)
+        if free < min(GROUP, self._rows):
+            return []
+        due = self._order[self._handed : self._handed + free]
+        self._handed += len(due)
+        return due
+
+
+def rows_at_once(lengths: Sequence[int], most: int) -> int:
+    """The fewest rows, but not less than FLAT_ROWS, with which answers of these lengths, the longest first, end in as
+    many steps as the longest takes; where `most` rows are too few for that, as many as there are answers."""
+    if len(lengths) <= FLAT_ROWS:
+        return len(lengths)
+    longest = lengths[0]
+    fewest = max(FLAT_ROWS, -(-sum(lengths) // longest))
+    fitting = (rows for rows in range(fewest, min(most, len(lengths)) + 1) if _steps(lengths, rows) <= longest)
+    return next(fitting, len(lengths))
+
+
+def _steps(lengths: Sequence[int], rows: int) -> int:
+    """When the last answer ends if the rows that end are taken over in groups."""
+    ends = list(lengths[:rows])
+    heapq.heapify(ends)
+    started, last = rows, max(ends)
+    while started < len(lengths):
+        for _ in range(min(GROUP, rows)):
+            now = heapq.heappop(ends)
+        taken = lengths[started : started + GROUP]
+        started += len(taken)
+        for length in taken:
+            heapq.heappush(ends, now + length)
+            last = max(last, now + length)
+    return last
