@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from minisgl.config import ConfigError
 from minisgl.engine.errors import EngineError
 from minisgl.launcher.errors import LauncherError
 from minisgl.offline import OfflineError, Output
+from minisgl.scheduler.loop import StepLoop
 from support.served import RUNTIME, launched_by
 from support.tiny_checkpoint import tiny_checkpoint
 
@@ -169,6 +171,23 @@ def test_ctrl_c_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch)
             usage=expected.usage,
         )
     ]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_between_steps_and_as_before_afterwards(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    during: list[bool] = []
+    step = StepLoop.step
+    monkeypatch.setattr(StepLoop, "step", lambda loop: during.append(gc.isenabled()) or step(loop))
+    if not enabled:
+        gc.disable()
+    try:
+        llm.generate("Hello", _GREEDY)
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+    assert during and not any(during)
 
 
 def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
