@@ -3,7 +3,7 @@
 A key that is added many times while it waits or is being worked on is worked on once more, and never by two workers
 at once. Delayed keys keep their earliest time. Failures of a key lengthen its own delay only. An urgent key, one whose
 spec somebody has just edited, overtakes those that only want to be looked at again: a full list adds thousands. While
-one is worked on, none of those is handed out either: at each of its waits it would stand in line behind all of them.
+one is worked on few of those are: at each of its waits it would stand in line behind all of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ Key = TypeVar("Key", bound=Hashable)
 _FIRST_DELAY: Final = 0.5
 # An hour-long outage of something that a model needs ends, for that model, within this time of its cure.
 _LONGEST_DELAY: Final = 60.0
-HEAD_START: Final = 1.0
-"""Seconds for which an urgent key has the workers to itself. It may wait for the API server much longer."""
+BESIDE_URGENT: Final = 2
+"""Of the other keys, so many are worked on beside an urgent one: somebody who edits again and again must not stop what
+becomes of all other models."""
 
 
 class _Work(NamedTuple):
@@ -40,7 +41,6 @@ class WorkQueue(Generic[Key]):
         self._again: dict[Key, bool] = {}
         self._processing: dict[Key, _Work] = {}
         self._workers: deque[asyncio.Future[None]] = deque()
-        self._held_back: asyncio.TimerHandle | None = None
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
 
@@ -100,14 +100,15 @@ class WorkQueue(Generic[Key]):
         return key
 
     def done(self, key: Key) -> None:
-        if self._processing.pop(key).urgent:
-            self._wake(len(self._waiting))
+        del self._processing[key]
         if key in self._again:
             self._put(key, self._again.pop(key))
+        # What was held back may go on now.
+        self._wake(len(self._waiting))
 
     def close(self) -> None:
         """Drop the timers. Nothing is to be added afterwards."""
-        for timer in (*self._timers.values(), *([self._held_back] if self._held_back else ())):
+        for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
@@ -117,16 +118,9 @@ class WorkQueue(Generic[Key]):
             return self._urgent
         if not self._waiting:
             return None
-        urgent = [work.since for work in self._processing.values() if work.urgent]
-        if not urgent or (ahead_until := max(urgent) + HEAD_START) <= _now():
-            return self._waiting
-        if self._held_back is None:
-            self._held_back = asyncio.get_running_loop().call_at(ahead_until, self._hold_back_no_longer)
-        return None
-
-    def _hold_back_no_longer(self) -> None:
-        self._held_back = None
-        self._wake(len(self._waiting))
+        others = sum(not work.urgent for work in self._processing.values())
+        held_back = others >= BESIDE_URGENT and others < len(self._processing)
+        return None if held_back else self._waiting
 
     def _wake(self, count: int) -> None:
         """Have this many workers look for a key."""

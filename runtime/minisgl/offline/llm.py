@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -104,6 +103,7 @@ class LLM:
             given, device=chosen, page_size=default_page_size(chosen) if page_size is None else page_size
         )
         self._closed = False
+        self._broken = ""
         self.device: Device = chosen
         self.tensor_parallel = tp
         files = load_model_files(directory) if detokenize else None
@@ -189,42 +189,52 @@ class LLM:
     def _run(self, generates: list[Generate], progress: bool | None) -> list[Output]:
         if self._closed:
             raise OfflineError("closed", "this LLM is closed: make a new one")
+        if self._broken:
+            raise OfflineError(
+                "broken", f"an earlier call ended in the middle of a step ({self._broken}): make a new LLM"
+            )
         submits = self._text.submits(generates) if self._text else [submit_of_tokens(g, self.limits) for g in generates]
-        answers = Answers(submits)
-        pacing, ended = Pacing(submits, self._scheduler.config.max_running), 0
         try:
             for number, submit in enumerate(submits):
-                try:
+                with _refusals_name(number):
                     self._scheduler.check(submit)
-                except RequestError as error:
-                    raise OfflineError(error.code, f"prompt {number}: {error}") from error
-            with (
-                _progress_bar(len(submits), progress) as bar,
-                interrupted_between_steps() as check_interrupt,
-                self._waiting_for_followers(),
-                _without_collections(),
-            ):
-                while (due := pacing.due(ended)) or self._scheduler.has_work:
-                    check_interrupt()
-                    self._check_followers()
-                    for number in due:
-                        self._scheduler.submit(submits[number], number)
-                    output = self._loop.step()
-                    if output is not None:
-                        answers.take(output)
-                        stopped = self._text.take(output, self._scheduler) if self._text else 0
-                        news = int(np.count_nonzero(output.finish)) + len(output.failures) + stopped
-                        ended += news
-                        bar.update(news)
+            answers = Answers(submits)
+            self._answer(submits, answers, progress)
         except (OfflineError, KeyboardInterrupt):
             self._abandon(submits)
             raise
-        except Exception:
-            self._check_followers(_DEATH_SECONDS)
+        except BaseException as error:
+            self._broken = repr(error)
+            if isinstance(error, Exception):
+                self._check_followers(_DEATH_SECONDS)
             raise
         if self._text:
             return self._text.outputs(submits, answers)
         return [answers.output(number) for number in range(len(submits))]
+
+    def _answer(self, submits: Sequence[Submit], answers: Answers, progress: bool | None) -> None:
+        """Run until every request has ended."""
+        pacing = Pacing(submits, self._scheduler.config.max_running)
+        ended = 0
+        with (
+            _progress_bar(len(submits), progress) as bar,
+            interrupted_between_steps() as check_interrupt,
+            self._waiting_for_followers(),
+        ):
+            while (due := pacing.take_due(ended)) or self._scheduler.has_work:
+                check_interrupt()
+                self._check_followers()
+                for number in due:
+                    with _refusals_name(number):
+                        self._scheduler.submit(submits[number], number)
+                output = self._loop.step()
+                if output is not None:
+                    answers.take(output)
+                    stopped = self._text.take(output, self._scheduler) if self._text else 0
+                    news = int(np.count_nonzero(output.finish)) + len(output.failures) + stopped
+                    ended += news
+                    bar.update(news)
+            check_interrupt()
 
     def _abandon(self, submits: Sequence[Submit]) -> None:
         """Nothing of an interrupted call stays in the batch, so the next call is as the first."""
@@ -250,15 +260,12 @@ def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
-    """The step loop makes no reference cycles: a collection would only let the device wait, a full one for 0.1 s."""
-    was_enabled = gc.isenabled()
-    gc.disable()
+def _refusals_name(number: int) -> Iterator[None]:
+    """The scheduler's refusal, as the caller gets it."""
     try:
         yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    except RequestError as error:
+        raise OfflineError(error.code, f"prompt {number}: {error}") from error
 
 
 def _progress_bar(requests: int, wanted: bool | None) -> Any:

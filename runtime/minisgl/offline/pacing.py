@@ -19,6 +19,7 @@ FLAT_ROWS: Final = 128
 GROUP: Final = 12
 """Rows that become free before requests take them: a step with prompts costs more than one without, so they are to
 come together."""
+_STRIDE: Final = 4
 
 
 class Pacing:
@@ -33,7 +34,7 @@ class Pacing:
             self._rows = rows_at_once([submits[number].max_tokens for number in self._order], most_rows)
         self._handed = 0
 
-    def due(self, ended: int) -> list[int]:
+    def take_due(self, ended: int) -> list[int]:
         """Requests to be handed over now that so many have ended."""
         free = self._rows - (self._handed - ended)
         if free < min(GROUP, self._rows):
@@ -44,27 +45,24 @@ class Pacing:
 
 
 def rows_at_once(lengths: Sequence[int], most: int) -> int:
-    """The fewest rows, but not less than FLAT_ROWS, with which answers of these lengths, the longest first, end in as
-    many steps as the longest takes; where `most` rows are too few for that, as many as there are answers."""
+    """About the fewest rows, but not less than FLAT_ROWS, with which answers of these lengths, the longest first, end
+    in as many steps as the longest takes; where `most` rows are too few for that, as many as there are answers."""
     if len(lengths) <= FLAT_ROWS:
         return len(lengths)
-    longest = lengths[0]
-    fewest = max(FLAT_ROWS, -(-sum(lengths) // longest))
-    fitting = (rows for rows in range(fewest, min(most, len(lengths)) + 1) if _steps(lengths, rows) <= longest)
-    return next(fitting, len(lengths))
+    fewest = max(FLAT_ROWS, -(-sum(lengths) // lengths[0]))
+    tried = range(fewest, min(most, len(lengths)) + 1, _STRIDE)
+    return next((rows for rows in tried if _end_with_the_longest(lengths, rows)), len(lengths))
 
 
-def _steps(lengths: Sequence[int], rows: int) -> int:
-    """When the last answer ends if the rows that end are taken over in groups."""
+def _end_with_the_longest(lengths: Sequence[int], rows: int) -> bool:
+    """Whether they do if the rows that end are taken over in groups."""
     ends = list(lengths[:rows])
     heapq.heapify(ends)
-    started, last = rows, max(ends)
-    while started < len(lengths):
-        for _ in range(min(GROUP, rows)):
+    for first in range(rows, len(lengths), GROUP):
+        for _ in range(GROUP):
             now = heapq.heappop(ends)
-        taken = lengths[started : started + GROUP]
-        started += len(taken)
-        for length in taken:
+        for length in lengths[first : first + GROUP]:
+            if now + length > lengths[0]:
+                return False
             heapq.heappush(ends, now + length)
-            last = max(last, now + length)
-    return last
+    return True

@@ -35,6 +35,12 @@ def parse(message: Submit, *, client: int, arrival: int, now: float, config: Sch
         raise RequestError(
             "invalid_token", f"token id {bad} is outside of the model's vocabulary, 0..{config.vocab_size - 1}"
         )
+    if prompt_length >= config.max_model_len:
+        raise RequestError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {config.max_model_len} tokens, but the prompt has {prompt_length} "
+            "(context_length_exceeded)",
+        )
     limit = prompt_length + message.max_tokens
     if message.max_tokens < 1 or limit <= len(tokens):
         raise RequestError("invalid_request", "max_tokens leaves no token to generate")

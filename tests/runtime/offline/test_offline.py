@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import signal
@@ -18,7 +17,6 @@ from minisgl.config import ConfigError
 from minisgl.engine.errors import EngineError
 from minisgl.launcher.errors import LauncherError
 from minisgl.offline import OfflineError, Output
-from minisgl.scheduler.loop import StepLoop
 from support.served import RUNTIME, launched_by
 from support.tiny_checkpoint import tiny_checkpoint
 
@@ -173,21 +171,35 @@ def test_ctrl_c_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_no_garbage_is_collected_between_steps_and_as_before_afterwards(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, enabled: bool
-) -> None:
-    during: list[bool] = []
-    step = StepLoop.step
-    monkeypatch.setattr(StepLoop, "step", lambda loop: during.append(gc.isenabled()) or step(loop))
-    if not enabled:
-        gc.disable()
-    try:
-        llm.generate("Hello", _GREEDY)
-        assert gc.isenabled() == enabled
-    finally:
-        gc.enable()
-    assert during and not any(during)
+def test_ctrl_c_in_the_last_step_is_not_lost(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = llm._loop.step
+
+    def step_with_a_signal_at_the_end() -> Any:
+        output = step()
+        if not llm._scheduler.has_work:
+            os.kill(os.getpid(), signal.SIGINT)
+        return output
+
+    monkeypatch.setattr(llm._loop, "step", step_with_a_signal_at_the_end)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[3, 1, 4]], _GREEDY)
+
+
+def test_after_an_error_in_the_middle_of_a_step_nothing_is_mixed_up() -> None:
+    with LLM(tiny_checkpoint(), **_SMALL) as llm:
+        step, steps = llm._loop.step, iter(range(100))
+
+        def step_until_the_alarm() -> Any:
+            if next(steps) == 3:
+                raise TimeoutError("the caller's own alarm")
+            return step()
+
+        llm._loop.step = step_until_the_alarm  # type: ignore[method-assign]
+        with pytest.raises(TimeoutError, match="alarm"):
+            llm.generate([[1], [2]], _GREEDY)
+        with pytest.raises(OfflineError, match=r"alarm.*make a new LLM") as refused:
+            llm.generate([[1]], _GREEDY)
+        assert refused.value.code == "broken"
 
 
 def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,6 +260,15 @@ def test_controls_of_a_text_and_of_token_ids(llm: LLM) -> None:
     [early] = llm.generate("Hello there", _greedy(stop_token_ids=(stop,)))
     [late] = llm.generate("Hello there", _greedy(stop_token_ids=(stop,), min_tokens=5))
     assert len(early.token_ids) == 1 and len(late.token_ids) >= 5
+
+
+def test_a_prompt_longer_than_the_context_is_refused_without_a_tokenizer_too() -> None:
+    with LLM(tiny_checkpoint(), **_SMALL, detokenize=False) as llm:
+        for length in (256, 300):
+            with pytest.raises(OfflineError, match=f"prompt 1: .*the prompt has {length}") as refused:
+                llm.generate([[1], [1] * length], SamplingParams(ignore_eos=True))
+            assert refused.value.code == "context_length_exceeded"
+        assert llm.counters.steps == 0
 
 
 def test_controls_without_a_tokenizer() -> None:

@@ -22,7 +22,7 @@ def _run(pacing: Pacing, lengths: list[int]) -> tuple[list[int], list[int]]:
     order: list[int] = []
     running: dict[int, int] = {}
     rows = []
-    while (due := pacing.due(len(order) - len(running))) or running:
+    while (due := pacing.take_due(len(order) - len(running))) or running:
         order += due
         running |= {number: lengths[number] for number in due}
         rows.append(len(running))
@@ -57,4 +57,4 @@ def test_all_run_at_once_where_fewer_would_take_longer_or_gain_nothing() -> None
 
 def test_answers_whose_lengths_are_not_known_keep_the_order_in_which_they_were_asked_for() -> None:
     lengths = [5, 9, 7] * FLAT_ROWS
-    assert Pacing(_submits(lengths, ignore_eos=False), ROWS).due(0) == list(range(len(lengths)))
+    assert Pacing(_submits(lengths, ignore_eos=False), ROWS).take_due(0) == list(range(len(lengths)))
