@@ -1,8 +1,11 @@
 {{/* Names and labels of the release's objects. A name such as 7 or on is text all the same, so all are quoted. */}}
 
 {{- define "minisgl.name" -}}
-{{- /* The name of a release may have dots, and that of a Service may not. */ -}}
+{{- /* The name of a release may have dots or begin with a digit, and that of a Service may not. */ -}}
 {{- $release := .Release.Name | replace "." "-" -}}
+{{- if regexMatch "^[0-9]" $release -}}
+{{- $release = printf "release-%s" $release -}}
+{{- end -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
 {{- else if contains "minisgl-operator" $release -}}

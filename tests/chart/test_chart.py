@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -157,10 +158,11 @@ def test_labels_that_the_chart_has_too_are_there_once_and_those_that_select_stay
     assert deployment["spec"]["selector"]["matchLabels"].items() <= of_pods.items()
 
 
-def test_names_that_yaml_takes_for_numbers_or_truth_stay_text() -> None:
+@pytest.mark.parametrize("override", ["", "on"])
+def test_names_that_yaml_takes_for_numbers_or_truth_stay_text(override: str) -> None:
     values = {
         "crds": {"enabled": False},
-        "fullnameOverride": "on",
+        "fullnameOverride": override,
         "watchNamespaces": ["123", "off"],
         "serviceAccount": {"name": "007"},
         "operator": {"priorityClassName": "1000"},
@@ -172,9 +174,22 @@ def test_names_that_yaml_takes_for_numbers_or_truth_stay_text() -> None:
             kubernetes_validate.validate(each, KUBERNETES, strict=True)
 
 
-def test_a_release_with_dots_in_its_name_makes_names_that_a_service_may_have() -> None:
-    [service] = of_kind(rendered({}, release="minisgl.prod"), "Service")
-    assert service["metadata"]["name"] == "minisgl-prod-operator-metrics"
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        ("minisgl.prod", "minisgl-prod-operator-metrics"),
+        ("12", "release-12-minisgl-operator-metrics"),
+        ("2.minisgl", "release-2-minisgl-operator-metrics"),
+        ("3-minisgl-operator", "release-3-minisgl-operator-metrics"),
+        ("1" * 53, f"release-{'1' * 24}-minisgl-operator-metrics"),
+        ("4minisgl-operator" + "o" * 36, f"release-4minisgl-operator{'o' * 25}-metrics"),
+    ],
+)
+def test_any_release_makes_names_that_a_service_may_have(release: str, name: str) -> None:
+    [service] = of_kind(rendered({}, release=release), "Service")
+    assert service["metadata"]["name"] == name
+    # A DNS-1035 label, which the schemas of Kubernetes do not ask for.
+    assert re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ class _Ranks:
                 rank.sum(message)
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_sums_of_many_lengths_one_behind_the_other(size: int, dtype: torch.dtype) -> None:
     ranks, draw = _Ranks(size), torch.Generator("cuda").manual_seed(0)
-    # The programs of all ranks fit onto one device at a time, and the longest message is one that eight ranks take.
+    # The programs of all ranks fit onto one device at a time, and all ranks take the longest message.
     lengths = [8, 2048, 2056, 5120, 40_000, 16, 60_000, 5120] * 8
     messages = [
         [torch.randn(length, generator=draw, device="cuda").to(dtype) for _ in range(size)] for length in lengths

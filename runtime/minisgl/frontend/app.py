@@ -87,6 +87,7 @@ def create_app(tokenizers: Tokenizers, config: FrontendConfig) -> ASGIApp:
         Route("/", chat_page),
         Route("/health", health),
         Route("/ready", ready),
+        # For HEAD, and 405 for the rest: GET never comes this far, see `_past_framework`.
         Route("/metrics", metrics, methods=["GET"]),
     ]
     app.add_exception_handler(ApiError, _on_error)

@@ -105,8 +105,8 @@ class Observed:
         try:
             await self._app(scope, observed_receive, observed_send)
         except Exception:
-            # The framework has answered, unless the answer had begun: then it breaks off here, and the server drops
-            # the connection.
+            # The framework has answered, and where it was not reached, as with /metrics, the server answers with a
+            # bare 500; unless the answer had begun: then it breaks off here, and the server drops the connection.
             record.error_code = "internal_error"
             logger.exception("%s %s failed", scope["method"], scope["path"])
         finally:

@@ -264,7 +264,7 @@ def _check_choices(prompts: list[Prompt], n: int, param: str, body_bytes: int) -
     if len(prompts) * n > MAX_CHOICES:
         raise invalid(param, f"expected at most {MAX_CHOICES} choices, n for each of {len(prompts)} prompts")
     if n > 1 and body_bytes * n > MAX_COPIED_BYTES:
-        raise invalid(param, f"expected fewer choices of prompts as long as these, {MAX_COPIED_BYTES // body_bytes}")
+        raise invalid(param, f"expected at most {MAX_COPIED_BYTES // body_bytes} choices of prompts as long as these")
 
 
 def _check_min_tokens(min_tokens: int | None, max_tokens: int | None, param: str) -> None:

@@ -91,11 +91,17 @@ class Tokenizers:
 
     def submit(self, requests: Sequence[Generate]) -> Exchange:
         """Ask for an answer to each request; each is a choice. The caller calls `release` at the end, whatever that
-        is. Raises ApiError when no worker can take it, or too many requests wait already."""
+        is. Raises ApiError when no worker can take it, too many requests wait already, or one is too large."""
         able = self._able()
-        frames = [_frame(request) for request in requests]
         exchange = Exchange(len(requests))
         choices = self.traffic.admit(requests, exchange)
+        # Behind admission: a copy of the prompt for each choice takes its time. All before the first is sent.
+        try:
+            frames = [_frame(request) for request in requests]
+        except Exception:
+            for progress in choices:
+                self.traffic.released(progress)
+            raise
         for choice, (request, frame, progress) in enumerate(zip(requests, frames, choices, strict=True)):
             min(able, key=lambda link: link.load).submit(request.id, frame, _Waiter(exchange, choice, progress))
         return exchange

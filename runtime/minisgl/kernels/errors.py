@@ -1,3 +1,5 @@
+"""Errors of the kernels room that its caller shows to a person."""
+
 from __future__ import annotations
 
 

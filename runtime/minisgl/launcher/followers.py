@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from minisgl import logging as log
@@ -97,6 +97,10 @@ class Followers:
         since = self._waiting_since
         if since is not None and time.monotonic() - max(self._died, since) > _STUCK_SECONDS:
             print(f"process_died: {self._death}\nrank 0 waits for it on its device: ended", file=sys.stderr, flush=True)
+            # The program's own output, which nothing else writes any more. It may have closed it, or replaced it by
+            # anything, and ends all the same.
+            with suppress(Exception):
+                sys.stdout.flush()
             os._exit(1)
 
 

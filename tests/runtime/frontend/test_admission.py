@@ -64,6 +64,22 @@ def test_more_than_may_wait(make_stack: MakeStack) -> None:
     )
 
 
+def test_what_may_not_wait_is_told_so_before_it_is_encoded(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a tokenizer worker: that it is too large for one would show then."""
+    monkeypatch.setattr("minisgl.frontend.tokenizers.MAX_MESSAGE_BYTES", 16_000)
+    stack = make_stack(limits=RequestLimits(waiting=1))
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    thread = in_background(stack)
+    (submit,) = stack.scheduler.wait_for(Submit)
+    large = {"prompt": "a" * 17_000, "n": 2}
+    assert_rejected(stack.http.post("/v1/completions", json=large), "queue_full")
+    stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
+    thread.join(WAIT_SECONDS)
+    assert stack.http.post("/v1/completions", json=large).status_code == 400
+
+
 def test_a_prompt_that_is_only_scored_waits_no_more(make_stack: MakeStack) -> None:
     stack = make_stack(limits=RequestLimits(waiting=2))
     stack.scheduler.answer = answer_with(ids("ok"))

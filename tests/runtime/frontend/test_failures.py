@@ -122,6 +122,7 @@ def test_what_is_too_large_for_a_message_fails_alone(make_stack: MakeStack, monk
     for module in ("wire.sockets", "frontend.tokenizers", "tokenizer.worker"):
         monkeypatch.setattr(f"minisgl.{module}.MAX_MESSAGE_BYTES", 16_000)
     stack = make_stack()
+    admission = stack.server._tokenizers.traffic.admission
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     with stack.http.stream(
         "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 2, "stream": True}
@@ -137,13 +138,15 @@ def test_what_is_too_large_for_a_message_fails_alone(make_stack: MakeStack, monk
             ("/tokenize", {"prompt": "a" * 17_000}),
             ("/v1/completions", {"prompt": [1] * 5_000, "n": 2}),
             ("/v1/completions", {"prompt": "a" * 17_000}),
+            # The first of its choices would fit.
+            ("/v1/completions", {"prompt": ["a", "a" * 17_000]}),
         ):
             refused = stack.http.post(path, json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request"), path
-        (submit, *_) = stack.scheduler.received(Submit)
+            assert (admission.waiting, admission.waiting_tokens) == (0, 0)
+        (submit,) = stack.scheduler.received(Submit)
         stack.scheduler.send(row(submit.id, 1, ids("b")[0], "length"), to=submit)
         assert "data: [DONE]" in list(lines)
-    assert stack.server._tokenizers.traffic.admission.waiting == 0
 
 
 def test_not_ready_before_the_scheduler_has_answered(make_stack: MakeStack) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from minisgl.distributed.one_shot import one_shot_capacity
 from support.interpreted_all_reduce import CASES
 from support.interpreter import interpreted
 
@@ -21,3 +22,7 @@ def faults() -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_every_rank_gets_the_sum_in_the_ranks_order(faults: dict[str, str | None], name: str) -> None:
     assert faults[name] is None
+
+
+def test_numbers_of_ranks_that_were_not_measured_are_left_to_nccl() -> None:
+    assert [ranks for ranks in range(1, 17) if one_shot_capacity(ranks)] == [2, 4]

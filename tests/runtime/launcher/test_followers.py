@@ -15,20 +15,29 @@ from minisgl.launcher.process import ProcessSpec
 DIES = ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)
 
 STUCK = """
+import sys
 import threading
 from minisgl.launcher import followers
 from minisgl.launcher.process import ProcessSpec
 
 followers._STUCK_SECONDS = 0.0
 running = followers.Followers([ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)])
+print("an answer")
+if "closed" in sys.argv:
+    sys.stdout.close()
 with running.waited_for():
     threading.Event().wait()
 """
 
 
-def test_a_rank_0_that_waits_for_it_on_its_device_is_ended() -> None:
-    done = subprocess.run([sys.executable, "-c", STUCK], check=False, capture_output=True, text=True, timeout=100)
+@pytest.mark.parametrize("stdout", ["open", "closed"])
+def test_a_rank_0_that_waits_for_it_on_its_device_is_ended(stdout: str) -> None:
+    command = [sys.executable, "-c", STUCK, stdout]
+    # A pipe's buffer, which this variable would take away.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 1
+    assert done.stdout == "an answer\n", "what the program has printed is lost"
     assert "process_died: rank1" in done.stderr and "rank 0 waits for it" in done.stderr
 
 
