@@ -103,8 +103,6 @@ class Controller:
             self._spawn(self._work(), f"worker {number}")
         self._spawn(self._recorder.run(), "events")
         await self._await_access()
-        # What was seen while rights were missing is not all.
-        self._listed = None
         while not await self._list_everything():
             await asyncio.sleep(_RESYNC_RETRY_SECONDS)
         self._spawn(self._prober.run(), "probes")
@@ -134,11 +132,16 @@ class Controller:
         clock = asyncio.get_running_loop().time
         while True:
             key = await self.queue.get()
+            blocked = self._refusals(key.namespace)
+            if not blocked and self._listed is None:
+                # What was seen while rights were missing is not all. The first full list adds every key again.
+                self.queue.done(key)
+                continue
             started = clock()
             result = "error"
             try:
                 async with asyncio.timeout(_RECONCILE_TIMEOUT):
-                    done = await reconcile(self._shell, key, self._refusals(key.namespace), datetime.now(UTC))
+                    done = await reconcile(self._shell, key, blocked, datetime.now(UTC))
                 result = "requeue" if done.failed else "success"
                 if done.failed:
                     self.queue.retry(key)
@@ -173,18 +176,35 @@ class Controller:
                     _log.error("Waits: %s", refusal.message)
                 if not self._stands_still:
                     return
-                if news:
-                    await self._list_everything()
+                await self._list_blocked()
             await asyncio.sleep(_ACCESS_SECONDS)
 
     async def _await_more_access(self) -> None:
         while True:
+            await self._list_blocked()
             await asyncio.sleep(_ACCESS_SECONDS)
             with suppress(ApiError):
-                if len(await access.missing(self._client, list(self._blocked))) < len(self._blocked):
+                blocked = await access.missing(self._client, list(self._blocked))
+                if len(blocked) < len(self._blocked):
                     _log.warning("May watch more namespaces than before")
                     self._on_access()
                     return
+                self._blocked = blocked
+
+    async def _list_blocked(self) -> None:
+        """Where nothing may be done, see what may be seen and look at every model, so that its status says why. No
+        watch tells of these models, so this has to happen again and again."""
+        for namespace in self._blocked:
+            for resource in WATCHED:
+                try:
+                    await self._list(resource, namespace or None)
+                except ApiError:
+                    # That rights are missing was said already. Without models there is no status to be written.
+                    if resource == MODEL:
+                        break
+        for key in self.store.models():
+            if self._refusals(key.namespace):
+                self.queue.add(key)
 
     def _list_soon(self) -> None:
         """Once a watch has begun with a new list: what was deleted before that, it does not tell."""
@@ -207,9 +227,10 @@ class Controller:
 
         A watch loses what is deleted while it is broken, so this has to happen again and again.
         """
+        assert not self._stands_still
         complete = True
         for resource in WATCHED:
-            for namespace in self.namespaces or self._config.watch_namespaces or (None,):
+            for namespace in self.namespaces or (None,):
                 try:
                     await self._list(resource, namespace)
                 except ApiError as error:
@@ -218,7 +239,7 @@ class Controller:
         if complete:
             self._listed = asyncio.get_running_loop().time()
         # Before everything was seen once, a model's own children could be taken for missing.
-        if self._listed is not None or self._stands_still:
+        if self._listed is not None:
             # Of a model that has gone pods may be left.
             for key in {*self.store.models(), *(key for key, _ in self.store.pods())}:
                 self.queue.add(key)

@@ -20,7 +20,7 @@ from minisgl_operator.events import Recorder
 from minisgl_operator.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.observed import ObjectEvent, Observed, Outcome, Refusal, ref_of, utc
 from minisgl_operator.overdue import overdue, seconds_until_news
-from minisgl_operator.plan import Apply, Delete, plan, seconds_until_fetch
+from minisgl_operator.plan import Apply, Delete, conflicts, plan, seconds_until_fetch
 from minisgl_operator.probe import Prober
 from minisgl_operator.resources import POD, of_kind
 from minisgl_operator.status import derive_status
@@ -91,12 +91,12 @@ async def reconcile(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], n
             shell.recorder.record(raw, notice)
     if ending:
         return Result(after=_ASK_NAMESPACE_AGAIN.total_seconds())
-    due = [
-        again,
-        seconds_until_news(observed.pods, now),
-        _LOOK_AT_FOREIGN_SECONDS if observed.foreign else None,
-        None if isinstance(model, InvalidSpec) else seconds_until_fetch(model, observed, now),
-    ]
+    due = [again, seconds_until_news(observed.pods, now)]
+    if not isinstance(model, InvalidSpec):
+        due.append(seconds_until_fetch(model, observed, now))
+        # A name that was wanted once and is taken is nothing to wait for.
+        if conflicts(model, observed, shell.environment):
+            due.append(_LOOK_AT_FOREIGN_SECONDS)
     after = min((seconds for seconds in due if seconds is not None), default=None)
     return Result(failed=bool(outcome.refusals) and not blocked, after=after)
 

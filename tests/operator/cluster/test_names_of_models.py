@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from minisgl_operator import controller
+from minisgl_operator.reconcile import Result, reconcile
+from minisgl_operator.store import ModelKey
 from support.control_plane import LocalControlPlane
 from support.operated_cluster import OperatedCluster, pvc_model
 
@@ -27,3 +34,31 @@ def test_a_name_that_another_model_has_is_a_conflict_until_it_is_free(control_pl
         cluster.delete("InferenceModel", "deepseek-r1")
         cluster.until(lambda: cluster.condition("deepseek", "Accepted").get("status") == "True", "the free name")
         cluster.until(lambda: cluster.status("deepseek").get("readyReplicas") == 2, "both replicas")
+
+
+def test_a_taken_name_is_waited_for_only_while_it_is_wanted(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: dict[str, Result] = {}
+
+    async def noted(shell: Any, key: ModelKey, *args: Any) -> Result:
+        results[key.name] = await reconcile(shell, key, *args)
+        return results[key.name]
+
+    monkeypatch.setattr(controller, "reconcile", noted)
+    with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
+        # One name is held by a child of another model, the other by an object that is in no watch.
+        cluster.apply(pvc_model("deepseek-r1"))
+        service = {"ports": [{"port": 9000}], "selector": {"mine": "yes"}}
+        cluster.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "deepseek-r2"}, "spec": service})
+        cluster.until(lambda: cluster.ready("deepseek-r1"), "the other model")
+        for _ in range(2):
+            cluster.apply(pvc_model("deepseek", replicas=3))
+            cluster.until(lambda: cluster.condition("deepseek", "Accepted").get("reason") == "Conflict", "the conflict")
+            cluster.until_quiet(operator)
+            assert results["deepseek"].after is not None
+
+            cluster.apply(pvc_model("deepseek", replicas=1))
+            cluster.until(lambda: cluster.condition("deepseek", "Accepted").get("status") == "True", "no conflict")
+            cluster.until(lambda: cluster.ready("deepseek"), "Ready")
+            cluster.until(lambda: results["deepseek"] == Result(), "rest")

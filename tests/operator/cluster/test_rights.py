@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +14,11 @@ import pytest
 import yaml
 
 from minisgl_operator import controller
+from minisgl_operator.client import Client, Page
 from minisgl_operator.lease import Lease
+from minisgl_operator.store import ModelKey
 from support.control_plane import LocalControlPlane
-from support.operated_cluster import OperatedCluster, hub_model, pvc_model
+from support.operated_cluster import CrashingClient, OperatedCluster, hub_model, pvc_model
 
 ROLES: Final = Path(__file__).parents[3] / "manifests" / "operator" / "rbac.yaml"
 Right = tuple[str, str, str]
@@ -41,12 +45,17 @@ def rights(rules: list[dict[str, Any]]) -> set[Right]:
 @contextmanager
 def account(cluster: OperatedCluster, rules: list[dict[str, Any]]) -> Iterator[Path]:
     """A kubeconfig of somebody who has these rights in the cluster's namespace and no others."""
-    user = f"operator-of-{cluster.namespace}"
     grant(cluster, rules)
+    bind(cluster, cluster)
+    yield cluster.control_plane.kubeconfig_for(f"operator-of-{cluster.namespace}")
+
+
+def bind(cluster: OperatedCluster, home: OperatedCluster) -> None:
+    """Give the account of `home` the rights that were granted in the cluster's namespace."""
+    user = f"operator-of-{home.namespace}"
     cluster.control_plane.kubectl(
         "create", "rolebinding", "operator", "-n", cluster.namespace, "--role=operator", f"--user={user}"
     )
-    yield cluster.control_plane.kubeconfig_for(user)
 
 
 def grant(cluster: OperatedCluster, rules: list[dict[str, Any]]) -> None:
@@ -154,17 +163,96 @@ async def _hold_a_lease(cluster: OperatedCluster, kubeconfig: Path) -> None:
         await lease.release()
 
 
-def test_a_missing_right_to_watch_is_named_and_waited_for(control_plane: LocalControlPlane) -> None:
+def test_a_missing_right_to_watch_is_named_and_waited_for(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_ACCESS_SECONDS", 0.5)
     rules, _ = shipped_rules()
     missing = without(rules, "statefulsets", "watch")
     with OperatedCluster(control_plane) as cluster, account(cluster, missing) as kubeconfig:
         cluster.apply(pvc_model("waits"))
         with cluster.operator(kubeconfig=kubeconfig) as operator:
-            cluster.until(lambda: "statefulsets" in json.dumps(cluster.status("waits")), "the missing right")
+            cluster.until(lambda: _lacks(cluster, "waits", "statefulsets"), "the missing right")
+            cluster.apply(pvc_model("later"))
+            cluster.until(lambda: _lacks(cluster, "later", "statefulsets"), "the same of a model that came later")
             assert cluster.children("waits") == {}
             assert operator.alive and not operator.started.is_set()
             grant(cluster, rules)
             cluster.until(lambda: cluster.ready("waits"), "Ready once the right is there")
+
+
+def test_nothing_is_done_between_the_last_right_and_the_first_full_list(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is due in this moment could lose what serves: what was seen of it is not all."""
+    monkeypatch.setattr(controller, "_ACCESS_SECONDS", 0.5)
+    may_list = threading.Event()
+
+    async def pages(client: CrashingClient, *args: Any) -> AsyncIterator[Page]:
+        while operator.controller is not None and operator.controller.namespaces and not may_list.is_set():
+            await asyncio.sleep(0.01)
+        async for page in Client.pages(client, *args):
+            yield page
+
+    monkeypatch.setattr(CrashingClient, "pages", pages)
+    rules, _ = shipped_rules()
+    with OperatedCluster(control_plane) as cluster, account(cluster, without(rules, "jobs", "watch")) as kubeconfig:
+        cluster.apply(pvc_model("due"))
+        with cluster.operator(kubeconfig=kubeconfig) as operator:
+            cluster.until(lambda: _lacks(cluster, "due", "jobs"), "the missing right")
+            grant(cluster, rules)
+            cluster.until(lambda: operator.call(lambda running: running.namespaces), "the end of the wait")
+            operator.call(lambda running: running.queue.add(ModelKey(cluster.namespace, "due")))
+            cluster.until_quiet(operator)
+            assert cluster.children("due") == {}
+            may_list.set()
+            cluster.until(lambda: cluster.ready("due"), "Ready")
+
+
+def test_a_right_that_one_namespace_lacks_is_told_there_while_another_is_served(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an upgrade with roles of one's own: what runs is told, and what is asked for is not done."""
+    monkeypatch.setattr(controller, "_ACCESS_SECONDS", 0.5)
+    rules, _ = shipped_rules()
+    with (
+        OperatedCluster(control_plane) as whole,
+        OperatedCluster(control_plane) as cluster,
+        account(cluster, rules) as kubeconfig,
+    ):
+        grant(whole, rules)
+        bind(whole, cluster)
+        cluster.apply(pvc_model("runs"))
+        with cluster.operator(kubeconfig=kubeconfig, also=(whole.namespace,)):
+            cluster.until(lambda: cluster.ready("runs"), "Ready before the upgrade")
+        before = cluster.children("runs").keys()
+
+        grant(cluster, without(rules, "jobs", "watch"))
+        cluster.apply(pvc_model("runs", replicas=2))
+        whole.apply(pvc_model("served"))
+        with cluster.operator(kubeconfig=kubeconfig, also=(whole.namespace,)) as operator:
+            whole.until(lambda: whole.get("StatefulSet", "served-r0"), "the complete namespace's turn")
+            cluster.until(lambda: _lacks(cluster, "runs", "watch on jobs"), "the missing right")
+            cluster.until(lambda: cluster.ready("runs"), "that it serves all the same")
+            cluster.apply(pvc_model("later"))
+            cluster.until(lambda: _lacks(cluster, "later", "watch on jobs"), "the same of a model that came later")
+            cluster.until_quiet(operator)
+            assert operator.call(lambda running: running.namespaces) == (whole.namespace,)
+            assert cluster.children("runs").keys() == before
+            assert cluster.children("later") == {}
+
+            grant(cluster, without(rules, "jobs", "list"))
+            cluster.until(lambda: _lacks(cluster, "runs", "list on jobs"), "the right that is missing now")
+            grant(cluster, rules)
+            cluster.until(lambda: not operator.alive, "its end")
+        with cluster.operator(kubeconfig=kubeconfig, also=(whole.namespace,)):
+            cluster.until(lambda: cluster.ready("later"), "Ready once the right is there")
+            cluster.until(lambda: cluster.status("runs").get("readyReplicas") == 2, "both replicas")
+
+
+def _lacks(cluster: OperatedCluster, name: str, right: str) -> bool:
+    accepted = cluster.condition(name, "Accepted")
+    return accepted.get("reason") == "Forbidden" and right in accepted["message"]
 
 
 def test_a_namespace_that_is_gone_keeps_no_other_one_from_being_served(
@@ -183,15 +271,7 @@ def test_a_namespace_that_is_gone_keeps_no_other_one_from_being_served(
             cluster.until(lambda: cluster.ready("served"), "Ready")
             assert operator.call(lambda running: running.namespaces) == (cluster.namespace,)
             grant(other, rules)
-            control_plane.kubectl(
-                "create",
-                "rolebinding",
-                "operator",
-                "-n",
-                other.namespace,
-                "--role=operator",
-                f"--user=operator-of-{cluster.namespace}",
-            )
+            bind(other, cluster)
             cluster.until(lambda: not operator.alive, "its end")
         other.apply(pvc_model("later"))
         with cluster.operator(kubeconfig=kubeconfig, also=(other.namespace,)) as operator:
