@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -22,6 +22,7 @@ from minisgl_operator.replicas import is_asked
 from minisgl_operator.store import ModelKey, Store
 
 Report = Mapping[str, Any] | Unreachable
+Target = tuple[ModelKey, Manifest]
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +32,9 @@ _MAX_BODY: Final = 2**20
 _CONCURRENT: Final = 32
 # The operator's share of one core stays small with thousands of pods; rounds then take longer than asked for.
 _RATE: Final = 200.0
+# Somebody may be waiting for a model that starts: its pods do not wait for their turn in a round of thousands.
+_LOOK_SECONDS: Final = 0.5
+_SETTLED: Final = ("Ready", "Suspended")
 _NO_NEWS: Final = ("running", "waiting", "reason")
 # One lost answer of a busy node is not yet news.
 _FAILURES: Final = 2
@@ -62,6 +66,7 @@ class Prober:
         self._seconds = seconds
         self._address = address
         self._failures: dict[str, int] = {}
+        self._asked: dict[str, float] = {}
         self._slots = asyncio.Semaphore(_CONCURRENT)
 
     async def run(self) -> None:
@@ -72,21 +77,48 @@ class Prober:
             aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector) as session,
             asyncio.TaskGroup() as tasks,
         ):
+            clock = asyncio.get_running_loop().time
             while True:
-                targets = [(key, pod) for key, pod in self._store.pods() if is_asked(pod)]
-                self._forget({pod["metadata"]["uid"] for _, pod in targets})
-                random.shuffle(targets)
+                targets = self._targets()
+                self._forget({uid_of(pod) for _, pod in targets})
                 step = max(self._seconds / max(len(targets), 1), 1 / _RATE)
                 if not targets:
-                    await asyncio.sleep(step)
-                for key, pod in targets:
+                    await asyncio.sleep(min(step, _LOOK_SECONDS))
+                random.shuffle(targets)
+                for key, pod in self._urgent_first(targets):
                     await self._slots.acquire()
+                    self._asked[uid_of(pod)] = clock()
                     tasks.create_task(self._ask(session, key, pod))
                     await asyncio.sleep(step * random.uniform(0.8, 1.2))
 
+    def _targets(self) -> list[Target]:
+        return [(key, pod) for key, pod in self._store.pods() if is_asked(pod)]
+
+    def _urgent_first(self, targets: Sequence[Target]) -> Iterator[Target]:
+        """All of them, and in between, for half of the time at most, the pods that are urgent by then."""
+        clock = asyncio.get_running_loop().time
+        began, look_at = clock(), clock()
+        for target in targets:
+            if clock() >= look_at:
+                looked = clock()
+                yield from [each for each in self._targets() if self._is_urgent(each, looked)]
+                look_at = clock() + max(_LOOK_SECONDS, clock() - looked)
+            if self._asked.get(uid_of(target[1]), began - 1) < began:
+                yield target
+
+    def _is_urgent(self, target: Target, now: float) -> bool:
+        """Never asked, or not for a while and of a model that is on its way."""
+        key, pod = target
+        asked = self._asked.get(uid_of(pod))
+        if asked is None:
+            return True
+        model = self._store.model(key)
+        phase = None if model is None else model.body.get("status", {}).get("phase")
+        return now - asked >= self._seconds and phase not in _SETTLED
+
     async def _ask(self, session: aiohttp.ClientSession, key: ModelKey, pod: Manifest) -> None:
         try:
-            uid = pod["metadata"]["uid"]
+            uid = uid_of(pod)
             report = await self._fetch(session, pod)
             if isinstance(report, Unreachable):
                 self._metrics.probes["unreachable"] += 1
@@ -129,6 +161,12 @@ class Prober:
             del self.reports[uid]
         for uid in self._failures.keys() - present:
             del self._failures[uid]
+        for uid in self._asked.keys() - present:
+            del self._asked[uid]
+
+
+def uid_of(pod: Manifest) -> str:
+    return str(pod["metadata"]["uid"])
 
 
 def news(report: Report) -> object:

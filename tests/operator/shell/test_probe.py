@@ -157,6 +157,36 @@ async def test_what_is_no_report_is_unknown_after_the_second_time(answer: Callab
         assert len(woken) == 2
 
 
+def model(name: str, phase: str) -> Any:
+    metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": "1"}
+    return {
+        "apiVersion": "serving.minisgl.io/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": metadata,
+        "status": {"phase": phase},
+    }
+
+
+async def test_pods_of_a_model_that_starts_do_not_wait_for_a_round_of_hundreds() -> None:
+    store, pods = Store(), Pods()
+    count = 600
+    store.put(model("m", "Ready"))
+    for number in range(count):
+        store.put(pod(f"m-r{number}-0"))
+    async with probing(pods, store) as (prober, woken):
+        await until(lambda: len(prober.reports) == count)
+        asked = pods.asked
+        assert asked < 1.1 * count, "each is asked once a round"
+        starting = pod("new-0")
+        starting["metadata"]["labels"]["serving.minisgl.io/model"] = "new"
+        store.put(model("new", "Starting"))
+        store.put(starting)
+        await until(lambda: ("ns", "new") in woken)
+        pods.answer = lambda: web.json_response({"kind": "engine", "ready": False})
+        await until(lambda: woken.count(ModelKey("ns", "new")) == 2)
+        assert pods.asked < asked + count / 2, "first, and again, before most of the others"
+
+
 async def test_a_pod_that_is_gone_is_forgotten() -> None:
     store, pods = Store(), Pods()
     store.put(pod())
