@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE =
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: install $(DEMO)  ## a Kubernetes cluster on this machine with a model on it, and one question to it; the first time takes 20 minutes
+demo: install $(DEMO)  ## a Kubernetes cluster on this machine with a model on it, and one question to it; the first time takes 10 to 20 minutes
 	@PYTHONPATH=e2e .venv/bin/python -m harness.demo
 
 demo-down: install  ## end all that `make demo` started; what was built is kept
@@ -34,7 +34,7 @@ test: install $(DEMO) lint  ## install what is missing, then check style and typ
 		{ echo "error: less than $${part#*:} % of the lines of $${part%:*} are covered" >&2; exit 1; }; \
 	done
 
-test-kubernetes: cluster-tools  ## test operator and chart on a real API server and with helm; builds them first, once, in 10 minutes
+test-kubernetes: cluster-tools  ## test operator and chart on a real API server and with helm; builds them first, once, in 5 to 10 minutes
 	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(KUBERNETES_TESTS)
 
 # A cluster of its own beside the demo's.
