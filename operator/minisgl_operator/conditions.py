@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal
 
 _LONGEST_MESSAGE: Final = 1024
+_LONGEST_QUOTE: Final = 400
 
 
 class Kind(StrEnum):
@@ -140,3 +141,8 @@ def clipped(text: str, length: int) -> str:
     printable = text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
     line = " ".join(printable.split())
     return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def quoted(text: str) -> str:
+    """What somebody else says, at the length at which a message quotes it."""
+    return clipped(text, _LONGEST_QUOTE)

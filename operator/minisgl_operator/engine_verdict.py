@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from minisgl_operator import names
-from minisgl_operator.conditions import Condition, Kind, Reason, Verdict, clipped
+from minisgl_operator.conditions import Condition, Kind, Reason, Verdict, quoted
 from minisgl_operator.facts import Facts
 from minisgl_operator.overdue import PATIENCE, seems_lost
 from minisgl_operator.pod_troubles import crash_text, last_end
 from minisgl_operator.replicas import Replica, containers, waiting_reason
-
-_LONGEST_QUOTE: Final = 400
 
 # What of a model's own files no restart and no wait will change.
 _REFUSALS: Final[Mapping[str, tuple[Reason, str]]] = {
@@ -69,7 +67,7 @@ def failure_text(failure: Mapping[str, Any]) -> str:
     """A rank's end in words: `rank 1 ended with exit code -9 (Killed): its last words`."""
     rank = "a rank" if failure.get("rank") is None else f"rank {failure['rank']}"
     code = "" if failure.get("exit_code") is None else f" with exit code {failure['exit_code']}"
-    words = clipped(str(failure.get("message") or ""), _LONGEST_QUOTE)
+    words = quoted(str(failure.get("message") or ""))
     return f"{rank} ended{code} ({failure.get('reason') or 'Error'})" + (f": {words}" if words else "")
 
 
@@ -155,7 +153,7 @@ def refused(facts: Facts, replica: Replica) -> tuple[Reason, str] | None:
     if not isinstance(failure, Mapping) or failure.get("reason") not in _REFUSALS:
         return None
     reason, remedy = _REFUSALS[str(failure["reason"])]
-    return reason, f"{clipped(str(failure.get('message') or failure['reason']), _LONGEST_QUOTE)}. {remedy}"
+    return reason, f"{quoted(str(failure.get('message') or failure['reason']))}. {remedy}"
 
 
 def _rank(reason: Reason) -> int:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.conditions import Condition, Kind, Reason, clipped
+from minisgl_operator.conditions import Condition, Kind, Reason, quoted
 from minisgl_operator.environment import Environment
 from minisgl_operator.fetching import Fetch, fetch_of
 from minisgl_operator.observed import Manifest, Observed, Outcome, Ref, Unreachable, controller_uid
@@ -34,7 +34,6 @@ from minisgl_operator.replicas import (
     waiting_reason,
 )
 
-_LONGEST_QUOTE: Final = 400
 # What a claim says of an expansion that its volume's driver could not do.
 _GROWTH_FAILED: Final = ("ControllerResizeError", "NodeResizeError")
 
@@ -254,7 +253,7 @@ def cannot_grow(claim: str, said: str) -> Condition:
         Kind.ACCEPTED,
         "False",
         Reason.REJECTED,
-        f'PersistentVolumeClaim "{claim}" cannot grow to spec.model.cache.size: {clipped(said, _LONGEST_QUOTE)}. Set '
+        f'PersistentVolumeClaim "{claim}" cannot grow to spec.model.cache.size: {quoted(said)}. Set '
         "allowVolumeExpansion: true in its StorageClass if the driver can expand volumes; if it cannot, delete the "
         "InferenceModel and create it again. Until then the claim is as large as it was.",
     )

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from minisgl_operator import names
-from minisgl_operator.conditions import Condition, Kind, Reason, clipped
+from minisgl_operator.conditions import Condition, Kind, Reason, quoted
 from minisgl_operator.observed import Manifest, ObjectEvent
 from minisgl_operator.replicas import component, condition, containers, unschedulable
 
 _IMAGE_REASONS: Final = frozenset({"ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName"})
-_LONGEST_QUOTE: Final = 400
 
 _MISSING_OBJECT: Final = re.compile(r"\b(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
 _MISSING_KEY: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?([^/\s]+)$")
@@ -55,7 +54,7 @@ def refused_pods(messages: Iterable[str]) -> Condition | None:
                 Kind.SCHEDULED,
                 "False",
                 Reason.QUOTA_EXCEEDED,
-                f"The namespace's quota leaves no room: {clipped(quota.group(), _LONGEST_QUOTE)}. Raise the "
+                f"The namespace's quota leaves no room: {quoted(quota.group())}. Raise the "
                 "ResourceQuota, or ask for less in the spec.",
             )
         if forbidden := _FORBIDDEN.search(message):
@@ -63,7 +62,7 @@ def refused_pods(messages: Iterable[str]) -> Condition | None:
                 Kind.SCHEDULED,
                 "False",
                 Reason.POD_REFUSED,
-                f"The API server refuses the pods: {clipped(forbidden.group(1), _LONGEST_QUOTE)}. Change what it "
+                f"The API server refuses the pods: {quoted(forbidden.group(1))}. Change what it "
                 "names, in the spec or in the policy of the namespace.",
             )
     return None
@@ -88,7 +87,7 @@ def crash_text(pod: Manifest) -> str:
     for container in containers(pod):
         ended = last_end(container)
         if ended is not None:
-            words = clipped(str(ended.get("message") or ""), _LONGEST_QUOTE)
+            words = quoted(str(ended.get("message") or ""))
             how = f"exit code {ended.get('exitCode')}" + (f" ({ended['reason']})" if ended.get("reason") else "")
             said = f": {words}" if words else ""
             return f"{name} keeps ending with {how}{said}. Its log says more; correct the spec."
@@ -108,7 +107,7 @@ def _scheduling(pod: Manifest, gpu_resource: str) -> Condition:
     found = condition(pod, "PodScheduled")
     assert found is not None
     # What would have to be evicted follows, and changes from attempt to attempt.
-    text = clipped(str(found.get("message") or "").split(" preemption:")[0], _LONGEST_QUOTE)
+    text = quoted(str(found.get("message") or "").split(" preemption:")[0])
     if claim := _MISSING_CLAIM.search(text):
         name, what = claim.groups()
         problem = "does not exist in this namespace" if what == "not found" else "is being deleted"
@@ -159,7 +158,7 @@ def _not_started(pod: Manifest, message: str) -> Condition:
         Kind.SCHEDULED,
         "False",
         Reason.POD_NOT_STARTED,
-        f"{_title(pod)} cannot start: {clipped(message, _LONGEST_QUOTE)}",
+        f"{_title(pod)} cannot start: {quoted(message)}",
     )
 
 

@@ -80,14 +80,14 @@ class Prober:
             clock = asyncio.get_running_loop().time
             while True:
                 targets = self._targets()
-                self._forget({uid_of(pod) for _, pod in targets})
+                self._forget({_uid(pod) for _, pod in targets})
                 step = max(self._seconds / max(len(targets), 1), 1 / _RATE)
                 if not targets:
                     await asyncio.sleep(min(step, _LOOK_SECONDS))
                 random.shuffle(targets)
                 for key, pod in self._urgent_first(targets):
                     await self._slots.acquire()
-                    self._asked[uid_of(pod)] = clock()
+                    self._asked[_uid(pod)] = clock()
                     tasks.create_task(self._ask(session, key, pod))
                     await asyncio.sleep(step * random.uniform(0.8, 1.2))
 
@@ -103,13 +103,13 @@ class Prober:
                 looked = clock()
                 yield from [each for each in self._targets() if self._is_urgent(each, looked)]
                 look_at = clock() + max(_LOOK_SECONDS, clock() - looked)
-            if self._asked.get(uid_of(target[1]), began - 1) < began:
+            if self._asked.get(_uid(target[1]), began - 1) < began:
                 yield target
 
     def _is_urgent(self, target: Target, now: float) -> bool:
         """Never asked, or not for a while and of a model that is on its way."""
         key, pod = target
-        asked = self._asked.get(uid_of(pod))
+        asked = self._asked.get(_uid(pod))
         if asked is None:
             return True
         model = self._store.model(key)
@@ -118,7 +118,7 @@ class Prober:
 
     async def _ask(self, session: aiohttp.ClientSession, key: ModelKey, pod: Manifest) -> None:
         try:
-            uid = uid_of(pod)
+            uid = _uid(pod)
             report = await self._fetch(session, pod)
             if isinstance(report, Unreachable):
                 self._metrics.probes["unreachable"] += 1
@@ -165,7 +165,7 @@ class Prober:
             del self._asked[uid]
 
 
-def uid_of(pod: Manifest) -> str:
+def _uid(pod: Manifest) -> str:
     return str(pod["metadata"]["uid"])
 
 

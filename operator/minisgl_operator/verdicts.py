@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from minisgl_operator import names
-from minisgl_operator.conditions import Condition, Kind, Reason, clipped
+from minisgl_operator.conditions import Condition, Kind, Reason, quoted
 from minisgl_operator.engine_verdict import asleep, engine_ready, refused
 from minisgl_operator.facts import Facts, cannot_grow
 from minisgl_operator.observed import Ref
 from minisgl_operator.plan import awaited_by_rollout, replaceable
 from minisgl_operator.render import model_files
 
-_LONGEST_QUOTE: Final = 400
 # What admission refuses, be it a LimitRange or a policy, is Forbidden too, and is no matter of the operator's role.
 _LACKS_A_RIGHT: Final = re.compile(r'User ".*" cannot |cannot set blockOwnerDeletion|role lacks the verb')
 
@@ -60,7 +59,7 @@ def accepted(facts: Facts) -> Condition:
         )
         return Condition(Kind.ACCEPTED, "False", Reason.CONFLICT, message)
     for refusal in facts.outcome.refusals:
-        said = clipped(refusal.message, _LONGEST_QUOTE)
+        said = quoted(refusal.message)
         if refusal.reason == Reason.NAMESPACE_TERMINATING.value:
             message = "The namespace is being deleted, and this InferenceModel with it."
             return Condition(Kind.ACCEPTED, "False", Reason.NAMESPACE_TERMINATING, message)
@@ -102,7 +101,7 @@ def model_cached(facts: Facts) -> Condition:
     fetch = facts.fetch
     # A fetch that tries again by itself says why, and is under way all the same.
     if fetch.phase == "Failed" or fetch.reason:
-        said = f" ({clipped(fetch.message, _LONGEST_QUOTE)})" if fetch.message else ""
+        said = f" ({quoted(fetch.message)})" if fetch.message else ""
         reason, remedy = _FETCH_REMEDIES.get(fetch.reason, (Reason.FETCH_FAILED, "The log of the fetch pod says more."))
         key = model_files.cache_key(facts.model)
         again = (
