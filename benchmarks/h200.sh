@@ -94,7 +94,7 @@ replay() { # NAME REQUESTS SPEED...: the trace's first requests at each speed; 2
 part() {
   case $1 in
     kernels)
-      limited 200 $MINISGL kernels build qwen3-0.6b qwen3-14b --tp 1 --own-only
+      limited 200 $MINISGL kernels build qwen3-0.6b qwen3-14b qwen3-30b-a3b --tp 1 --own-only
       ;;
     tests) gpu_tests ;;
     small) bench offline-qwen3-0.6b qwen3-0.6b 240 --workload A C D --repeat 3 ;;

@@ -29,7 +29,7 @@ checked() { # WHAT MARKERS FILE...: pytest below the sanitizer
 
 files=("$@")
 [ $# -gt 0 ] || files=(
-  tests/gpu/test_{pointwise,linear,batch_linear,decode_kernels,balanced_decode,cascade,sampling}.py
+  tests/gpu/test_{pointwise,linear,batch_linear,experts,decode_kernels,balanced_decode,cascade,sampling}.py
   # Ranks that wait for each other might wait for ever.
   tests/gpu/test_one_shot_all_reduce.py::test_one_rank_by_itself
 )

@@ -10,7 +10,9 @@ from minisgl.layers.linear import linear
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("inputs", "outputs"), [(1024, 4096), (3072, 1024), (1024, 6145), (5120, 17), (17_408, 5120)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(1024, 4096), (3072, 1024), (1024, 6145), (5120, 17), (2048, 128), (17_408, 5120)]
+)
 @pytest.mark.parametrize("rows", range(1, MAX_ROWS + 2))
 def test_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     draw = torch.Generator("cuda").manual_seed(rows)

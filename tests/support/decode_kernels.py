@@ -145,7 +145,13 @@ def check_normed_linear(
         ours, our_stream = skinny_linear_triton.normed_linear(
             x, residual if with_residual else None, gain, 1e-6, weight, gated=gated
         )
+        normed = torch.empty_like(x)
+        again, _ = skinny_linear_triton.normed_linear(
+            x, residual if with_residual else None, gain, 1e-6, weight, gated=gated, normed=normed
+        )
     assert_close(ours, exact, plain)
+    assert torch.equal(again, ours)
+    assert_close(normed, _normed(stream.double(), gain), rms_norm(stream, gain, 1e-6))
     assert torch.equal(our_stream, stream), "the residual stream is not the sum"
     # Other programs may still read them.
     assert torch.equal(x, before[0]) and torch.equal(residual, before[1])

@@ -242,6 +242,7 @@ def _run(kernel: Any, programs: tuple[int, int], arguments: dict[str, Any], *, l
             names: dict[str, Any] = dict(vars(module))
             names |= {"gl": language, "tma": copies, "mbarrier": copies, "fence_async_shared": lambda: None}
             names["range"] = lambda *limits: map(torch.tensor, range(*map(int, limits)))
+            names["start_next"] = names["wait_for_previous"] = lambda PDL: None
             names["mma_v2"] = lambda x, y, total: (x.double() @ y.double()).float() + total
             for helper in ("_copy", "_add"):
                 names[helper] = types.FunctionType(getattr(module, helper).fn.__code__, names)

@@ -24,6 +24,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, mma_v2, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
 
 MAX_GROUP: Final = 16
@@ -141,11 +142,8 @@ def _attend(
         there = stage < count
         place = gl.load(places + block, there, other=-1)
         _copy(keys, values, place, kv_head, key_ring, value_ring, arrived, stage, place >= 0)
-    if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
-        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    start_next(PDL)
+    wait_for_previous(PDL)
     for stage in gl.static_range(STAGES):
         block = origin + stage
         block = gl.where(block >= end, block - count, block)

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
 
 MIN_ROWS = 9
@@ -124,13 +125,10 @@ def _batch_linear(
         tma.async_copy_global_to_shared(
             w, [n, begin + first * INPUTS], arrived.index(first), w_ring.index(first), pred=there
         )
-    if PDL:
-        if (m == 0) & (steps > EARLY):
-            _pull(weight, n, begin + EARLY * INPUTS, inputs, OUTPUTS, LINES)
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
-        gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    if (m == 0) & (steps > EARLY):
+        _pull(weight, n, begin + EARLY * INPUTS, inputs, OUTPUTS, LINES)
+    start_next(PDL)
+    wait_for_previous(PDL)
     for first in gl.static_range(STAGES):
         there = first < steps
         k = begin + first * INPUTS

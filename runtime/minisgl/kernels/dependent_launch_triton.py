@@ -7,6 +7,8 @@ What every kernel with a `PDL` flag keeps to:
 - Before `wait_for_previous` it reads nothing but parameters, which nobody writes once they are loaded, and what was
   there before the last ordinary launch: a step has one, the embedding, between its tables and its first layer. It
   writes nothing at all: memory that it writes may still be read by an earlier kernel.
+- It may read what the kernel before has waited for, where that one lets it start only after its own wait, but not from
+  the L1 cache, which may hold what was there earlier.
 - Every program of it waits, whether or not it has work. To wait is to wait for the one kernel before, complete and
   flushed; only because that one has waited as well are all earlier ones over, too.
 - `start_next` comes after its own early reads are under way: those of the next kernel queue up behind them.

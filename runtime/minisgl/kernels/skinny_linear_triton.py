@@ -23,6 +23,8 @@ _NORMED_INPUTS = 5120
 _VECTOR_ROWS = 4
 _VECTOR_OUTPUTS = 2048
 """With so few outputs there are too few tiles for the tensor cores' kernel to fill the GPU."""
+_FEW_OUTPUTS = 128
+"""With these there are too few for any number of rows."""
 _VECTOR_INPUTS = 32_768
 _WEIGHT_REGISTERS = 80
 """Of one thread, for its part of W; more leave no room for enough threads."""
@@ -77,9 +79,9 @@ def _product(tiles, parts, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TILES: 
 
 @triton.jit(do_not_specialize=["outputs", "rows"])
 def _vector(
-    x, residual, gain, weight, out, stream, outputs, rows, eps,
+    x, residual, gain, weight, out, stream, kept, outputs, rows, eps,
     INPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
-    ADD: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+    ADD: tl.constexpr, KEEP: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of all rows, multiplied and added in registers. A gated program has the gates of
     its outputs, in the first `outputs` rows of W, and what they gate, in the rows behind those."""
@@ -121,6 +123,10 @@ def _vector(
         mine = parts[row]
         if NORM:
             mine = _normed(mine, gains, eps, INPUTS, BLOCK_K, TILES)
+            if KEEP:
+                for i in tl.static_range(TILES):
+                    k = i * BLOCK_K + tl.arange(0, BLOCK_K)
+                    tl.store(kept + row * INPUTS + k, mine[i], (k < INPUTS) & (row < rows) & (program == 0))
         value = _product(tiles, mine, BLOCK_N, BLOCK_K, TILES).to(out.dtype.element_ty)
         if GATED:
             # Rounded in between, as in separate operations.
@@ -171,11 +177,11 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     rows, inputs = x.shape
     outputs = len(weight)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    if rows == 1 or (rows <= _VECTOR_ROWS and outputs <= _VECTOR_OUTPUTS):
+    if rows == 1 or (rows <= _VECTOR_ROWS and outputs <= _VECTOR_OUTPUTS) or outputs <= _FEW_OUTPUTS:
         block_n, block_k, warps = _vector_tile(outputs, inputs, 1, normed=False)
         _vector[(triton.cdiv(outputs, block_n),)](
-            x, x, x, weight, out, x, outputs, rows, 0.0, INPUTS=inputs, ROWS=triton.next_power_of_2(rows),
-            BLOCK_N=block_n, BLOCK_K=block_k, NORM=False, ADD=False, GATED=False, num_warps=warps,
+            x, x, x, weight, out, x, x, outputs, rows, 0.0, INPUTS=inputs, ROWS=triton.next_power_of_2(rows),
+            BLOCK_N=block_n, BLOCK_K=block_k, NORM=False, ADD=False, KEEP=False, GATED=False, num_warps=warps,
             **dependent_launch(x.device),
         )  # fmt: skip
     else:
@@ -195,9 +201,10 @@ def normed_linear(
     weight: torch.Tensor,
     *,
     gated: bool = False,
+    normed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm of `x` + `residual` [M, K], times `weight` [N, K]; `gated`: SiLU of the first N / 2 outputs × the rest.
-    `x` and `weight` fit.
+    `x` and `weight` fit. The norm itself goes to `normed` [M, K], if that is given.
 
     Returns the product, [M, N] or [M, N / 2], and the sum, which without a residual is `x` itself.
     """
@@ -207,9 +214,9 @@ def normed_linear(
     stream = x if residual is None else torch.empty_like(residual)
     block_n, block_k, warps = _vector_tile(outputs, inputs, 2 if gated else 1, normed=True)
     _vector[(triton.cdiv(outputs, block_n),)](
-        x, x if residual is None else residual, gain, weight, out, stream, outputs, rows, eps, INPUTS=inputs,
-        ROWS=triton.next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, NORM=True, ADD=residual is not None,
-        GATED=gated, num_warps=warps, **dependent_launch(x.device),
+        x, x if residual is None else residual, gain, weight, out, stream, x if normed is None else normed, outputs,
+        rows, eps, INPUTS=inputs, ROWS=triton.next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, NORM=True,
+        ADD=residual is not None, KEEP=normed is not None, GATED=gated, num_warps=warps, **dependent_launch(x.device),
     )  # fmt: skip
     return out, stream
 

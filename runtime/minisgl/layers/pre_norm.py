@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.layers.activation import GatedActivation, silu_and_mul
-from minisgl.layers.linear import ColumnParallelLinear
+from minisgl.layers.linear import ColumnParallelLinear, linear
 from minisgl.layers.norm import RMSNorm
 
 
@@ -15,8 +15,8 @@ def project(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`x` and `residual` [T, hidden] to the projection of their sum's norm, and the sum: the new residual stream.
     Without a residual `x` begins the stream. `residual` itself is not to be used again."""
-    if _is_one_kernel(projection, x):
-        return _in_one_kernel(norm, projection, x, residual, gated=False)
+    if projection.bias is None and _is_one_kernel(projection.weight, x):
+        return _in_one_kernel(norm, projection.weight, x, residual)
     x, residual = norm.forward(x, residual)
     return projection.forward(x), residual
 
@@ -29,24 +29,43 @@ def project_gated(
     residual: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`project`, then the `activation` of the projection's output."""
-    if activation is silu_and_mul and _is_one_kernel(projection, x):
-        return _in_one_kernel(norm, projection, x, residual, gated=True)
+    if activation is silu_and_mul and projection.bias is None and _is_one_kernel(projection.weight, x):
+        return _in_one_kernel(norm, projection.weight, x, residual, gated=True)
     x, residual = project(norm, projection, x, residual)
     return activation(x), residual
 
 
-def _is_one_kernel(projection: ColumnParallelLinear, x: torch.Tensor) -> bool:
+def normalize_and_project(
+    norm: RMSNorm, weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """For a projection that is not all that becomes of the norm: the norm, `weight` [out, hidden] times it, and the new
+    residual stream."""
+    if _is_one_kernel(weight, x):
+        normed = torch.empty_like(x)
+        product, residual = _in_one_kernel(norm, weight, x, residual, normed=normed)
+        return normed, product, residual
+    x, residual = norm.forward(x, residual)
+    return x, linear(x, weight), residual
+
+
+def _is_one_kernel(weight: torch.Tensor, x: torch.Tensor) -> bool:
     """By shapes alone, so that a captured step replays as it is."""
-    if not x.is_cuda or projection.bias is not None:
+    if not x.is_cuda:
         return False
     from minisgl.kernels.skinny_linear_triton import fits_normed
 
-    return fits_normed(x, projection.weight)
+    return fits_normed(x, weight)
 
 
 def _in_one_kernel(
-    norm: RMSNorm, projection: ColumnParallelLinear, x: torch.Tensor, residual: torch.Tensor | None, *, gated: bool
+    norm: RMSNorm,
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    *,
+    gated: bool = False,
+    normed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from minisgl.kernels.skinny_linear_triton import normed_linear
 
-    return normed_linear(x, residual, norm.weight, norm.eps, projection.weight, gated=gated)
+    return normed_linear(x, residual, norm.weight, norm.eps, weight, gated=gated, normed=normed)

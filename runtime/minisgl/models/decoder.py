@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
@@ -12,12 +11,11 @@ from minisgl.layers.activation import GATED_ACTIVATIONS
 from minisgl.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.parameters import Parameters
-from minisgl.layers.pre_norm import project, project_gated
+from minisgl.layers.pre_norm import normalize_and_project, project, project_gated
 from minisgl.layers.rotary import Rotary
 from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
 from minisgl.models.config import ModelConfig, MoeConfig
-from minisgl.moe.experts import run_experts
-from minisgl.moe.routing import route
+from minisgl.moe.mixture import mixture_of_experts
 
 
 class SelfAttention:
@@ -115,11 +113,11 @@ class SparseFeedForward:
             parameters.add_source(f"{expert}.down_proj.weight", (hidden, size), self.down[index], slice(None), part)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = self.norm.forward(x, residual)
-        weights, experts = route(
-            F.linear(x, self.router), self._moe.experts_per_token, renormalize=self._moe.renormalize
-        )
-        out = run_experts(x, weights, experts, self.gate_up, self.down, self._activation)
+        x, logits, residual = normalize_and_project(self.norm, self.router, x, residual)
+        out = mixture_of_experts(
+            x, logits, self.gate_up, self.down, self._activation,
+            self._moe.experts_per_token, renormalize=self._moe.renormalize,
+        )  # fmt: skip
         return self._parallel.all_reduce_sum(out), residual
 
 

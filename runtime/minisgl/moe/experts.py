@@ -6,12 +6,10 @@ equal whatever the router chooses, and the caller sums over the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 
-GatedActivation = Callable[[torch.Tensor], torch.Tensor]
+from minisgl.layers.activation import GatedActivation, silu_and_mul
 
 
 def run_experts(
@@ -27,12 +25,17 @@ def run_experts(
     Sums in a fixed order on every device. On CUDA nothing waits for the device and all shapes follow from T, so
     the call can be captured in a graph.
     """
-    if not x.is_cuda:
-        chosen = experts_one_by_one(x, experts, gate_up, down, activation)
-    elif x.dtype == torch.bfloat16:
-        chosen = experts_grouped(x, experts, gate_up, down, activation)
-    else:
+    if x.is_cuda:
+        from minisgl.kernels.experts_triton import fits, run_experts_cuda, weighted_sum
+
+        if activation is silu_and_mul and fits(x, gate_up):
+            return run_experts_cuda(x, weights, experts, gate_up, down)
+        if x.dtype == torch.bfloat16:
+            chosen, places = experts_grouped(x, experts, gate_up, down, activation)
+            return weighted_sum(chosen, weights, places)
         chosen = experts_dense(x, experts, gate_up, down, activation)
+    else:
+        chosen = experts_one_by_one(x, experts, gate_up, down, activation)
     return (chosen * weights.unsqueeze(-1)).sum(dim=1)
 
 
@@ -49,18 +52,18 @@ def experts_one_by_one(
 
 def experts_grouped(
     x: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: GatedActivation
-) -> torch.Tensor:
-    """Rows sorted by expert, then one grouped matrix product per projection. [T, K, H]"""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows sorted by expert, then one grouped matrix product per projection: the sorted rows [T * K, H], and which of
+    them each choice of each token has become [T * K]."""
     top_k = experts.shape[1]
     sorted_experts, order = experts.flatten().sort(stable=True)
-    ids = torch.arange(gate_up.shape[0], device=x.device)
+    ids = torch.arange(gate_up.shape[0], dtype=experts.dtype, device=x.device)
     ends = torch.searchsorted(sorted_experts, ids, right=True).to(torch.int32)
-    rows = x[order // top_k]
-    inner = activation(F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends))
+    inner = activation(F.grouped_mm(x[order // top_k], gate_up.transpose(1, 2), offs=ends))
     outer = F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
-    chosen = torch.empty_like(outer)
-    chosen[order] = outer
-    return chosen.view(*experts.shape, -1)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=x.device)
+    return outer, places
 
 
 def experts_dense(

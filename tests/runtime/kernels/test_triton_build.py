@@ -112,6 +112,8 @@ def test_a_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path
         rehearse(ModelConfig.read(folder), tensor_parallel=2, page_size=64, max_running=8)
     names = {name for name, _ in launches._by_key}
     assert {"_step_inputs", "_choose_part", "_choose_row", "_thresholds", "_add_rms_norm", "_all_reduce"} <= names
+    if arch == "qwen3-moe":
+        assert {"_route", "_pairs_of_experts", "_gate_up", "_down", "_weighted_sum"} <= names
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])

@@ -10,13 +10,17 @@ pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 from minisgl.kernels import (
     activation_triton,
     choice_triton,
+    experts_triton,
+    experts_vector_gluon,
     norm_triton,
     one_shot_all_reduce_triton,
     rotary_triton,
+    routing_gluon,
     skinny_linear_triton,
     split_decode_triton,
     step_inputs_triton,
@@ -27,6 +31,10 @@ INT, FLOAT, INTS, LONGS, FLOATS, HALVES = "i32", "fp32", "*i32", "*i64", "*fp32"
 
 STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row"), INT) | {"locations": LONGS}
 CHOOSE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
+EXPERTS = dict.fromkeys(("x", "weight", "out", "chosen", "shares", "logits", "weights"), HALVES) | dict.fromkeys(
+    ("pairs", "tokens", "width"), INT
+)
+CHOICE = {"EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "PDL": True}
 SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
 
 
@@ -77,10 +85,10 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
         *(
             (
                 skinny_linear_triton._vector,
-                dict.fromkeys(("x", "residual", "gain", "weight", "out", "stream"), HALVES)
+                dict.fromkeys(("x", "residual", "gain", "weight", "out", "stream", "kept"), HALVES)
                 | {"outputs": INT, "rows": INT, "eps": FLOAT},
                 {"INPUTS": inputs, "ROWS": rows, "BLOCK_N": 4, "BLOCK_K": 1024}
-                | dict.fromkeys(("NORM", "ADD"), normed)
+                | dict.fromkeys(("NORM", "ADD", "KEEP"), normed)
                 | {"GATED": gated, "PDL": True},
             )
             for inputs, rows, normed, gated in ((3072, 1, False, False), (1024, 1, True, True), (5120, 1, True, False))
@@ -97,6 +105,30 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
             split_decode_triton._whole,
             {"parts": FLOATS, "sums": FLOATS, "result": HALVES},
             {"HEAD_DIM": 128, "SPLITS": 32, "PDL": True},
+        ),
+        *(
+            (kernel, EXPERTS, CHOICE | {"RENORMALIZE": renormalize} | sizes)
+            for renormalize in (False, True)
+            for kernel, sizes in (
+                (routing_gluon._route, {}),
+                (experts_vector_gluon._down, {"WIDTH": 384, "OUTPUTS": 2048}),
+            )
+        ),
+        (experts_vector_gluon._gate_up, EXPERTS, CHOICE | {"INPUTS": 2048, "WIDTH": 768}),
+        (experts_triton._pairs_of_experts, EXPERTS, {"BLOCK": 1024, "PDL": True}),
+        (
+            experts_triton._gate_up,
+            EXPERTS,
+            {"INPUTS": 2048, "WIDTH": 768, "TOP_K": 8, "ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "PDL": True},
+        ),
+        (
+            experts_triton._down,
+            EXPERTS,
+            {"WIDTH": 96, "OUTPUTS": 2048, "ROWS": 32, "BLOCK_N": 128, "BLOCK_K": 32, "PDL": True},
+        ),
+        *(
+            (experts_triton._weighted_sum, EXPERTS, {"TOP_K": 8, "PLACED": placed, "BLOCK": 1024, "PDL": True})
+            for placed in (False, True)
         ),
         (
             skinny_linear_triton._matrix,
@@ -116,5 +148,6 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
 def test_compiles_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, int]) -> None:
     signature = {name: "constexpr" if name in constants else types.get(name, INTS) for name in kernel.arg_names}
     constexprs = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    compiled = compile(ASTSource(kernel, signature, constexprs=constexprs), target=GPUTarget("cuda", 90, 32))
+    source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    compiled = compile(source(kernel, signature, constexprs=constexprs), target=GPUTarget("cuda", 90, 32))
     assert compiled.asm["cubin"]

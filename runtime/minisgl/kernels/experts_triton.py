@@ -1,0 +1,194 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""The chosen experts' feed-forward for a decode step on CUDA, which is one read of the experts' weights: an expert's
+programs go through them once for all tokens that chose it, padded to what the tensor cores want.
+
+A pair is a token and one of its experts: pair p is the choice p % K of token p // K.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
+
+MAX_TOKENS = 2048
+"""With more a product that fills the tensor cores is faster, where torch has one: it has none in float16."""
+
+
+@triton.jit
+def _gated(gate, up, dtype: tl.constexpr):
+    """SiLU × up, rounded where separate operations would round."""
+    gate = gate.to(dtype).to(tl.float32)
+    return ((gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
+
+
+@triton.jit(do_not_specialize=["pairs", "tokens"])
+def _pairs_of_experts(experts, pairs_of, counts, pairs, tokens, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Each program: the pairs of one expert, in their order, and their number: at most one a token."""
+    start_next(PDL)
+    wait_for_previous(PDL)
+    expert = tl.program_id(0)
+    count = 0
+    for begin in range(0, pairs, BLOCK):
+        pair = begin + tl.arange(0, BLOCK)
+        mine = tl.load(experts + pair, pair < pairs, other=-1) == expert
+        place = count + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(pairs_of + expert * tokens + place, pair, mine)
+        count += tl.sum(mine.to(tl.int32), 0)
+    tl.store(counts + expert, count)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _gate_up(
+    x, pairs_of, counts, weight, out, tokens, INPUTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Each program: BLOCK_N outputs of one expert, for ROWS of its tokens after the other."""
+    expert = tl.program_id(1)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    gate = weight + expert.to(tl.int64) * (2 * WIDTH * INPUTS) + n[:, None] * INPUTS + k[None, :]
+    up = gate + WIDTH * INPUTS
+    start_next(PDL)
+    wait_for_previous(PDL)
+    count = tl.load(counts + expert)
+    for first in range(0, count, ROWS):
+        place = first + tl.arange(0, ROWS)
+        there = place < count
+        pair = tl.load(pairs_of + expert * tokens + place, there, other=0)
+        rows = x + (pair // TOP_K)[None, :] * INPUTS + k[:, None]
+        gates = tl.zeros((BLOCK_N, ROWS), tl.float32)
+        ups = tl.zeros((BLOCK_N, ROWS), tl.float32)
+        for start in range(0, INPUTS, BLOCK_K):
+            part = tl.load(rows + start, there[None, :], other=0.0)
+            gates = tl.dot(tl.load(gate + start), part, gates)
+            ups = tl.dot(tl.load(up + start), part, ups)
+        value = _gated(gates, ups, out.dtype.element_ty)
+        tl.store(out + pair[None, :] * WIDTH + n[:, None], value, there[None, :])
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _down(
+    x, pairs_of, counts, weight, out, tokens, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Each program: BLOCK_N outputs of one expert, for ROWS of its pairs after the other."""
+    expert = tl.program_id(1)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    matrix = weight + expert.to(tl.int64) * (OUTPUTS * WIDTH) + n[:, None] * WIDTH + k[None, :]
+    start_next(PDL)
+    wait_for_previous(PDL)
+    count = tl.load(counts + expert)
+    for first in range(0, count, ROWS):
+        place = first + tl.arange(0, ROWS)
+        there = place < count
+        pair = tl.load(pairs_of + expert * tokens + place, there, other=0)
+        rows = x + pair[None, :] * WIDTH + k[:, None]
+        total = tl.zeros((BLOCK_N, ROWS), tl.float32)
+        for start in range(0, WIDTH, BLOCK_K):
+            part = tl.load(rows + start, there[None, :], other=0.0)
+            total = tl.dot(tl.load(matrix + start), part, total)
+        tl.store(out + pair[None, :] * OUTPUTS + n[:, None], total.to(out.dtype.element_ty), there[None, :])
+
+
+@triton.jit
+def _weighted_sum(
+    chosen, places, shares, out, width,
+    TOP_K: tl.constexpr, PLACED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Each program: BLOCK columns of one token."""
+    start_next(PDL)
+    wait_for_previous(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for choice in tl.static_range(TOP_K):
+        pair = token * TOP_K + choice
+        at = tl.load(places + pair).to(tl.int64) if PLACED else pair
+        share = tl.load(shares + pair).to(tl.float32)
+        total += share * tl.load(chosen + at * width + column, column < width, other=0.0).to(tl.float32)
+    tl.store(out + token * width + column, total.to(out.dtype.element_ty), column < width)
+
+
+class Tiles(NamedTuple):
+    """What a program computes, and how: `rows` tokens at a time, so many outputs of the two products, so many inputs in
+    each of the stages that are on their way."""
+
+    rows: int
+    gate_up_outputs: int
+    gate_up_inputs: int
+    down_outputs: int
+    down_inputs: int
+    stages: int
+    warps: int
+
+
+def fits(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
+    """Whether `run_experts_cuda` serves these."""
+    hidden, width = gate_up.shape[2], gate_up.shape[1] // 2
+    return (
+        x.dtype in (torch.bfloat16, torch.float16)
+        and (0 < len(x) <= MAX_TOKENS or x.dtype == torch.float16)
+        and hidden % 128 == 0
+        and width % 32 == 0
+        and x.is_contiguous()
+    )
+
+
+def run_experts_cuda(
+    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """As `run_experts` with SiLU, for what fits; sums are in float32."""
+    return weighted_sum(run_chosen(x, experts, gate_up, down, choose_tiles(len(x), down.shape[2])), weights)
+
+
+def choose_tiles(tokens: int, width: int) -> Tiles:
+    """Measured with benchmarks/experts.py on Qwen3-30B-A3B: of 128 experts of which each token has 8, one has 8 of 128
+    tokens, and seldom more than twice as many."""
+    block = math.gcd(width, 128)
+    if tokens <= 128:
+        return Tiles(16, min(block, 64), 128, 128, block, 3, 4)
+    if tokens <= 512:
+        return Tiles(32 if tokens <= 256 else 64, min(block, 64), 64, 128, min(block, 64), 4, 4)
+    return Tiles(128, min(block, 64), 64, 128, min(block, 64), 3, 4)
+
+
+def run_chosen(
+    x: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, tiles: Tiles
+) -> torch.Tensor:
+    """[T * K, hidden]: a row for each pair."""
+    tokens, hidden = x.shape
+    num_experts, width, top_k = len(gate_up), gate_up.shape[1] // 2, experts.shape[1]
+    pairs = tokens * top_k
+    launch = dependent_launch(x.device)
+    pairs_of = torch.empty((num_experts, tokens), dtype=torch.int32, device=x.device)
+    counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
+    _pairs_of_experts[(num_experts,)](experts, pairs_of, counts, pairs, tokens, BLOCK=1024, num_warps=4, **launch)
+    inner = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+    _gate_up[(width // tiles.gate_up_outputs, num_experts)](
+        x, pairs_of, counts, gate_up, inner, tokens, INPUTS=hidden, WIDTH=width, TOP_K=top_k, ROWS=tiles.rows,
+        BLOCK_N=tiles.gate_up_outputs, BLOCK_K=tiles.gate_up_inputs, num_warps=tiles.warps, num_stages=tiles.stages,
+        **launch,
+    )  # fmt: skip
+    outer = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
+    _down[(hidden // tiles.down_outputs, num_experts)](
+        inner, pairs_of, counts, down, outer, tokens, WIDTH=width, OUTPUTS=hidden, ROWS=tiles.rows,
+        BLOCK_N=tiles.down_outputs, BLOCK_K=tiles.down_inputs, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
+    )  # fmt: skip
+    return outer
+
+
+def weighted_sum(chosen: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
+    """`chosen` [T * K, hidden], times `weights` [T, K], summed over K in float32: [T, hidden]. `places` [T * K]: the
+    row of `chosen` that each pair has; None: its own."""
+    (tokens, top_k), hidden = weights.shape, chosen.shape[1]
+    out = torch.empty((tokens, hidden), dtype=chosen.dtype, device=chosen.device)
+    _weighted_sum[(tokens, triton.cdiv(hidden, 1024))](
+        chosen, weights if places is None else places, weights, out, hidden, TOP_K=top_k, PLACED=places is not None,
+        BLOCK=1024, num_warps=4, **dependent_launch(chosen.device),
+    )  # fmt: skip
+    return out

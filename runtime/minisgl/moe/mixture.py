@@ -1,0 +1,29 @@
+"""A mixture of experts (arXiv:1701.06538) behind its router: the choice, the chosen experts, their weighted sum."""
+
+from __future__ import annotations
+
+import torch
+
+from minisgl.layers.activation import GatedActivation, silu_and_mul
+from minisgl.moe.experts import run_experts
+from minisgl.moe.routing import route
+
+
+def mixture_of_experts(
+    x: torch.Tensor,
+    router_logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: GatedActivation,
+    top_k: int,
+    *,
+    renormalize: bool,
+) -> torch.Tensor:
+    """x [T, H], router_logits [T, E], gate_up [E, 2 N, H], down [E, H, N] to [T, H]."""
+    if x.is_cuda and activation is silu_and_mul:
+        from minisgl.kernels.experts_vector_gluon import fits, run_experts_vector
+
+        if fits(x, len(down), top_k, down.shape[2]):
+            return run_experts_vector(x, router_logits, gate_up, down, top_k, renormalize=renormalize)
+    weights, experts = route(router_logits, top_k, renormalize=renormalize)
+    return run_experts(x, weights, experts, gate_up, down, activation)

@@ -1,0 +1,190 @@
+"""Mixture of experts against float64, for the tokens of a decode step and of a prompt."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from minisgl.kernels.experts_triton import MAX_TOKENS, fits
+from minisgl.kernels.experts_vector_gluon import MAX_TOKENS as MAX_VECTOR_TOKENS
+from minisgl.kernels.norm import add_rms_norm
+from minisgl.layers.activation import gelu_and_mul, silu_and_mul
+from minisgl.layers.linear import linear
+from minisgl.moe.experts import experts_one_by_one, run_experts
+from minisgl.moe.mixture import mixture_of_experts as mixture
+from minisgl.moe.routing import route
+from support.decode_kernels import assert_close
+
+
+class Sizes(NamedTuple):
+    hidden: int
+    width: int
+    experts: int
+    top_k: int
+
+
+QWEN3_30B = Sizes(2048, 768, 128, 8)
+SIZES = {
+    "30B-A3B": QWEN3_30B,
+    "two ranks": QWEN3_30B._replace(width=384),
+    "eight ranks": QWEN3_30B._replace(width=96),
+    "235B-A22B on eight ranks": Sizes(4096, 192, 128, 8),
+    "few experts": Sizes(256, 128, 6, 2),
+}
+
+
+def draw(sizes: Sizes, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(tokens)
+
+    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator, device="cuda") * scale).to(dtype)
+
+    x = normal(tokens, sizes.hidden)
+    gate_up = normal(sizes.experts, 2 * sizes.width, sizes.hidden, scale=sizes.hidden**-0.5)
+    return x, gate_up, normal(sizes.experts, sizes.hidden, sizes.width, scale=sizes.width**-0.5)
+
+
+def choices(sizes: Sizes, tokens: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(tokens)
+    picks = [torch.randperm(sizes.experts, generator=generator)[: sizes.top_k] for _ in range(tokens)]
+    return torch.stack(picks).to("cuda", torch.int32)
+
+
+def check(
+    ours: torch.Tensor,
+    x: torch.Tensor,
+    shares: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+) -> None:
+    """Not farther from float64 than plain torch in the same dtype."""
+
+    def run(dtype: torch.dtype) -> torch.Tensor:
+        wide = [tensor.to(dtype) for tensor in (x, gate_up, down)]
+        chosen = experts_one_by_one(wide[0], experts, wide[1], wide[2], silu_and_mul)
+        return (chosen * shares.to(dtype).unsqueeze(-1)).sum(1)
+
+    assert ours.dtype == x.dtype
+    assert_close(ours, run(torch.double), run(x.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 9, 129, 300, MAX_TOKENS, MAX_TOKENS + 50])
+@pytest.mark.parametrize("name", SIZES)
+def test_experts(name: str, tokens: int, dtype: torch.dtype) -> None:
+    sizes = SIZES[name]
+    x, gate_up, down = draw(sizes, tokens, dtype)
+    experts = choices(sizes, tokens)
+    shares = torch.rand(experts.shape, device="cuda").to(dtype)
+    assert fits(x, gate_up) is (tokens <= MAX_TOKENS or dtype is torch.float16)
+    ours = run_experts(x, shares, experts, gate_up, down, silu_and_mul)
+    check(ours, x, shares, experts, gate_up, down)
+
+
+@pytest.mark.parametrize("tokens", [3, 40, 200])
+def test_all_tokens_may_choose_the_same_experts(tokens: int) -> None:
+    x, gate_up, down = draw(QWEN3_30B, tokens, torch.bfloat16)
+    experts = torch.tensor([[127, 3, 90, 0, 5, 64, 1, 2]], dtype=torch.int32, device="cuda").repeat(tokens, 1)
+    shares = torch.full(experts.shape, 0.125, device="cuda", dtype=torch.bfloat16)
+    ours = run_experts(x, shares, experts, gate_up, down, silu_and_mul)
+    check(ours, x, shares, experts, gate_up, down)
+
+
+def test_a_token_has_the_same_result_whoever_else_is_there() -> None:
+    x, gate_up, down = draw(QWEN3_30B, 200, torch.bfloat16)
+    experts = choices(QWEN3_30B, 200)
+    shares = torch.rand(experts.shape, device="cuda").bfloat16()
+    many = run_experts(x, shares, experts, gate_up, down, silu_and_mul)
+    backwards = run_experts(x.flip(0), shares.flip(0), experts.flip(0), gate_up, down, silu_and_mul)
+    torch.testing.assert_close(backwards.flip(0), many, rtol=0, atol=0)
+    one = run_experts(x[7:8], shares[7:8], experts[7:8], gate_up, down, silu_and_mul)
+    torch.testing.assert_close(one, many[7:8], rtol=2e-2, atol=2e-2)
+
+
+def test_other_activations_go_another_way() -> None:
+    x, gate_up, down = draw(SIZES["few experts"], 5, torch.bfloat16)
+    experts = choices(SIZES["few experts"], 5)
+    shares = torch.rand(experts.shape, device="cuda").bfloat16()
+    wide = [tensor.double() for tensor in (x, gate_up, down)]
+    expected = experts_one_by_one(wide[0], experts, wide[1], wide[2], gelu_and_mul) * shares.double().unsqueeze(-1)
+    ours = run_experts(x, shares, experts, gate_up, down, gelu_and_mul)
+    assert float((ours.double() - expected.sum(1)).norm() / expected.sum(1).norm()) < 8e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("tokens", range(1, MAX_VECTOR_TOKENS + 1))
+@pytest.mark.parametrize("name", SIZES)
+def test_choice_and_experts_in_one(name: str, tokens: int, renormalize: bool, dtype: torch.dtype) -> None:
+    sizes = SIZES[name]
+    x, gate_up, down = draw(sizes, tokens, dtype)
+    for seed in range(3):
+        logits = torch.randn(tokens, sizes.experts, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
+        logits = (2 * logits).round(decimals=1).to(dtype)
+        shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
+        ours = mixture(x, logits, gate_up, down, silu_and_mul, sizes.top_k, renormalize=renormalize)
+        check(ours, x, shares, experts, gate_up, down)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, float("nan"), float("inf"), float("-inf")])
+def test_any_logits_go_through_choice_and_experts(value: float) -> None:
+    x, gate_up, down = draw(QWEN3_30B, 1, torch.bfloat16)
+    logits = torch.full((1, 128), value, device="cuda", dtype=torch.bfloat16)
+    out = mixture(x, logits, gate_up, down, silu_and_mul, 8, renormalize=True)
+    torch.cuda.synchronize()
+    assert bool(out.isfinite().all()) is (value == 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (60, 4), (6, 2), (200, 200)])
+def test_routing_is_that_of_the_cpu(num_experts: int, top_k: int, renormalize: bool, dtype: torch.dtype) -> None:
+    # No two of a row are equal: which of them is chosen is nobody's promise.
+    order = torch.stack([torch.randperm(num_experts) for _ in range(301)])
+    logits = ((order - num_experts / 2) / 16).to(dtype).float()
+    shares, experts = route(logits, top_k, renormalize=renormalize)
+    our_shares, our_experts = route(logits.cuda().to(dtype), top_k, renormalize=renormalize)
+    assert our_experts.tolist() == experts.tolist()
+    torch.testing.assert_close(our_shares.cpu(), shares.to(dtype))
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), float("-inf")])
+def test_any_logits_choose_experts_that_exist_and_none_twice(value: float) -> None:
+    logits = torch.full((3, 100), value, device="cuda", dtype=torch.bfloat16)
+    logits[1, 50:] = 1.0
+    _, experts = route(logits, 8, renormalize=True)
+    for row in experts.tolist():
+        assert len(set(row)) == 8
+        assert min(row) >= 0 and max(row) < 100
+
+
+@pytest.mark.captures
+@pytest.mark.parametrize("tokens", [1, 4, 40, MAX_TOKENS + 50])
+@torch.inference_mode()
+def test_in_a_graph_other_tokens_choose_other_experts(tokens: int) -> None:
+    """One launch behind the other, as in a step: nothing of an earlier choice may be left."""
+    sizes = QWEN3_30B
+    x, gate_up, down = draw(sizes, tokens, torch.bfloat16)
+    router = torch.randn(sizes.experts, sizes.hidden, device="cuda").bfloat16()
+    gain = torch.ones(sizes.hidden, device="cuda", dtype=torch.bfloat16)
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            out = mixture(x, linear(x, router), gate_up, down, silu_and_mul, sizes.top_k, renormalize=True)
+            x, _ = add_rms_norm(out, x.clone(), gain, 1e-6)
+        return x
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        layers(x)
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layers(x)
+    for seed in range(5):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        torch.testing.assert_close(captured, layers(x), rtol=0, atol=0)
