@@ -27,12 +27,12 @@ class Sizes(NamedTuple):
 
 QWEN3_30B = Sizes(2048, 768, 128, 8)
 SIZES = {
-    "30B-A3B": QWEN3_30B,
-    "two ranks": QWEN3_30B._replace(width=384),
-    "eight ranks": QWEN3_30B._replace(width=96),
-    "235B-A22B on eight ranks": Sizes(4096, 192, 128, 8),
+    "two ranks of 30B-A3B": Sizes(2048, 384, 16, 8),
+    "eight ranks of 30B-A3B": Sizes(2048, 96, 16, 8),
+    "eight ranks of 235B-A22B": Sizes(4096, 192, 16, 8),
     "few experts": Sizes(256, 128, 6, 2),
 }
+FEW, CROWDED = SIZES["few experts"], Sizes(2048, 768, 16, 8)
 
 
 def draw(sizes: Sizes, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -71,11 +71,11 @@ def check(
     assert_close(ours, run(torch.double), run(x.dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", [1, 9, 129, 300, MAX_TOKENS, MAX_TOKENS + 50])
-@pytest.mark.parametrize("name", SIZES)
-def test_experts(name: str, tokens: int, dtype: torch.dtype) -> None:
-    sizes = SIZES[name]
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [*((sizes, torch.bfloat16) for sizes in SIZES.values()), (FEW, torch.float16)], ids=str
+)
+def test_experts(sizes: Sizes, tokens: int, dtype: torch.dtype) -> None:
     x, gate_up, down = draw(sizes, tokens, dtype)
     experts = choices(sizes, tokens)
     shares = torch.rand(experts.shape, device="cuda").to(dtype)
@@ -84,10 +84,17 @@ def test_experts(name: str, tokens: int, dtype: torch.dtype) -> None:
     check(ours, x, shares, experts, gate_up, down)
 
 
+def test_experts_of_30b_a3b() -> None:
+    x, gate_up, down = draw(QWEN3_30B, 64, torch.bfloat16)
+    experts = choices(QWEN3_30B, 64)
+    shares = torch.rand(experts.shape, device="cuda").bfloat16()
+    check(run_experts(x, shares, experts, gate_up, down, silu_and_mul), x, shares, experts, gate_up, down)
+
+
 @pytest.mark.parametrize("tokens", [3, 40, 200])
 def test_all_tokens_may_choose_the_same_experts(tokens: int) -> None:
-    x, gate_up, down = draw(QWEN3_30B, tokens, torch.bfloat16)
-    experts = torch.tensor([[127, 3, 90, 0, 5, 64, 1, 2]], dtype=torch.int32, device="cuda").repeat(tokens, 1)
+    x, gate_up, down = draw(CROWDED, tokens, torch.bfloat16)
+    experts = torch.tensor([[15, 3, 9, 0, 5, 14, 1, 2]], dtype=torch.int32, device="cuda").repeat(tokens, 1)
     shares = torch.full(experts.shape, 0.125, device="cuda", dtype=torch.bfloat16)
     ours = run_experts(x, shares, experts, gate_up, down, silu_and_mul)
     check(ours, x, shares, experts, gate_up, down)
@@ -105,8 +112,8 @@ def test_a_token_has_the_same_result_whoever_else_is_there() -> None:
 
 
 def test_other_activations_go_another_way() -> None:
-    x, gate_up, down = draw(SIZES["few experts"], 5, torch.bfloat16)
-    experts = choices(SIZES["few experts"], 5)
+    x, gate_up, down = draw(FEW, 5, torch.bfloat16)
+    experts = choices(FEW, 5)
     shares = torch.rand(experts.shape, device="cuda").bfloat16()
     wide = [tensor.double() for tensor in (x, gate_up, down)]
     expected = experts_one_by_one(wide[0], experts, wide[1], wide[2], gelu_and_mul) * shares.double().unsqueeze(-1)
@@ -114,24 +121,33 @@ def test_other_activations_go_another_way() -> None:
     assert float((ours.double() - expected.sum(1)).norm() / expected.sum(1).norm()) < 8e-3
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize("tokens", range(1, MAX_VECTOR_TOKENS + 1))
-@pytest.mark.parametrize("name", SIZES)
-def test_choice_and_experts_in_one(name: str, tokens: int, renormalize: bool, dtype: torch.dtype) -> None:
-    sizes = SIZES[name]
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [*((sizes, torch.bfloat16) for sizes in SIZES.values()), (FEW, torch.float16)], ids=str
+)
+def test_choice_and_experts_in_one(sizes: Sizes, tokens: int, renormalize: bool, dtype: torch.dtype) -> None:
     x, gate_up, down = draw(sizes, tokens, dtype)
-    for seed in range(3):
-        logits = torch.randn(tokens, sizes.experts, generator=torch.Generator("cuda").manual_seed(seed), device="cuda")
-        logits = (2 * logits).round(decimals=1).to(dtype)
-        shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
-        ours = mixture(x, logits, gate_up, down, silu_and_mul, sizes.top_k, renormalize=renormalize)
-        check(ours, x, shares, experts, gate_up, down)
+    logits = torch.randn(tokens, sizes.experts, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
+    # Some of them are equal.
+    logits = (2 * logits).round(decimals=1).to(dtype)
+    shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
+    ours = mixture(x, logits, gate_up, down, silu_and_mul, sizes.top_k, renormalize=renormalize)
+    check(ours, x, shares, experts, gate_up, down)
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_choice_and_experts_of_30b_a3b_in_one(renormalize: bool) -> None:
+    x, gate_up, down = draw(QWEN3_30B, 1, torch.bfloat16)
+    logits = torch.randn(1, 128, generator=torch.Generator("cuda").manual_seed(0), device="cuda").bfloat16()
+    shares, experts = route(logits, 8, renormalize=renormalize)
+    ours = mixture(x, logits, gate_up, down, silu_and_mul, 8, renormalize=renormalize)
+    check(ours, x, shares, experts, gate_up, down)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, float("nan"), float("inf"), float("-inf")])
 def test_any_logits_go_through_choice_and_experts(value: float) -> None:
-    x, gate_up, down = draw(QWEN3_30B, 1, torch.bfloat16)
+    x, gate_up, down = draw(FEW._replace(experts=128), 1, torch.bfloat16)
     logits = torch.full((1, 128), value, device="cuda", dtype=torch.bfloat16)
     out = mixture(x, logits, gate_up, down, silu_and_mul, 8, renormalize=True)
     torch.cuda.synchronize()

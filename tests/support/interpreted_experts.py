@@ -6,6 +6,7 @@ Prints, as JSON, the error of each case, relative to the result.
 from __future__ import annotations
 
 import json
+import math
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ def error(case: Case) -> float:
 
     def normal(*shape: int) -> torch.Tensor:
         # The interpreter rounds bfloat16 towards zero.
-        return (torch.randn(*shape, generator=draw) * float(shape[-1]) ** -0.5).half()
+        return (torch.randn(*shape, generator=draw) / math.sqrt(shape[-1])).half()
 
     x = normal(case.tokens, case.hidden) * case.hidden**0.5
     gate_up = normal(case.experts, 2 * case.width, case.hidden)
