@@ -32,7 +32,7 @@ _MAX_HIDDEN = 4096
 def _tile(matrix, n, k, BEGIN: gl.constexpr, INPUTS: gl.constexpr):
     """[outputs, inputs], from input BEGIN on."""
     at = matrix + (n[:, None] * INPUTS + (k + BEGIN)[None, :])
-    if BEGIN + _TILE <= INPUTS:
+    if BEGIN + k.shape[0] <= INPUTS:
         return gl.load(at)
     else:
         return gl.load(at, (k + BEGIN < INPUTS)[None, :], other=0.0)
@@ -41,7 +41,7 @@ def _tile(matrix, n, k, BEGIN: gl.constexpr, INPUTS: gl.constexpr):
 @gluon.jit
 def _part(row, k, BEGIN: gl.constexpr, INPUTS: gl.constexpr):
     """[inputs] of a token, from input BEGIN on."""
-    if BEGIN + _TILE <= INPUTS:
+    if BEGIN + k.shape[0] <= INPUTS:
         return gl.load(row + k + BEGIN)
     else:
         return gl.load(row + k + BEGIN, k + BEGIN < INPUTS, other=0.0)

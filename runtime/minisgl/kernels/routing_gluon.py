@@ -30,7 +30,8 @@ def expert_keys(logit, expert, EXPERTS: gl.constexpr):
     bits = (logit.to(gl.float32) + 0.0).to(logit.dtype).to(gl.int16, bitcast=True)
     # Of negative numbers the one with the larger bits is the smaller.
     ordered = (bits ^ ((bits >> 15) & 0x7FFF)).to(gl.int32)
-    return gl.where(expert < EXPERTS, (ordered << 16) | (0xFFFF - expert), NO_EXPERT)
+    # NO_EXPERT, but a constant of the module's is left out of the names of kernels that share a function.
+    return gl.where(expert < EXPERTS, (ordered << 16) | (0xFFFF - expert), -0x80000000)
 
 
 @gluon.jit

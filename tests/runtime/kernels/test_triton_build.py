@@ -136,12 +136,14 @@ _kernels: list[Any] = []
 
 
 def _names(order: int) -> dict[str, str]:
-    return {kernel.fn.__qualname__: kernel.cache_key for kernel in _kernels[::order]}
+    return {f"{kernel.fn.__module__}.{kernel.fn.__qualname__}": kernel.cache_key for kernel in _kernels[::order]}
 
 
-def test_a_kernels_name_does_not_depend_on_what_was_compiled_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
+def test_a_kernels_name_does_not_depend_on_what_was_compiled_before(arch: str, tmp_path: Path) -> None:
     """Triton leaves the constants of a function that two kernels call out of the name of the one that is first."""
-    config = ModelConfig.read(write_tiny_checkpoint(tmp_path, "qwen3", head_dim=128))
+    _kernels.clear()
+    config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch, hidden=256, heads=2, kv_heads=2, head_dim=128))
     launches = Launches()
     with launches.recorded(HOPPER):
         rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
