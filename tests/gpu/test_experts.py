@@ -7,11 +7,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from minisgl.kernels import experts_triton, experts_vector_gluon, norm_triton, routing_gluon, skinny_linear_triton
 from minisgl.kernels.experts_triton import MAX_TOKENS, fits
-from minisgl.kernels.experts_vector_gluon import MAX_TOKENS as MAX_VECTOR_TOKENS
-from minisgl.kernels.norm import add_rms_norm
 from minisgl.layers.activation import gelu_and_mul, silu_and_mul
-from minisgl.layers.linear import linear
+from minisgl.layers.norm import RMSNorm
+from minisgl.layers.parameters import Parameters
+from minisgl.layers.pre_norm import normalize_and_project
 from minisgl.moe.experts import experts_one_by_one, run_experts
 from minisgl.moe.mixture import mixture_of_experts as mixture
 from minisgl.moe.routing import route
@@ -122,7 +123,7 @@ def test_other_activations_go_another_way() -> None:
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize("tokens", range(1, MAX_VECTOR_TOKENS + 1))
+@pytest.mark.parametrize("tokens", range(1, experts_vector_gluon.MAX_TOKENS + 1))
 @pytest.mark.parametrize(
     ("sizes", "dtype"), [*((sizes, torch.bfloat16) for sizes in SIZES.values()), (FEW, torch.float16)], ids=str
 )
@@ -132,6 +133,7 @@ def test_choice_and_experts_in_one(sizes: Sizes, tokens: int, renormalize: bool,
     # Some of them are equal.
     logits = (2 * logits).round(decimals=1).to(dtype)
     shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
+    assert experts_vector_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width)
     ours = mixture(x, logits, gate_up, down, silu_and_mul, sizes.top_k, renormalize=renormalize)
     check(ours, x, shares, experts, gate_up, down)
 
@@ -141,6 +143,7 @@ def test_choice_and_experts_of_30b_a3b_in_one(renormalize: bool) -> None:
     x, gate_up, down = draw(QWEN3_30B, 1, torch.bfloat16)
     logits = torch.randn(1, 128, generator=torch.Generator("cuda").manual_seed(0), device="cuda").bfloat16()
     shares, experts = route(logits, 8, renormalize=renormalize)
+    assert experts_vector_gluon.fits(x, 128, 8, QWEN3_30B.width)
     ours = mixture(x, logits, gate_up, down, silu_and_mul, 8, renormalize=renormalize)
     check(ours, x, shares, experts, gate_up, down)
 
@@ -178,19 +181,23 @@ def test_any_logits_choose_experts_that_exist_and_none_twice(value: float) -> No
 
 
 @pytest.mark.captures
-@pytest.mark.parametrize("tokens", [1, 4, 40, MAX_TOKENS + 50])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 40, MAX_TOKENS + 50])
 @torch.inference_mode()
-def test_in_a_graph_other_tokens_choose_other_experts(tokens: int) -> None:
-    """One launch behind the other, as in a step: nothing of an earlier choice may be left."""
+def test_kernels_that_start_early_read_nothing_of_an_earlier_layer(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launched one after the other in the ordinary way, the same kernels give the same."""
     sizes = QWEN3_30B
     x, gate_up, down = draw(sizes, tokens, torch.bfloat16)
-    router = torch.randn(sizes.experts, sizes.hidden, device="cuda").bfloat16()
-    gain = torch.ones(sizes.hidden, device="cuda", dtype=torch.bfloat16)
+    routers = [torch.randn(sizes.experts, sizes.hidden, device="cuda").bfloat16() for _ in range(4)]
+    norm = RMSNorm(Parameters(torch.bfloat16, torch.device("cuda")), "norm", sizes.hidden, 1e-6)
+    norm.weight.fill_(1.0)
 
     def layers(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(4):
-            out = mixture(x, linear(x, router), gate_up, down, silu_and_mul, sizes.top_k, renormalize=True)
-            x, _ = add_rms_norm(out, x.clone(), gain, 1e-6)
+        residual = torch.zeros_like(x)
+        for router in routers:
+            x, logits, residual = normalize_and_project(norm, router, x, residual)
+            x = mixture(x, logits, gate_up, down, silu_and_mul, sizes.top_k, renormalize=True)
         return x
 
     side = torch.cuda.Stream()
@@ -200,7 +207,27 @@ def test_in_a_graph_other_tokens_choose_other_experts(tokens: int) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = layers(x)
-    for seed in range(5):
+    for module in (experts_triton, experts_vector_gluon, norm_triton, routing_gluon, skinny_linear_triton):
+        monkeypatch.setattr(module, "dependent_launch", lambda device: {"PDL": False})
+    for seed in range(20):
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
         graph.replay()
         torch.testing.assert_close(captured, layers(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+@pytest.mark.parametrize("hidden", [1024, 2048])
+def test_norm_and_router(hidden: int, rows: int) -> None:
+    generator = torch.Generator("cuda").manual_seed(rows)
+    x, residual, router = (
+        torch.randn(shape, generator=generator, device="cuda").bfloat16()
+        for shape in ((rows, hidden), (rows, hidden), (128, hidden))
+    )
+    norm = RMSNorm(Parameters(torch.bfloat16, torch.device("cuda")), "norm", hidden, 1e-6)
+    norm.weight.copy_(1 + torch.rand(hidden, generator=generator, device="cuda"))
+    normed, logits, stream = normalize_and_project(norm, router, x, residual.clone())
+    torch.testing.assert_close(stream, x + residual, rtol=0, atol=0)
+    exact = torch.nn.functional.rms_norm((x + residual).double(), (hidden,), norm.weight.double(), 1e-6)
+    assert float((normed.double() - exact).norm() / exact.norm()) < 5e-3
+    exact = exact @ router.double().T
+    assert float((logits.double() - exact).norm() / exact.norm()) < 8e-3

@@ -28,10 +28,10 @@ CASES = {
     "one token": Case(1),
     "experts that nobody chose": Case(3, experts=16, top_k=4),
     "a third of a rank's width": Case(9, width=96, hidden=256),
-    "more tokens of an expert than a tile has": Case(40, crowded=True),
-    "tiles of 32 tokens": Case(150, crowded=True),
-    "tiles of 64 tokens": Case(300, experts=3, crowded=True),
-    "tiles of 128 tokens": Case(600, experts=4),
+    "more tokens of an expert than a tile has": Case(40, experts=16, crowded=True),
+    "tiles of 32 tokens": Case(40),
+    "tiles of 64 tokens": Case(90, experts=8, crowded=True),
+    "tiles of 128 tokens": Case(150, experts=4),
 }
 
 

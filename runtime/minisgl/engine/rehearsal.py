@@ -26,7 +26,7 @@ from minisgl.wire.plan import PARAM_COLUMNS, IntArray, StepPlan
 
 _DEVICE: Final = torch.device("cuda")
 _PAGES: Final = 64
-_PREFILL_TOKENS: Final = (1, 2, 3, 4, 5, 8, 9, 16, 17, 100, 200, 400, 1000, 8192)
+_PREFILL_TOKENS: Final = (1, 2, 3, 4, 5, 8, 9, 16, 17, 100, 200, 400, 700, 1000, 2000, 8192)
 """Kernels are compiled apart for sizes that are 1 or a multiple of 16, and written apart for few rows; those of experts
 have larger tiles for more rows."""
 _SAMPLED_ROWS: Final = (1, 2, 16, 17)

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The chosen experts' feed-forward for a decode step on CUDA, which is one read of the experts' weights: an expert's
-programs go through them once for all tokens that chose it, padded to what the tensor cores want.
+"""The chosen experts' feed-forward on CUDA for a decode step or a short prompt, which is one read of the experts'
+weights: an expert's programs go through them once for all tokens that chose it, padded to what the tensor cores want.
 
 A pair is a token and one of its experts: pair p is the choice p % K of token p // K.
 """
@@ -15,7 +15,7 @@ import triton.language as tl
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 
 MAX_TOKENS = 2048
-"""With more a product that fills the tensor cores is faster, where torch has one: it has none in float16."""
+"""With more torch's grouped product, which fills the tensor cores, is faster where it has one."""
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def _gate_up(
     for first in range(0, count, ROWS):
         place = first + tl.arange(0, ROWS)
         there = place < count
-        pair = tl.load(pairs_of + expert * tokens + place, there, other=0)
+        pair = tl.load(pairs_of + expert * tokens + place, there, other=0).to(tl.int64)
         rows = x + (pair // TOP_K)[None, :] * INPUTS + k[:, None]
         gates = tl.zeros((BLOCK_N, ROWS), tl.float32)
         ups = tl.zeros((BLOCK_N, ROWS), tl.float32)
@@ -86,7 +86,7 @@ def _down(
     for first in range(0, count, ROWS):
         place = first + tl.arange(0, ROWS)
         there = place < count
-        pair = tl.load(pairs_of + expert * tokens + place, there, other=0)
+        pair = tl.load(pairs_of + expert * tokens + place, there, other=0).to(tl.int64)
         rows = x + pair[None, :] * WIDTH + k[:, None]
         total = tl.zeros((BLOCK_N, ROWS), tl.float32)
         for start in range(0, WIDTH, BLOCK_K):
@@ -115,8 +115,8 @@ def _weighted_sum(
 
 
 class Tiles(NamedTuple):
-    """What a program computes, and how: `rows` tokens at a time, so many outputs of the two products, so many inputs in
-    each of the stages that are on their way."""
+    """What a program of so many warps computes, and how: `rows` tokens at a time, so many outputs of the two products,
+    so many inputs in each of the stages that are on their way."""
 
     rows: int
     gate_up_outputs: int
@@ -132,29 +132,36 @@ def fits(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
     hidden, width = gate_up.shape[2], gate_up.shape[1] // 2
     return (
         x.dtype in (torch.bfloat16, torch.float16)
-        and (0 < len(x) <= MAX_TOKENS or x.dtype == torch.float16)
+        and (0 < len(x) <= MAX_TOKENS or not _torch_has_grouped_product(x))
         and hidden % 128 == 0
         and width % 32 == 0
         and x.is_contiguous()
     )
 
 
+def _torch_has_grouped_product(x: torch.Tensor) -> bool:
+    """One kernel, that is; elsewhere it waits for the device and multiplies group by group."""
+    return x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
+
+
 def run_experts_cuda(
     x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """As `run_experts` with SiLU, for what fits; sums are in float32."""
-    return weighted_sum(run_chosen(x, experts, gate_up, down, choose_tiles(len(x), down.shape[2])), weights)
+    """As `run_experts` with SiLU, for what fits; `weights` and `experts` are contiguous, sums in float32."""
+    tiles = choose_tiles(experts.numel() / len(down), down.shape[2])
+    return weighted_sum(run_chosen(x, experts, gate_up, down, tiles), weights)
 
 
-def choose_tiles(tokens: int, width: int) -> Tiles:
-    """Measured with benchmarks/experts.py on Qwen3-30B-A3B: of 128 experts of which each token has 8, one has 8 of 128
-    tokens, and seldom more than twice as many."""
-    block = math.gcd(width, 128)
-    if tokens <= 128:
-        return Tiles(16, min(block, 64), 128, 128, block, 3, 4)
-    if tokens <= 512:
-        return Tiles(32 if tokens <= 256 else 64, min(block, 64), 64, 128, min(block, 64), 4, 4)
-    return Tiles(128, min(block, 64), 64, 128, min(block, 64), 3, 4)
+def choose_tiles(pairs_per_expert: float, width: int) -> Tiles:
+    """Measured with benchmarks/experts.py on Qwen3-30B-A3B. An expert seldom has more than twice as many pairs as all
+    have on average."""
+    inputs = math.gcd(width, 128)
+    outputs = min(inputs, 64)
+    if pairs_per_expert <= 8:
+        return Tiles(16, outputs, 128, 128, inputs, 3, 4)
+    if pairs_per_expert <= 32:
+        return Tiles(32 if pairs_per_expert <= 16 else 64, outputs, 64, 128, outputs, 4, 4)
+    return Tiles(128, outputs, 64, 128, outputs, 3, 4)
 
 
 def run_chosen(
@@ -184,7 +191,7 @@ def run_chosen(
 
 def weighted_sum(chosen: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
     """`chosen` [T * K, hidden], times `weights` [T, K], summed over K in float32: [T, hidden]. `places` [T * K]: the
-    row of `chosen` that each pair has; None: its own."""
+    row of `chosen` that each pair has; None: its own. All are contiguous."""
     (tokens, top_k), hidden = weights.shape, chosen.shape[1]
     out = torch.empty((tokens, hidden), dtype=chosen.dtype, device=chosen.device)
     _weighted_sum[(tokens, triton.cdiv(hidden, 1024))](

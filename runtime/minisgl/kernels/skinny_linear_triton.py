@@ -25,6 +25,8 @@ _VECTOR_OUTPUTS = 2048
 """With so few outputs there are too few tiles for the tensor cores' kernel to fill the GPU."""
 _FEW_OUTPUTS = 128
 """With these there are too few for any number of rows."""
+_FEW_OUTPUTS_INPUTS = 6144
+"""With more, 8 rows take more registers than a thread has."""
 _VECTOR_INPUTS = 32_768
 _WEIGHT_REGISTERS = 80
 """Of one thread, for its part of W; more leave no room for enough threads."""
@@ -177,7 +179,8 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     rows, inputs = x.shape
     outputs = len(weight)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    if rows == 1 or (rows <= _VECTOR_ROWS and outputs <= _VECTOR_OUTPUTS) or outputs <= _FEW_OUTPUTS:
+    few_outputs = outputs <= _FEW_OUTPUTS and inputs <= _FEW_OUTPUTS_INPUTS
+    if rows == 1 or (rows <= _VECTOR_ROWS and outputs <= _VECTOR_OUTPUTS) or few_outputs:
         block_n, block_k, warps = _vector_tile(outputs, inputs, 1, normed=False)
         _vector[(triton.cdiv(outputs, block_n),)](
             x, x, x, weight, out, x, x, outputs, rows, 0.0, INPUTS=inputs, ROWS=triton.next_power_of_2(rows),

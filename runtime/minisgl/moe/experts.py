@@ -22,8 +22,8 @@ def run_experts(
 ) -> torch.Tensor:
     """x [T, H], weights and experts [T, K], gate_up [E, 2 N, H], down [E, H, N] to [T, H].
 
-    Sums in a fixed order on every device. On CUDA nothing waits for the device and all shapes follow from T, so
-    the call can be captured in a graph.
+    Sums in a fixed order on every device. On CUDA all shapes follow from T, and nothing waits for the device, so that
+    the call can be captured in a graph, but torch's grouped product on GPUs that have no kernel for it.
     """
     if x.is_cuda:
         from minisgl.kernels.experts_triton import fits, run_experts_cuda, weighted_sum

@@ -6,6 +6,11 @@ import pytest
 
 pytest.importorskip("triton")
 
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from minisgl.kernels import experts_triton
+from minisgl.kernels.experts_triton import choose_tiles
 from support.interpreted_experts import CASES
 from support.interpreter import interpreted
 
@@ -19,3 +24,32 @@ def errors() -> dict[str, float]:
 @pytest.mark.parametrize("name", CASES)
 def test_experts_are_those_of_float64(name: str, errors: dict[str, float]) -> None:
     assert errors[name] < 1e-3
+
+
+@pytest.mark.parametrize(("architecture", "shared_memory"), [(80, 163 << 10), (89, 99 << 10), (90, 227 << 10)])
+@pytest.mark.parametrize("width", [768, 96])
+@pytest.mark.parametrize("pairs_per_expert", [8, 16, 32, 100])
+def test_tiles_fit_the_memory_that_a_program_can_have(
+    pairs_per_expert: int, width: int, architecture: int, shared_memory: int
+) -> None:
+    tiles = choose_tiles(pairs_per_expert, width)
+    common = {"WIDTH": width, "ROWS": tiles.rows, "PDL": architecture >= 90}
+    for kernel, sizes in (
+        (
+            experts_triton._gate_up,
+            {"INPUTS": 2048, "TOP_K": 8, "BLOCK_N": tiles.gate_up_outputs, "BLOCK_K": tiles.gate_up_inputs},
+        ),
+        (experts_triton._down, {"OUTPUTS": 2048, "BLOCK_N": tiles.down_outputs, "BLOCK_K": tiles.down_inputs}),
+    ):
+        constants = common | sizes
+        types = dict.fromkeys(kernel.arg_names, "*bf16") | {"pairs_of": "*i32", "counts": "*i32", "tokens": "i32"}
+        signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+        values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+        # Without it nothing is copied ahead, which is what takes the memory.
+        aligned = {(index,): [["tt.divisibility", 16]] for index in range(5)}
+        compiled = compile(
+            ASTSource(kernel, signature, constexprs=values, attrs=aligned),
+            target=GPUTarget("cuda", architecture, 32),
+            options={"num_warps": tiles.warps, "num_stages": tiles.stages},
+        )
+        assert 0 < compiled.metadata.shared <= shared_memory

@@ -113,7 +113,10 @@ def test_a_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path
     names = {name for name, _ in launches._by_key}
     assert {"_step_inputs", "_choose_part", "_choose_row", "_thresholds", "_add_rms_norm", "_all_reduce"} <= names
     if arch == "qwen3-moe":
-        assert {"_route", "_pairs_of_experts", "_gate_up", "_down", "_weighted_sum"} <= names
+        assert {"_route", "_pairs_of_experts", "_weighted_sum"} <= names
+        kernels = {f"{kernel.fn.__module__}.{name}" for (name, _), (kernel, _) in launches._by_key.items()}
+        for module in ("experts_triton", "experts_vector_gluon"):
+            assert {f"minisgl.kernels.{module}._gate_up", f"minisgl.kernels.{module}._down"} <= kernels
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])

@@ -37,6 +37,16 @@ def test_logits_are_those_of_the_cpu(arch: str, tmp_path: Path) -> None:
     assert (rounded - expected).norm() / expected.norm() < limit
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_few_rows_of_a_wide_mixture_of_experts_are_those_of_the_cpu(rows: int, tmp_path: Path) -> None:
+    """As wide as kernels that begin with a norm want it."""
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen3-moe", hidden=1024)
+    sequences = [[100 + row] for row in range(rows)]
+    expected = all_logits(load(checkpoint), sequences)
+    rounded = all_logits(load(checkpoint, dtype=torch.bfloat16, device="cuda"), sequences).cpu().float()
+    assert (rounded - expected).norm() / expected.norm() < 0.15
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("arch", TINY_ARCHS)
 @torch.inference_mode()
