@@ -9,6 +9,13 @@ from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next
 
 
 @triton.jit
+def silu_times_up(gate, up, dtype: tl.constexpr):
+    """Rounded to `dtype` where separate operations would round."""
+    wide = gate.to(dtype).to(tl.float32)
+    return ((wide * tl.sigmoid(wide)).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
+
+
+@triton.jit
 def _silu_and_mul(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
     wait_for_previous(PDL)
@@ -17,10 +24,7 @@ def _silu_and_mul(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     mask = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask)
-    wide = gate.to(tl.float32)
-    # Rounded in between, as in two separate operations.
-    active = (wide * tl.sigmoid(wide)).to(gate.dtype)
-    tl.store(out + row * width + columns, (active.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask)
+    tl.store(out + row * width + columns, silu_times_up(gate, up, gate.dtype), mask)
 
 
 def silu_and_mul_cuda(gate_up: torch.Tensor) -> torch.Tensor:

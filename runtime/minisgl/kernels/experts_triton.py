@@ -12,17 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernels.activation_triton import silu_times_up
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 
 MAX_TOKENS = 2048
 """With more torch's grouped product, which fills the tensor cores, is faster where it has one."""
-
-
-@triton.jit
-def _gated(gate, up, dtype: tl.constexpr):
-    """SiLU × up, rounded where separate operations would round."""
-    gate = gate.to(dtype).to(tl.float32)
-    return ((gate * tl.sigmoid(gate)).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
 
 
 @triton.jit(do_not_specialize=["pairs", "tokens"])
@@ -41,6 +35,14 @@ def _pairs_of_experts(experts, pairs_of, counts, pairs, tokens, BLOCK: tl.conste
     tl.store(counts + expert, count)
 
 
+@triton.jit
+def _some_pairs(pairs, first, count, ROWS: tl.constexpr):
+    """ROWS of an expert's pairs, from the `first` on, and which of them are there."""
+    place = first + tl.arange(0, ROWS)
+    there = place < count
+    return tl.load(pairs + place, there, other=0).to(tl.int64), there
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _gate_up(
     x, pairs_of, counts, weight, out, tokens, INPUTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr,
@@ -56,9 +58,7 @@ def _gate_up(
     wait_for_previous(PDL)
     count = tl.load(counts + expert)
     for first in range(0, count, ROWS):
-        place = first + tl.arange(0, ROWS)
-        there = place < count
-        pair = tl.load(pairs_of + expert * tokens + place, there, other=0).to(tl.int64)
+        pair, there = _some_pairs(pairs_of + expert * tokens, first, count, ROWS)
         rows = x + (pair // TOP_K)[None, :] * INPUTS + k[:, None]
         gates = tl.zeros((BLOCK_N, ROWS), tl.float32)
         ups = tl.zeros((BLOCK_N, ROWS), tl.float32)
@@ -66,7 +66,7 @@ def _gate_up(
             part = tl.load(rows + start, there[None, :], other=0.0)
             gates = tl.dot(tl.load(gate + start), part, gates)
             ups = tl.dot(tl.load(up + start), part, ups)
-        value = _gated(gates, ups, out.dtype.element_ty)
+        value = silu_times_up(gates, ups, out.dtype.element_ty)
         tl.store(out + pair[None, :] * WIDTH + n[:, None], value, there[None, :])
 
 
@@ -84,9 +84,7 @@ def _down(
     wait_for_previous(PDL)
     count = tl.load(counts + expert)
     for first in range(0, count, ROWS):
-        place = first + tl.arange(0, ROWS)
-        there = place < count
-        pair = tl.load(pairs_of + expert * tokens + place, there, other=0).to(tl.int64)
+        pair, there = _some_pairs(pairs_of + expert * tokens, first, count, ROWS)
         rows = x + pair[None, :] * WIDTH + k[:, None]
         total = tl.zeros((BLOCK_N, ROWS), tl.float32)
         for start in range(0, WIDTH, BLOCK_K):

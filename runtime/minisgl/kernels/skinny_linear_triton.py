@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernels.activation_triton import silu_times_up
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 
 MAX_ROWS = 8
@@ -131,10 +132,7 @@ def _vector(
                     tl.store(kept + row * INPUTS + k, mine[i], (k < INPUTS) & (row < rows) & (program == 0))
         value = _product(tiles, mine, BLOCK_N, BLOCK_K, TILES).to(out.dtype.element_ty)
         if GATED:
-            # Rounded in between, as in separate operations.
-            up = _product(ups, mine, BLOCK_N, BLOCK_K, TILES).to(value.dtype).to(tl.float32)
-            wide = value.to(tl.float32)
-            value = ((wide * tl.sigmoid(wide)).to(value.dtype).to(tl.float32) * up).to(value.dtype)
+            value = silu_times_up(value, _product(ups, mine, BLOCK_N, BLOCK_K, TILES), value.dtype)
         tl.store(out + row * outputs + n, value, (n < outputs) & (row < rows))
 
 

@@ -15,7 +15,7 @@ def project(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`x` and `residual` [T, hidden] to the projection of their sum's norm, and the sum: the new residual stream.
     Without a residual `x` begins the stream. `residual` itself is not to be used again."""
-    if projection.bias is None and _is_one_kernel(projection.weight, x):
+    if _is_one_kernel(x, projection.weight, projection.bias):
         return _in_one_kernel(norm, projection.weight, x, residual)
     x, residual = norm.forward(x, residual)
     return projection.forward(x), residual
@@ -29,7 +29,7 @@ def project_gated(
     residual: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`project`, then the `activation` of the projection's output."""
-    if activation is silu_and_mul and projection.bias is None and _is_one_kernel(projection.weight, x):
+    if activation is silu_and_mul and _is_one_kernel(x, projection.weight, projection.bias):
         return _in_one_kernel(norm, projection.weight, x, residual, gated=True)
     x, residual = project(norm, projection, x, residual)
     return activation(x), residual
@@ -40,7 +40,7 @@ def normalize_and_project(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For a projection that is not all that becomes of the norm: the norm, `weight` [out, hidden] times it, and the new
     residual stream."""
-    if _is_one_kernel(weight, x):
+    if _is_one_kernel(x, weight):
         normed = torch.empty_like(x)
         product, residual = _in_one_kernel(norm, weight, x, residual, normed=normed)
         return normed, product, residual
@@ -48,9 +48,9 @@ def normalize_and_project(
     return x, linear(x, weight), residual
 
 
-def _is_one_kernel(weight: torch.Tensor, x: torch.Tensor) -> bool:
+def _is_one_kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     """By shapes alone, so that a captured step replays as it is."""
-    if not x.is_cuda:
+    if not x.is_cuda or bias is not None:
         return False
     from minisgl.kernels.skinny_linear_triton import fits_normed
 

@@ -115,9 +115,14 @@ class SparseFeedForward:
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, logits, residual = normalize_and_project(self.norm, self.router, x, residual)
         out = mixture_of_experts(
-            x, logits, self.gate_up, self.down, self._activation,
-            self._moe.experts_per_token, renormalize=self._moe.renormalize,
-        )  # fmt: skip
+            x,
+            logits,
+            self.gate_up,
+            self.down,
+            self._activation,
+            self._moe.experts_per_token,
+            renormalize=self._moe.renormalize,
+        )
         return self._parallel.all_reduce_sum(out), residual
 
 
