@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import pytest
 import torch
 
-from minisgl.kernels import experts_triton, experts_vector_gluon, norm_triton, routing_gluon, skinny_linear_triton
+import support.experts
+from minisgl.kernels import dependent_launch_triton, experts_vector_gluon
 from minisgl.kernels.experts_triton import MAX_TOKENS, fits
 from minisgl.layers.activation import gelu_and_mul, silu_and_mul
 from minisgl.layers.norm import RMSNorm
@@ -17,14 +16,7 @@ from minisgl.moe.experts import experts_one_by_one, run_experts
 from minisgl.moe.mixture import mixture_of_experts as mixture
 from minisgl.moe.routing import route
 from support.decode_kernels import assert_close
-
-
-class Sizes(NamedTuple):
-    hidden: int
-    width: int
-    experts: int
-    top_k: int
-
+from support.experts import Sizes, by_plain_torch
 
 QWEN3_30B = Sizes(2048, 768, 128, 8)
 SIZES = {
@@ -37,39 +29,17 @@ FEW, CROWDED = SIZES["few experts"], Sizes(2048, 768, 16, 8)
 
 
 def draw(sizes: Sizes, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator("cuda").manual_seed(tokens)
-
-    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        return (torch.randn(*shape, generator=generator, device="cuda") * scale).to(dtype)
-
-    x = normal(tokens, sizes.hidden)
-    gate_up = normal(sizes.experts, 2 * sizes.width, sizes.hidden, scale=sizes.hidden**-0.5)
-    return x, gate_up, normal(sizes.experts, sizes.hidden, sizes.width, scale=sizes.width**-0.5)
+    return support.experts.draw(sizes, tokens, dtype, "cuda")
 
 
 def choices(sizes: Sizes, tokens: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(tokens)
-    picks = [torch.randperm(sizes.experts, generator=generator)[: sizes.top_k] for _ in range(tokens)]
-    return torch.stack(picks).to("cuda", torch.int32)
+    return support.experts.choices(sizes, tokens).cuda()
 
 
-def check(
-    ours: torch.Tensor,
-    x: torch.Tensor,
-    shares: torch.Tensor,
-    experts: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-) -> None:
-    """Not farther from float64 than plain torch in the same dtype."""
-
-    def run(dtype: torch.dtype) -> torch.Tensor:
-        wide = [tensor.to(dtype) for tensor in (x, gate_up, down)]
-        chosen = experts_one_by_one(wide[0], experts, wide[1], wide[2], silu_and_mul)
-        return (chosen * shares.to(dtype).unsqueeze(-1)).sum(1)
-
-    assert ours.dtype == x.dtype
-    assert_close(ours, run(torch.double), run(x.dtype))
+def check(ours: torch.Tensor, *of: torch.Tensor) -> None:
+    """Not farther from float64 than plain torch in the same dtype: `of` these, as `by_plain_torch` takes them."""
+    assert ours.dtype == of[0].dtype
+    assert_close(ours, by_plain_torch(torch.double, *of), by_plain_torch(ours.dtype, *of))
 
 
 @pytest.mark.parametrize("tokens", [1, 9, 129, 300, MAX_TOKENS, MAX_TOKENS + 50])
@@ -207,8 +177,7 @@ def test_kernels_that_start_early_read_nothing_of_an_earlier_layer(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = layers(x)
-    for module in (experts_triton, experts_vector_gluon, norm_triton, routing_gluon, skinny_linear_triton):
-        monkeypatch.setattr(module, "dependent_launch", lambda device: {"PDL": False})
+    monkeypatch.setattr(dependent_launch_triton, "_has_dependent_launch", lambda device: False)
     for seed in range(20):
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
         graph.replay()

@@ -8,16 +8,14 @@ import pytest
 
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.compiler import compile
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
 from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.balanced_decode_gluon import MAX_GROUP, _attend
 from minisgl.kernels.triton_build import Architecture, Launches
 from minisgl.models.config import ModelConfig
+from support.compiled_kernel import compiled
 from support.interpreted_balanced import CASES
 from support.interpreter import interpreted
 
@@ -43,15 +41,8 @@ def test_four_programs_fit_on_a_multiprocessor_of_hopper(group: int, head_dim: i
     constants = {"KV_HEADS": 8, "GROUP": group, "VECTORS": MAX_GROUP, "STAGES": stages, "PDL": True}
     types = {"keys": tiles, "values": tiles, "rows": "i32", "scale": "fp32"}
     types |= dict.fromkeys(("q", "result"), "*bf16") | dict.fromkeys(("parts", "sums"), "*fp32")
-    names = _attend.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names}
-    constexprs = {(names.index(name),): value for name, value in constants.items()}
-    compiled = compile(
-        GluonASTSource(_attend, signature, constexprs=constexprs),
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": 1},
-    )
-    assert 4 * (compiled.metadata.shared + RESERVED) <= SHARED_MEMORY
+    shared = compiled(_attend, types, constants, options={"num_warps": 1}).metadata.shared
+    assert 4 * (shared + RESERVED) <= SHARED_MEMORY
 
 
 def test_steps_of_many_rows_are_rehearsed() -> None:

@@ -6,16 +6,14 @@ import pytest
 
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.compiler import compile
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
 from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.batch_linear_gluon import MAX_ROWS, MIN_ROWS, Tile, _batch_linear, _choose
 from minisgl.kernels.triton_build import Architecture, Launches
 from minisgl.models.config import ModelConfig
+from support.compiled_kernel import compiled
 
 SMALL = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
 SHARED_MEMORY = 227 << 10
@@ -67,18 +65,9 @@ def test_the_kernel_compiles_for_hopper(rows: int, name: str) -> None:
         "weight": "*bf16",
         "out": "*bf16" if tile.splits == 1 else "*fp32",
     }
-    signature = {
-        argument: "constexpr" if argument in constants else types.get(argument, "i32")
-        for argument in _batch_linear.arg_names
-    }
-    constexprs = {(_batch_linear.arg_names.index(argument),): value for argument, value in constants.items()}
-    compiled = compile(
-        GluonASTSource(_batch_linear, signature, constexprs=constexprs),
-        target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": tile.warps},
-    )
-    assert compiled.asm["cubin"]
-    assert compiled.metadata.shared <= SHARED_MEMORY
+    kernel = compiled(_batch_linear, types, constants, default="i32", options={"num_warps": tile.warps})
+    assert kernel.asm["cubin"]
+    assert kernel.metadata.shared <= SHARED_MEMORY
 
 
 def _constants(tile: Tile) -> dict[str, object]:

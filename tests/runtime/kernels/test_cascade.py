@@ -8,10 +8,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-
 from minisgl.kernels import cascade_triton
+from support.compiled_kernel import compiled
 from support.interpreted_cascade import CASES
 from support.interpreter import interpreted
 
@@ -53,11 +51,6 @@ def test_programs_fit_side_by_side_on_hopper(
         constants["TILE_ROWS"] = 128 // group
     types = dict.fromkeys(("q", "keys", "values", "parts", "result"), "*bf16")
     types |= {"sums": "*fp32", "rows": "i32", "pages_per_row": "i32", "scale": "fp32"}
-    signature = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in kernel.arg_names}
-    constexprs = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    # Tensors begin at multiples of 16 bytes, without which nothing is copied asynchronously.
-    places = {kernel.arg_names.index(name): [["tt.divisibility", 16]] for name in types if name in signature}
-    attributes = {(place,): kind for place, kind in places.items() if signature[kernel.arg_names[place]][0] == "*"}
-    source = ASTSource(kernel, signature, constexprs=constexprs, attrs=attributes)
-    compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=launch)
-    assert programs * compiled.metadata.shared <= SHARED_MEMORY
+    aligned = [name for name, type in types.items() if name in kernel.arg_names and type[0] == "*"]
+    shared = compiled(kernel, types, constants, aligned=aligned, options=launch).metadata.shared
+    assert programs * shared <= SHARED_MEMORY

@@ -6,11 +6,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-
 from minisgl.kernels import experts_triton
 from minisgl.kernels.experts_triton import choose_tiles
+from support.compiled_kernel import compiled
 from support.interpreted_experts import CASES
 from support.interpreter import interpreted
 
@@ -42,14 +40,9 @@ def test_tiles_fit_the_memory_that_a_program_can_have(
         (experts_triton._down, {"OUTPUTS": 2048, "BLOCK_N": tiles.down_outputs, "BLOCK_K": tiles.down_inputs}),
     ):
         constants = common | sizes
-        types = dict.fromkeys(kernel.arg_names, "*bf16") | {"pairs_of": "*i32", "counts": "*i32", "tokens": "i32"}
-        signature = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
-        values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-        # Without it nothing is copied ahead, which is what takes the memory.
-        aligned = {(index,): [["tt.divisibility", 16]] for index in range(5)}
-        compiled = compile(
-            ASTSource(kernel, signature, constexprs=values, attrs=aligned),
-            target=GPUTarget("cuda", architecture, 32),
-            options={"num_warps": tiles.warps, "num_stages": tiles.stages},
-        )
-        assert 0 < compiled.metadata.shared <= shared_memory
+        types = dict.fromkeys(("x", "weight", "out"), "*bf16") | {"tokens": "i32"}
+        options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+        # What is copied ahead takes the memory.
+        pointers = ("x", "pairs_of", "counts", "weight", "out")
+        result = compiled(kernel, types, constants, aligned=pointers, architecture=architecture, options=options)
+        assert 0 < result.metadata.shared <= shared_memory

@@ -8,10 +8,6 @@ import pytest
 
 pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
-
 from minisgl.kernels import (
     activation_triton,
     choice_triton,
@@ -26,8 +22,9 @@ from minisgl.kernels import (
     step_inputs_triton,
     thresholds_triton,
 )
+from support.compiled_kernel import compiled
 
-INT, FLOAT, INTS, LONGS, FLOATS, HALVES = "i32", "fp32", "*i32", "*i64", "*fp32", "*bf16"
+INT, FLOAT, LONGS, FLOATS, HALVES = "i32", "fp32", "*i64", "*fp32", "*bf16"
 
 STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row"), INT) | {"locations": LONGS}
 CHOOSE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
@@ -146,8 +143,4 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
     ],
 )
 def test_compiles_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, int]) -> None:
-    signature = {name: "constexpr" if name in constants else types.get(name, INTS) for name in kernel.arg_names}
-    constexprs = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
-    compiled = compile(source(kernel, signature, constexprs=constexprs), target=GPUTarget("cuda", 90, 32))
-    assert compiled.asm["cubin"]
+    assert compiled(kernel, types, constants).asm["cubin"]
