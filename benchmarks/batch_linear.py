@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from graph_timing import microseconds
 
 from minisgl.kernels.activation_triton import silu_and_mul_cuda
 from minisgl.kernels.batch_linear_gluon import Tile, batch_linear
@@ -74,27 +75,6 @@ def candidates(model: str, name: str, rows: int) -> list[Tile]:
     return by_rows[min(size for size in by_rows if size >= rows)] if rows <= max(by_rows, default=0) else []
 
 
-def microseconds(call: Callable[[int], object], copies: int) -> float:
-    calls = max(copies, 24 // copies * copies)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call(0)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        for i in range(calls):
-            call(i % copies)
-        graph.capture_end()
-        graph.replay()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(4):
-            graph.replay()
-        end.record()
-        stream.synchronize()
-    return float(begin.elapsed_time(end)) * 1e3 / 4 / calls
-
-
 def measure(model: str, name: str) -> None:
     outputs, inputs = SHAPES[model][name]
     copies = max(2, math.ceil(2e8 / (outputs * inputs * 2)))
@@ -134,7 +114,10 @@ def times(name: str, x: torch.Tensor, weights: list[torch.Tensor], linear: Linea
         result = linear(rms_norm_cuda(x, residual, gain, 1e-6), weights[i])
         return silu_and_mul_cuda(result) if name == "gate_up" else result
 
-    return microseconds(lambda i: linear(x, weights[i]), len(weights)), microseconds(in_its_place, len(weights))
+    copies = len(weights)
+    calls = max(copies, 24 // copies * copies)
+    alone = microseconds(lambda i: linear(x, weights[i % copies]), calls)
+    return alone, microseconds(lambda i: in_its_place(i % copies), calls)
 
 
 def compile_share(models: list[str], share: int, shares: int) -> None:

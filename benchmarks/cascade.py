@@ -17,6 +17,7 @@ from functools import partial
 import numpy as np
 import torch
 import triton
+from graph_timing import microseconds
 from numpy.typing import NDArray
 
 from minisgl.attention import xqa_backend
@@ -186,29 +187,6 @@ def growing(rows: int) -> NDArray[np.int32]:
     return np.linspace(128, 256, rows).astype(np.int32)
 
 
-def microseconds(run: Callable[[int], None]) -> float:
-    """The median of five replays of 16 calls."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run(0)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        for call in range(16):
-            run(call % LAYERS)
-        graph.capture_end()
-        graph.replay()
-        times = []
-        for _ in range(5):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            stream.synchronize()
-            times.append(begin.elapsed_time(end) * 1000 / 16)
-    return float(sorted(times)[2])
-
-
 def compile_settings(work: tuple[str, SharedSettings | OwnSettings]) -> None:
     """In a process of its own, so that many compile side by side; the others find it in Triton's cache."""
     model, settings = work
@@ -223,7 +201,8 @@ def compile_settings(work: tuple[str, SharedSettings | OwnSettings]) -> None:
 
 def timed(make: Callable[[], Callable[[int], None]]) -> str:
     try:
-        return f"{microseconds(make()):8.1f}"
+        run = make()
+        return f"{microseconds(lambda call: run(call % LAYERS), 16):8.1f}"
     except triton.runtime.errors.OutOfResources as error:
         return f"    does not fit: {error}"
 

@@ -17,6 +17,7 @@ from random import Random
 import numpy as np
 import torch
 import triton
+from graph_timing import microseconds
 from numpy.typing import NDArray
 
 from minisgl.attention import xqa_backend
@@ -96,32 +97,9 @@ class Batch:
         return backend
 
     def report(self, name: str, backend: DecodeBackend) -> None:
-        time = microseconds(self.run(backend))
+        time = microseconds(self.run(backend), CALLS)
         rate = self.bytes / time * 1e6
         print(f"  {time:7.1f} us  {rate / 1e9:5.0f} GB/s  {rate / BANDWIDTH:.3f}  {name}", flush=True)
-
-
-def microseconds(run: Callable[[int], None]) -> float:
-    """The median of five replays of CALLS calls."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run(0)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        for call in range(CALLS):
-            run(call)
-        graph.capture_end()
-        graph.replay()
-        times = []
-        for _ in range(5):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            stream.synchronize()
-            times.append(begin.elapsed_time(end) * 1000 / CALLS)
-    return float(sorted(times)[2])
 
 
 def compile_settings(work: tuple[str, Settings]) -> None:
@@ -152,7 +130,7 @@ def measure(model: str, lengths: NDArray[np.int32], settings: tuple[Settings, ..
             if not difference < 1e-2:
                 print(f"  DIFFERS from xqa by {difference:.1e} of its norm")
     # How long it takes to cut the spans, once a step.
-    print(f"  {microseconds(lambda call: backend.begin(batch.batch)):7.1f} us  begin of a step")
+    print(f"  {microseconds(lambda call: backend.begin(batch.batch), CALLS):7.1f} us  begin of a step")
 
 
 def main() -> None:

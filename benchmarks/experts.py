@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from graph_timing import microseconds
 
 from minisgl.kernels.experts_triton import Tiles, run_chosen, weighted_sum
 from minisgl.kernels.experts_vector_gluon import run_experts_vector
@@ -21,7 +22,8 @@ from minisgl.moe.experts import experts_grouped
 from minisgl.moe.mixture import mixture_of_experts
 from minisgl.moe.routing import route
 
-HIDDEN, WIDTH, EXPERTS, TOP_K, COPIES = 2048, 768, 128, 8, 4
+HIDDEN, WIDTH, EXPERTS, TOP_K = 2048, 768, 128, 8
+COPIES, CALLS = 4, 12
 BANDWIDTH, PEAK = 4.25e12, 790e12
 TOKENS = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 CANDIDATES = {
@@ -73,26 +75,6 @@ def chosen_way(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, dow
     return mixture_of_experts(x, logits, gate_up, down, silu_and_mul, TOP_K, renormalize=True)
 
 
-def microseconds(call: Callable[[int], object]) -> float:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call(0)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        for i in range(3 * COPIES):
-            call(i % COPIES)
-        graph.capture_end()
-        graph.replay()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(4):
-            graph.replay()
-        end.record()
-        stream.synchronize()
-    return float(begin.elapsed_time(end)) * 1e3 / 12 / COPIES
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokens", nargs="*", type=int, default=TOKENS, help="default: %(default)s")
@@ -109,17 +91,17 @@ def main() -> None:
         used = len(route(logits, TOP_K, renormalize=True)[1].unique())
         size = 3 * WIDTH * HIDDEN
         floor = max(2 * used * size / BANDWIDTH, 2 * tokens * TOP_K * size / PEAK)
-        routing = microseconds(lambda i, x=x: route(linear(x, routers[i]), TOP_K, renormalize=True))
+        routing = microseconds(lambda i, x=x: route(linear(x, routers[i % COPIES]), TOP_K, renormalize=True), CALLS)
         exact = grouped(x, logits, gate_ups[0], downs[0]).float()
         print(f"T={tokens} {used} experts, floor {floor * 1e6:.1f}, routing {routing:.1f}", flush=True)
         for name, way in ways(tokens).items():
 
             def layer(i: int, x: torch.Tensor = x, way: Way = way) -> torch.Tensor:
-                return way(x, linear(x, routers[i]), gate_ups[i], downs[i])
+                return way(x, linear(x, routers[i % COPIES]), gate_ups[i % COPIES], downs[i % COPIES])
 
             try:
                 error = float((layer(0).float() - exact).norm() / exact.norm())
-                took = microseconds(layer)
+                took = microseconds(layer, CALLS)
                 print(f"    {name:32} {took:8.1f}  {'' if error < 1e-2 else f'WRONG {error:.1e}'}", flush=True)
             except Exception as error:
                 print(f"    {name:32} FAILED {type(error).__name__} {str(error)[:100]}", flush=True)
