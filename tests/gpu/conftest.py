@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 from minisgl.models.tiny import write_tiny_checkpoint
+from support.wide_checkpoint import write_wide_checkpoint
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,6 +26,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     write_tiny_checkpoint(folder, "qwen3", hidden=256, heads=4, kv_heads=2, head_dim=128)
     return folder
+
+
+@pytest.fixture(scope="session")
+def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of an architecture's checkpoint."""
+    return cache(lambda arch: write_wide_checkpoint(tmp_path_factory.mktemp("wide") / arch, arch))
 
 
 @pytest.fixture(autouse=True)

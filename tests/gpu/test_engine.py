@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from minisgl.attention.backend import BackendUnavailable
 from minisgl.config import EngineConfig
 from minisgl.engine.engine import create_engine
 from minisgl.engine.errors import EngineError
+from minisgl.models.tiny import TINY_ARCHS
 from minisgl.wire.plan import StepPlan
 from support.gpu_engine import Answer, answer, assert_equal_where_the_gap_allows, engine_config, run
 from support.plans import Segment, make_plan, new_row
@@ -76,6 +77,16 @@ def _with_and_without_graphs(checkpoint: Path, backends: str) -> Iterator[tuple[
 @pytest.mark.parametrize("backends", ["auto", "flashinfer,xqa", "torch,xqa"])
 def test_a_graph_gives_bitwise_what_an_eager_step_gives(checkpoint: Path, backends: str) -> None:
     for _, eager, replayed in _with_and_without_graphs(checkpoint, backends):
+        assert replayed.tokens == eager.tokens
+        for ours, theirs in zip(replayed.logits, eager.logits, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("arch", TINY_ARCHS)
+def test_a_graph_of_any_architecture_gives_bitwise_what_an_eager_step_gives(
+    arch: str, wide_checkpoint: Callable[[str], Path]
+) -> None:
+    for _, eager, replayed in _with_and_without_graphs(wide_checkpoint(arch), "auto"):
         assert replayed.tokens == eager.tokens
         for ours, theirs in zip(replayed.logits, eager.logits, strict=True):
             assert torch.equal(ours, theirs)

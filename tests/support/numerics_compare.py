@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from minisgl.engine.interface import EngineStats
+from minisgl.models.decoder import Decoder
 from support.numerics_cases import Case
 from support.numerics_reference import TOLERANCE, Reference
 from support.numerics_run import Outcome, is_disturbed
 from support.numerics_workload import ANSWER, Workload, cached_tokens
+from support.ranks import all_logits
+
+ROUNDED: Final = 1.5e-2
+"""Distance of bfloat16's logits to float32's that counts as rounding, relative to their size (L2)."""
+_ROUNDED_ROW: Final = 3e-2
+"""The same of a single token's."""
+_DIVERGENCE: Final = 1e-3
+"""Mean Kullback-Leibler divergence of a token's distribution that counts as rounding."""
 
 
 def check_numbers(work: Workload, outcome: Outcome, reference: Reference) -> float:
@@ -33,6 +44,33 @@ def check_numbers(work: Workload, outcome: Outcome, reference: Reference) -> flo
         assert outcome.tokens[number][:decided] == answer.tokens[:decided], f"request {number} got other tokens"
         worst = max(worst, float(difference.max()))
     return worst
+
+
+@torch.inference_mode()
+def check_rounded_numbers(work: Workload, outcome: Outcome, exact: Decoder) -> float:
+    """Logits of all requests are those of `exact`, in float32, behind the same tokens, but for rounding to bfloat16;
+    tokens are its greedy ones wherever that is more than rounding could change. Returns the relative distance."""
+    asks = (*work.asks, *work.earlier)
+    answers = outcome.tokens
+    assert [len(answer) for answer in answers] == [ask.max_tokens for ask in asks]
+    sequences = [[*ask.prompt, *answer[:-1]] for ask, answer in zip(asks, answers, strict=True)]
+    whole = all_logits(exact, sequences).split([len(sequence) for sequence in sequences])
+    expected = torch.cat([logits[-len(answer) :] for logits, answer in zip(whole, answers, strict=True)])
+    keys = [(number, index) for number, answer in enumerate(answers) for index in range(len(answer))]
+    logits = torch.stack([outcome.logits[key] for key in keys]).float().cpu()
+    error = logits - expected
+    rows = error.norm(dim=1) / expected.norm(dim=1)
+    assert float(rows.max()) <= _ROUNDED_ROW, f"request and token {keys[int(rows.argmax())]}: {float(rows.max()):.3g}"
+    distance = float(error.norm() / expected.norm())
+    assert distance <= ROUNDED
+    log_p, log_q = expected.log_softmax(1), logits.log_softmax(1)
+    assert float((log_p.exp() * (log_p - log_q)).sum(1).mean()) <= _DIVERGENCE
+    best = expected.topk(2)
+    clear = best.values[:, 0] - best.values[:, 1] > 2 * error.abs().amax(1)
+    tokens = torch.tensor([token for answer in answers for token in answer])
+    assert torch.equal(tokens[clear], best.indices[clear, 0])
+    assert int(clear.sum()) > len(clear) // 2, "rounding decides most tokens: nothing was compared"
+    return distance
 
 
 def check_features(case: Case, work: Workload, outcome: Outcome, stats: EngineStats) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from minisgl.config import EngineConfig, SchedulerConfig
+from minisgl.config import Device, DType, EngineConfig, SchedulerConfig
 from minisgl.wire.messages import SamplingParams
 from support.numerics_cases import Case
 
@@ -136,9 +136,13 @@ def scheduler_config(case: Case, work: Workload, num_pages: int) -> SchedulerCon
     )
 
 
-def engine_config(checkpoint: Path, config: SchedulerConfig) -> EngineConfig:
+def engine_config(
+    checkpoint: Path, config: SchedulerConfig, device: Device = "cpu", dtype: DType = "auto"
+) -> EngineConfig:
     return EngineConfig(
         model=str(checkpoint),
+        device=device,
+        dtype=dtype,
         page_size=config.page_size,
         num_pages=config.num_pages,
         max_running=config.max_running,

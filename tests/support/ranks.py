@@ -64,13 +64,21 @@ def all_logits(model: Decoder, sequences: list[list[int]], parallel: TensorParal
 
 
 def process_rank_main(
-    rank: int, size: int, rendezvous: str, device: str, dtype: torch.dtype, checkpoint: Path, out: Path
+    rank: int,
+    size: int,
+    rendezvous: str,
+    device: str,
+    dtype: torch.dtype,
+    checkpoint: Path,
+    batches: list[list[list[int]]],
+    out: Path,
 ) -> None:
-    """A rank in a process of its own: writes its logits, parameter bytes and transport to `out`."""
+    """A rank in a process of its own: writes the logits of `batches` of sequences, parameter bytes and transport to
+    `out`."""
     torch.set_num_threads(1)
     parallel = TensorParallel(rank=rank, size=size, rendezvous=rendezvous, device=device, timeout_seconds=120)
     model = load(checkpoint, parallel, dtype, device)
-    logits = all_logits(model, [list(range(40))], parallel)
+    logits = torch.cat([all_logits(model, sequences, parallel) for sequences in batches])
     result = {"logits": logits.cpu(), "bytes": model.parameter_bytes, "transport": parallel.transport}
     torch.save(result, out)
     parallel.close()

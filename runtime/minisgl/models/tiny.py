@@ -17,7 +17,7 @@ from safetensors.torch import save
 from tokenizers import Tokenizer
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.models.config import ModelConfig
+from minisgl.models.config import ModelConfig, MoeConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import random_tensor
@@ -29,8 +29,10 @@ _LOGIT_SCALE: Final = 2.0
 """Standard deviation of the logits: sampling at temperature 1 then has favourites, as with trained models."""
 _EMBEDDING_SCALE: Final = 0.25
 """Small against what the layers add to the residual stream: a tied head would else prefer the last token again."""
+_CHOICE: Final = (0.5, 0.25)
+"""What a token's embedding writes into the directions of its first and of its last expert: small as the rest of it."""
 _ROUTER_SCALE: Final = 4.0
-"""The experts at the edge of the choice then have little weight, so that rounding can swap them without effect."""
+"""Makes the logits of a token's first and last expert differ by about one."""
 
 
 class _Arch(NamedTuple):
@@ -186,10 +188,34 @@ def _weights(config: ModelConfig, tokenizer: Tokenizer, family: Family, seed: in
         weights["lm_head.weight"] *= _LOGIT_SCALE
     head = weights["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
     head *= _row_scale(config.vocab_size, tokenizer, family)
-    for name in weights:
-        if name.endswith("mlp.gate.weight"):
-            weights[name] *= _ROUTER_SCALE
+    if config.moe is not None:
+        _separate_experts(weights, config, config.moe, seed)
     return {name: weight.to(dtype) for name, weight in weights.items()}
+
+
+def _separate_experts(weights: dict[str, torch.Tensor], config: ModelConfig, moe: MoeConfig, seed: int) -> None:
+    """Let each token have its experts, clearly apart from all others. At the edge of a random router's choice two
+    experts are often nearly equal: rounding swaps them, and a token's logits change by as much as their size.
+
+    Each expert has a direction of the residual stream to itself. Embeddings write there, layers do not, and routers
+    read nothing else.
+    """
+    vocab, hidden, experts, chosen = config.vocab_size, config.hidden_size, moe.num_experts, moe.experts_per_token
+    if experts > hidden:
+        raise ModelError("invalid_tiny_model", f"{experts} experts do not fit beside each other into {hidden} channels")
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.linalg.qr(torch.randn(hidden, experts, generator=generator)).Q
+    choice = torch.rand(vocab, experts, generator=generator).topk(chosen).indices
+    strengths = torch.linspace(*_CHOICE, chosen).expand(vocab, chosen)
+    for name, weight in weights.items():
+        if name == "model.embed_tokens.weight":
+            weight.sub_(weight @ directions @ directions.T)
+            weight.add_(torch.zeros(vocab, experts).scatter_(1, choice, strengths) @ directions.T)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.sub_(directions @ (directions.T @ weight))
+        elif name.endswith("mlp.gate.weight"):
+            norm = weights[name.replace("mlp.gate", "post_attention_layernorm")]
+            weight.copy_(_ROUTER_SCALE * directions.T / norm)
 
 
 def _row_scale(vocab_size: int, tokenizer: Tokenizer, family: Family) -> torch.Tensor:

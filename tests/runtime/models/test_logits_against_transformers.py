@@ -107,6 +107,4 @@ def test_half_precision_stays_near_float32(arch: str, dtype: torch.dtype, tmp_pa
     exact = all_logits(load(checkpoint), SEQUENCES)
     rounded = all_logits(load(checkpoint, dtype=dtype), SEQUENCES)
     assert rounded.dtype == dtype
-    # Rounding swaps experts that are about equally probable, and then a token's logits change by more than rounding.
-    limit = 0.15 if arch == "qwen3-moe" else 0.03
-    assert (rounded.float() - exact).norm() / exact.norm() < limit
+    assert (rounded.float() - exact).norm() / exact.norm() < (1.5e-2 if dtype is torch.bfloat16 else 2e-3)

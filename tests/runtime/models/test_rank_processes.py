@@ -14,9 +14,10 @@ from support.ranks import all_logits, load, process_rank_main, tcp_rendezvous
 def test_two_processes_compute_the_logits_of_one(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", "qwen3")
     single = load(checkpoint)
-    expected = all_logits(single, [list(range(40))])
+    sequences = [list(range(40))]
+    expected = all_logits(single, sequences)
     outs = [tmp_path / f"rank-{rank}.pt" for rank in range(2)]
-    common = (2, tcp_rendezvous(), "cpu", torch.float32, checkpoint)
+    common = (2, tcp_rendezvous(), "cpu", torch.float32, checkpoint, [sequences])
     other = multiprocessing.get_context("spawn").Process(target=process_rank_main, args=(1, *common, outs[1]))
     other.start()
     process_rank_main(0, *common, outs[0])

@@ -13,11 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from support.numerics_cases import Case, covering_array
-from support.numerics_compare import check_features, check_numbers
+from support.numerics_cases import TWO_RANK_CASES, Case, covering_array
+from support.numerics_compare import check_features, check_numbers, check_rounded_numbers
 from support.numerics_reference import Reference
 from support.numerics_run import pool_pages, serve, start
 from support.numerics_workload import GREEDY, engine_config, scheduler_config, workload
+from support.ranks import load
 
 
 @pytest.mark.parametrize("case", covering_array(), ids=str)
@@ -37,6 +38,18 @@ def test_numbers_are_those_of_transformers(
         check_features(case, work, outcome, engine.stats)
     finally:
         engine.close()
+
+
+@pytest.mark.parametrize("case", TWO_RANK_CASES, ids=str)
+def test_numbers_in_bfloat16_are_near(case: Case, checkpoint: Callable[[str], Path]) -> None:
+    work = workload(case)
+    config = scheduler_config(case, work, pool_pages(case, work))
+    engine = start(engine_config(checkpoint(case.arch), config, dtype="bfloat16"))
+    try:
+        outcome = serve(work, config, engine, engine)
+    finally:
+        engine.close()
+    check_rounded_numbers(work, outcome, load(checkpoint(case.arch)))
 
 
 def test_the_step_that_runs_on_behind_a_stop_token_changes_nothing(

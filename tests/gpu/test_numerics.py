@@ -1,0 +1,87 @@
+"""Whatever the scheduler does to a request on a CUDA device, its numbers are those of float32 on a CPU: in pieces or
+whole, behind a cached prefix or not, alone or among others, in a graph or not, retracted or not.
+
+All of it runs in audit mode: pages are handed out in shuffled order, and those that nobody owns are full of NaN.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from minisgl.config import DType, EngineConfig, SchedulerConfig
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.engine import create_engine
+from minisgl.models.decoder import Decoder
+from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
+from support.numerics_cases import TWO_RANK_CASES, UNLIMITED, Case, covering_array
+from support.numerics_compare import check_features, check_numbers, check_rounded_numbers
+from support.numerics_reference import Reference
+from support.numerics_run import Outcome, pool_pages, serve
+from support.numerics_workload import VOCAB, Ask, Workload, engine_config, scheduler_config, workload
+from support.ranks import load
+
+PROMPTS = (1, 63, 64, 65, 700, 2000)
+
+
+@pytest.fixture(scope="module")
+def exact(wide_checkpoint: Callable[[str], Path]) -> Callable[[str], Decoder]:
+    """An architecture's model in float32 on the CPU, whose logits are those of transformers."""
+    return cache(lambda arch: load(wide_checkpoint(arch)))
+
+
+def _serve(work: Workload, settings: EngineConfig, config: SchedulerConfig) -> tuple[Outcome, CudaEngine]:
+    engine = create_engine(settings)
+    assert isinstance(engine, CudaEngine)
+    try:
+        return serve(work, config, engine, engine), engine
+    finally:
+        engine.close()
+
+
+def _served(case: Case, work: Workload, checkpoint: Path, dtype: DType) -> Outcome:
+    config = scheduler_config(case, work, pool_pages(case, work))
+    outcome, engine = _serve(work, engine_config(checkpoint, config, "cuda", dtype), config)
+    check_features(case, work, outcome, engine.stats)
+    return outcome
+
+
+@pytest.mark.parametrize("case", covering_array(), ids=str)
+def test_numbers_are_those_of_a_cpu(
+    case: Case,
+    wide_checkpoint: Callable[[str], Path],
+    exact: Callable[[str], Decoder],
+    record_property: Callable[[str, object], None],
+) -> None:
+    work = workload(case)
+    outcome = _served(case, work, wide_checkpoint(case.arch), "bfloat16")
+    record_property("distance", check_rounded_numbers(work, outcome, exact(case.arch)))
+
+
+@pytest.mark.parametrize("case", TWO_RANK_CASES, ids=str)
+def test_numbers_in_float32_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    """Where nothing is rounded, every token is the same one."""
+    checkpoint = write_tiny_checkpoint(tmp_path, case.arch)
+    work = workload(case)
+    check_numbers(work, _served(case, work, checkpoint, "float32"), Reference(checkpoint))
+
+
+@pytest.mark.parametrize("budget", [16, 64, 1000, UNLIMITED])
+@pytest.mark.parametrize("arch", TINY_ARCHS)
+def test_long_prompts_in_pieces_are_those_in_one(
+    budget: int,
+    arch: str,
+    wide_checkpoint: Callable[[str], Path],
+    exact: Callable[[str], Decoder],
+    record_property: Callable[[str, object], None],
+) -> None:
+    asks = tuple(Ask(tuple(random.Random(length).choices(range(VOCAB), k=length)), 8) for length in PROMPTS)
+    case = Case(arch, budget, "cold", True, 64, "others", False)
+    work = Workload(0, asks)
+    config = scheduler_config(case, work, work.pages(case.page))
+    outcome, _ = _serve(work, engine_config(wide_checkpoint(arch), config, "cuda", "bfloat16"), config)
+    record_property("distance", check_rounded_numbers(work, outcome, exact(arch)))
