@@ -47,6 +47,7 @@ def _served(case: Case, work: Workload, checkpoint: Path, dtype: DType) -> Outco
     config = scheduler_config(case, work, pool_pages(case, work))
     outcome, engine = _serve(work, engine_config(checkpoint, config, "cuda", dtype), config)
     check_features(case, work, outcome, engine.stats)
+    assert engine.stats.graph_replays or engine.stats.decode_backend == "torch"
     return outcome
 
 

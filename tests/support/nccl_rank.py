@@ -40,6 +40,8 @@ def rank_main(rank: int, size: int, rendezvous: str, out: Path) -> None:
         assert winners[:, 0].tolist() == [2_000_000_000 + r for r in range(size)]
     graph.reset()
     _sums(parallel)
+    for length in (5120, 256 * 5120):
+        _repeated_sums(parallel, length)
     timings = measure_all_reduce(parallel, [16 << 10, 64 << 20])
     assert timings[0].seconds < timings[1].seconds
     parallel.close()
@@ -58,3 +60,23 @@ def _sums(parallel: TensorParallel) -> None:
         torch.testing.assert_close(total.double(), expected, rtol=2**-6, atol=2**-5)
         same = parallel.all_gather(total)
         assert all(torch.equal(other, total) for other in same)
+
+
+def _repeated_sums(parallel: TensorParallel, length: int) -> None:
+    """10,000 sums one behind the other, in a graph, are bitwise the same one: no rank reads what another has not
+    written yet, or writes what another still reads."""
+    message = torch.randn(
+        length, generator=torch.Generator("cuda").manual_seed(parallel.rank), device="cuda"
+    ).bfloat16()
+    expected = parallel.all_reduce_sum(message.clone()).clone()
+    parallel.barrier()
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(100):
+            wrong += (parallel.all_reduce_sum(message.clone()) != expected).sum()
+    for _ in range(100):
+        graph.replay()
+    parallel.barrier()
+    assert int(wrong) == 0
+    graph.reset()

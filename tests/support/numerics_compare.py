@@ -37,7 +37,7 @@ def check_numbers(work: Workload, outcome: Outcome, reference: Reference) -> flo
             assert len(outcome.tokens[number]) == decided, f"request {number} did not end with its stop token"
         # Where rounding decides, the answers may part. The logits of that choice are still the same ones.
         compared = min(decided + 1, len(answer.tokens))
-        logits = torch.stack([outcome.logits[number, index] for index in range(compared)])
+        logits = outcome.stacked((number, index) for index in range(compared))
         difference = (logits - answer.logits[:compared]).abs().amax(1)
         wrong = (~(difference <= TOLERANCE)).nonzero()[:, 0].tolist()
         assert not wrong, f"request {number}: logits of tokens {wrong} are off by {difference[wrong].tolist()}"
@@ -57,7 +57,7 @@ def check_rounded_numbers(work: Workload, outcome: Outcome, exact: Decoder) -> f
     whole = all_logits(exact, sequences).split([len(sequence) for sequence in sequences])
     expected = torch.cat([logits[-len(answer) :] for logits, answer in zip(whole, answers, strict=True)])
     keys = [(number, index) for number, answer in enumerate(answers) for index in range(len(answer))]
-    logits = torch.stack([outcome.logits[key] for key in keys]).float().cpu()
+    logits = outcome.stacked(keys)
     error = logits - expected
     rows = error.norm(dim=1) / expected.norm(dim=1)
     assert float(rows.max()) <= _ROUNDED_ROW, f"request and token {keys[int(rows.argmax())]}: {float(rows.max()):.3g}"

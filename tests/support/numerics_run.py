@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,10 @@ class Outcome:
     audited_pages: int = 0
     """How many times a page that nobody owned was found full of NaN."""
     peak_pages: int = 0
+
+    def stacked(self, keys: Iterable[tuple[int, int]]) -> torch.Tensor:
+        """Logits by request and token: [keys, vocab] float32 on the CPU."""
+        return torch.stack([self.logits[key] for key in keys]).float().cpu()
 
     def steps_ahead(self) -> int:
         """Steps that were launched before the result of the step before them was read."""
