@@ -47,7 +47,7 @@ bench() { # NAME MODEL SECONDS ARGUMENTS...
 }
 
 gpu_tests() { # ARGUMENTS...
-  limited 400 "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider -o addopts= --import-mode=importlib --timeout 120 \
+  limited 500 "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider -o addopts= --import-mode=importlib --timeout 120 \
     --durations=10 tests/gpu tests/runtime/models/test_cuda.py tests/runtime/distributed/test_nccl.py "$@" \
     >>"$OUT/test-gpu.log" 2>&1
   tail -n 25 "$OUT/test-gpu.log"

@@ -108,6 +108,7 @@ def test_shapes_for_gpu_kernels(tmp_path: Path) -> None:
         ("llama", {"hidden": 130}, "invalid_tiny_model"),
         ("llama", {"vocab": 100}, "invalid_tiny_model"),
         ("llama", {"kv_heads": 3}, "invalid_config"),
+        ("qwen3-moe", {"experts": 129}, "invalid_tiny_model"),
     ],
 )
 def test_impossible_shapes_are_refused(arch: str, options: dict[str, int], code: str, tmp_path: Path) -> None:
