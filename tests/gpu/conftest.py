@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minisgl.models.tiny import write_tiny_checkpoint
-from support.wide_checkpoint import write_wide_checkpoint
+from support.wide_checkpoint import write_layers_of_14b, write_wide_checkpoint
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,6 +32,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The directory of an architecture's checkpoint."""
     return cache(lambda arch: write_wide_checkpoint(tmp_path_factory.mktemp("wide") / arch, arch))
+
+
+@pytest.fixture(scope="session")
+def layers_of_14b(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_layers_of_14b(tmp_path_factory.mktemp("14b"))
 
 
 @pytest.fixture(autouse=True)

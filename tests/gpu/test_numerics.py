@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from minisgl.config import DType, EngineConfig, SchedulerConfig
 from minisgl.engine.cuda_engine import CudaEngine
@@ -19,11 +20,11 @@ from minisgl.engine.engine import create_engine
 from minisgl.models.decoder import Decoder
 from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
 from support.numerics_cases import TWO_RANK_CASES, UNLIMITED, Case, covering_array
-from support.numerics_compare import check_features, check_numbers, check_rounded_numbers
+from support.numerics_compare import ROUNDED, check_features, check_numbers, check_rounded_numbers
 from support.numerics_reference import Reference
 from support.numerics_run import Outcome, pool_pages, serve
 from support.numerics_workload import VOCAB, Ask, Workload, engine_config, scheduler_config, workload
-from support.ranks import load
+from support.ranks import all_logits, load
 
 PROMPTS = (1, 63, 64, 65, 700, 2000)
 
@@ -69,6 +70,18 @@ def test_numbers_in_float32_are_those_of_transformers(case: Case, tmp_path: Path
     checkpoint = write_tiny_checkpoint(tmp_path, case.arch)
     work = workload(case)
     check_numbers(work, _served(case, work, checkpoint, "float32"), Reference(checkpoint))
+
+
+def test_layers_of_14b_are_those_of_a_cpu(layers_of_14b: Path) -> None:
+    """By themselves: single tokens, so many at a time, and a prompt."""
+    prompt = random.Random(0).choices(range(VOCAB), k=900)
+    sequences = [[token] for token in range(400)]
+    batches = [*([sequence] for sequence in sequences[:32]), sequences[32:40], sequences[40:104], sequences[104:]]
+    expected = all_logits(load(layers_of_14b), [*sequences, prompt])
+    model = load(layers_of_14b, dtype=torch.bfloat16, device="cuda")
+    logits = torch.cat([all_logits(model, batch) for batch in [*batches, [prompt]]]).cpu().float()
+    for rows in (slice(0, 32), slice(32, 40), slice(40, 104), slice(104, 400), slice(400, None)):
+        assert float((logits[rows] - expected[rows]).norm() / expected[rows].norm()) <= ROUNDED
 
 
 @pytest.mark.parametrize("budget", [16, 64, 1000, UNLIMITED])

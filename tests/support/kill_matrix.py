@@ -3,6 +3,9 @@
 A round starts 8 streams and 2 plain requests, waits until at least 6 streams have tokens with most of the answer to
 come, and kills one process with SIGKILL. Whoever got less than a whole answer must have been told so; the server must
 be ready again by itself; after a launcher's death nothing may be left. Exits with 1 where that does not hold.
+
+On GPUs with a model of real size: `minisgl models dummy qwen3-14b DIR`, and
+`python -m support.kill_matrix --rounds 3 --victims rank0 rank1 --model DIR -- --dummy-weights`.
 """
 
 from __future__ import annotations
@@ -186,16 +189,20 @@ def kill_one(served: Served, victim: str) -> Round:
     )
 
 
-def run(victims: Sequence[str], rounds: int, folder: Path) -> list[Round]:
-    """`rounds` of each victim. All but the launcher are killed in turn in one server; rank1 stands for two ranks."""
+def run(
+    victims: Sequence[str], rounds: int, folder: Path, model: Path | None = None, flags: Sequence[str] = ()
+) -> list[Round]:
+    """`rounds` of each victim. All but the launcher are killed in turn in one server; rank1 stands for two ranks.
+    `model` and `flags` are those of `serve`; without them it is a tiny one."""
+    model = model or tiny_checkpoint()
     done: list[Round] = []
-    for turn, flags in (
+    for turn, ranks in (
         ([victim for victim in victims if victim not in ("rank1", "launcher")], ()),
         ([victim for victim in victims if victim == "rank1"], ("--tp", "2")),
     ):
         if not turn:
             continue
-        served = _start(folder, *flags)
+        served = _start(folder, model, *flags, *ranks)
         try:
             for victim in turn * rounds:
                 done.append(_show(kill_one(served, victim)))
@@ -206,7 +213,7 @@ def run(victims: Sequence[str], rounds: int, folder: Path) -> list[Round]:
         finally:
             served.kill()
     for victim in [victim for victim in victims if victim == "launcher"] * rounds:
-        served = _start(folder)
+        served = _start(folder, model, *flags)
         try:
             done.append(_show(kill_one(served, victim)))
         finally:
@@ -214,8 +221,8 @@ def run(victims: Sequence[str], rounds: int, folder: Path) -> list[Round]:
     return done
 
 
-def _start(folder: Path, *flags: str) -> Served:
-    served = Served(tiny_checkpoint(), folder, "--max-restarts", "1000", *flags)
+def _start(folder: Path, model: Path, *flags: str) -> Served:
+    served = Served(model, folder, "--max-restarts", "1000", *flags)
     served.wait_until_ready()
     return served
 
@@ -262,9 +269,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="kill_matrix")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("flags", nargs="*", help="further flags of serve, behind --")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:
-        rounds = run(args.victims, args.rounds, Path(folder))
+        rounds = run(args.victims, args.rounds, Path(folder), args.model, args.flags)
         left = list(Path(folder).glob("minisgl-*"))
     print(table(rounds))
     faults = [f"{round.victim}: {fault}" for round in rounds for fault in round.faults + round.late]

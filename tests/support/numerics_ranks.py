@@ -25,10 +25,11 @@ from minisgl.config import EngineConfig
 from minisgl.engine import follower
 from minisgl.engine.broadcast import PlanBroadcast, TensorParallelEngine
 from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.launcher.ranks import FollowerConfig, follower_configs, rank0_config
 from minisgl.wire.plan import StepPlan, StepResult
-from support.numerics_run import start
 
 _ROOT = Path(__file__).parents[2]
 
@@ -44,7 +45,7 @@ class Followed(msgspec.Struct, frozen=True):
 class Witness:
     """An engine that hashes what it was told to run and what came out."""
 
-    def __init__(self, engine: CpuEngine) -> None:
+    def __init__(self, engine: CpuEngine | CudaEngine) -> None:
         self._engine = engine
         self._hash = hashlib.sha256()
         self._rows: dict[int, bytes] = {}
@@ -78,7 +79,7 @@ class Pair:
     """Rank 0 of two, in this process. `followed` has an entry for each rank once the engines have ended."""
 
     engine: TensorParallelEngine
-    rank0: CpuEngine
+    rank0: CpuEngine | CudaEngine
     followed: list[Followed]
 
 
@@ -101,7 +102,7 @@ class SecondRank:
             try:
                 process.stdin.write(msgspec.json.encode(second).decode() + "\n")
                 process.stdin.flush()
-                rank0 = start(config)
+                rank0 = create_engine(config)
                 witness = Witness(rank0)
                 pair = Pair(TensorParallelEngine(witness, PlanBroadcast(context, [second.plans])), rank0, [])
                 resources.callback(pair.engine.close)
@@ -140,7 +141,7 @@ def main() -> None:
         witnesses: list[Witness] = []
 
         def create(engine: EngineConfig = config.engine, witnesses: list[Witness] = witnesses) -> Witness:
-            rank = start(engine)
+            rank = create_engine(engine)
             # Gathering the logits that rank 0 shows takes both ranks.
             rank.runner.logits_tap = lambda plan, logits: None
             witnesses.append(Witness(rank))

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from minisgl.config import EngineConfig, SchedulerConfig
+from minisgl.config import SchedulerConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.scheduler.audit import check
 from minisgl.scheduler.loop import StepLoop
@@ -220,12 +219,6 @@ def _take(outcome: Outcome, output: StepOutput) -> None:
         assert index == len(outcome.tokens[number]), "a token was lost or came twice"
         outcome.tokens[number].append(token)
         outcome.cached[number] = cached
-
-
-def start(config: EngineConfig) -> CpuEngine:
-    engine = create_engine(config)
-    assert isinstance(engine, CpuEngine)
-    return engine
 
 
 def pool_pages(case: Case, work: Workload) -> int:

@@ -1,4 +1,4 @@
-"""A tiny checkpoint as wide as kernels of few rows want it, with heads of 128."""
+"""Tiny checkpoints of shapes for which the kernels of real models are chosen."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from minisgl.models.tiny import write_tiny_checkpoint
 
 
 def write_wide_checkpoint(folder: Path, arch: str) -> Path:
+    """As wide as kernels of few rows want it."""
     return write_tiny_checkpoint(
         folder, arch, hidden=1024, intermediate=1024, heads=8, kv_heads=4, head_dim=128, expert_intermediate=128
+    )
+
+
+def write_layers_of_14b(folder: Path) -> Path:
+    """Two layers of the shape of Qwen3-14B's."""
+    return write_tiny_checkpoint(
+        folder, "qwen3", hidden=5120, intermediate=17408, heads=40, kv_heads=8, head_dim=128, tied=False
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random
 from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
 from minisgl.moe.experts import experts_dense, experts_grouped, experts_one_by_one
-from support.ranks import all_logits, load, process_rank_main, tcp_rendezvous
+from support.ranks import all_logits, load
 from support.sequence_attention import SequenceAttention
 from support.wide_checkpoint import write_wide_checkpoint
 
@@ -109,42 +108,3 @@ def test_random_weights_give_finite_logits(arch: str, tmp_path: Path) -> None:
     model = Decoder(config, TensorParallel(), torch.bfloat16, "cuda")
     fill_random(model.parameters)
     assert all_logits(model, SEQUENCES).isfinite().all()
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize(
-    ("meeting", "arch", "dtype", "rows"),
-    [
-        ("tcp", "qwen3-moe", torch.float32, 40),
-        ("file", "qwen3-moe", torch.float32, 40),
-        ("file", "qwen3-moe", torch.bfloat16, 40),
-        ("file", "qwen3-moe", torch.bfloat16, 1),
-        ("file", "qwen3", torch.bfloat16, 1),
-    ],
-)
-def test_two_gpus_compute_the_logits_of_one(
-    meeting: str, arch: str, dtype: torch.dtype, rows: int, tmp_path: Path
-) -> None:
-    checkpoint = write_wide_checkpoint(tmp_path / "checkpoint", arch)
-    sequences = [[row] for row in range(80)]
-    expected = all_logits(load(checkpoint), sequences)
-    batches = [sequences[at : at + rows] for at in range(0, 80, rows)]
-    outs = [tmp_path / f"rank-{rank}.pt" for rank in range(2)]
-    rendezvous = f"file://{tmp_path}/meeting" if meeting == "file" else tcp_rendezvous()
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(
-            target=process_rank_main,
-            args=(rank, 2, rendezvous, f"cuda:{rank}", dtype, checkpoint, batches, outs[rank]),
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(180)
-    assert [process.exitcode for process in processes] == [0, 0]
-    for out in outs:
-        result = torch.load(out)
-        assert _distance(result["logits"], expected) <= (1.5e-2 if dtype is torch.bfloat16 else 1e-4)
-        assert result["transport"].startswith("NCCL, P2P")

@@ -13,10 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from minisgl.engine.engine import create_engine
 from support.numerics_cases import TWO_RANK_CASES, Case, covering_array
 from support.numerics_compare import check_features, check_numbers, check_rounded_numbers
 from support.numerics_reference import Reference
-from support.numerics_run import pool_pages, serve, start
+from support.numerics_run import pool_pages, serve
 from support.numerics_workload import GREEDY, engine_config, scheduler_config, workload
 from support.ranks import load
 
@@ -30,7 +31,7 @@ def test_numbers_are_those_of_transformers(
 ) -> None:
     work = workload(case)
     config = scheduler_config(case, work, pool_pages(case, work))
-    engine = start(engine_config(checkpoint(case.arch), config))
+    engine = create_engine(engine_config(checkpoint(case.arch), config))
     try:
         outcome = serve(work, config, engine, engine)
         worst = check_numbers(work, outcome, reference(case.arch))
@@ -44,7 +45,7 @@ def test_numbers_are_those_of_transformers(
 def test_numbers_in_bfloat16_are_near(case: Case, checkpoint: Callable[[str], Path]) -> None:
     work = workload(case)
     config = scheduler_config(case, work, pool_pages(case, work))
-    engine = start(engine_config(checkpoint(case.arch), config, dtype="bfloat16"))
+    engine = create_engine(engine_config(checkpoint(case.arch), config, dtype="bfloat16"))
     try:
         outcome = serve(work, config, engine, engine)
     finally:
@@ -65,7 +66,7 @@ def test_the_step_that_runs_on_behind_a_stop_token_changes_nothing(
             asks[number] = replace(asks[number], sampling=stop)
     work = replace(work, asks=tuple(asks))
     config = scheduler_config(case, work, pool_pages(case, work))
-    engine = start(engine_config(checkpoint(case.arch), config))
+    engine = create_engine(engine_config(checkpoint(case.arch), config))
     try:
         outcome = serve(work, config, engine, engine)
     finally:

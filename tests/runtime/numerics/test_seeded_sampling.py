@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from minisgl.engine.engine import create_engine
 from minisgl.wire.messages import SamplingParams
 from support.numerics_cases import UNLIMITED, Case
-from support.numerics_run import is_disturbed, pool_pages, serve, start
+from support.numerics_run import is_disturbed, pool_pages, serve
 from support.numerics_workload import cached_tokens, engine_config, scheduler_config, workload
 
 ALONE = Case("llama", UNLIMITED, "cold", False, 16, "alone", False)
@@ -43,7 +44,7 @@ def answer(checkpoint: Callable[[str], Path]) -> Callable[[Case, SamplingParams]
     def run(case: Case, sampling: bytes) -> list[int]:
         work = workload(case, msgspec.json.decode(sampling, type=SamplingParams))
         config = scheduler_config(case, work, pool_pages(case, work))
-        engine = start(engine_config(checkpoint(case.arch), config))
+        engine = create_engine(engine_config(checkpoint(case.arch), config))
         try:
             outcome = serve(work, config, engine, engine)
         finally:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.engine.engine import create_engine
 from minisgl.wire.messages import SamplingParams
 from support.numerics_cases import TWO_RANK_CASES, Case
 from support.numerics_compare import check_features, check_numbers
 from support.numerics_ranks import SecondRank
 from support.numerics_reference import Reference
-from support.numerics_run import pool_pages, serve, start
+from support.numerics_run import pool_pages, serve
 from support.numerics_workload import engine_config, scheduler_config, workload
 
 LARGEST_SHARE = 0.6
@@ -45,7 +46,7 @@ def test_numbers_are_those_of_transformers(
     record_property("worst logit difference, two ranks", worst)
     check_features(case, work, outcome, pair.rank0.stats)
 
-    whole = start(settings)
+    whole = create_engine(settings)
     whole.close()
     first, second = pair.followed
     assert max(first.parameter_bytes, second.parameter_bytes) <= LARGEST_SHARE * whole.stats.parameter_bytes
@@ -59,7 +60,7 @@ def test_seeded_tokens_are_those_of_one_rank(
     work = workload(case, SamplingParams(temperature=1.1, top_k=50, top_p=0.95, min_p=0.02, seed=7))
     config = scheduler_config(case, work, pool_pages(case, work))
     settings = engine_config(checkpoint(case.arch), config)
-    single = start(settings)
+    single = create_engine(settings)
     alone = serve(work, config, single, single)
     single.close()
     with second_rank.pair(settings, tmp_path) as pair:
