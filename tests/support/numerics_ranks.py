@@ -31,8 +31,6 @@ from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.launcher.ranks import FollowerConfig, follower_configs, rank0_config
 from minisgl.wire.plan import StepPlan, StepResult
 
-_ROOT = Path(__file__).parents[2]
-
 
 class Followed(msgspec.Struct, frozen=True):
     """What a rank has to say of an engine that has ended."""
@@ -124,13 +122,12 @@ class SecondRank:
 
 
 def _start() -> subprocess.Popen[str]:
-    paths = os.pathsep.join([str(_ROOT / "runtime"), str(_ROOT / "tests")])
     return subprocess.Popen(
         [sys.executable, "-m", "support.numerics_ranks"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
     )
 
 

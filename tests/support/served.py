@@ -28,7 +28,12 @@ class Served:
                 [*command, "--log-format", "json", *flags],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONPATH": _python_path(), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join([str(RUNTIME), *sys.path]),
+                    "TMPDIR": str(temporary),
+                    "OMP_NUM_THREADS": "1",
+                },
             )
         self.url = ""
 
@@ -65,10 +70,6 @@ class Served:
     def kill(self) -> None:
         self.popen.kill()
         self.popen.wait()
-
-
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(RUNTIME), os.environ.get("PYTHONPATH")]))
 
 
 def launched_by(launcher: int) -> dict[str, int]:
