@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import AuthenticationError
 
 from cluster.control_plane import kubectl
 from cluster.places import nodes, run
@@ -47,12 +48,14 @@ def others_go_on(bystander: ClientPod) -> Iterator[None]:
     assert {p["metadata"]["uid"] for p in bystander.namespace.objects("pods")} == pods
 
 
-def said(namespace: Namespace, kind: str, reason: str, *words: str, status: str = "False") -> dict[str, str]:
-    """Wait until a condition of the model "bad" has this reason; its message has to have these words."""
-    condition = namespace.wait_for_condition("bad", kind, status, reason=reason)
+def said(namespace: Namespace, kind: str, reason: str, *words: str) -> None:
+    """Wait until a condition of the model "bad" has this reason; its message has to have these words, and one Event
+    says it."""
+    condition = namespace.wait_for_condition("bad", kind, "False", reason=reason)
     for word in words:
         assert word in condition["message"], condition["message"]
-    return condition
+    namespace.wait("an Event that says so", lambda: reason in event_reasons(namespace))
+    assert event_reasons(namespace).count(reason) == 1
 
 
 def no_container_of_ours_crashed(namespace: Namespace) -> None:
@@ -95,7 +98,7 @@ def test_an_immutable_field(namespace: Namespace) -> None:
 
 def test_tensor_that_does_not_divide_the_heads(namespace: Namespace) -> None:
     namespace.apply(cpu_model("bad", tensor=3))
-    said(namespace, "Accepted", "TensorDoesNotDivideHeads", "tensor")
+    said(namespace, "Accepted", "TensorDoesNotDivideHeads", "4 attention heads", "Set spec.parallelism.tensor")
     no_container_of_ours_crashed(namespace)
 
 
@@ -103,30 +106,34 @@ def test_an_image_that_does_not_exist(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["engine"] |= {"image": "localhost/not-there:1", "imagePullPolicy": "IfNotPresent"}
     namespace.apply(model)
-    said(namespace, "Scheduled", "ImagePullFailed", "localhost/not-there:1")
+    said(namespace, "Scheduled", "ImagePullFailed", "localhost/not-there:1", "spec.engine.image")
 
 
-def test_a_missing_secret(namespace: Namespace) -> None:
+def test_a_missing_secret(namespace: Namespace, client: ClientPod) -> None:
     model = cpu_model("bad")
     model["spec"]["frontend"]["auth"] = {"apiKeysSecretRef": {"name": "keys-not-there"}}
     namespace.apply(model)
-    said(namespace, "Accepted", "SecretNotFound", "keys-not-there")
+    said(namespace, "Accepted", "SecretNotFound", "keys-not-there", "create it")
+    no_container_of_ours_crashed(namespace)
     namespace.kubectl("create", "secret", "generic", "keys-not-there", "--from-literal=keys=key-1")
     namespace.wait_for_condition("bad", "Ready")
+    with pytest.raises(AuthenticationError):
+        ask(client.openai("bad", "key-2"), "bad")
+    assert ask(client.openai("bad", "key-1"), "bad") == ANSWER
 
 
 def test_a_missing_claim(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["model"]["source"]["pvc"] = {"claimName": "claim-not-there"}
     namespace.apply(model)
-    said(namespace, "Accepted", "ClaimNotFound", "claim-not-there")
+    said(namespace, "Accepted", "ClaimNotFound", "claim-not-there", "create it")
 
 
 def test_more_gpus_than_there_are(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["engine"]["device"] = "auto"
     namespace.apply(model)
-    said(namespace, "Scheduled", "InsufficientGPU", "nvidia.com/gpu")
+    said(namespace, "Scheduled", "InsufficientGPU", "nvidia.com/gpu", "Free GPUs")
 
 
 def test_a_directory_that_is_no_model(namespace: Namespace) -> None:
@@ -200,13 +207,14 @@ def test_a_right_that_the_operator_lacks(namespace: Namespace) -> None:
     with without_right("statefulsets", "create"):
         namespace.apply(cpu_model("bad"))
         said(namespace, "Accepted", "Forbidden", "statefulsets", "create")
-        namespace.wait("an Event that says so", lambda: "Forbidden" in event_reasons(namespace))
         namespace.wait("the other children", lambda: namespace.get("deployment", "bad-frontend"))
     namespace.wait_for_condition("bad", "Ready")
 
 
-def event_reasons(namespace: Namespace) -> set[str]:
-    return {event["reason"] for event in namespace.objects("events.events.k8s.io")}
+def event_reasons(namespace: Namespace) -> list[str]:
+    """Of the Events about models."""
+    found = namespace.objects("events.events.k8s.io")
+    return [event["reason"] for event in found if event["regarding"]["kind"] == "InferenceModel"]
 
 
 @contextmanager
@@ -236,7 +244,7 @@ def test_an_engine_out_of_memory(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["engine"]["resources"] = {"requests": {"memory": "64Mi"}, "limits": {"memory": "160Mi"}}
     namespace.apply(model)
-    namespace.wait_for_condition("bad", "EngineReady", "False", reason="OutOfMemory")
+    said(namespace, "EngineReady", "OutOfMemory", "spec.engine.resources.limits.memory")
 
 
 def test_a_namespace_on_its_way_out(namespace: Namespace) -> None:

@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from harness import installation
 from harness.asking import ANSWER, ask
 from harness.client import ClientPod
+from harness.hub import Hub
 from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
@@ -43,7 +45,9 @@ def test_replicas_come_and_go_under_the_same_frontend(ready: Namespace, client: 
     frontend = ready.pods("demo", "frontend")
     openai = client.openai("demo")
     for count in (3, 0, 1):
+        before = _engine_pods(ready)
         ready.kubectl("scale", "inferencemodel/demo", f"--replicas={count}")
+        ready.wait("the change to begin", partial(_differ, ready, before))
         kill_operator()
         ready.wait(f"{count} ready replicas", partial(_serves, ready, count))
         if count:
@@ -51,6 +55,16 @@ def test_replicas_come_and_go_under_the_same_frontend(ready: Namespace, client: 
     pods = ready.pods("demo", "frontend")
     assert uids(pods) == uids(frontend)
     assert restarts(pods) == restarts(frontend)
+
+
+def _engine_pods(namespace: Namespace) -> set[tuple[str, bool]]:
+    """Each pod, and whether it is on its way out."""
+    found = namespace.objects("pods", "app.kubernetes.io/component=engine")
+    return {(pod["metadata"]["uid"], "deletionTimestamp" in pod["metadata"]) for pod in found}
+
+
+def _differ(namespace: Namespace, before: set[tuple[str, bool]]) -> bool:
+    return _engine_pods(namespace) != before
 
 
 def _serves(namespace: Namespace, count: int) -> bool:
@@ -61,11 +75,14 @@ def _serves(namespace: Namespace, count: int) -> bool:
 
 
 def test_suspend_gives_the_engines_back_and_resume_brings_them_back(ready: Namespace, client: ClientPod) -> None:
+    before = _engine_pods(ready)
     ready.patch("inferencemodel", "demo", {"spec": {"suspend": True}})
+    ready.wait("the engines to be told", lambda: _differ(ready, before))
     kill_operator()
     ready.wait("no engine pods", lambda: not ready.objects("pods", "app.kubernetes.io/component=engine"))
     ready.wait("the phase Suspended", lambda: ready.status("demo")["phase"] == "Suspended")
     ready.patch("inferencemodel", "demo", {"spec": {"suspend": False}})
+    ready.wait("an engine pod", lambda: _engine_pods(ready))
     kill_operator()
     ready.wait_for_condition("demo", "Ready")
     assert ask(client.openai("demo"), "demo") == ANSWER
@@ -79,6 +96,7 @@ def test_an_engine_edit_replaces_one_replica_after_the_other(namespace: Namespac
     with watching(namespace) as seen:
         change = {"spec": {"engine": {"args": ["--max-running=4", "--num-pages=256"]}}}
         namespace.patch("inferencemodel", "demo", change)
+        namespace.wait("the first replica's new pods", lambda: uids(namespace.pods("demo", "engine")) - before)
         kill_operator()
 
         def done() -> bool:
@@ -87,7 +105,7 @@ def test_an_engine_edit_replaces_one_replica_after_the_other(namespace: Namespac
             return current and not before & uids(namespace.pods("demo", "engine"))
 
         namespace.wait("both replicas at the new revision", done)
-    assert seen.most_pods <= 4
+    assert seen.most_pods == 4
     assert not seen.mixed
     assert uids(namespace.pods("demo", "frontend")) == frontend
     assert ask(client.openai("demo"), "demo") == ANSWER
@@ -111,6 +129,7 @@ def test_a_checkpoint_with_another_chat_template_replaces_one_replica_after_the_
     with watching(namespace) as seen:
         change = {"spec": {"model": {"source": {"pvc": {"path": "demo-other"}}}}}
         namespace.patch("inferencemodel", "demo", change)
+        namespace.wait("the first replica's new pod", lambda: uids(namespace.pods("demo", "engine")) - before)
         kill_operator()
 
         def done() -> bool:
@@ -121,7 +140,7 @@ def test_a_checkpoint_with_another_chat_template_replaces_one_replica_after_the_
             return current and not before & uids(namespace.pods("demo", "engine"))
 
         namespace.wait("both replicas with the other checkpoint", done)
-    assert seen.most_pods <= 2
+    assert seen.most_pods == 2
     assert not seen.mixed
     assert uids(namespace.pods("demo", "frontend")) == frontend
     answer = httpx.get(f"{client.service_url('demo')}/tokenizer_info", timeout=60).json()
@@ -133,6 +152,7 @@ def test_a_frontend_edit_leaves_the_engines_alone(ready: Namespace, client: Clie
     engines = ready.pods("demo", "engine")
     frontend = uids(ready.pods("demo", "frontend"))
     ready.patch("inferencemodel", "demo", {"spec": {"frontend": {"resources": {"requests": {"cpu": "60m"}}}}})
+    ready.wait("another frontend pod", lambda: uids(ready.pods("demo", "frontend")) - frontend)
     kill_operator()
 
     def replaced() -> bool:
@@ -147,13 +167,24 @@ def test_a_frontend_edit_leaves_the_engines_alone(ready: Namespace, client: Clie
     assert ask(client.openai("demo"), "demo") == ANSWER
 
 
-def test_delete_leaves_nothing(ready: Namespace) -> None:
-    kinds = "statefulset,deployment,replicaset,job,pod,service,configmap,serviceaccount,networkpolicy,pdb,pvc"
-    ours = "app.kubernetes.io/instance=demo"
-    assert ready.objects(kinds, ours)
-    ready.kubectl("delete", "inferencemodel", "demo")
+def test_delete_leaves_nothing(namespace: Namespace, hub: Hub) -> None:
+    models = [cpu_model("demo", tensor=2), hub.model(namespace, "fetched")]
+    before = _everything(namespace)
+    namespace.apply(*models)
+    for name in ("demo", "fetched"):
+        namespace.wait_for_condition(name, "Ready")
+    assert {kind for kind, _ in _everything(namespace) - before} >= {"statefulset.apps", "deployment.apps", "service"}
+    namespace.kubectl("delete", "inferencemodel", "demo", "fetched", "--wait=false")
     kill_operator()
-    ready.wait("the end of its objects", lambda: not ready.objects(kinds, ours))
+    namespace.wait("the end of all objects", lambda: _everything(namespace) <= before)
+
+
+def _everything(namespace: Namespace) -> set[tuple[str, str]]:
+    """Kind and name of all that is in the namespace, but for what is said of it."""
+    kinds = namespace.kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name").split()
+    listed = ",".join(kind for kind in kinds if not kind.startswith(("events", "pods.metrics")))
+    found = namespace.kubectl("get", listed, "--output=name", "--ignore-not-found").split()
+    return {(kind, name) for kind, _, name in (line.partition("/") for line in found)}
 
 
 class Seen:
@@ -182,10 +213,10 @@ def watching(namespace: Namespace) -> Iterator[Seen]:
             seen.mixed |= {tuple(sorted(found)) for found in revisions.values() if len(found) > 1}
             time.sleep(0.2)
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        end.set()
-        thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        try:
+            yield seen
+        finally:
+            end.set()
+        looking.result()

@@ -15,6 +15,7 @@ def test_a_hub_model_is_fetched_once_for_two_replicas(namespace: Namespace, clie
     model = hub.model(namespace, "demo", revision="v1")
     model["spec"]["replicas"] = 2
     namespace.apply(model)
+    namespace.wait("the pod that fetches", lambda: namespace.pods("demo", "fetch"))
     kill_operator()
     namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
     assert ask(client.openai("demo"), "demo") == ANSWER
@@ -27,6 +28,7 @@ def test_a_token_opens_a_gated_repository(namespace: Namespace, client: ClientPo
     hub.add("org/gated", token="secret")
     namespace.kubectl("create", "secret", "generic", "hub", "--from-literal=token=secret")
     namespace.apply(hub.model(namespace, "demo", "org/gated", tokenSecretRef={"name": "hub"}))
+    namespace.wait("the pod that fetches", lambda: namespace.pods("demo", "fetch"))
     kill_operator()
     namespace.wait_for_condition("demo", "Ready")
     assert ask(client.openai("demo"), "demo") == ANSWER

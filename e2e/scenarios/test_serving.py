@@ -14,10 +14,14 @@ from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
 
+OF_A_MODEL = "app.kubernetes.io/instance"
+"""A label that no other pod has."""
+
 
 def test_apply_gives_an_endpoint(namespace: Namespace, client: ClientPod, figure: Callable[[str], None]) -> None:
     began = time.monotonic()
     namespace.apply(cpu_model("demo"))
+    namespace.wait("its first pod", lambda: namespace.objects("pods", OF_A_MODEL))
     kill_operator()
     namespace.wait_for_condition("demo", "Ready")
     figure(f"apply to Ready: {time.monotonic() - began:.1f} s, with the operator killed on the way")
@@ -37,6 +41,7 @@ def test_two_pods_say_the_same_as_one(namespace: Namespace, client: ClientPod, s
     two = cpu_model("two", tensor=2)
     two["spec"]["engine"]["affinity"] = {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     namespace.apply(cpu_model("one"), two)
+    namespace.wait("the first pod", lambda: namespace.objects("pods", OF_A_MODEL))
     kill_operator()
     for name in ("one", "two"):
         namespace.wait_for_condition(name, "Ready")

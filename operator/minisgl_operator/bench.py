@@ -272,8 +272,8 @@ async def _edits_in_churn(kubeconfig: Path, client: Client, namespace: str, name
 
 
 async def _edit(client: Client, namespace: str, name: str, frontends: int) -> float:
-    await client.apply(MODEL, model(namespace, name, frontends), manager="bench")
     start = time.monotonic()
+    await client.apply(MODEL, model(namespace, name, frontends), manager="bench")
     while time.monotonic() - start < SECONDS_LIMIT:
         live = await client.get(of_kind("Deployment"), namespace, f"{name}-frontend")
         if live is not None and live["spec"]["replicas"] == frontends:
