@@ -105,6 +105,22 @@ def test_api_page_names_every_code_with_its_status() -> None:
     assert {code: int(status) for status, code in raised}.items() <= documented.items()
 
 
+def test_api_page_names_every_code_of_tokenizer_and_scheduler_with_its_status() -> None:
+    """Those that end requests; others end processes, which the frontend does not outlive, or have no frontend yet."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    documented = {
+        (int(status), code)
+        for status, codes in re.findall(r"^\| (\d{3}) \| (.*) \|$", page, re.MULTILINE)
+        for code in re.findall(r"`([a-z_]+)`", codes)
+    }
+    rooms = [ROOT / "runtime/minisgl" / room for room in ("tokenizer", "scheduler")]
+    sources = "".join(path.read_text() for room in rooms for path in room.glob("*.py"))
+    ends = "Failed|Failure|RequestError|PromptError|ChatTemplateError|_fail|_end_failed|_lose|lost|_expel"
+    found = set(re.findall(rf'\b(?:{ends})\((?:[^"()]|\(\))*"([a-z_]+)"', sources))
+    assert {"queue_full", "engine_stalled", "client_dropped", "draining", "duplicate_request"} <= found
+    assert {(errors._STATUS.get(code, 500), code) for code in found} <= documented
+
+
 def test_lock_files_name_no_index_and_pin_everything() -> None:
     for lock in ROOT.glob("requirements*.lock"):
         text = lock.read_text()
@@ -137,7 +153,8 @@ def test_make_help_has_a_line_for_every_target() -> None:
     done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     helped = {line.split()[1] for line in done.stdout.splitlines()}
     local = {"help", "run", "test", "lint", "bench", "clean", "lock", "test-gpu"}
-    assert local | {"demo", "demo-down", "test-kubernetes", "e2e", "e2e-full", "images", "image-engine"} == helped
+    others = {"demo", "demo-down", "test-kubernetes", "bench-operator", "e2e", "e2e-full", "images", "image-engine"}
+    assert local | others == helped
 
 
 def test_the_project_speaks_only_of_itself() -> None:

@@ -34,6 +34,9 @@ MAX_CHOICES: Final = 1024
 MAX_COPIED_BYTES: Final = 64 << 20
 """Of one request: its body times n, for each choice takes its prompt along."""
 
+MAX_ASKED_TOKENS: Final = MAX_CHOICES * 4096
+"""Of one request with several choices for a prompt: choices times `max_tokens`, where it says how many."""
+
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 CountOrZero = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1, title=TOKEN_ID)]

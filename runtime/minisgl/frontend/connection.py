@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
+from starlette.datastructures import Headers
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from minisgl.frontend.direct_writes import WRITE, DirectWrites
 from minisgl.frontend.errors import ApiError
+from minisgl.frontend.traffic import Traffic, new_record
 
 MAX_HEAD_BYTES: Final = 32 << 10
 HEAD_SECONDS: Final = 10.0
@@ -24,6 +26,9 @@ MAX_PIPELINED: Final = 16
 
 DROP: Final = "minisgl.drop"
 """The ASGI extension: a function that closes the connection at once, with what waits to be sent."""
+
+READ_OUT: Final = "minisgl.read_out"
+"""The ASGI extension: waits until the client has taken all that was written, or is gone."""
 
 
 _HEAD_TOO_LARGE: Final = ApiError(
@@ -41,6 +46,14 @@ class Connection(HttpToolsProtocol):
     """Runs while the head of a request is incomplete."""
     _problem = ApiError(400, "invalid_http", "the request is not valid HTTP/1.1")
     _unanswered: tuple[RequestResponseCycle, ...] = ()
+    url = b""
+    _began: float | None = None
+    """When the request came whose bytes are being read."""
+
+    def __init__(self, *args: Any, traffic: Traffic | None = None, **kwargs: Any) -> None:
+        """`traffic`: where requests are known that are refused here; None: they are known nowhere."""
+        super().__init__(*args, **kwargs)
+        self._traffic = traffic
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -67,7 +80,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {DROP: {"drop": self.transport.abort}}
+        self._began = self.loop.time()
+        self.scope["extensions"] = {DROP: {"drop": self.transport.abort}, READ_OUT: {"read_out": self._read_out}}
         self._head_bytes = 0
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_slow_head)
 
@@ -88,6 +102,16 @@ class Connection(HttpToolsProtocol):
         """The parser has stopped: the bytes are no HTTP, or a callback of ours did not want more."""
         self._refuse(self._problem)
 
+    async def _read_out(self) -> None:
+        is_lost = self not in self.connections
+        if is_lost or not self.transport.get_write_buffer_size():
+            return
+        # The base class would write the last part and be done, and a close waits without end for who reads nothing.
+        self.transport.set_write_buffer_limits(0)
+        await self.flow.drain()
+        if not self.transport.is_closing():
+            self.transport.set_write_buffer_limits()
+
     def _on_slow_head(self) -> None:
         self._refuse(ApiError(408, "head_timeout", f"the headers did not arrive within {HEAD_SECONDS:g} s"))
 
@@ -106,8 +130,24 @@ class Connection(HttpToolsProtocol):
                 f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
                 "content-type: application/json",
                 f"content-length: {len(body)}",
+                f"x-request-id: {self._note(error)}",
                 "connection: close",
             ]
             self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
         # Otherwise an answer is under way, and nothing may be written into it.
         self.transport.close()
+        # A close waits without end for who reads nothing.
+        self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _note(self, error: ApiError) -> str:
+        """Count and log what no handler will ever see. Returns the id that the answer carries."""
+        now = self.loop.time()
+        method = self.parser.get_method().decode() if self.url else ""
+        path = self.url.partition(b"?")[0].decode("ascii", "replace")
+        headers = Headers(raw=self.headers or [])
+        record = new_record(method, path, headers, now if self._began is None else self._began)
+        record.status = error.status
+        record.error_code = error.code
+        if self._traffic is not None:
+            self._traffic.end(record, now)
+        return record.request_id

@@ -17,6 +17,10 @@ _STATUS: Final = {
     "deadline_exceeded": 408,
     "queue_full": 429,
     "engine_unavailable": 503,
+    "engine_stalled": 503,
+    "client_dropped": 503,
+    "wire_version": 503,
+    "draining": 503,
     "shutting_down": 503,
 }
 """What the rooms below say of a request; any other code is the server's fault."""

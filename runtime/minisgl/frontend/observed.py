@@ -5,28 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minisgl.frontend.access_log import LOGGED_HEADERS
 from minisgl.frontend.auth import KeyFile, KeyGate
 from minisgl.frontend.config import FrontendConfig
-from minisgl.frontend.connection import DROP
+from minisgl.frontend.connection import DROP, READ_OUT
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.traffic import RequestRecord, Traffic, current
+from minisgl.frontend.traffic import Traffic, current, new_record
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
-_TRACE: Final = re.compile(r"[\x20-\x7e]{1,128}")
-
+_PIECE_BYTES: Final = 64 << 10
+"""Of a body. A client has `send_seconds` for each, so that a large body does not ask more of it than a stream does."""
 
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/metrics", "/version"})
 """For probes, Prometheus and people who look what is there: no key is asked for."""
@@ -39,7 +36,7 @@ def observed(app: ASGIApp, traffic: Traffic, config: FrontendConfig) -> ASGIApp:
         app = KeyGate(app, KeyFile(Path(config.api_keys)), OPEN_PATHS)
     app = Refusals(app)
     if config.cors_origins:
-        app = CORSMiddleware(
+        app = _CorsGate(
             app,
             allow_origins=config.cors_origins,
             allow_methods=("GET", "POST"),
@@ -64,17 +61,10 @@ class Observed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock = asyncio.get_running_loop().time
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-        record = RequestRecord(
-            request_id=request_id,
-            method=scope["method"],
-            path=scope["path"],
-            began=clock(),
-            headers=_logged(headers),
-            drop=scope.get("extensions", {}).get(DROP, {}).get("drop"),
-        )
+        extensions = scope.get("extensions", {})
+        record = new_record(scope["method"], scope["path"], Headers(scope=scope), clock())
+        record.drop = extensions.get(DROP, {}).get("drop")
+        read_out = extensions.get(READ_OUT, {}).get("read_out")
         body_until = record.began + self._traffic.limits.body_seconds
         body_complete = False
 
@@ -92,12 +82,22 @@ class Observed:
         async def observed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
             elif not message.get("more_body", False):
+                body = message.get("body", b"")
+                at = 0
+                for at in range(_PIECE_BYTES, len(body), _PIECE_BYTES):
+                    await timed(send({**message, "body": body[at - _PIECE_BYTES : at], "more_body": True}))
+                message["body"] = body[at:]
                 record.answer_complete = True
+            await timed(send(message))
+            if record.answer_complete and read_out is not None:
+                await timed(read_out())
+
+        async def timed(sending: Awaitable[None]) -> None:
             record.unsent = 0
             record.sending_since = clock()
-            await send(message)
+            await sending
             record.sending_since = 0.0
 
         current.set(record)
@@ -111,6 +111,18 @@ class Observed:
             logger.exception("%s %s failed", scope["method"], scope["path"])
         finally:
             self._traffic.end(record, clock())
+
+
+class _CorsGate(CORSMiddleware):
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        message = f"{bytes(response.body).decode()}: the server's --cors-origins name who may ask"
+        error = ApiError(400, "cors_refused", message)
+        note_error(error)
+        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        return Response(error.body(), error.status, kept, "application/json")
 
 
 class Refusals:
@@ -164,12 +176,3 @@ async def _in_time(receive: Receive, until: float, seconds: float) -> Message:
         raise ApiError(
             408, "body_timeout", f"the body did not arrive within {seconds:g} s", headers={"connection": "close"}
         ) from None
-
-
-def _logged(headers: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for header, field in LOGGED_HEADERS.items():
-        value = headers.get(header)
-        if value is not None and _TRACE.fullmatch(value):
-            found[field] = value
-    return found

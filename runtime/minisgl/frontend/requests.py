@@ -14,6 +14,7 @@ import msgspec
 from minisgl.frontend.bodies import (
     CONSTRAINTS,
     GRAMMARS,
+    MAX_ASKED_TOKENS,
     MAX_CHOICES,
     MAX_COPIED_BYTES,
     MAX_PROMPTS,
@@ -146,8 +147,8 @@ def parse_native(body: bytes, defaults: SamplingDefaults) -> Asked:
     assert source is not None
     prompts = list(_prompts(source, given[0]))
     n = sampling.n or 1
-    _check_choices(prompts, n, "sampling_params.n", len(body))
     max_tokens = sampling.max_new_tokens or NATIVE_MAX_TOKENS
+    _check_choices(prompts, n, max_tokens, "sampling_params.n", len(body))
     _check_min_tokens(sampling.min_new_tokens, max_tokens, "sampling_params.min_new_tokens")
     return Asked(
         kind="native",
@@ -183,7 +184,7 @@ def _asked(
         if getattr(body, name) is not None:
             raise unsupported(name, _NO_GRAMMAR)
     n = body.n or 1
-    _check_choices(prompts, n, "n", len(raw))
+    _check_choices(prompts, n, max_tokens, "n", len(raw))
     _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
     bias = {token: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, b)) for token, b in (body.logit_bias or {}).items()}
     options = body.stream_options
@@ -260,9 +261,16 @@ def _check_response_format(value: dict[str, Any] | None) -> None:
     raise invalid("response_format.type", 'expected "text"')
 
 
-def _check_choices(prompts: list[Prompt], n: int, param: str, body_bytes: int) -> None:
-    if len(prompts) * n > MAX_CHOICES:
+def _check_choices(prompts: list[Prompt], n: int, max_tokens: int | None, param: str, body_bytes: int) -> None:
+    choices = len(prompts) * n
+    if choices > MAX_CHOICES:
         raise invalid(param, f"expected at most {MAX_CHOICES} choices, n for each of {len(prompts)} prompts")
+    if n > 1 and max_tokens is not None and choices * max_tokens > MAX_ASKED_TOKENS:
+        raise invalid(
+            param,
+            f"{choices} choices of up to {max_tokens} tokens are more than {MAX_ASKED_TOKENS} in all: "
+            f"ask for fewer choices, or for at most {MAX_ASKED_TOKENS // choices} tokens each",
+        )
     if n > 1 and body_bytes * n > MAX_COPIED_BYTES:
         raise invalid(param, f"expected at most {MAX_COPIED_BYTES // body_bytes} choices of prompts as long as these")
 

@@ -64,7 +64,9 @@ class FrontendServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker_error: BaseException | None = None
         self._server = _server(
-            create_app(self._tokenizers, config), math.ceil(config.drain_seconds) + _BREAK_OFF_SECONDS
+            create_app(self._tokenizers, config),
+            math.ceil(config.drain_seconds) + _BREAK_OFF_SECONDS,
+            self._tokenizers.traffic,
         )
         self._admin: _Beside | None = None
         if config.admin_port is not None:
@@ -215,11 +217,12 @@ class _Server(uvicorn.Server):
             self.on_started()
 
 
-def _server(app: ASGIApp, shutdown_seconds: int) -> _Server:
+def _server(app: ASGIApp, shutdown_seconds: int, traffic: Traffic | None = None) -> _Server:
+    """`traffic`: that of `app`, where its requests are counted and logged."""
     return _Server(
         uvicorn.Config(
             app,
-            http=Connection,
+            http=partial(Connection, traffic=traffic),  # type: ignore[arg-type]
             loop="none",
             ws="none",
             lifespan="off",

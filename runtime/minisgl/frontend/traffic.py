@@ -8,11 +8,14 @@ context, and tokenizer links report what arrives for it.
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Final, Literal
 
 import msgspec
+from starlette.datastructures import Headers
 
 from minisgl.frontend import access_log
 from minisgl.frontend.admission import Admission
@@ -26,6 +29,10 @@ from minisgl.wire.text import Finished, Generate, ServedModel
 Phase = Literal["reading", "tokenizing", "waiting", "generating"]
 PHASES: Final[tuple[Phase, ...]] = ("reading", "tokenizing", "waiting", "generating")
 """Of the body; until the scheduler has queued it; until its first token; until its end."""
+
+
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_TRACE: Final = re.compile(r"[\x20-\x7e]{1,128}")
 
 
 class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
@@ -74,6 +81,23 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
         if self.exchange is not None:
             self.error_code = error.code
             self.exchange.fail(error)
+
+
+def new_record(method: str, path: str, headers: Headers, began: float) -> RequestRecord:
+    """With the client's `x-request-id`, or a new one."""
+    given = headers.get("x-request-id", "")
+    logged = {}
+    for header, field in access_log.LOGGED_HEADERS.items():
+        value = headers.get(header)
+        if value is not None and _TRACE.fullmatch(value):
+            logged[field] = value
+    return RequestRecord(
+        request_id=given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16),
+        method=method,
+        path=path,
+        began=began,
+        headers=logged,
+    )
 
 
 class Progress(msgspec.Struct, eq=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from minisgl.frontend import connection
 from minisgl.wire.messages import Ack, FirstTokenWait, FromScheduler, Submit
 from support.fake_scheduler import WAIT_SECONDS, answer_with, row
 from support.frontend_stack import FrontendStack, ids
@@ -144,6 +146,48 @@ def test_a_stream_that_breaks_off(make_stack: MakeStack, lines: Lines) -> None:
         list(lines_of_answer)
     ((message, fields),) = lines.wait_for(1)
     assert (message, fields["code"], fields["phase"]) == ("failed", "shutting_down", "generating")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code", "path"),
+    [
+        (
+            b"GET /v1/models?a HTTP/1.1\r\nx-request-id: mine\r\nx: " + b"a" * 40_000,
+            431,
+            "headers_too_large",
+            True,
+        ),
+        (b"GET /v1/models HTTP/1.1\r\nx-request-id: mine\r\ncontent-length: -1\r\n\r\n", 400, "invalid_http", True),
+        (b"GET /v1/models HTTP/1.1\r\nx-request-id: mine\r\nhost:", 408, "head_timeout", True),
+        (b"\x16\x03\x01\x02\x00", 400, "invalid_http", False),
+    ],
+    ids=["large", "wrong", "late", "no HTTP"],
+)
+def test_what_is_refused_before_it_is_a_request(
+    make_stack: MakeStack,
+    lines: Lines,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: bytes,
+    status: int,
+    code: str,
+    path: bool,
+) -> None:
+    if code == "head_timeout":
+        monkeypatch.setattr(connection, "HEAD_SECONDS", 0.5)
+    stack = make_stack()
+    with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
+        client.sendall(sent)
+        answer = b""
+        while data := client.recv(65536):
+            answer += data
+    ((message, fields),) = lines.wait_for(1)
+    assert (message, fields["status"], fields["code"]) == ("failed", status, code)
+    assert b"\r\nx-request-id: %s\r\n" % fields["request_id"].encode() in answer
+    if path:
+        assert (fields["method"], fields["path"], fields["request_id"]) == ("GET", "/v1/models", "mine")
+    else:
+        assert (fields["method"], fields["path"], len(fields["request_id"])) == ("", "", 32)
+    assert f'code="{code}"}} 1\n' in stack.http.get("/metrics").text
 
 
 def test_control_characters_do_not_reach_the_log(make_stack: MakeStack, lines: Lines) -> None:

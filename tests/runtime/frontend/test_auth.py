@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,7 +113,10 @@ def test_browsers_may_use_it_from_listed_origins_only(make_stack: MakeStack, key
     assert allowed.headers["access-control-allow-origin"] == "https://a.example"
     assert "access-control-allow-credentials" not in allowed.headers
     other = stack.http.options("/v1/chat/completions", headers=preflight | {"origin": "https://b.example"})
-    assert other.status_code == 400
+    assert (other.status_code, other.json()["error"]["code"]) == (400, "cors_refused")
+    assert other.headers["x-request-id"] and "Origin" in other.headers["vary"]
+    assert "access-control-allow-origin" not in other.headers
+    assert re.search(r'request_errors_total{.*code="cors_refused"} 1$', stack.http.get("/metrics").text, re.MULTILINE)
     refused = stack.http.get("/v1/models", headers={"origin": "https://a.example"})
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "https://a.example", "a page can read why"

@@ -17,8 +17,9 @@ import msgspec
 import pytest
 
 from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server import FrontendServer, ServerError
-from minisgl.wire.messages import Abort, Ack, Submit
+from minisgl.wire.messages import Abort, Ack, Failed, Submit
 from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
 from support.frontend_stack import EOS, FrontendStack, ids
 
@@ -106,6 +107,19 @@ def test_a_dead_worker_fails_its_answers(make_stack: MakeStack) -> None:
     stack.wait_until_ready(False)
     stack.start_worker(0)
     stack.wait_until_ready()
+
+
+def test_an_engine_that_gives_this_server_up_is_a_lost_one(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    streamed, whole = two_answers(stack)
+    stack.scheduler.send(Failed(b"", "client_dropped", "it does not read what it asked for"))
+    assert_broken(streamed, whole, "client_dropped")
+
+
+@pytest.mark.parametrize("code", ["engine_stalled", "draining", "wire_version"])
+def test_lost_engines_are_worth_another_try(code: str) -> None:
+    error = ApiError.of_code(code, "the engine is lost")
+    assert (error.status, error.headers["retry-after"]) == (503, "1")
 
 
 def test_a_message_from_outside_fails_all_answers(make_stack: MakeStack) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -15,9 +16,10 @@ from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.exchange import Exchange
 from minisgl.frontend.traffic import RequestRecord, Traffic
 from minisgl.frontend.watchdog import check
-from minisgl.wire.messages import Abort, Ack, Status, Submit
-from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, card, row
+from minisgl.wire.messages import Abort, Ack, FromScheduler, Status, Submit
+from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
 from support.frontend_stack import FrontendStack, ids
+from support.served import eventually
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -108,20 +110,38 @@ def test_bodies_that_no_parser_should_meet(stack: FrontendStack, body: bytes) ->
     assert not stack.scheduler.received(Submit)
 
 
-def test_a_client_that_does_not_read_is_dropped(make_stack: MakeStack) -> None:
+def narrow_listener() -> int:
+    """A bound socket. Its connections inherit the size of its buffer, so that little is enough to fill them."""
     with socket.socket() as listener:
-        # Connections inherit it, so that little is enough to fill them.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         listener.bind(("127.0.0.1", 0))
-        stack = make_stack(limits=RequestLimits(send_seconds=2.0), socket_fd=listener.detach())
+        return listener.detach()
+
+
+def narrow_client(stack: FrontendStack) -> socket.socket:
+    client = socket.socket()
+    client.settimeout(WAIT_SECONDS)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", stack.server.port))
+    return client
+
+
+def serve_long_name(stack: FrontendStack, answer: Callable[[Submit], list[FromScheduler]]) -> None:
+    """Of a model whose name makes the events of streams large: it is in each."""
     stack.scheduler.close()
     stack.wait_until_ready(False)
-    # Its name is in every event, which makes them large.
-    stack.scheduler = FakeScheduler(stack.scheduler_address, card("long" * 1000), lambda submit: [Ack(submit.id)])
+    stack.scheduler = FakeScheduler(stack.scheduler_address, card("long" * 1000), answer)
     stack.wait_until_ready()
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", stack.server.port))
+
+
+def in_flight(stack: FrontendStack) -> set[RequestRecord]:
+    return stack.server._tokenizers.traffic.in_flight
+
+
+def test_a_client_that_does_not_read_is_dropped(make_stack: MakeStack) -> None:
+    stack = make_stack(limits=RequestLimits(send_seconds=2.0), socket_fd=narrow_listener())
+    serve_long_name(stack, lambda submit: [Ack(submit.id)])
+    with narrow_client(stack) as client:
         client.sendall(post(b'{"prompt": "a", "stream": true, "max_tokens": 200}'))
         (submit,) = stack.scheduler.wait_for(Submit)
         for index in range(150):
@@ -130,6 +150,54 @@ def test_a_client_that_does_not_read_is_dropped(make_stack: MakeStack) -> None:
             stack.http.get("/health")
         assert stack.scheduler.wait_for(Abort)[0].id == submit.id
         assert re.search(r"^minisgl:slow_clients_total\S* 1$", stack.http.get("/metrics").text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        # More than the server writes at once, and less.
+        ("/tokenize", b'{"prompt": "%s"}' % (b"a " * 200_000)),
+        ("/tokenize", b'{"prompt": "%s"}' % (b"a " * 8_000)),
+        ("/v1/completions", b'{"prompt": "a", "stream": true, "max_tokens": 1, "n": 10}'),
+    ],
+    ids=["large", "small", "stream"],
+)
+def test_a_client_that_does_not_read_the_end_is_dropped(
+    make_stack: MakeStack, path: str, body: bytes, connection: str
+) -> None:
+    stack = make_stack(limits=RequestLimits(send_seconds=1.0), socket_fd=narrow_listener())
+    serve_long_name(stack, answer_with(ids("a")))
+    with narrow_client(stack) as client:
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: {connection}\r\ncontent-length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        eventually(lambda: bool(re.search(r"^minisgl:slow_clients_total\S* 1$", metrics(stack), re.MULTILINE)))
+        eventually(lambda: not [record for record in in_flight(stack) if record.path == path])
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(65536):
+                continue
+
+
+def test_a_client_that_reads_slowly_has_the_time_anew_for_each_part(make_stack: MakeStack) -> None:
+    stack = make_stack(socket_fd=narrow_listener())
+    body = b'{"prompt": "%s"}' % (b"a " * 200_000)
+    with narrow_client(stack) as client:
+        client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        answer = client.recv(65536)
+        (record,) = [one for one in in_flight(stack) if one.path == "/tokenize"]
+        length = answer.index(b"\r\n\r\n") + 4 + int(re.findall(rb"content-length: (\d+)", answer)[0])
+        begins = {record.sending_since}
+        while len(answer) < length:
+            data = client.recv(65536)
+            assert data
+            answer += data
+            begins.add(record.sending_since)
+    assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["tokens"]) == 200_001
+    assert len(begins) > 5
+
+
+def metrics(stack: FrontendStack) -> str:
+    return stack.http.get("/metrics").text
 
 
 def status(**changes: int) -> Status:

@@ -52,8 +52,10 @@ def is_accepted(parse: Any, body: dict[str, Any]) -> bool:
 
 
 def compares(body: dict[str, Any]) -> bool:
-    """Whether two numbers of the body must be in an order, which no schema can say."""
-    return any(body.get(name) is not None for name in ("min_tokens", "min_new_tokens", "best_of"))
+    """Whether two numbers of the body must fit together, which no schema can say."""
+    given = {name for name, value in body.items() if value is not None}
+    most = {"max_tokens", "max_completion_tokens", "max_new_tokens"}
+    return bool(given & {"min_tokens", "min_new_tokens", "best_of"}) or ("n" in given and bool(given & most))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,9 +12,11 @@ import pytest
 from minisgl import __version__
 from minisgl.frontend.bodies import GRAMMARS, NativeSampling
 from minisgl.wire.messages import Submit
+from support import frontend_stack
 from support.fake_scheduler import answer_with
 from support.frontend_stack import EOS, TEMPLATE, TOKENIZER, FrontendStack, ids
 from support.scored_answers import scored_answer
+from support.tiny_tokenizers import byte_fallback
 
 
 def post(stack: FrontendStack, path: str, body: dict[str, Any], status: int = 200) -> Any:
@@ -35,6 +38,28 @@ def test_tokenize_messages(stack: FrontendStack, begun: bool) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": begun}
     text = "<|im_start|>user\nHi<|im_end|>\n" + "<|im_start|>assistant\n" * begun
     assert post(stack, "/tokenize", body)["tokens"] == ids(text)
+
+
+def test_special_tokens(make_stack: Callable[..., FrontendStack], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text has those of the tokenizer, and a conversation those of its template, unless asked otherwise."""
+    tokenizer = byte_fallback()
+    monkeypatch.setattr(frontend_stack, "TOKENIZER", tokenizer)
+    stack = make_stack()
+    bos = tokenizer.token_to_id("<s>")
+    for body, default in (({"prompt": "Hi"}, True), ({"messages": [{"role": "user", "content": "Hi"}]}, False)):
+        bare = post(stack, "/tokenize", body | {"add_special_tokens": False})["tokens"]
+        assert bare and bos not in bare
+        assert post(stack, "/tokenize", body | {"add_special_tokens": True})["tokens"] == [bos, *bare]
+        assert post(stack, "/tokenize", body)["tokens"] == [bos, *bare][not default :]
+
+
+def test_variables_of_the_template(stack: FrontendStack) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert post(stack, "/tokenize", body)["tokens"] == ids(text)
+    assert post(stack, "/tokenize", body | {"chat_template_kwargs": {"note": "Be brief."}})["tokens"] == ids(
+        f"Be brief.{text}"
+    )
 
 
 def test_detokenize(stack: FrontendStack) -> None:

@@ -172,6 +172,31 @@ def test_chat_bodies(stack: FrontendStack, body: dict[str, Any], param: str, cod
     assert (error["param"], error["code"]) == (param, code)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "change", "param"),
+    [
+        ("/v1/chat/completions", CHAT | {"n": 128}, {"max_tokens": 32769}, "n"),
+        ("/v1/completions", {"prompt": ["a"] * 128, "n": 8}, {"max_tokens": 4097}, "n"),
+        ("/v1/completions", {"prompt": ["a"] * 128}, {"max_tokens": 32769, "n": 2}, "n"),
+        ("/generate", {"text": "a"}, {"sampling_params": {"n": 128, "max_new_tokens": 32769}}, "sampling_params.n"),
+    ],
+)
+def test_many_choices_of_many_tokens(
+    stack: FrontendStack, path: str, body: dict[str, Any], change: dict[str, Any], param: str
+) -> None:
+    error = error_of(stack.http.post(path, json=body | change), 400)
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+    assert "4194304" in error["message"] and "fewer choices" in error["message"]
+
+
+def test_one_choice_may_ask_for_any_number_of_tokens(stack: FrontendStack) -> None:
+    """The model's context bounds it."""
+    body = {"prompt": ["a"] * 128, "max_tokens": 32769}
+    assert error_of(stack.http.post("/v1/completions", json=body), 400)["code"] == "context_length_exceeded"
+    body["max_tokens"], body["n"] = 4096, 8
+    assert error_of(stack.http.post("/v1/completions", json=body), 400)["code"] == "context_length_exceeded"
+
+
 def test_many_choices_of_a_long_prompt(stack: FrontendStack) -> None:
     """Each takes its prompt along."""
     body = {"prompt": [1] * 600_000, "n": 60}

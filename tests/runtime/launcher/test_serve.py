@@ -107,28 +107,55 @@ def test_without_restarts_a_death_ends_streams_and_server(serve: Serve) -> None:
     assert last["message"].startswith("rank0 (pid")
 
 
-def test_second_signal_breaks_streams_off(serve: Serve) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_breaks_streams_off(number: signal.Signals, serve: Serve) -> None:
     served = serve("--drain-timeout", "600")
     served.wait_until_ready()
     stream = _long_stream(served)
     next(stream)
-    served.popen.send_signal(signal.SIGINT)
+    served.popen.send_signal(number)
     eventually(lambda: any("a second signal ends them" in line["message"] for line in served.lines()))
-    served.popen.send_signal(signal.SIGINT)
+    served.popen.send_signal(number)
     with pytest.raises(openai.OpenAIError):
         list(stream)
-    assert served.popen.wait(30) == 0
+    assert served.popen.wait(5) == 0
     assert served.children() == {}
 
 
-def test_a_broken_checkpoint_is_named_in_one_line(serve: Serve, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(tiny_checkpoint(), broken)
-    for weights in broken.glob("*.safetensors"):
+def _without_weights(checkpoint: Path) -> str:
+    for weights in checkpoint.glob("*.safetensors"):
         weights.unlink()
-    served = serve(model=broken)
+    return f"{checkpoint} holds no weights"
+
+
+def _with_weights_cut_off(checkpoint: Path) -> str:
+    weights = checkpoint / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1000)
+    return f"{weights} is cut off"
+
+
+def _of_an_unknown_architecture(checkpoint: Path) -> str:
+    config = checkpoint / "config.json"
+    config.write_text(config.read_text().replace("Qwen3ForCausalLM", "NoSuchForCausalLM"))
+    return "architecture NoSuchForCausalLM is not supported"
+
+
+def _with_a_broken_tokenizer(checkpoint: Path) -> str:
+    tokenizer = checkpoint / "tokenizer.json"
+    os.truncate(tokenizer, 100)
+    return f"{tokenizer} cannot be read"
+
+
+@pytest.mark.parametrize(
+    "broken", [_without_weights, _with_weights_cut_off, _of_an_unknown_architecture, _with_a_broken_tokenizer]
+)
+def test_a_broken_checkpoint_is_named_in_one_line(broken: Callable[[Path], str], serve: Serve, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "broken"
+    shutil.copytree(tiny_checkpoint(), checkpoint)
+    words = broken(checkpoint)
+    served = serve(model=checkpoint)
     assert served.popen.wait(60) == 1
-    assert served.lines()[-1]["message"].startswith("rank0: ")
+    assert words in served.lines()[-1]["message"]
     assert "Traceback" not in served.log.read_text()
 
 

@@ -23,6 +23,13 @@ _TESTS = Path(__file__).parents[2]
 _RUNTIME = _TESTS.parent / "runtime"
 
 
+END_SECONDS = 10.0
+"""Promised from a death in a group that runs to the end of all of it."""
+
+BREAK_OFF_SECONDS = 5.0
+"""The same from a second signal."""
+
+
 class Launched:
     """A launcher with its group, and what it said."""
 
@@ -57,7 +64,7 @@ class Launched:
         eventually(lambda: words in self.log.read_text())
 
     def wait_for_end(self, seconds: float = 30.0) -> int:
-        """Ten seconds after the last thing that happens are what is promised."""
+        """The exit code. The time is also for starts that are still under way, on a busy machine."""
         return self.popen.wait(seconds)
 
     def gone(self) -> bool:
@@ -125,7 +132,7 @@ def test_without_restarts_any_death_ends_everything_and_is_named(
     launched.wait_until_ready()
     assert Path(f"/proc/{launched.pids[victim]}/comm").read_text() == f"minisgl-{victim}"[:15] + "\n"
     os.kill(launched.pids[victim], signal.SIGKILL)
-    assert launched.wait_for_end() == 1
+    assert launched.wait_for_end(END_SECONDS) == 1
     assert launched.gone()
     log = launched.log.read_text()
     assert f"restarts_exhausted: {victim} (pid {launched.pids[victim]}) was killed by signal 9 (SIGKILL)" in log
@@ -215,15 +222,16 @@ def test_drain_lasts_until_the_frontend_is_done(launch: Start, spec: Spec, tmp_p
     assert launched.gone()
 
 
-def test_second_signal_ends_the_drain(launch: Start, spec: Spec, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_ends_the_drain(number: signal.Signals, launch: Start, spec: Spec, tmp_path: Path) -> None:
     launched = launch(
         spec("rank0", "serve"), spec("frontend", "front", drain_until=str(tmp_path / "never")), drain_timeout=600.0
     )
     launched.wait_until_ready()
-    launched.popen.send_signal(signal.SIGINT)
+    launched.popen.send_signal(number)
     eventually((tmp_path / "draining").exists)
-    launched.popen.send_signal(signal.SIGINT)
-    assert launched.wait_for_end() == 0
+    launched.popen.send_signal(number)
+    assert launched.wait_for_end(BREAK_OFF_SECONDS) == 0
     assert launched.gone()
 
 
@@ -235,7 +243,7 @@ def test_death_of_an_engine_during_the_drain_reaches_the_frontend(launch: Start,
     launched.popen.send_signal(signal.SIGTERM)
     eventually((tmp_path / "draining").exists)
     os.kill(launched.pids["rank0"], signal.SIGKILL)
-    assert launched.wait_for_end() == 1
+    assert launched.wait_for_end(END_SECONDS) == 1
     assert "rank0" in (tmp_path / "failed").read_text()
     assert launched.gone()
 
@@ -302,7 +310,7 @@ def test_more_deaths_than_allowed_end_everything_with_their_history(launch: Star
     os.kill(launched.pids["tokenizer0"], signal.SIGKILL)
     launched.wait_for_words("tokenizer0 is back")
     os.kill(launched.pids["rank1"], signal.SIGTERM)
-    assert launched.wait_for_end() == 1
+    assert launched.wait_for_end(END_SECONDS) == 1
     assert launched.gone()
     log = launched.log.read_text()
     assert f"restarts_exhausted: rank1 (pid {launched.pids['rank1']}) was killed by signal 15 (SIGTERM)" in log
@@ -351,5 +359,4 @@ def test_nothing_survives_a_launcher_that_is_killed(launch: Start, spec: Spec) -
     launched = launch(*_group(spec))
     launched.wait_until_ready()
     launched.popen.kill()
-    launched.popen.wait()
-    eventually(launched.gone, 30)
+    eventually(launched.gone, END_SECONDS)
