@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import ssl
@@ -55,9 +56,11 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Streams that had some chunks, and not more than MOST_CHUNKS, when the process was killed."""
     outcomes: Counter[str]
     not_ready_seconds: float
-    """From the kill to the first answer of /ready that is not 200; 0 where there is nobody to answer."""
+    """From the kill to the first answer of /ready that is not 200; 0 where there is nobody to answer, infinite where
+    it was 200 all the time."""
     back_seconds: float
-    """From the kill to the first 200 of /ready after that; for a launcher, until nothing was left of it."""
+    """From the kill to the first 200 of /ready after that, infinite where none came; for a launcher, until nothing was
+    left of it."""
 
     @property
     def faults(self) -> list[str]:
@@ -66,15 +69,19 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
             bad.append(f"only {self.started} streams had tokens out")
         if self.outcomes["whole"] > STREAMS + PLAIN - self.started:
             bad.append("streams with much to come were whole")
+        if math.isinf(self.not_ready_seconds):
+            bad.append("/ready was 200 all the time")
+        elif math.isinf(self.back_seconds):
+            bad.append("it did not become ready again")
         return bad
 
     @property
     def late(self) -> list[str]:
         """Promises about time that were not kept."""
         late = []
-        if self.not_ready_seconds > 1.0:
+        if 1.0 < self.not_ready_seconds < math.inf:
             late.append(f"/ready was 200 for {self.not_ready_seconds:.2f} s")
-        if self.back_seconds > (10.0 if self.victim == "launcher" else 60.0):
+        if (10.0 if self.victim == "launcher" else 60.0) < self.back_seconds < math.inf:
             late.append(f"it took {self.back_seconds:.1f} s")
         return late
 
@@ -144,7 +151,7 @@ class Client(threading.Thread):
 def _watch_readiness(url: str, killed_at: float, *, not_ready: bool) -> tuple[float, float]:
     """Seconds from the kill to the first answer of /ready that is not 200, and to the first 200 after that. With
     `not_ready` nobody can answer at first: whoever asks waits in the launcher's socket."""
-    not_ready_seconds = 0.0 if not_ready else float("inf")
+    not_ready_seconds = 0.0 if not_ready else math.inf
     while time.monotonic() < killed_at + 120:
         asked = time.monotonic()
         try:
@@ -153,10 +160,10 @@ def _watch_readiness(url: str, killed_at: float, *, not_ready: bool) -> tuple[fl
             ready = False
         if not ready:
             not_ready_seconds = min(not_ready_seconds, asked - killed_at)
-        elif not_ready_seconds < float("inf"):
+        elif not_ready_seconds < math.inf:
             return not_ready_seconds, time.monotonic() - killed_at
         time.sleep(0.005)
-    return not_ready_seconds, float("inf")
+    return not_ready_seconds, math.inf
 
 
 def kill_one(served: Served, victim: str) -> Round:

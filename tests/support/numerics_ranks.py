@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 import zmq
 
@@ -29,7 +30,8 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.launcher.ranks import FollowerConfig, follower_configs, rank0_config
-from minisgl.wire.plan import StepPlan, StepResult
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from support.numerics_run import full_of_nan
 
 
 class Followed(msgspec.Struct, frozen=True):
@@ -38,6 +40,10 @@ class Followed(msgspec.Struct, frozen=True):
     parameter_bytes: int
     results: str
     """Hash of the plans' sampled rows and their tokens, in the order of steps."""
+    audited_pages: int
+    """How many times a page that nobody owned was looked at; 0 on rank 0, where the outcome of the case has it."""
+    dirty_steps: list[int]
+    """Those in which such a page was not full of NaN."""
 
 
 class Witness:
@@ -47,6 +53,11 @@ class Witness:
         self._engine = engine
         self._hash = hashlib.sha256()
         self._rows: dict[int, bytes] = {}
+        self._unowned = np.ones(engine.limits.num_pages, np.bool_)
+        """As far as plans say: a page counts from the plan that poisons it to the one that gives it to a row."""
+        self._to_audit: dict[int, IntArray] = {}
+        self._audited_pages = 0
+        self._are_nan: list[tuple[int, torch.Tensor]] = []
 
     @property
     def limits(self) -> EngineLimits:
@@ -58,18 +69,29 @@ class Witness:
 
     def launch(self, plan: StepPlan) -> Any:
         self._rows[plan.step] = plan.sampled_slots.tobytes()
+        self._unowned[plan.poison_pages] = True
+        self._unowned[plan.page_updates[2]] = False
+        self._to_audit[plan.step] = np.flatnonzero(self._unowned).astype(np.int32)
         return self._engine.launch(plan)
 
     def collect(self, handle: Any) -> StepResult:
         result = self._engine.collect(handle)
+        self._to_audit.pop(result.step, None)
         self._hash.update(self._rows.pop(result.step) + result.tokens.tobytes())
         return result
 
     def close(self) -> None:
         self._engine.close()
 
+    def audit(self, plan: StepPlan, logits: torch.Tensor) -> None:
+        """A tap of logits, called when the step has run."""
+        pages = self._to_audit.pop(plan.step)
+        self._are_nan.append((plan.step, full_of_nan(self._engine.runner.kv, pages)))
+        self._audited_pages += len(pages)
+
     def followed(self) -> Followed:
-        return Followed(self.stats.parameter_bytes, self._hash.hexdigest())
+        dirty = [step for step, is_nan in self._are_nan if not is_nan]
+        return Followed(self.stats.parameter_bytes, self._hash.hexdigest(), self._audited_pages, dirty)
 
 
 @dataclass
@@ -112,7 +134,10 @@ class SecondRank:
                 raise
         line = process.stdout.readline()
         assert line, f"rank 1 ended with exit code {process.wait()}"
-        pair.followed = [witness.followed(), msgspec.json.decode(line, type=Followed)]
+        followed = msgspec.json.decode(line, type=Followed)
+        assert followed.audited_pages > 0
+        assert not followed.dirty_steps, f"steps {followed.dirty_steps}: a free page of rank 1 is not filled with NaN"
+        pair.followed = [witness.followed(), followed]
 
     def close(self) -> None:
         if self._process is not None:
@@ -139,9 +164,9 @@ def main() -> None:
 
         def create(engine: EngineConfig = config.engine, witnesses: list[Witness] = witnesses) -> Witness:
             rank = create_engine(engine)
-            # Gathering the logits that rank 0 shows takes both ranks.
-            rank.runner.logits_tap = lambda plan, logits: None
             witnesses.append(Witness(rank))
+            # Gathering the logits that rank 0 shows takes both ranks.
+            rank.runner.logits_tap = witnesses[0].audit
             return witnesses[0]
 
         follower.run(config.plans, create, ready=lambda address: None, stop=threading.Event())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from minisgl.attention.batch import PagedKV
 from minisgl.config import SchedulerConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
@@ -105,19 +106,16 @@ class Observer:
     def close(self) -> None:
         self._engine.close()
 
-    def tap(self, kv: tuple[torch.Tensor, torch.Tensor]) -> Callable[[StepPlan, torch.Tensor], None]:
-        """Called by the engine's thread with the logits of each step; `kv` is the pool's keys and values,
-        [layers, pages + 1, page_size, heads, head_dim]."""
+    def tap(self, kv: PagedKV) -> Callable[[StepPlan, torch.Tensor], None]:
+        """Called by the engine's thread with the logits of each step."""
 
         def on_logits(plan: StepPlan, logits: torch.Tensor) -> None:
             for key, row in zip(self._sampled.pop(plan.step), logits, strict=True):
                 assert key not in self._outcome.logits, "a token was sampled twice"
                 self._outcome.logits[key] = row.clone()
-            free = torch.from_numpy(self._free.pop(plan.step)).long().to(logits.device)
-            for part in kv:
-                # One element of each position is enough: a position's heads are written together. Looked at when all
-                # has run, for the host must not wait for a device here: steps would no longer overlap.
-                self._outcome.unowned_are_nan.append((plan.step, part[:, free, :, 0, 0].isnan().all()))
+            free = self._free.pop(plan.step)
+            # Looked at when all has run, for the host must not wait for a device here: steps would no longer overlap.
+            self._outcome.unowned_are_nan.append((plan.step, full_of_nan(kv, free)))
             self._outcome.audited_pages += len(free)
 
         return on_logits
@@ -153,6 +151,12 @@ class Observer:
         return _number(request.id)
 
 
+def full_of_nan(kv: PagedKV, pages: IntArray) -> torch.Tensor:
+    """Whether all of these pages is; the answer stays on the pool's device."""
+    index = torch.from_numpy(pages).long().to(kv.keys.device)
+    return kv.keys[:, index].isnan().all() & kv.values[:, index].isnan().all()
+
+
 def serve(
     work: Workload, config: SchedulerConfig, engine: Engine, shown: CpuEngine | CudaEngine | None = None
 ) -> Outcome:
@@ -163,7 +167,7 @@ def serve(
     outcome.counters = scheduler.counters
     observer = Observer(engine, scheduler, work, outcome)
     if shown is not None:
-        shown.runner.logits_tap = observer.tap((shown.runner.kv.keys, shown.runner.kv.values))
+        shown.runner.logits_tap = observer.tap(shown.runner.kv)
     loop = StepLoop(scheduler, observer)
 
     def run(asks: dict[int, Ask]) -> None:

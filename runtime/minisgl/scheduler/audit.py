@@ -39,6 +39,9 @@ def check(scheduler: Scheduler) -> None:
     assert sorted(own) == np.flatnonzero(pool.owner == Owner.ROW).tolist(), "a row's page was not given back"
 
     assert table.num_in_use == len(rows)
+    assert sorted(table._free_rows) == np.flatnonzero(table.phase == Phase.EMPTY).tolist(), (
+        "a row is lost or free twice"
+    )
     alive = [r for r in table.requests if r is not None and table.phase[r.slot] != Phase.ENDING]
     assert len(alive) + len(scheduler.queue) == len(scheduler._alive)
 

@@ -144,3 +144,16 @@ def test_bench_frontend_counts_every_token(tmp_path: Path) -> None:
         # Never more; fewer where this machine was too busy to take them one by one.
         assert 0 < figures[f"events_per_token_{tokenizers}_tokenizers"] <= 1
     assert figures["metrics_ms_p50"] > 0
+
+
+def test_bench_scheduler_has_every_figure(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    assert main(f"bench scheduler --steps 50 --prefixes 100 --json {path}".split()) == 0
+    figures = json.loads(path.read_text())["figures"]
+    times = ("decode_step_cpu_ms", "decode_step_wall_ms")
+    ratios = ("ratio_50k_prefixes_to_plain", "ratio_reference_system_to_ours")
+    for name in (*times, *(f"{time}_50k_prefixes" for time in times), *ratios):
+        assert figures[name] > 0
+    assert figures["steps_without_eviction"] == 0, "the second run did not measure evictions"
+    assert figures["evicted_pages_per_step"] > 0
+    assert figures["cached_prefixes_at_end"] >= 100
