@@ -11,6 +11,8 @@ from support.kill_matrix import run
 
 # Several starts of several processes each, on a machine that may be busy with others.
 pytestmark = pytest.mark.timeout(600)
+SLACK = 3
+"""The same machine is why."""
 
 
 @pytest.mark.parametrize("victims", [("rank0", "tokenizer0", "frontend"), ("rank1",), ("launcher",)], ids="+".join)
@@ -20,4 +22,4 @@ def test_no_answer_is_truncated_and_the_server_comes_back(victims: tuple[str, ..
         rounds = run(victims, 1, Path(folder))
         assert list(Path(folder).glob("minisgl-*")) == []
     assert [round.victim for round in rounds] == list(victims)
-    assert [round.faults for round in rounds] == [[]] * len(victims)
+    assert [round.faults + round.late(SLACK) for round in rounds] == [[]] * len(victims)
