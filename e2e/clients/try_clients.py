@@ -4,7 +4,7 @@
     minisgl serve MODEL --port 8000
     python e2e/clients/try_clients.py http://127.0.0.1:8000
 
-A client that is not installed is left out of the table. The exit code is 1 when one did not get what it should.
+The exit code is 1 when a client is not installed or did not get what it should.
 """
 
 from __future__ import annotations
@@ -198,6 +198,8 @@ def main() -> int:
     for name, package, run in CLIENTS:
         version = _version(package)
         if version is None:
+            print(f"| {name} | not installed | |", flush=True)
+            failed += 1
             continue
         try:
             tried = run(endpoint)

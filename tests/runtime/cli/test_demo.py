@@ -56,7 +56,7 @@ def test_answers_equal_those_of_transformers(served: Served) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(demo_checkpoint())
     model: Any = AutoModelForCausalLM.from_pretrained(demo_checkpoint(), dtype=torch.float32)
     # Also questions that it was not taught: nonsense must be the same nonsense.
-    for question in (*(question for question, _ in _FIRST[:6]), "Why is the sky blue?", "is thre an API", "qwertz"):
+    for question in (*(question for question, _ in _FIRST), "Why is the sky blue?", "is thre an API", "qwertz"):
         chat = [{"role": "user", "content": question}]
         prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
         tokens = model.generate(**prompt, max_new_tokens=100, do_sample=False)[0, prompt["input_ids"].shape[1] :]
