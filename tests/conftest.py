@@ -7,11 +7,15 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from minisgl import logging as log
+
+if TYPE_CHECKING:
+    from support.numerics_ranks import SecondRank
 
 _TESTS = Path(__file__).parent
 
@@ -47,6 +51,16 @@ _LONGEST_FILES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {_TESTS / name: place for place, name in enumerate(_LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture(scope="module")
+def second_rank() -> Iterator[SecondRank]:
+    """The process of rank 1, for one engine of two ranks after the other."""
+    from support.numerics_ranks import SecondRank
+
+    rank = SecondRank()
+    yield rank
+    rank.close()
 
 
 @pytest.fixture(autouse=True)

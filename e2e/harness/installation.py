@@ -95,17 +95,19 @@ def publish_checkpoint(name: str, directory: Path) -> Path:
     return target
 
 
-def kill_operator() -> None:
-    """End its process with SIGKILL: it has no time to give its Lease back. Its pod goes with it, for a container that
-    was killed again and again is started ever later; the Deployment makes another one."""
+def kill_operator(name: str | None = None) -> None:
+    """End its process with SIGKILL, of this pod or of all: it has no time to give its Lease back. Its pod goes with it,
+    for a container that was killed again and again is started ever later; the Deployment makes another one."""
     pods = json.loads(kubectl("-n", NAMESPACE, "get", "pods", f"--selector={OPERATOR}", "-o", "json"))["items"]
     for pod in pods:
+        if name not in (None, pod["metadata"]["name"]):
+            continue
         for status in pod["status"].get("containerStatuses", []):
             container = status.get("containerID", "").removeprefix("containerd://")
             if "running" in status["state"]:
                 ctr(pod["spec"]["nodeName"], "task", "kill", "--signal=SIGKILL", container)
-    options = ["--force", "--grace-period=0", "--wait=false"]
-    kubectl("-n", NAMESPACE, "delete", "pods", f"--selector={OPERATOR}", *options)
+        options = ["--force", "--grace-period=0", "--wait=false", "--ignore-not-found"]
+        kubectl("-n", NAMESPACE, "delete", "pod", pod["metadata"]["name"], *options)
 
 
 def operator_report() -> str:

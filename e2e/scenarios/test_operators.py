@@ -43,7 +43,7 @@ def test_two_operators_are_one(namespace: Namespace, client: ClientPod, two_oper
     namespace.apply(cpu_model("demo", tensor=2))
     namespace.wait("its first pod", lambda: namespace.objects("pods", "app.kubernetes.io/instance=demo"))
     # In the middle of it the one that works ends as on a lost node: no word to the other.
-    kubectl("-n", installation.NAMESPACE, "delete", "pod", first, "--force", "--grace-period=0", "--wait=false")
+    installation.kill_operator(first)
     namespace.wait("another holder of the Lease", lambda: holder() not in ("", first))
     namespace.wait_for_condition("demo", "Ready")
     assert ask(client.openai("demo"), "demo") == ANSWER

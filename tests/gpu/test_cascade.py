@@ -17,7 +17,7 @@ from minisgl.scheduler import shared_prefixes
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix
 from support.dense_attention import DenseCase, Sequences, attention_shape
-from support.gpu_engine import Answer, answer, assert_equal_where_the_gap_allows, engine_config
+from support.gpu_engine import Answer, answer, assert_bitwise_equal, assert_equal_where_the_gap_allows, engine_config
 from support.plans import Segment, make_plan, new_row
 from support.random_load import RandomLoad, config
 
@@ -201,9 +201,7 @@ def test_a_graph_gives_bitwise_what_an_eager_step_gives(checkpoint: Path) -> Non
     if replayed.stats.decode_backend == "torch":
         pytest.skip("no backend that can be captured is here")
     assert (eager.stats.graph_replays, replayed.stats.graph_replays) == (0, 11)
-    assert replayed.tokens == eager.tokens
-    for ours, theirs in zip(replayed.logits, eager.logits, strict=True):
-        assert torch.equal(ours, theirs)
+    assert_bitwise_equal(eager, replayed)
 
 
 @pytest.mark.captures

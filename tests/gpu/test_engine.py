@@ -15,7 +15,14 @@ from minisgl.engine.engine import create_engine
 from minisgl.engine.errors import EngineError
 from minisgl.models.tiny import TINY_ARCHS
 from minisgl.wire.plan import StepPlan
-from support.gpu_engine import Answer, answer, assert_equal_where_the_gap_allows, engine_config, run
+from support.gpu_engine import (
+    Answer,
+    answer,
+    assert_bitwise_equal,
+    assert_equal_where_the_gap_allows,
+    engine_config,
+    run,
+)
 from support.numerics_compare import ROUNDED
 from support.plans import Segment, make_plan, new_row
 
@@ -78,9 +85,7 @@ def _with_and_without_graphs(checkpoint: Path, backends: str) -> Iterator[tuple[
 @pytest.mark.parametrize("backends", ["auto", "flashinfer,xqa", "torch,xqa"])
 def test_a_graph_gives_bitwise_what_an_eager_step_gives(checkpoint: Path, backends: str) -> None:
     for _, eager, replayed in _with_and_without_graphs(checkpoint, backends):
-        assert replayed.tokens == eager.tokens
-        for ours, theirs in zip(replayed.logits, eager.logits, strict=True):
-            assert torch.equal(ours, theirs)
+        assert_bitwise_equal(eager, replayed)
 
 
 @pytest.mark.parametrize("arch", TINY_ARCHS)
@@ -88,9 +93,7 @@ def test_a_graph_of_any_architecture_gives_bitwise_what_an_eager_step_gives(
     arch: str, wide_checkpoint: Callable[[str], Path]
 ) -> None:
     for _, eager, replayed in _with_and_without_graphs(wide_checkpoint(arch), "auto"):
-        assert replayed.tokens == eager.tokens
-        for ours, theirs in zip(replayed.logits, eager.logits, strict=True):
-            assert torch.equal(ours, theirs)
+        assert_bitwise_equal(eager, replayed)
 
 
 def test_a_planned_decode_can_be_captured(checkpoint: Path) -> None:

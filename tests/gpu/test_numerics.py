@@ -14,16 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl.config import DType, EngineConfig, SchedulerConfig
-from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.engine import create_engine
+from minisgl.config import DType
 from minisgl.models.decoder import Decoder
 from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
 from support.numerics_cases import TWO_RANK_CASES, UNLIMITED, Case, covering_array
-from support.numerics_compare import ROUNDED, check_features, check_numbers, check_rounded_numbers
+from support.numerics_compare import ROUNDED, check_features, check_numbers, check_rounded_numbers, distance
 from support.numerics_reference import Reference
-from support.numerics_run import Outcome, pool_pages, serve
-from support.numerics_workload import VOCAB, Ask, Workload, engine_config, scheduler_config, workload
+from support.numerics_run import Outcome, serve_case
+from support.numerics_workload import VOCAB, Ask, Workload, workload
 from support.ranks import all_logits, load
 
 PROMPTS = (1, 63, 64, 65, 700, 2000)
@@ -35,20 +33,10 @@ def exact(wide_checkpoint: Callable[[str], Path]) -> Callable[[str], Decoder]:
     return cache(lambda arch: load(wide_checkpoint(arch)))
 
 
-def _serve(work: Workload, settings: EngineConfig, config: SchedulerConfig) -> tuple[Outcome, CudaEngine]:
-    engine = create_engine(settings)
-    assert isinstance(engine, CudaEngine)
-    try:
-        return serve(work, config, engine, engine), engine
-    finally:
-        engine.close()
-
-
 def _served(case: Case, work: Workload, checkpoint: Path, dtype: DType) -> Outcome:
-    config = scheduler_config(case, work, pool_pages(case, work))
-    outcome, engine = _serve(work, engine_config(checkpoint, config, "cuda", dtype), config)
-    check_features(case, work, outcome, engine.stats)
-    assert engine.stats.graph_replays or engine.stats.decode_backend == "torch"
+    outcome, stats = serve_case(case, work, checkpoint, "cuda", dtype)
+    check_features(case, work, outcome, stats)
+    assert stats.graph_replays or stats.decode_backend == "torch"
     return outcome
 
 
@@ -79,9 +67,9 @@ def test_layers_of_14b_are_those_of_a_cpu(layers_of_14b: Path) -> None:
     batches = [*([sequence] for sequence in sequences[:32]), sequences[32:40], sequences[40:104], sequences[104:]]
     expected = all_logits(load(layers_of_14b), [*sequences, prompt])
     model = load(layers_of_14b, dtype=torch.bfloat16, device="cuda")
-    logits = torch.cat([all_logits(model, batch) for batch in [*batches, [prompt]]]).cpu().float()
+    logits = torch.cat([all_logits(model, batch) for batch in [*batches, [prompt]]])
     for rows in (slice(0, 32), slice(32, 40), slice(40, 104), slice(104, 400), slice(400, None)):
-        assert float((logits[rows] - expected[rows]).norm() / expected[rows].norm()) <= ROUNDED
+        assert distance(logits[rows], expected[rows]) <= ROUNDED
 
 
 @pytest.mark.parametrize("budget", [16, 64, 1000, UNLIMITED])
@@ -96,6 +84,5 @@ def test_long_prompts_in_pieces_are_those_in_one(
     asks = tuple(Ask(tuple(random.Random(length).choices(range(VOCAB), k=length)), 8) for length in PROMPTS)
     case = Case(arch, budget, "cold", True, 64, "others", False)
     work = Workload(0, asks)
-    config = scheduler_config(case, work, work.pages(case.page))
-    outcome, _ = _serve(work, engine_config(wide_checkpoint(arch), config, "cuda", "bfloat16"), config)
+    outcome, _ = serve_case(case, work, wide_checkpoint(arch), "cuda", "bfloat16")
     record_property("distance", check_rounded_numbers(work, outcome, exact(arch)))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from support.numerics_cases import TWO_RANK_CASES, Case
-from support.numerics_compare import ROUNDED, check_features, check_rounded_numbers
+from support.numerics_compare import ROUNDED, check_features, check_rounded_numbers, distance
 from support.numerics_ranks import SecondRank
-from support.numerics_run import pool_pages, serve
-from support.numerics_workload import engine_config, scheduler_config, workload
+from support.numerics_workload import workload
 from support.ranks import all_logits, load, process_rank_main, tcp_rendezvous
 
 pytestmark = [
@@ -23,22 +22,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def second_rank() -> Iterator[SecondRank]:
-    rank = SecondRank()
-    yield rank
-    rank.close()
-
-
 @pytest.mark.parametrize("case", TWO_RANK_CASES, ids=str)
 def test_numbers_are_those_of_a_cpu(
     case: Case, second_rank: SecondRank, wide_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     checkpoint = wide_checkpoint(case.arch)
     work = workload(case)
-    config = scheduler_config(case, work, pool_pages(case, work))
-    with second_rank.pair(engine_config(checkpoint, config, "cuda", "bfloat16"), tmp_path) as pair:
-        outcome = serve(work, config, pair.engine, pair.rank0)
+    outcome, pair = second_rank.serve(case, work, checkpoint, tmp_path, "cuda", "bfloat16")
     check_rounded_numbers(work, outcome, load(checkpoint))
     check_features(case, work, outcome, pair.rank0.stats)
     assert pair.rank0.stats.graph_replays
@@ -87,6 +77,5 @@ def test_logits_are_those_of_a_cpu(
     assert [process.exitcode for process in processes] == [0, 0]
     for out in outs:
         result = torch.load(out)
-        distance = float((result["logits"].float() - expected).norm() / expected.norm())
-        assert distance <= (ROUNDED if dtype is torch.bfloat16 else 1e-4)
+        assert distance(result["logits"], expected) <= (ROUNDED if dtype is torch.bfloat16 else 1e-4)
         assert result["transport"].startswith("NCCL, P2P")

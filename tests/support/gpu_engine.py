@@ -57,6 +57,12 @@ def answer(config: EngineConfig, plans: Sequence[StepPlan]) -> Answer:
     return result
 
 
+def assert_bitwise_equal(expected: Answer, actual: Answer) -> None:
+    assert actual.tokens == expected.tokens
+    for ours, theirs in zip(actual.logits, expected.logits, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def assert_equal_where_the_gap_allows(
     plans: Sequence[StepPlan], expected: Answer, actual: Answer, *, distance: float = BOTH_ROUNDED
 ) -> None:

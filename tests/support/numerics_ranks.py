@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import zmq
 
-from minisgl.config import EngineConfig
+from minisgl.config import Device, DType, EngineConfig
 from minisgl.engine import follower
 from minisgl.engine.broadcast import PlanBroadcast, TensorParallelEngine
 from minisgl.engine.cpu_engine import CpuEngine
@@ -31,7 +31,9 @@ from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.launcher.ranks import FollowerConfig, follower_configs, rank0_config
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
-from support.numerics_run import full_of_nan
+from support.numerics_cases import Case
+from support.numerics_run import Outcome, full_of_nan, pool_pages, serve
+from support.numerics_workload import Workload, engine_config, scheduler_config
 
 
 class Followed(msgspec.Struct, frozen=True):
@@ -138,6 +140,15 @@ class SecondRank:
         assert followed.audited_pages > 0
         assert not followed.dirty_steps, f"steps {followed.dirty_steps}: a free page of rank 1 is not filled with NaN"
         pair.followed = [witness.followed(), followed]
+
+    def serve(
+        self, case: Case, work: Workload, checkpoint: Path, folder: Path, device: Device = "cpu", dtype: DType = "auto"
+    ) -> tuple[Outcome, Pair]:
+        """Run the workload in an engine of two ranks, as the case says. `folder` is new."""
+        config = scheduler_config(case, work, pool_pages(case, work))
+        with self.pair(engine_config(checkpoint, config, device, dtype), folder) as pair:
+            outcome = serve(work, config, pair.engine, pair.rank0)
+        return outcome, pair
 
     def close(self) -> None:
         if self._process is not None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from minisgl.attention.batch import PagedKV
-from minisgl.config import SchedulerConfig
+from minisgl.config import Device, DType, SchedulerConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.scheduler.audit import check
 from minisgl.scheduler.loop import StepLoop
@@ -23,7 +25,7 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.wire.messages import REQUEST_ID_BYTES, Submit
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from support.numerics_cases import Case
-from support.numerics_workload import ANSWER, Ask, Workload, cached_tokens, scheduler_config
+from support.numerics_workload import ANSWER, Ask, Workload, cached_tokens, engine_config, scheduler_config
 
 _CHECK_EVERY = 16
 """Steps between two audits of the scheduler's books, which cost more than a step."""
@@ -194,6 +196,18 @@ def serve(
     dirty = {step for step, is_nan in outcome.unowned_are_nan if not is_nan}
     assert not dirty, f"steps {sorted(dirty)}: a free page is not filled with NaN"
     return outcome
+
+
+def serve_case(
+    case: Case, work: Workload, checkpoint: Path, device: Device = "cpu", dtype: DType = "auto"
+) -> tuple[Outcome, EngineStats]:
+    """Run the workload in an engine of one rank, as the case says."""
+    config = scheduler_config(case, work, pool_pages(case, work))
+    engine = create_engine(engine_config(checkpoint, config, device, dtype))
+    try:
+        return serve(work, config, engine, engine), engine.stats
+    finally:
+        engine.close()
 
 
 def _submit(number: int, ask: Ask) -> Submit:

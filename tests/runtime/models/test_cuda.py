@@ -16,6 +16,7 @@ from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random
 from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
 from minisgl.moe.experts import experts_dense, experts_grouped, experts_one_by_one
+from support.numerics_compare import ROUNDED, distance
 from support.ranks import all_logits, load
 from support.sequence_attention import SequenceAttention
 from support.wide_checkpoint import write_wide_checkpoint
@@ -28,10 +29,6 @@ pytestmark = [
 SEQUENCES = [[3, 1, 4, 1, 5, 9, 2, 6], list(range(100, 160)), [7], [token * 31 % 570 for token in range(900)]]
 
 
-def _distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((logits.cpu().float() - expected).norm() / expected.norm())
-
-
 @pytest.mark.parametrize("write", [write_tiny_checkpoint, write_wide_checkpoint])
 @pytest.mark.parametrize("arch", TINY_ARCHS)
 def test_logits_are_those_of_the_cpu(arch: str, write: Callable[[Path, str], Path], tmp_path: Path) -> None:
@@ -39,8 +36,8 @@ def test_logits_are_those_of_the_cpu(arch: str, write: Callable[[Path, str], Pat
     expected = all_logits(load(checkpoint), SEQUENCES)
     exact = all_logits(load(checkpoint, device="cuda"), SEQUENCES).cpu()
     torch.testing.assert_close(exact, expected, rtol=1e-3, atol=1e-3)
-    rounded = _distance(all_logits(load(checkpoint, dtype=torch.bfloat16, device="cuda"), SEQUENCES), expected)
-    assert rounded <= 1.5e-2
+    rounded = distance(all_logits(load(checkpoint, dtype=torch.bfloat16, device="cuda"), SEQUENCES), expected)
+    assert rounded <= ROUNDED
 
     from transformers import AutoModelForCausalLM
 
@@ -48,7 +45,7 @@ def test_logits_are_those_of_the_cpu(arch: str, write: Callable[[Path, str], Pat
     theirs = theirs.eval().cuda()
     with torch.inference_mode():
         logits = torch.cat([theirs(torch.tensor([sequence]).cuda()).logits[0] for sequence in SEQUENCES])
-    assert rounded <= 1.5 * _distance(logits, expected)
+    assert rounded <= 1.5 * distance(logits, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 40])
@@ -60,7 +57,7 @@ def test_few_rows_of_a_wide_model_are_those_of_the_cpu(arch: str, rows: int, tmp
     expected = all_logits(load(checkpoint), sequences)
     model = load(checkpoint, dtype=torch.bfloat16, device="cuda")
     rounded = torch.cat([all_logits(model, sequences[at : at + rows]) for at in range(0, 80, rows)])
-    assert _distance(rounded, expected) <= 1.5e-2
+    assert distance(rounded, expected) <= ROUNDED
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

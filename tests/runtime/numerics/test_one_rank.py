@@ -13,12 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from minisgl.engine.engine import create_engine
 from support.numerics_cases import TWO_RANK_CASES, Case, covering_array
 from support.numerics_compare import check_features, check_numbers, check_rounded_numbers
 from support.numerics_reference import Reference
-from support.numerics_run import pool_pages, serve
-from support.numerics_workload import GREEDY, engine_config, scheduler_config, workload
+from support.numerics_run import serve_case
+from support.numerics_workload import GREEDY, workload
 from support.ranks import load
 
 
@@ -30,26 +29,16 @@ def test_numbers_are_those_of_transformers(
     record_property: Callable[[str, object], None],
 ) -> None:
     work = workload(case)
-    config = scheduler_config(case, work, pool_pages(case, work))
-    engine = create_engine(engine_config(checkpoint(case.arch), config))
-    try:
-        outcome = serve(work, config, engine, engine)
-        worst = check_numbers(work, outcome, reference(case.arch))
-        record_property("worst logit difference, one rank", worst)
-        check_features(case, work, outcome, engine.stats)
-    finally:
-        engine.close()
+    outcome, stats = serve_case(case, work, checkpoint(case.arch))
+    worst = check_numbers(work, outcome, reference(case.arch))
+    record_property("worst logit difference, one rank", worst)
+    check_features(case, work, outcome, stats)
 
 
 @pytest.mark.parametrize("case", TWO_RANK_CASES, ids=str)
 def test_numbers_in_bfloat16_are_near(case: Case, checkpoint: Callable[[str], Path]) -> None:
     work = workload(case)
-    config = scheduler_config(case, work, pool_pages(case, work))
-    engine = create_engine(engine_config(checkpoint(case.arch), config, dtype="bfloat16"))
-    try:
-        outcome = serve(work, config, engine, engine)
-    finally:
-        engine.close()
+    outcome, _ = serve_case(case, work, checkpoint(case.arch), dtype="bfloat16")
     check_rounded_numbers(work, outcome, load(checkpoint(case.arch)))
 
 
@@ -65,12 +54,7 @@ def test_the_step_that_runs_on_behind_a_stop_token_changes_nothing(
             stop = msgspec.structs.replace(GREEDY, stop_token_ids=(answer.tokens[answer.decided // 2],))
             asks[number] = replace(asks[number], sampling=stop)
     work = replace(work, asks=tuple(asks))
-    config = scheduler_config(case, work, pool_pages(case, work))
-    engine = create_engine(engine_config(checkpoint(case.arch), config))
-    try:
-        outcome = serve(work, config, engine, engine)
-    finally:
-        engine.close()
+    outcome, _ = serve_case(case, work, checkpoint(case.arch))
     check_numbers(work, outcome, reference(case.arch))
     dropped = len(outcome.logits) - sum(map(len, outcome.tokens))
     assert dropped >= len(asks) // 2, "hardly a request was a step ahead of its stop token"

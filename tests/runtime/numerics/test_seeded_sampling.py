@@ -9,11 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from minisgl.engine.engine import create_engine
 from minisgl.wire.messages import SamplingParams
 from support.numerics_cases import UNLIMITED, Case
-from support.numerics_run import is_disturbed, pool_pages, serve
-from support.numerics_workload import cached_tokens, engine_config, scheduler_config, workload
+from support.numerics_run import is_disturbed, serve_case
+from support.numerics_workload import cached_tokens, workload
 
 ALONE = Case("llama", UNLIMITED, "cold", False, 16, "alone", False)
 
@@ -43,12 +42,7 @@ def answer(checkpoint: Callable[[str], Path]) -> Callable[[Case, SamplingParams]
     @cache
     def run(case: Case, sampling: bytes) -> list[int]:
         work = workload(case, msgspec.json.decode(sampling, type=SamplingParams))
-        config = scheduler_config(case, work, pool_pages(case, work))
-        engine = create_engine(engine_config(checkpoint(case.arch), config))
-        try:
-            outcome = serve(work, config, engine, engine)
-        finally:
-            engine.close()
+        outcome, _ = serve_case(case, work, checkpoint(case.arch))
         assert outcome.cached[work.probe] == cached_tokens(case)
         assert is_disturbed(outcome) == case.retraction
         return outcome.tokens[work.probe]

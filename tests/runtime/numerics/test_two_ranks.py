@@ -3,29 +3,22 @@ architecture and every feature of the scheduler. Audit mode also compares the ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from minisgl.engine.engine import create_engine
 from minisgl.wire.messages import SamplingParams
 from support.numerics_cases import TWO_RANK_CASES, Case
 from support.numerics_compare import check_features, check_numbers
 from support.numerics_ranks import SecondRank
 from support.numerics_reference import Reference
-from support.numerics_run import pool_pages, serve
-from support.numerics_workload import engine_config, scheduler_config, workload
+from support.numerics_run import serve_case
+from support.numerics_workload import workload
+from support.ranks import load
 
 LARGEST_SHARE = 0.6
 """Of the parameters of one rank, which each of two holds: half, and what is on both."""
-
-
-@pytest.fixture(scope="module")
-def second_rank() -> Iterator[SecondRank]:
-    rank = SecondRank()
-    yield rank
-    rank.close()
 
 
 @pytest.mark.parametrize("case", TWO_RANK_CASES, ids=str)
@@ -38,18 +31,14 @@ def test_numbers_are_those_of_transformers(
     tmp_path: Path,
 ) -> None:
     work = workload(case)
-    config = scheduler_config(case, work, pool_pages(case, work))
-    settings = engine_config(checkpoint(case.arch), config)
-    with second_rank.pair(settings, tmp_path) as pair:
-        outcome = serve(work, config, pair.engine, pair.rank0)
+    outcome, pair = second_rank.serve(case, work, checkpoint(case.arch), tmp_path)
     worst = check_numbers(work, outcome, reference(case.arch))
     record_property("worst logit difference, two ranks", worst)
     check_features(case, work, outcome, pair.rank0.stats)
 
-    whole = create_engine(settings)
-    whole.close()
+    whole = load(checkpoint(case.arch)).parameter_bytes
     first, second = pair.followed
-    assert max(first.parameter_bytes, second.parameter_bytes) <= LARGEST_SHARE * whole.stats.parameter_bytes
+    assert max(first.parameter_bytes, second.parameter_bytes) <= LARGEST_SHARE * whole
     assert first.results == second.results, "the ranks had other rows or other tokens"
 
 
@@ -58,12 +47,7 @@ def test_seeded_tokens_are_those_of_one_rank(
 ) -> None:
     case = Case("qwen3", 64, "cold", True, 16, "others", False)
     work = workload(case, SamplingParams(temperature=1.1, top_k=50, top_p=0.95, min_p=0.02, seed=7))
-    config = scheduler_config(case, work, pool_pages(case, work))
-    settings = engine_config(checkpoint(case.arch), config)
-    single = create_engine(settings)
-    alone = serve(work, config, single, single)
-    single.close()
-    with second_rank.pair(settings, tmp_path) as pair:
-        together = serve(work, config, pair.engine, pair.rank0)
+    alone, _ = serve_case(case, work, checkpoint(case.arch))
+    together, pair = second_rank.serve(case, work, checkpoint(case.arch), tmp_path)
     assert together.tokens == alone.tokens
     assert pair.followed[0].results == pair.followed[1].results
