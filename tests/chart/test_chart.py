@@ -224,7 +224,9 @@ def test_two_releases_in_one_namespace_do_not_stand_by_for_each_other() -> None:
 
 
 def test_the_version_is_the_program_s() -> None:
-    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == __version__
+    assert chart["version"] == re.sub(r"\.dev(\d+)$", r"-dev.\1", __version__), "Helm takes only SemVer"
 
 
 @pytest.mark.parametrize(

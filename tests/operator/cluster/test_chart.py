@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.version import __version__
 from support.chart import (
     CHART,
     MANIFESTS,
@@ -88,9 +89,9 @@ def test_helm_installs_upgrades_and_uninstalls(control_plane: LocalControlPlane)
         "-o",
         "jsonpath={.spec.template.spec.containers[0].image}",
     ]
-    assert control_plane.kubectl(*image).stdout == "minisgl/operator:0.1.0"
-    helm("upgrade", "minisgl", str(CHART), *place, values=values | {"operator": {"image": {"tag": "0.1.1"}}})
-    assert control_plane.kubectl(*image).stdout == "minisgl/operator:0.1.1"
+    assert control_plane.kubectl(*image).stdout == f"minisgl/operator:{__version__}"
+    helm("upgrade", "minisgl", str(CHART), *place, values=values | {"operator": {"image": {"tag": "0.2.1"}}})
+    assert control_plane.kubectl(*image).stdout == "minisgl/operator:0.2.1"
     helm("uninstall", "minisgl", *place)
     left = control_plane.kubectl(
         "get", "deployments,services,networkpolicies,roles", "-n", "helm-release", "-o", "name"
