@@ -1,31 +1,19 @@
-"""What is applied for each example, to be read by people. After a change on purpose:
-`UPDATE_GOLDENS=1 pytest tests/operator/render`, and review the difference."""
+"""Manifests of each example as they were reviewed; support/golden_manifests.py says how to read and write the files."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
-import yaml
 
-from minisgl_operator.render import render
 from support.example_models import EXAMPLES
-from support.inference_models import ENVIRONMENT
-
-GOLDENS = Path(__file__).parent / "golden"
+from support.golden_manifests import BASE_FILE, COMMAND, FOLDER, golden, path_of
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_manifests_are_as_reviewed(name: str) -> None:
-    rendered = yaml.safe_dump_all(render(EXAMPLES[name], ENVIRONMENT), sort_keys=False, width=120)
-    golden = GOLDENS / f"{name}.yaml"
-    if os.environ.get("UPDATE_GOLDENS"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(rendered)
-    assert golden.exists(), "no golden file: run with UPDATE_GOLDENS=1"
-    assert rendered == golden.read_text()
+    path = path_of(name)
+    reviewed = path.read_text() if path.exists() else None
+    assert golden(name, BASE_FILE.read_text()) == reviewed, f"after a change on purpose, run `{COMMAND}` and review"
 
 
 def test_there_is_no_golden_file_without_an_example() -> None:
-    assert {path.stem for path in GOLDENS.iterdir()} == set(EXAMPLES)
+    assert set(FOLDER.iterdir()) == {path_of(name) for name in EXAMPLES}, f"run `{COMMAND}`"
