@@ -1,0 +1,1 @@
+"""Message formats of this tree and of earlier versions, compared."""
