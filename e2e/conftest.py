@@ -18,7 +18,7 @@ from harness.hub import Hub, serving_hub
 from harness.namespace import Namespace
 
 KEEP: Final = "E2E_KEEP"
-"""Environment variable: leave the cluster, and the namespaces of failed tests, for a look afterwards."""
+"""Defaults variable: leave the cluster, and the namespaces of failed tests, for a look afterwards."""
 _reports: Final = pytest.StashKey[dict[str, pytest.TestReport]]()
 _figures: Final = pytest.StashKey[list[str]]()
 

@@ -28,7 +28,7 @@ from minisgl_operator.bench_nodes import Nodes, pod_of, status_of
 from minisgl_operator.client import STATUS_MANAGER, Client, Object, connection
 from minisgl_operator.config import Config
 from minisgl_operator.controller import Controller
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.metrics import Metrics
 from minisgl_operator.observed import Manifest
 from minisgl_operator.render import render
@@ -39,7 +39,7 @@ WRITE_TIMES_LIMIT: Final = 3.0
 RSS_LIMIT_MIB: Final = 300.0
 EDIT_LIMIT_SECONDS: Final = 1.0
 
-_ENVIRONMENT: Final = Environment("minisgl-bench", "example.com/engine:1", "example.com/frontend:1")
+_ENVIRONMENT: Final = Defaults("minisgl-bench", "example.com/engine:1", "example.com/frontend:1")
 _IN_FLIGHT: Final = 16
 _QUIET_SECONDS: Final = 5.0
 _GIVE_UP_SECONDS: Final = 3600.0

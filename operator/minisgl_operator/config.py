@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 
 _PREFIX: Final = "MINISGL_OPERATOR_"
 
@@ -18,7 +18,7 @@ _PREFIX: Final = "MINISGL_OPERATOR_"
 class Config:
     """`watch_namespaces` is empty for the whole cluster. Times are in seconds."""
 
-    environment: Environment
+    environment: Defaults
     lease_name: str = "minisgl-operator"
     watch_namespaces: tuple[str, ...] = ()
     resync_seconds: float = 600.0
@@ -62,7 +62,7 @@ def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.envir
         return tuple(dict.fromkeys(name for name in given or variables.get(_variable(flag), "").split(",") if name))
 
     return Config(
-        environment=Environment(
+        environment=Defaults(
             operator_namespace=arguments.namespace,
             engine_image=arguments.engine_image,
             frontend_image=arguments.frontend_image,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Environment:
+class Defaults:
     """The same for all models, from the operator's own flags; two operators of one version render alike.
 
     `operator_namespace` is where the operator's pods run: NetworkPolicies let them in to ask for the status.

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.conditions import Condition, Kind, Reason, quoted
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.fetching import Fetch, fetch_of
 from minisgl_operator.observed import Manifest, Observed, Outcome, Ref, Unreachable, controller_uid
 from minisgl_operator.overdue import seems_lost
@@ -44,7 +44,7 @@ Phase = Literal["Pending", "Waiting", "Rendezvous", "Loading", "Ready", "Restart
 class Facts:
     model: InferenceModel
     observed: Observed
-    env: Environment
+    env: Defaults
     outcome: Outcome
     now: datetime
 

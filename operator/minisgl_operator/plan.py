@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.observed import Manifest, Observed, Ref, controller_uid, ref_of, utc
 from minisgl_operator.overdue import overdue
 from minisgl_operator.render import model_files, render, revision, storage, wanted_replicas
@@ -49,7 +49,7 @@ class Delete:
 Step = Apply | Delete
 
 
-def plan(model: InferenceModel, observed: Observed, env: Environment, now: datetime) -> tuple[Step, ...]:
+def plan(model: InferenceModel, observed: Observed, env: Defaults, now: datetime) -> tuple[Step, ...]:
     """Steps to send now, in this order: first what goes, then what is made. Later steps follow once the effect of
     these is observed."""
     if model.metadata.deletion_timestamp is not None:
@@ -75,7 +75,7 @@ def plan(model: InferenceModel, observed: Observed, env: Environment, now: datet
     )
 
 
-def conflicts(model: InferenceModel, observed: Observed, env: Environment) -> dict[Ref, str]:
+def conflicts(model: InferenceModel, observed: Observed, env: Defaults) -> dict[Ref, str]:
     """Names of wanted children that someone else's objects hold, with whose they are. They are left as they are."""
     found = dict(observed.foreign)
     for ref, live in observed.children.items():
@@ -133,7 +133,7 @@ def awaited_by_rollout(replicas: tuple[Replica, ...], current: str) -> tuple[Rep
 
 
 def _adjusted(
-    model: InferenceModel, observed: Observed, env: Environment, desired: Mapping[Ref, Manifest]
+    model: InferenceModel, observed: Observed, env: Defaults, desired: Mapping[Ref, Manifest]
 ) -> dict[Ref, Manifest]:
     """What of the desired is applied now, and how: what depends on observation is the engines, their disruption
     budget, a fetch that was already made, and the size of a claim that is there."""

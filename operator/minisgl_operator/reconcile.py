@@ -15,7 +15,7 @@ from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.apply import Applier, Unseen, belongs, whose
 from minisgl_operator.client import ApiError, Client, Object
 from minisgl_operator.conditions import Reason
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.events import Recorder
 from minisgl_operator.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.observed import ObjectEvent, Observed, Outcome, Refusal, ref_of, utc
@@ -54,7 +54,7 @@ class Shell:
     prober: Prober
     stuck: StuckEvents
     recorder: Recorder
-    environment: Environment
+    environment: Defaults
 
 
 async def reconcile(shell: Shell, key: ModelKey, blocked: tuple[Refusal, ...], now: datetime) -> Result:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.conditions import Condition, Kind, Reason, as_status, clipped
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.facts import Facts
 from minisgl_operator.observed import Observed, Outcome
 from minisgl_operator.pod_troubles import last_end
@@ -27,7 +27,7 @@ _TOLD: Final = ("transport", "epoch", "restarts", "startupSeconds", "timings", "
 def derive_status(
     model: InferenceModel | InvalidSpec,
     observed: Observed,
-    env: Environment,
+    env: Defaults,
     previous: Mapping[str, Any],
     outcome: Outcome,
     now: datetime,

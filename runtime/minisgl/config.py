@@ -1,6 +1,6 @@
 """Frozen configuration of the runtime's processes: plain data, built once by the command line.
 
-Every room gets the part it needs and nothing else; no room reads environment variables for these.
+Every package gets the part it needs and nothing else; no package reads environment variables for these.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Log lines: one JSON object each where a machine reads them, coloured text on a terminal.
 
-Rooms log with `logging.getLogger(__name__)`. Child processes always write JSON to stderr; the launcher, which reads
+Modules log with `logging.getLogger(__name__)`. Child processes always write JSON to stderr; the launcher, which reads
 it, renders every line in the format that was asked for, so text that is not a log line (a traceback, a library's
 warning) keeps its place and gets the process's name.
 """

@@ -1,3 +1,3 @@
-"""The version, where every room can reach it."""
+"""The version, where every package can reach it."""
 
 __version__ = "0.2.0.dev0"

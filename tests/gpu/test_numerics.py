@@ -1,5 +1,5 @@
 """Whatever the scheduler does to a request on a CUDA device, its numbers are those of float32 on a CPU: in pieces or
-whole, behind a cached prefix or not, alone or among others, in a graph or not, retracted or not.
+whole, behind a cached prefix or not, alone or among others, in a graph or not, preempted or not.
 
 All of it runs in audit mode: pages are handed out in shuffled order, and those that nobody owns are full of NaN.
 """

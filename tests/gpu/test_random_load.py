@@ -12,6 +12,6 @@ def test_random_load_breaks_and_leaks_nothing(checkpoint: Path) -> None:
     engine = create_engine(config(checkpoint, "cuda", rows=24, longest=512, max_step_tokens=1024))
     report = RandomLoad(engine, max_step_tokens=1024, seed=0).run(seconds=20)
     engine.close()
-    assert report.retractions and report.aborted and report.cached_tokens and report.evicted_pages
+    assert report.preemptions and report.aborted and report.cached_tokens and report.evicted_pages
     assert report.mixed_steps and report.audited_pages
     assert report.graph_replays or engine.stats.decode_backend == "torch"

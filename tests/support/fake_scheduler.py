@@ -43,7 +43,7 @@ _STATUS = Status(
     cached_tokens=0,
     prefill_tokens=0,
     generated_tokens=0,
-    retractions=0,
+    preemptions=0,
     finished=0,
 )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from minisgl_operator.api.types import API_VERSION, KIND, InferenceModel
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 
-ENVIRONMENT = Environment(
+ENVIRONMENT = Defaults(
     operator_namespace="minisgl-system",
     engine_image="registry.example.com/minisgl/engine:1.0.0",
     frontend_image="registry.example.com/minisgl/frontend:1.0.0",

@@ -27,7 +27,7 @@ class Case:
     overlap: bool
     page: int
     company: Company
-    retraction: bool
+    preemption: bool
     """The pool is too small, and the probe has to give way in the middle of its answer."""
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Case:
             f"page{self.page}",
             self.company,
         ]
-        return "-".join(parts + ["retracted"] * self.retraction)
+        return "-".join(parts + ["preempted"] * self.preemption)
 
 
 AXES: Final[Mapping[str, Sequence[Hashable]]] = {
@@ -49,7 +49,7 @@ AXES: Final[Mapping[str, Sequence[Hashable]]] = {
     "overlap": (True, False),
     "page": (1, 16, 64),
     "company": ("alone", "others"),
-    "retraction": (False, True),
+    "preemption": (False, True),
 }
 """By the names of Case's fields, in their order."""
 

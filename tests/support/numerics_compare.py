@@ -83,13 +83,13 @@ def check_features(case: Case, work: Workload, outcome: Outcome, stats: EngineSt
     counters = outcome.counters
     assert outcome.cached[work.probe] == cached_tokens(case)
     assert stats.prefill_tokens == counters.prefill_tokens
-    if case.retraction:
-        assert counters.retractions > 0
-        assert is_disturbed(outcome), outcome.retracted_at
-        # What retracted requests had computed is computed again, unless it is still in the cache.
+    if case.preemption:
+        assert counters.preemptions > 0
+        assert is_disturbed(outcome), outcome.preempted_at
+        # What preempted requests had computed is computed again, unless it is still in the cache.
         assert counters.prefill_tokens > counters.prompt_tokens - counters.cached_tokens
     else:
-        assert counters.retractions == 0
+        assert counters.preemptions == 0
         assert counters.prefill_tokens == counters.prompt_tokens - counters.cached_tokens
     if case.overlap:
         # All but those before which there was nothing left to launch, at the end of each part of the workload.
@@ -101,7 +101,7 @@ def check_features(case: Case, work: Workload, outcome: Outcome, stats: EngineSt
         assert stats.mixed_steps == counters.mixed_steps > 0
         others = set(range(len(work.asks))) - {work.probe}
         assert len(others) == 32
-        assert len(outcome.peers & others) >= 8 if case.retraction else outcome.peers == others
+        assert len(outcome.peers & others) >= 8 if case.preemption else outcome.peers == others
     assert outcome.audited_pages > 0, "there was no page that nobody owned"
     first_use = list(dict.fromkeys(outcome.pages))
     # A few pages may be in order by chance.

@@ -1,6 +1,6 @@
 """The second rank of a pair: a process that follows one engine after the other, so that torch is imported once.
 
-On its standard input comes a line with a `FollowerConfig` for each engine, on its standard output goes a `Followed`
+On its standard input comes a line with a `WorkerRankConfig` for each engine, on its standard output goes a `Followed`
 when that engine has ended.
 """
 
@@ -29,7 +29,7 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import EngineLimits, EngineStats
-from minisgl.launcher.ranks import FollowerConfig, follower_configs, rank0_config
+from minisgl.launcher.ranks import WorkerRankConfig, rank0_config, worker_rank_configs
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from support.numerics_cases import Case
 from support.numerics_run import Outcome, full_of_nan, pool_pages, serve
@@ -115,7 +115,7 @@ class SecondRank:
     def pair(self, config: EngineConfig, folder: Path) -> Iterator[Pair]:
         """Start both ranks, and end them after the block. `folder` is new: there the ranks meet."""
         config = rank0_config(msgspec.structs.replace(config, tensor_parallel=2), folder)
-        [second] = follower_configs(config, folder)
+        [second] = worker_rank_configs(config, folder)
         process = self._process = self._process or _start()
         assert process.stdin is not None and process.stdout is not None
         context: zmq.Context[Any] = zmq.Context()
@@ -170,7 +170,7 @@ def _start() -> subprocess.Popen[str]:
 def main() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
-        config = msgspec.json.decode(line, type=FollowerConfig)
+        config = msgspec.json.decode(line, type=WorkerRankConfig)
         witnesses: list[Witness] = []
 
         def create(engine: EngineConfig = config.engine, witnesses: list[Witness] = witnesses) -> Witness:

@@ -46,8 +46,8 @@ class Outcome:
     counters: Counters = field(default_factory=Counters)
     log: list[tuple[str, int]] = field(default_factory=list)
     """`launch` and `collect` of each step, in the order in which the loop called the engine."""
-    retracted_at: list[int] = field(default_factory=list)
-    """How many tokens the probe had at each of its retractions."""
+    preempted_at: list[int] = field(default_factory=list)
+    """How many tokens the probe had at each of its preemptions."""
     peers: set[int] = field(default_factory=set)
     """Others that shared a step with the probe."""
     most_rows: int = 0
@@ -86,7 +86,7 @@ class Observer:
         self._outcome = outcome
         self._sampled: dict[int, list[tuple[int, int]]] = {}
         self._free: dict[int, IntArray] = {}
-        self._retractions = 0
+        self._preemptions = 0
 
     @property
     def limits(self) -> EngineLimits:
@@ -143,9 +143,9 @@ class Observer:
         outcome.joined_decodes |= self._probe in prefill and bool(decode)
         outcome.was_joined |= self._probe in decode and bool(prefill)
         row = next(r for r in table.requests if r is not None and _number(r.id) == self._probe)
-        if row.retractions > self._retractions:
-            self._retractions = row.retractions
-            outcome.retracted_at.append(len(row.tokens) - row.prompt_length)
+        if row.preemptions > self._preemptions:
+            self._preemptions = row.preemptions
+            outcome.preempted_at.append(len(row.tokens) - row.prompt_length)
 
     def _number(self, slot: np.int32) -> int:
         request = self._scheduler.table.requests[slot]
@@ -240,12 +240,12 @@ def _take(outcome: Outcome, output: StepOutput) -> None:
 
 
 def pool_pages(case: Case, work: Workload) -> int:
-    """Pages of a pool that suits the case: ample, or so small that the probe is retracted in mid-answer.
+    """Pages of a pool that suits the case: ample, or so small that the probe is preempted in mid-answer.
 
     The latter is searched for with trial runs: what the scheduler does depends on lengths alone, not on tokens.
     """
     ample = work.pages(case.page)
-    if not case.retraction:
+    if not case.preemption:
         return ample
     pages = _trial(case, work, ample).peak_pages - 1
     while pages * case.page >= work.longest:
@@ -257,8 +257,8 @@ def pool_pages(case: Case, work: Workload) -> int:
 
 
 def is_disturbed(outcome: Outcome) -> bool:
-    """The probe was retracted with some of its answer behind it and some still to come."""
-    return any(ANSWER // 8 <= at <= ANSWER - ANSWER // 8 for at in outcome.retracted_at)
+    """The probe was preempted with some of its answer behind it and some still to come."""
+    return any(ANSWER // 8 <= at <= ANSWER - ANSWER // 8 for at in outcome.preempted_at)
 
 
 def _trial(case: Case, work: Workload, pages: int) -> Outcome:

@@ -57,11 +57,11 @@ def workload(case: Case, sampling: SamplingParams = GREEDY) -> Workload:
     """`sampling`: the probe's; if it is not greedy, half of the others sample as well, with seeds of their own."""
     prompt = _prompt(VOCAB - 1, _PROMPT)
     # Whoever gives way is the one that goes last: lowest priority, then latest arrival.
-    rank = int(case.retraction)
+    rank = int(case.preemption)
     if case.company == "others":
         before, after = _before(case), _after(case)
-    elif case.retraction:
-        # A request that has the pool to itself is never retracted, so that "alone" then means: with one rival. It
+    elif case.preemption:
+        # A request that has the pool to itself is never preempted, so that "alone" then means: with one rival. It
         # comes when the probe is generating already, fits in beside it, and outgrows what is left.
         before, after = [], [Ask(_prompt(0, 8), ANSWER, rank, after=4)]
     else:
@@ -84,21 +84,21 @@ def _before(case: Case) -> list[Ask]:
     asks = []
     for i, length in enumerate(lengths):
         steps = (sum(lengths[i:]) + _PROMPT) // _prefill_speed(case)
-        asks.append(Ask(_prompt(i, length), steps + _stay(case, i), int(case.retraction)))
+        asks.append(Ask(_prompt(i, length), steps + _stay(case, i), int(case.preemption)))
     return asks
 
 
 def _after(case: Case) -> list[Ask]:
     """The other half arrives while the probe generates: few enough tokens to join in time at one token a step."""
     return [
-        Ask(_prompt(i, (3, 3, 5)[i % 3]), _stay(case, i), int(case.retraction), after=1 + i - _OTHERS // 2)
+        Ask(_prompt(i, (3, 3, 5)[i % 3]), _stay(case, i), int(case.preemption), after=1 + i - _OTHERS // 2)
         for i in range(_OTHERS // 2, _OTHERS)
     ]
 
 
 def _stay(case: Case, i: int) -> int:
     """Tokens that another request generates beside the probe: mixed, and long where the pool shall run out."""
-    hungry = case.retraction and _prefill_speed(case) > 1
+    hungry = case.preemption and _prefill_speed(case) > 1
     return (48 if hungry else 8) + i * 11 % 40
 
 

@@ -22,7 +22,7 @@ from minisgl_operator.api.crd import crd
 from minisgl_operator.client import ApiError, Client, Object, connection
 from minisgl_operator.config import Config
 from minisgl_operator.controller import CHILD_SELECTOR, Controller
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.metrics import Metrics
 from minisgl_operator.observed import Manifest
 from minisgl_operator.resources import CHILDREN, MODEL, POD, of_kind
@@ -318,7 +318,7 @@ class OperatedCluster:
     ) -> RunningOperator:
         """Starts one that serves this namespace and those in `also`. `crash_after` is a number of writes."""
         config = Config(
-            environment=Environment(self.namespace, "example.com/engine:1", "example.com/frontend:1"),
+            environment=Defaults(self.namespace, "example.com/engine:1", "example.com/frontend:1"),
             watch_namespaces=(*also, self.namespace),
             resync_seconds=resync_seconds,
             probe_seconds=probe_seconds,

@@ -1,5 +1,5 @@
 """Random load on a whole engine: bursts of requests with shared prefixes and all that can be asked of sampling, aborts,
-deadlines, and a pool so small that requests are retracted. Audits are on.
+deadlines, and a pool so small that requests are preempted. Audits are on.
 
 For longer than a test: `python -m support.random_load --minutes 8 --model qwen3-0.6b`.
 """
@@ -57,7 +57,7 @@ class Report(msgspec.Struct, kw_only=True):
     mixed_steps: int = 0
     graph_replays: int = 0
     eager_decode_steps: int = 0
-    retractions: int = 0
+    preemptions: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
     evicted_pages: int = 0
@@ -160,7 +160,7 @@ class RandomLoad:
         counters, stats = self._scheduler.counters, self._engine.stats
         report.steps, report.mixed_steps = counters.steps, counters.mixed_steps
         report.graph_replays, report.eager_decode_steps = stats.graph_replays, stats.eager_decode_steps
-        report.retractions, report.cached_tokens = counters.retractions, counters.cached_tokens
+        report.preemptions, report.cached_tokens = counters.preemptions, counters.cached_tokens
         report.generated_tokens, report.evicted_pages = counters.generated_tokens, counters.evicted_pages
         report.audited_pages = self._engine.audited_pages
         assert report.device_growth <= _LEAKED_BYTES, f"{report.device_growth} bytes of device memory leaked"

@@ -14,7 +14,7 @@ from typing import Any
 
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.observed import Manifest, Observed, Ref, controller_uid, ref_of
 from minisgl_operator.plan import Apply, Step, plan
 from minisgl_operator.replicas import deleting, revision_of
@@ -29,7 +29,7 @@ class SimulatedCluster:
     tokenizer files the engines of an image have, where they are not those of all others; `unusable` ones cannot be
     loaded by a frontend."""
 
-    def __init__(self, raw: Manifest, env: Environment) -> None:
+    def __init__(self, raw: Manifest, env: Defaults) -> None:
         self.raw = raw
         self.env = env
         self.objects: dict[Ref, Manifest] = {}

@@ -74,7 +74,7 @@ def write_directory(
     config: dict[str, Any] | None = None,
     generation_config: dict[str, Any] | None = None,
 ) -> Path:
-    """A checkpoint directory, as far as the tokenizer room is concerned."""
+    """A checkpoint directory, as far as the tokenizer is concerned."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(config or {}))

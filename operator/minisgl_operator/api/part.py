@@ -41,7 +41,7 @@ class Rule:
         return rule
 
 
-class Part(BaseModel):
+class ApiModel(BaseModel):
     """One object of the API. Unknown fields are errors, as they are for `kubectl apply`."""
 
     model_config = ConfigDict(

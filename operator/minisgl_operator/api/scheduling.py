@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from minisgl_operator.api.part import (
+    ApiModel,
     ImageReference,
     Integer,
     LabelValue,
     ObjectName,
-    Part,
     QualifiedName,
     Quantity,
     Rule,
@@ -21,7 +21,7 @@ from minisgl_operator.api.part import (
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
-class LabelRequirement(Part):
+class LabelRequirement(ApiModel):
     """One requirement on a label."""
 
     key: QualifiedName = Field(description="Key of the label.")
@@ -33,7 +33,7 @@ class LabelRequirement(Part):
     )
 
 
-class LabelSelector(Part):
+class LabelSelector(ApiModel):
     """Objects by their labels; an empty one selects all."""
 
     match_labels: dict[str, LabelValue] = Field(
@@ -44,7 +44,7 @@ class LabelSelector(Part):
     )
 
 
-class Toleration(Part):
+class Toleration(ApiModel):
     """A taint of a node that the pod puts up with."""
 
     key: QualifiedName | None = Field(default=None, description="Key of the taint; left out with Exists: every taint.")
@@ -73,7 +73,7 @@ class Toleration(Part):
     )
 
 
-class TopologySpreadConstraint(Part):
+class TopologySpreadConstraint(ApiModel):
     """How evenly the pods spread over nodes, zones or another topology."""
 
     max_skew: Integer = Field(ge=1, le=1000, description="Largest difference in pods between two domains.")
@@ -96,7 +96,7 @@ class TopologySpreadConstraint(Part):
     )
 
 
-class Affinity(Part):
+class Affinity(ApiModel):
     """Which nodes and which neighbours the pod wants. The three fields are checked when the pod is made."""
 
     node_affinity: dict[str, Any] | None = Field(
@@ -110,13 +110,13 @@ class Affinity(Part):
     )
 
 
-class ImagePullSecret(Part):
+class ImagePullSecret(ApiModel):
     """A Secret of type kubernetes.io/dockerconfigjson."""
 
     name: ObjectName = Field(description="Name of the Secret, in the namespace of the InferenceModel.")
 
 
-class Resources(Part):
+class Resources(ApiModel):
     """What a container asks of its node."""
 
     requests: dict[str, Quantity] = Field(
@@ -127,7 +127,7 @@ class Resources(Part):
     )
 
 
-class PodSettings(Part):
+class PodSettings(ApiModel):
     """What engine pods and frontend pods have in common."""
 
     image: ImageReference | None = Field(

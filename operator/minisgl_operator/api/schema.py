@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from minisgl_operator.api.part import Part
+from minisgl_operator.api.part import ApiModel
 
 Schema = dict[str, Any]
 
@@ -43,7 +43,7 @@ class SchemaError(Exception):
     """The types say something that a CustomResourceDefinition cannot, or leave something unsaid that it needs."""
 
 
-def structural(part: type[Part]) -> Schema:
+def structural(part: type[ApiModel]) -> Schema:
     """The structural schema of `part`.
 
     Raises:

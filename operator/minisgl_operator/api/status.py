@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from minisgl_operator.api.part import Integer, Part, Unique
+from minisgl_operator.api.part import ApiModel, Integer, Unique
 
 MAX_MESSAGE: Final = 8192
 """Longest message in a status, in characters; a longer one would make the API server refuse the whole status."""
@@ -22,7 +22,7 @@ Count = Annotated[Integer, Field(ge=0, le=_MAX_COUNT)]
 Phase = Literal["Pending", "Caching", "Starting", "Ready", "Updating", "Degraded", "Suspended", "Failed"]
 
 
-class Condition(Part):
+class Condition(ApiModel):
     """One fact about the InferenceModel, for people and for kubectl wait."""
 
     type: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z]*$")] = Field(
@@ -40,7 +40,7 @@ class Condition(Part):
     last_transition_time: datetime = Field(description="When status last changed.")
 
 
-class ServedModel(Part):
+class ServedModel(ApiModel):
     """The model that is served."""
 
     name: Text | None = Field(default=None, description="Where it comes from: repository, claim or image.")
@@ -49,7 +49,7 @@ class ServedModel(Part):
     max_model_len: Count | None = Field(default=None, description="Longest prompt with its answer, in tokens.")
 
 
-class CacheStatus(Part):
+class CacheStatus(ApiModel):
     """The fetch of a model from the Hub."""
 
     phase: Text | None = Field(default=None, description="Pending, Resolving, Downloading, Done or Failed.")
@@ -58,7 +58,7 @@ class CacheStatus(Part):
     )
 
 
-class LastFailure(Part):
+class LastFailure(ApiModel):
     """The last death of a rank."""
 
     rank: Count | None = Field(default=None, description="The rank.")
@@ -71,7 +71,7 @@ class LastFailure(Part):
     at: datetime | None = Field(default=None, description="When.")
 
 
-class ReplicaStatus(Part):
+class ReplicaStatus(ApiModel):
     """One replica, as rank 0 of it reports."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="Name of its StatefulSet.")
@@ -98,14 +98,14 @@ class ReplicaStatus(Part):
     last_failure: LastFailure | None = Field(default=None, description="The last death of one of its ranks.")
 
 
-class FrontendStatus(Part):
+class FrontendStatus(ApiModel):
     """The frontend pods."""
 
     replicas: Count | None = Field(default=None, description="Frontend pods.")
     ready_replicas: Count | None = Field(default=None, description="Those that can answer.")
 
 
-class InferenceModelStatus(Part):
+class InferenceModelStatus(ApiModel):
     """What was observed of the InferenceModel."""
 
     observed_generation: Integer | None = Field(

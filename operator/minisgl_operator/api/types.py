@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from minisgl_operator.api.part import (
+    ApiModel,
     Boolean,
     ImageReference,
     Integer,
     ObjectName,
-    Part,
     QualifiedName,
     Quantity,
     Rule,
@@ -108,14 +108,14 @@ _PATH_RULE: Final = Rule(
 )
 
 
-class TokenSecretReference(Part):
+class TokenSecretReference(ApiModel):
     """A key of a Secret."""
 
     name: ObjectName = Field(description="Name of the Secret, in the namespace of the InferenceModel.")
     key: SecretKey = Field(default="token", description="Key in the Secret whose value is the token.")
 
 
-class HuggingFaceSource(Part):
+class HuggingFaceSource(ApiModel):
     """A model repository on the Hugging Face Hub, or on a mirror of it."""
 
     repo: str = Field(
@@ -142,7 +142,7 @@ class HuggingFaceSource(Part):
     )
 
 
-class ClaimSource(Part):
+class ClaimSource(ApiModel):
     """A model that lies on a PersistentVolumeClaim. Engine pods mount it read-only."""
 
     claim_name: ObjectName = Field(description="Name of the claim, in the namespace of the InferenceModel.")
@@ -151,7 +151,7 @@ class ClaimSource(Part):
     rules: ClassVar[tuple[Rule, ...]] = (_PATH_RULE,)
 
 
-class ImageSource(Part):
+class ImageSource(ApiModel):
     """A model in an OCI image, mounted read-only as an image volume (Kubernetes 1.35 and later; before, from 1.33, with
     the feature gate ImageVolume)."""
 
@@ -164,7 +164,7 @@ class ImageSource(Part):
     rules: ClassVar[tuple[Rule, ...]] = (_PATH_RULE,)
 
 
-class ModelSource(Part):
+class ModelSource(ApiModel):
     """Where the model comes from: exactly one of the fields."""
 
     hugging_face: HuggingFaceSource | None = Field(
@@ -182,7 +182,7 @@ class ModelSource(Part):
     )
 
 
-class Cache(Part):
+class Cache(ApiModel):
     """The claim that a model from the Hub is fetched onto."""
 
     size: Quantity = Field(
@@ -235,7 +235,7 @@ def _only_grows() -> Rule:
     )
 
 
-class ModelSpec(Part):
+class ModelSpec(ApiModel):
     """Which model is served, and under which names."""
 
     source: ModelSource = Field(description="Where the model comes from: exactly one of huggingFace, pvc and image.")
@@ -284,7 +284,7 @@ class ModelSpec(Part):
         return self.cache or Cache()
 
 
-class Parallelism(Part):
+class Parallelism(ApiModel):
     """How one replica is split over ranks, and ranks over pods."""
 
     tensor: Integer = Field(default=1, ge=1, le=64, description="Ranks of one replica: GPUs, or processes on CPUs.")
@@ -329,14 +329,14 @@ class Parallelism(Part):
         return self.tensor // self.ranks_per_pod
 
 
-class KeyReference(Part):
+class KeyReference(ApiModel):
     """A key of a Secret or of a ConfigMap."""
 
     name: ObjectName = Field(description="Name of the object, in the namespace of the InferenceModel.")
     key: SecretKey = Field(description="Key in the object.")
 
 
-class ValueFrom(Part):
+class ValueFrom(ApiModel):
     """Where the value of a variable comes from: exactly one of the fields."""
 
     secret_key_ref: KeyReference | None = Field(default=None, description="A key of a Secret.")
@@ -351,7 +351,7 @@ class ValueFrom(Part):
     )
 
 
-class EnvironmentVariable(Part):
+class EnvironmentVariable(ApiModel):
     """A variable of the engine's environment."""
 
     name: str = Field(
@@ -436,14 +436,14 @@ class EngineSpec(PodSettings):
     )
 
 
-class ApiKeysSecretReference(Part):
+class ApiKeysSecretReference(ApiModel):
     """A key of a Secret."""
 
     name: ObjectName = Field(description="Name of the Secret, in the namespace of the InferenceModel.")
     key: SecretKey = Field(default="keys", description="Key in the Secret whose value has one API key in each line.")
 
 
-class Auth(Part):
+class Auth(ApiModel):
     """Who may use the endpoint."""
 
     api_keys_secret_ref: ApiKeysSecretReference = Field(
@@ -460,7 +460,7 @@ class FrontendSpec(PodSettings):
     )
 
 
-class Recovery(Part):
+class Recovery(ApiModel):
     """How often the ranks of a replica are started again by themselves."""
 
     max_restarts: Integer = Field(
@@ -472,7 +472,7 @@ class Recovery(Part):
     window_seconds: Integer = Field(default=3600, ge=1, le=604_800, description="How long a restart counts.")
 
 
-class IpBlock(Part):
+class IpBlock(ApiModel):
     """A range of addresses."""
 
     cidr: str = Field(
@@ -483,7 +483,7 @@ class IpBlock(Part):
     )
 
 
-class NetworkPeer(Part):
+class NetworkPeer(ApiModel):
     """Who may connect: as a peer of a NetworkPolicy."""
 
     pod_selector: LabelSelector | None = Field(
@@ -506,7 +506,7 @@ class NetworkPeer(Part):
     )
 
 
-class NetworkPolicySpec(Part):
+class NetworkPolicySpec(ApiModel):
     """Who may reach the endpoint. Engine pods are closed to all but their frontends and the operator."""
 
     enabled: Boolean = Field(default=True, description="Make NetworkPolicies for the pods of this model.")
@@ -515,7 +515,7 @@ class NetworkPolicySpec(Part):
     )
 
 
-class InferenceModelSpec(Part):
+class InferenceModelSpec(ApiModel):
     """What is served, and on what."""
 
     model: ModelSpec = Field(description="Which model is served, and under which names.")

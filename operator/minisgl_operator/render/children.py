@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.observed import Manifest
 from minisgl_operator.render import availability, engine, frontend, model_files, network, storage
 from minisgl_operator.render.child import child
 from minisgl_operator.revision import short_hash
 
 
-def render(model: InferenceModel, env: Environment) -> tuple[Manifest, ...]:
+def render(model: InferenceModel, env: Defaults) -> tuple[Manifest, ...]:
     """Everything that the model asks for once it is settled.
 
     What pods need comes before what makes pods; the order is for people who read along, nothing depends on it.
@@ -29,7 +29,7 @@ def render(model: InferenceModel, env: Environment) -> tuple[Manifest, ...]:
     )
 
 
-def revision(model: InferenceModel, env: Environment) -> str:
+def revision(model: InferenceModel, env: Defaults) -> str:
     """Of the engine's pod template. All replicas have the same one, though each template names its own replica."""
     return short_hash(engine.pod_template(model, env, 0))
 
@@ -52,18 +52,18 @@ def _cache(model: InferenceModel) -> tuple[Manifest, ...]:
     return (storage.claim(model),)
 
 
-def _fetch(model: InferenceModel, env: Environment) -> tuple[Manifest, ...]:
+def _fetch(model: InferenceModel, env: Defaults) -> tuple[Manifest, ...]:
     return () if model_files.cache_key(model) is None else (storage.fetch_job(model, env),)
 
 
-def _network_policies(model: InferenceModel, env: Environment) -> tuple[Manifest, ...]:
+def _network_policies(model: InferenceModel, env: Defaults) -> tuple[Manifest, ...]:
     if not model.spec.network_policy.enabled:
         return ()
     own = (network.engine_policy(model, env), network.frontend_policy(model, env))
     return own if model_files.cache_key(model) is None else (*own, network.fetch_policy(model, env))
 
 
-def _replicas(model: InferenceModel, env: Environment) -> tuple[Manifest, ...]:
+def _replicas(model: InferenceModel, env: Defaults) -> tuple[Manifest, ...]:
     current = revision(model, env)
     indices = range(wanted_replicas(model))
     if not indices:

@@ -6,14 +6,14 @@ from typing import Any
 
 from minisgl_operator import names
 from minisgl_operator.api.types import EnvironmentVariable, InferenceModel
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.observed import Manifest
 from minisgl_operator.render import model_files, pods
 from minisgl_operator.render.child import child
 from minisgl_operator.render.quantity import canonical
 
 
-def stateful_set(model: InferenceModel, env: Environment, index: int, revision: str) -> Manifest:
+def stateful_set(model: InferenceModel, env: Defaults, index: int, revision: str) -> Manifest:
     """The ranks of one replica. Its pods start together and are replaced together, by the operator (OnDelete): a
     rolling update would put ranks of two revisions into one group."""
     name = names.replica(model.name, index)
@@ -48,7 +48,7 @@ def peers_service(model: InferenceModel, index: int) -> Manifest:
     return child(model, "v1", "Service", name, names.ENGINE, {"spec": spec}, labels=_labels(name))
 
 
-def pod_template(model: InferenceModel, env: Environment, index: int) -> dict[str, Any]:
+def pod_template(model: InferenceModel, env: Defaults, index: int) -> dict[str, Any]:
     """Without the revision, which is computed from it."""
     name = names.replica(model.name, index)
     spec = pods.pod_spec(names.engine(model.name), [_container(model, env, name)], _volumes(model))
@@ -66,7 +66,7 @@ def _labels(replica: str) -> dict[str, str]:
     return {names.REPLICA_LABEL: replica}
 
 
-def _container(model: InferenceModel, env: Environment, replica: str) -> dict[str, Any]:
+def _container(model: InferenceModel, env: Defaults, replica: str) -> dict[str, Any]:
     engine = model.spec.engine
     on_gpu = engine.device == "auto"
     gpus = {engine.gpu_resource_name: str(model.spec.parallelism.ranks_per_pod)} if on_gpu else {}

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.observed import Manifest
 from minisgl_operator.render import pods
 from minisgl_operator.render.child import child
@@ -14,7 +14,7 @@ from minisgl_operator.render.child import child
 _KEYS_DIRECTORY: Final = "/var/run/minisgl/keys"
 
 
-def deployment(model: InferenceModel, env: Environment) -> Manifest:
+def deployment(model: InferenceModel, env: Defaults) -> Manifest:
     selector = names.selector(model.name, names.FRONTEND)
     template = {
         "metadata": {"labels": names.labels(model.name, names.FRONTEND)},
@@ -55,7 +55,7 @@ def leaders_service(model: InferenceModel) -> Manifest:
     return child(model, "v1", "Service", names.leaders(model.name), names.ENGINE, {"spec": spec})
 
 
-def _pod_spec(model: InferenceModel, env: Environment) -> dict[str, Any]:
+def _pod_spec(model: InferenceModel, env: Defaults) -> dict[str, Any]:
     frontend = model.spec.frontend
     arguments = [
         "frontend",

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.observed import Manifest
 from minisgl_operator.render.child import child
 
@@ -19,7 +19,7 @@ _DNS: Final = {
 _HTTPS: Final = 443
 
 
-def engine_policy(model: InferenceModel, env: Environment) -> Manifest:
+def engine_policy(model: InferenceModel, env: Defaults) -> Manifest:
     """Ranks reach each other on every port, for collectives pick theirs at random."""
     ranks = {"podSelector": {"matchLabels": names.selector(model.name, names.ENGINE)}}
     frontends = {"podSelector": {"matchLabels": names.selector(model.name, names.FRONTEND)}}
@@ -31,7 +31,7 @@ def engine_policy(model: InferenceModel, env: Environment) -> Manifest:
     return _policy(model, names.engine(model.name), names.ENGINE, ingress, [_DNS, {"to": [ranks]}])
 
 
-def frontend_policy(model: InferenceModel, env: Environment) -> Manifest:
+def frontend_policy(model: InferenceModel, env: Defaults) -> Manifest:
     engines = {"podSelector": {"matchLabels": names.selector(model.name, names.ENGINE)}}
     peers = [peer.manifest() for peer in model.spec.network_policy.ingress_from] or [{"podSelector": {}}]
     ingress = [
@@ -42,7 +42,7 @@ def frontend_policy(model: InferenceModel, env: Environment) -> Manifest:
     return _policy(model, names.frontend(model.name), names.FRONTEND, ingress, egress)
 
 
-def fetch_policy(model: InferenceModel, env: Environment) -> Manifest:
+def fetch_policy(model: InferenceModel, env: Defaults) -> Manifest:
     hub = model.spec.model.source.hugging_face
     assert hub is not None
     # A mirror inside the cluster listens on a port that the policy cannot know: that of the pod behind its Service.
@@ -63,7 +63,7 @@ def _policy(
     return child(model, "networking.k8s.io/v1", "NetworkPolicy", name, component, {"spec": spec})
 
 
-def _operator(env: Environment) -> dict[str, Any]:
+def _operator(env: Defaults) -> dict[str, Any]:
     return {
         "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME_LABEL: env.operator_namespace}},
         "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_APPLICATION}},

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from minisgl_operator import names
 from minisgl_operator.api.scheduling import PodSettings, Resources
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.render.quantity import canonical_all
 
 # The user that the images name too.
@@ -45,7 +45,7 @@ def container_security(*, read_only_root: bool) -> dict[str, Any]:
     }
 
 
-def scheduling(settings: PodSettings, env: Environment) -> dict[str, Any]:
+def scheduling(settings: PodSettings, env: Defaults) -> dict[str, Any]:
     """The fields that the user sets as they are in a pod; those left out are left out."""
     body = {"imagePullSecrets": [{"name": name} for name in env.image_pull_secrets]} | settings.manifest()
     fields = (
@@ -59,7 +59,7 @@ def scheduling(settings: PodSettings, env: Environment) -> dict[str, Any]:
     return {field: body[field] for field in fields if body.get(field)}
 
 
-def image(settings: PodSettings, default: str, env: Environment) -> dict[str, str]:
+def image(settings: PodSettings, default: str, env: Defaults) -> dict[str, str]:
     policy = settings.image_pull_policy or env.image_pull_policy
     return {"image": settings.image or default, **({"imagePullPolicy": policy} if policy else {})}
 

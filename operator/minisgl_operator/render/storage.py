@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.observed import Manifest
 from minisgl_operator.render import model_files, pods
 from minisgl_operator.render.child import child
@@ -41,7 +41,7 @@ def not_smaller(claim: Manifest, live: Manifest) -> Manifest:
     return {**claim, "spec": {**claim["spec"], "resources": {"requests": {"storage": canonical(size)}}}}
 
 
-def fetch_job(model: InferenceModel, env: Environment) -> Manifest:
+def fetch_job(model: InferenceModel, env: Defaults) -> Manifest:
     """Its label `revision` tells one pod template from another: a Job's template cannot be changed."""
     key = model_files.cache_key(model)
     assert key is not None
@@ -68,7 +68,7 @@ def fetch_job(model: InferenceModel, env: Environment) -> Manifest:
     return child(model, "batch/v1", "Job", name, names.FETCH, {"spec": spec}, labels=labels)
 
 
-def _pod_spec(model: InferenceModel, env: Environment) -> dict[str, Any]:
+def _pod_spec(model: InferenceModel, env: Defaults) -> dict[str, Any]:
     hub = model.spec.model.source.hugging_face
     assert hub is not None
     variables: list[dict[str, Any]] = [
@@ -110,7 +110,7 @@ def _pod_spec(model: InferenceModel, env: Environment) -> dict[str, Any]:
     return spec | _scheduling(model, env)
 
 
-def _scheduling(model: InferenceModel, env: Environment) -> dict[str, Any]:
+def _scheduling(model: InferenceModel, env: Defaults) -> dict[str, Any]:
     """It runs the frontend's image, so it may run where frontends may; it has no wish about neighbours. But the first
     pod of a volume that only one node or zone has may choose which one: it must be one that engines can run on."""
     wishes = pods.scheduling(model.spec.frontend, env) | {"affinity": {}, "topologySpreadConstraints": []}

@@ -243,7 +243,7 @@ def _counters(llm: LLM) -> dict[str, int]:
         "prefill_tokens": stats.prefill_tokens,
         "decode_tokens": stats.decode_tokens,
         "cached_tokens": counters.cached_tokens,
-        "retractions": counters.retractions,
+        "retractions": counters.preemptions,
     }
 
 

@@ -10,7 +10,7 @@ import msgspec
 from minisgl.config import Device
 from minisgl.launcher.child import Control
 from minisgl.launcher.devices import rank_environment
-from minisgl.launcher.followers import Followers
+from minisgl.launcher.followers import WorkerRanks
 from minisgl.launcher.process import ProcessSpec
 from minisgl.launcher.run_directory import run_directory
 
@@ -46,7 +46,7 @@ def measure_on_this_machine(device: Device, ranks: int, num_bytes: Sequence[int]
             device=device,
             num_bytes=tuple(num_bytes),
         )
-        others = Followers(
+        others = WorkerRanks(
             [
                 ProcessSpec(
                     name=f"rank{rank}",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from minisgl.frontend.exchange import News
+from minisgl.frontend.exchange import Delta
 from minisgl.frontend.token_scores import chat_scores, completion_scores
 from minisgl.wire.text import Finished, ScoredToken
 
@@ -124,7 +124,7 @@ class Chunks:
         delta = {"delta": {"role": "assistant", "content": ""}}
         return b"".join(self._chunk(index, delta, None) for index in range(self._choices))
 
-    def event(self, news: News) -> bytes:
+    def event(self, news: Delta) -> bytes:
         """What is new of one choice; nothing where there is nothing to say."""
         self._tokens[news.choice] = news.tokens
         parts = []

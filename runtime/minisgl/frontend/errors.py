@@ -23,7 +23,7 @@ _STATUS: Final = {
     "draining": 503,
     "shutting_down": 503,
 }
-"""What the rooms below say of a request; any other code is the server's fault."""
+"""What the packages below say of a request; any other code is the server's fault."""
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -50,7 +50,7 @@ class ApiError(Exception):
 
     @classmethod
     def of_code(cls, code: str, message: str, param: str | None = None) -> ApiError:
-        """The error that a code of the rooms below stands for."""
+        """The error that a code of the packages below stands for."""
         return cls(_STATUS.get(code, 500), code, message, param)
 
     def body(self) -> bytes:

@@ -1,8 +1,8 @@
 """One HTTP request and its answer on the way: tokenizer workers put news in, the handler takes them out.
 
-News that the handler has not taken yet are joined, so a client that reads slowly gets fewer and longer pieces, and
+Delta that the handler has not taken yet are joined, so a client that reads slowly gets fewer and longer pieces, and
 what waits for it is never more than its answer. While the handler waits with nothing left to send, a text may go past
-it, see `Exchange.news`.
+it, see `ResponseStream.news`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from minisgl.frontend.errors import ApiError, ClientGone
 from minisgl.wire.text import Finished, ScoredToken
 
 
-class News(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True):
     """What is new of one choice."""
 
     choice: int
@@ -28,7 +28,7 @@ class News(msgspec.Struct, frozen=True):
     finished: Finished | None
 
 
-class Exchange:
+class ResponseStream:
     """Choices are numbered from 0."""
 
     def __init__(self, choices: int) -> None:
@@ -44,7 +44,7 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
         """Of the handler, while it waits. Only one task does, so this need not be an Event, which costs more."""
         self._interrupted = False
-        self._at_once: Callable[[str], bool] | None = None
+        self._fast_path: Callable[[str], bool] | None = None
         """Takes texts in the handler's place. Set only while it waits and has nothing to wake up for."""
 
     @property
@@ -64,7 +64,7 @@ class Exchange:
 
     def push(self, choice: int, text: str, tokens: int, scored: Sequence[ScoredToken]) -> None:
         """`tokens`: sampled so far."""
-        if self._at_once is not None and self._at_once(text):
+        if self._fast_path is not None and self._fast_path(text):
             return
         self._texts[choice].append(text)
         self._tokens[choice] = tokens
@@ -91,14 +91,14 @@ class Exchange:
         while self._to_accept:
             await self._next_event()
 
-    async def news(self, at_once: Callable[[str], bool] | None = None) -> list[News]:
+    async def news(self, fast_path: Callable[[str], bool] | None = None) -> list[Delta]:
         """Wait for what is new, in the order of choices; nothing after `interrupt`. Raises ApiError or ClientGone.
 
-        `at_once` is offered each text that comes while nothing else does, and says whether it was dealt with: if so, it
-        is no news any more. Only for a single choice whose tokens and scores nobody needs.
+        `fast_path` is offered each text that comes alone and returns whether it was written: such a text is not
+        returned again. It is used only for a single choice whose tokens and scores are not needed.
         """
         while not self._new:
-            self._at_once = at_once
+            self._fast_path = fast_path
             await self._next_event()
             if self._interrupted:
                 break
@@ -108,7 +108,7 @@ class Exchange:
         for choice in sorted(self._new):
             text = "".join(self._texts[choice])
             scored = self._scored.pop(choice, ())
-            news.append(News(choice, text, self._tokens[choice], scored, self.finished[choice]))
+            news.append(Delta(choice, text, self._tokens[choice], scored, self.finished[choice]))
             self._texts[choice].clear()
         self._new.clear()
         return news
@@ -121,7 +121,7 @@ class Exchange:
 
     def _wake(self) -> None:
         # From now on everything has to wait for the handler, or it would overtake what wakes it up.
-        self._at_once = None
+        self._fast_path = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -132,7 +132,7 @@ class Exchange:
         try:
             await self._waiter
         finally:
-            self._waiter = self._at_once = None
+            self._waiter = self._fast_path = None
         self._raise_error()
 
     def _raise_error(self) -> None:

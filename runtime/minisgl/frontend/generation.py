@@ -24,7 +24,7 @@ from minisgl.frontend.choices import requests_of
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.direct_writes import WRITE
 from minisgl.frontend.errors import ApiError, ClientGone
-from minisgl.frontend.exchange import Exchange, News
+from minisgl.frontend.exchange import Delta, ResponseStream
 from minisgl.frontend.native_answers import NativeChunks, PlainChunks, whole_native
 from minisgl.frontend.requests import Asked
 from minisgl.frontend.tokenizers import UNAVAILABLE, Tokenizers
@@ -88,7 +88,7 @@ class GenerationEndpoint:
             watcher.cancel()
             self._tokenizers.release(exchange)
 
-    async def _accepted(self, exchange: Exchange) -> None:
+    async def _accepted(self, exchange: ResponseStream) -> None:
         try:
             async with asyncio.timeout(self._config.accept_seconds):
                 await exchange.accepted()
@@ -101,21 +101,21 @@ class GenerationEndpoint:
         answer_id: str,
         chunks: _Chunks,
         asked: Asked,
-        exchange: Exchange,
+        exchange: ResponseStream,
         send: Send,
         write: Callable[[bytes], bool] | None,
     ) -> None:
         headers = [*_STREAM_HEADERS, *_ignored_header(asked)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         silence = _Silence(self._config.ping_seconds, exchange)
-        at_once = None
+        fast_path = None
         if write is not None and isinstance(chunks, Chunks) and chunks.only_texts:
-            at_once = partial(_write_text, write, chunks, silence)
+            fast_path = partial(_write_text, write, chunks, silence)
         try:
             await _send_part(send, chunks.first())
             while exchange.has_more:
                 silence.begin()
-                news = await exchange.news(at_once)
+                news = await exchange.news(fast_path)
                 await _send_part(send, b"".join([chunks.event(new) for new in news]) if news else PING)
         except ApiError as error:
             logger.warning("stream %s is broken off: %s", answer_id, error.message)
@@ -131,7 +131,7 @@ class _Silence:
     """Interrupts whoever has waited for news for so many seconds. One timer for the whole stream: one for each wait
     costs a quarter of the CPU time of a token."""
 
-    def __init__(self, seconds: float, exchange: Exchange) -> None:
+    def __init__(self, seconds: float, exchange: ResponseStream) -> None:
         self._seconds = seconds
         self._exchange = exchange
         self._loop = asyncio.get_running_loop()
@@ -156,11 +156,11 @@ class _Chunks(Protocol):
     """The form of a stream."""
 
     def first(self) -> bytes: ...
-    def event(self, news: News) -> bytes: ...
+    def event(self, news: Delta) -> bytes: ...
     def last(self, ends: Sequence[Finished]) -> bytes: ...
 
 
-def _chunks(answer_id: str, model: str, asked: Asked, exchange: Exchange) -> _Chunks:
+def _chunks(answer_id: str, model: str, asked: Asked, exchange: ResponseStream) -> _Chunks:
     match asked.kind:
         case "plain":
             return PlainChunks()
@@ -177,7 +177,7 @@ def _chunks(answer_id: str, model: str, asked: Asked, exchange: Exchange) -> _Ch
             )
 
 
-async def _answer(answer_id: str, model: str, asked: Asked, exchange: Exchange, send: Send) -> None:
+async def _answer(answer_id: str, model: str, asked: Asked, exchange: ResponseStream, send: Send) -> None:
     texts: list[list[str]] = [[] for _ in exchange.finished]
     scored: list[list[ScoredToken]] = [[] for _ in exchange.finished]
     while exchange.has_more:
@@ -206,7 +206,7 @@ def _ignored_header(asked: Asked) -> list[tuple[bytes, bytes]]:
     return [(b"x-ignored-params", ", ".join(asked.ignored).encode())] if asked.ignored else []
 
 
-async def _watch_client(receive: Receive, exchange: Exchange) -> None:
+async def _watch_client(receive: Receive, exchange: ResponseStream) -> None:
     """A handler that only waits is never told that its client has left; this asks."""
     while (await receive())["type"] != "http.disconnect":
         continue
@@ -223,7 +223,7 @@ async def _send_part(send: Send, part: bytes) -> None:
         await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
-def _ends(exchange: Exchange) -> list[Finished]:
+def _ends(exchange: ResponseStream) -> list[Finished]:
     return [end for end in exchange.finished if end is not None]
 
 

@@ -140,7 +140,7 @@ def _engine(page: _Page, status: Status) -> None:
         (
             "num_preemptions_total",
             "Requests put back into the queue because KV pages ran out.",
-            status.retractions,
+            status.preemptions,
         ),
     ):
         page.single(f"vllm:{name}", "counter", text, value)

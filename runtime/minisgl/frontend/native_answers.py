@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from minisgl.frontend.answers import DONE, Choice
-from minisgl.frontend.exchange import News
+from minisgl.frontend.exchange import Delta
 from minisgl.wire.text import Finished
 
 _json = msgspec.json.encode
@@ -35,7 +35,7 @@ class NativeChunks:
     def first(self) -> bytes:
         return b""
 
-    def event(self, news: News) -> bytes:
+    def event(self, news: Delta) -> bytes:
         self._texts[news.choice] += news.text
         if news.finished is not None:
             meta = _meta(self._id, news.choice, news.finished, self._listed)
@@ -62,7 +62,7 @@ class PlainChunks:
     def first(self) -> bytes:
         return b""
 
-    def event(self, news: News) -> bytes:
+    def event(self, news: Delta) -> bytes:
         if not news.text:
             return b""
         return b"".join(b"data: %s\n" % line.encode() for line in news.text.split("\n")) + b"\n"

@@ -18,7 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.exchange import Exchange
+from minisgl.frontend.exchange import ResponseStream
 from minisgl.frontend.traffic import Progress, Traffic
 from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError, open_socket
@@ -89,11 +89,11 @@ class Tokenizers:
         problems = [link.problem(self._stale_seconds) for link in self._links]
         return None if None in problems else problems[0]
 
-    def submit(self, requests: Sequence[Generate]) -> Exchange:
+    def submit(self, requests: Sequence[Generate]) -> ResponseStream:
         """Ask for an answer to each request; each is a choice. The caller calls `release` at the end, whatever that
         is. Raises ApiError when no worker can take it, too many requests wait already, or one is too large."""
         able = self._able()
-        exchange = Exchange(len(requests))
+        exchange = ResponseStream(len(requests))
         choices = self.traffic.admit(requests, exchange)
         # Behind admission: a copy of the prompt for each choice takes its time. All before the first is sent.
         try:
@@ -127,7 +127,7 @@ class Tokenizers:
             raise ApiError.of_code(UNAVAILABLE, f"{self._links[0].problem(self._stale_seconds)}; try again in a moment")
         return able
 
-    def release(self, exchange: Exchange) -> None:
+    def release(self, exchange: ResponseStream) -> None:
         """Nobody waits for the answer any more: what has not ended is cancelled at once."""
         for link in self._links:
             link.release(exchange)
@@ -184,7 +184,7 @@ class _Closing(msgspec.Struct, frozen=True):
 
 
 class _Waiter(msgspec.Struct, frozen=True):
-    exchange: Exchange
+    exchange: ResponseStream
     choice: int
     progress: Progress
 
@@ -236,7 +236,7 @@ class _Link:
         finally:
             del self._questions[question.id]
 
-    def release(self, exchange: Exchange) -> None:
+    def release(self, exchange: ResponseStream) -> None:
         if exchange.ended:
             return
         for request_id in [known for known, waiter in self._waiters.items() if waiter.exchange is exchange]:

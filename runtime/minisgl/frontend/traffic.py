@@ -21,7 +21,7 @@ from minisgl.frontend import access_log
 from minisgl.frontend.admission import Admission
 from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.exchange import Exchange
+from minisgl.frontend.exchange import ResponseStream
 from minisgl.frontend.metrics import Metrics
 from minisgl.wire.messages import Status
 from minisgl.wire.text import Finished, Generate, ServedModel
@@ -54,7 +54,7 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     answer_complete: bool = False
     gone_in: Phase | None = None
     """Where the client left before its answer was complete."""
-    exchange: Exchange | None = None
+    exchange: ResponseStream | None = None
     to_accept: int = 0
     accepted_at: float = 0.0
     first_at: float = 0.0
@@ -158,7 +158,7 @@ class Traffic:
             metrics.failed[record.error_code] += 1
         access_log.write(record, now)
 
-    def admit(self, requests: Sequence[Generate], exchange: Exchange) -> list[Progress]:
+    def admit(self, requests: Sequence[Generate], exchange: ResponseStream) -> list[Progress]:
         """Let the choices of a request wait. Raises ApiError when too many do."""
         guesses = [_guess(request) for request in requests]
         self.admission.admit(len(requests), sum(guesses))

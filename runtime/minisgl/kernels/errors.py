@@ -1,4 +1,4 @@
-"""Errors of the kernels room that its caller shows to a person."""
+"""Errors of the kernels package that its caller shows to a person."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from minisgl import logging as log
 from minisgl.launcher.control_server import Board, ControlServer
 from minisgl.launcher.engine_options import EngineOptions
 from minisgl.launcher.errors import LauncherError
-from minisgl.launcher.follower_pod import FollowerPod
+from minisgl.launcher.follower_pod import MemberPod
 from minisgl.launcher.init import become_init
 from minisgl.launcher.leader import Leader
 from minisgl.launcher.run_directory import run_directory
@@ -37,7 +37,7 @@ def engine(options: EngineOptions) -> int:
     try:
         with Signals() as signals, ControlServer(options.ports.control, board, signals.request):
             if options.pod_index:
-                code = FollowerPod(options, signals, board, on_line).run()
+                code = MemberPod(options, signals, board, on_line).run()
             else:
                 with run_directory() as sockets:
                     code = Leader(options, signals, board, sockets, on_line).run()

@@ -23,7 +23,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     progress: str
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True):
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model that is served."""
 
     name: str
@@ -56,7 +56,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_
     """Within the window."""
     max_restarts: int
     last_failure: Failure | None
-    card: Card | None
+    card: EngineInfo | None
 
 
 def standing_by(standbys: Sequence[Child]) -> int:

@@ -13,7 +13,7 @@ from minisgl.launcher.engine_options import EngineOptions
 from minisgl.launcher.interconnect import Place, are_neighbours, first_devices
 from minisgl.launcher.link import Begin, Epoch, bracketed
 from minisgl.launcher.process import ProcessSpec
-from minisgl.launcher.ranks import PRELOAD, FollowerConfig
+from minisgl.launcher.ranks import PRELOAD, WorkerRankConfig
 from minisgl.scheduler.process import SchedulerProcessConfig
 
 
@@ -88,20 +88,20 @@ def plan_epoch(
     )
     rank0 = msgspec.structs.replace(_spec(options, configs[0], "rank0", scheduler), drains=True)
     followers = [
-        _spec(options, each, "follower", FollowerConfig(engine=each, plans=local_plans[each.rank]))
+        _spec(options, each, "follower", WorkerRankConfig(engine=each, plans=local_plans[each.rank]))
         for each in configs[1:]
     ]
     return EpochPlan(begin=begins[1:], local=[rank0, *followers], neighbours=neighbours)
 
 
-def follower_ranks(options: EngineOptions, begin: Begin) -> list[ProcessSpec]:
+def member_pod_ranks(options: EngineOptions, begin: Begin) -> list[ProcessSpec]:
     """The ranks of another pod than pod 0."""
     return [
         _spec(
             options,
             each,
             "follower",
-            FollowerConfig(engine=each, plans=f"tcp://*:{options.ports.plans + each.rank}"),
+            WorkerRankConfig(engine=each, plans=f"tcp://*:{options.ports.plans + each.rank}"),
         )
         for each in _rank_configs(options, begin)
     ]
@@ -123,7 +123,7 @@ def _rank_configs(options: EngineOptions, begin: Begin) -> list[EngineConfig]:
 
 
 def _spec(
-    options: EngineOptions, engine: EngineConfig, role: str, config: SchedulerProcessConfig | FollowerConfig
+    options: EngineOptions, engine: EngineConfig, role: str, config: SchedulerProcessConfig | WorkerRankConfig
 ) -> ProcessSpec:
     several_pods_with_devices = engine.device == "cuda" and options.expected.pods > 1
     return ProcessSpec(

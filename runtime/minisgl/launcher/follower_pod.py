@@ -16,7 +16,7 @@ from minisgl import logging as log
 from minisgl.launcher.control_server import Board
 from minisgl.launcher.engine_options import EngineOptions
 from minisgl.launcher.engine_status import EngineStatus, Phase, RankStatus, rank_phase, standing_by
-from minisgl.launcher.epoch import follower_ranks
+from minisgl.launcher.epoch import member_pod_ranks
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.failures import count_oom_kills, reason_of
 from minisgl.launcher.group import Group, GroupSpec
@@ -28,18 +28,18 @@ from minisgl.launcher.link import (
     Accepted,
     Begin,
     Connection,
+    Drained,
     End,
     GaveUp,
     Join,
     Leaving,
     LinkLost,
-    Over,
     Ping,
     RankEnded,
     RankProgress,
     RankReady,
+    Rejected,
     ToLeader,
-    Turned,
     from_leader,
 )
 from minisgl.launcher.post_mortem import rank_of, shortened
@@ -57,7 +57,7 @@ _RELEASE_SECONDS: Final = 10.0
 """How long after the drain must be over pod 0's word for it is waited for."""
 
 
-class FollowerPod:
+class MemberPod:
     """One thread and one selector, like the supervisor; what to do is pod 0's to decide."""
 
     def __init__(
@@ -179,13 +179,13 @@ class FollowerPod:
             case Accepted():
                 self._joined, self._trouble, self._given_up = True, "", False
                 logger.info("joined %s", self._options.expected.replica)
-            case Turned():
+            case Rejected():
                 self._explain(f"pod 0 does not take this pod: {message.message}")
             case Begin():
                 self._begin(message)
             case End() if message.epoch == self._epoch.epoch:
                 self._group.kill()
-            case Over():
+            case Drained():
                 self._over = True
             case GaveUp():
                 self._given_up = True
@@ -203,7 +203,7 @@ class FollowerPod:
             raise LinkLost(f"the ranks cannot be started: {error}") from error
 
     def _specs(self, number: int) -> Sequence[ProcessSpec]:
-        return follower_ranks(self._options, self._epoch)
+        return member_pod_ranks(self._options, self._epoch)
 
     def _report(self) -> None:
         """Tell the leader what it does not know of the ranks yet."""

@@ -26,7 +26,7 @@ _STUCK_SECONDS: Final = 30.0
 device says so sooner, if it does at all."""
 
 
-class Followers:
+class WorkerRanks:
     """Processes of ranks 1, 2, …, started and watched by one thread.
 
     They are started on the thread that watches them because the kernel ends them with the thread that started them.

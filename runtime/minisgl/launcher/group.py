@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from minisgl.launcher.process import Child, ProcessSpec
-from minisgl.launcher.restarts import Seen
+from minisgl.launcher.restarts import GroupObservation
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +41,9 @@ class Group:
     def standbys(self) -> list[Child]:
         return list(self._standbys.values())
 
-    def seen(self) -> Seen:
+    def seen(self) -> GroupObservation:
         alive = [process for process in self.processes if process.alive]
-        return Seen(
+        return GroupObservation(
             len(alive),
             len(self.processes) - len(alive),
             sum(process.is_ready for process in alive),

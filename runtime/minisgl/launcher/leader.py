@@ -14,7 +14,7 @@ from typing import Final
 from minisgl import logging as log
 from minisgl.launcher.control_server import Board
 from minisgl.launcher.engine_options import EngineOptions
-from minisgl.launcher.engine_status import Card, EngineStatus
+from minisgl.launcher.engine_status import EngineInfo, EngineStatus
 from minisgl.launcher.epoch import OtherPod, plan_epoch
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.failures import CURABLE, Failure, count_oom_kills, reason_of_refusal
@@ -72,7 +72,7 @@ class Leader:
         self._neighbours = False
         self._try_neighbours = True
         self._remote: dict[str, RemoteRank] = {}
-        self._card: Card | None = None
+        self._card: EngineInfo | None = None
         self._transport = ""
         self._architecture = ""
 
@@ -285,7 +285,7 @@ class Leader:
         assert isinstance(rank0, Process)
         message = rank0.ready_message
         self._transport = message.transport
-        self._card = Card(
+        self._card = EngineInfo(
             name=self._options.model_name,
             architecture=self._architecture,
             max_model_len=message.max_model_len,

@@ -64,7 +64,7 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     """You belong to the replica until the link is lost."""
 
 
-class Turned(msgspec.Struct, frozen=True, tag="turned"):
+class Rejected(msgspec.Struct, frozen=True, tag="turned"):
     """You cannot join; the link ends. Try again: one of us may be about to be replaced."""
 
     message: Words
@@ -76,7 +76,7 @@ class GaveUp(msgspec.Struct, frozen=True, tag="gave_up"):
     message: Words
 
 
-class Over(msgspec.Struct, frozen=True, tag="over"):
+class Drained(msgspec.Struct, frozen=True, tag="over"):
     """What was under way has been answered: you may end."""
 
 
@@ -85,7 +85,7 @@ class Ping(msgspec.Struct, frozen=True, tag="ping"):
 
 
 class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
-    """This pod was told to end, and waits for `Over`."""
+    """This pod was told to end, and waits for `Drained`."""
 
 
 class RankProgress(msgspec.Struct, frozen=True, tag="progress"):
@@ -114,7 +114,7 @@ class RankEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 ToLeader = Join | Ping | Leaving | RankProgress | RankReady | RankEnded
-FromLeader = Accepted | Turned | Begin | End | Over | GaveUp | Ping
+FromLeader = Accepted | Rejected | Begin | End | Drained | GaveUp | Ping
 
 to_leader: Final[msgspec.json.Decoder[ToLeader]] = msgspec.json.Decoder(ToLeader)
 from_leader: Final[msgspec.json.Decoder[FromLeader]] = msgspec.json.Decoder(FromLeader)

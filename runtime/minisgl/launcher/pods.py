@@ -21,6 +21,7 @@ from minisgl.launcher.link import (
     Accepted,
     Begin,
     Connection,
+    Drained,
     End,
     Epoch,
     FromLeader,
@@ -28,12 +29,11 @@ from minisgl.launcher.link import (
     Join,
     Leaving,
     LinkLost,
-    Over,
     Ping,
     RankEnded,
     RankProgress,
     RankReady,
-    Turned,
+    Rejected,
     to_leader,
 )
 from minisgl.launcher.remote_rank import RemoteRank
@@ -139,7 +139,7 @@ class Pods:
         """Tell those that leave, or everybody, that what was under way has been answered."""
         for index, member in list(self.members.items()):
             if everybody or member.leaving:
-                member.send(Over())
+                member.send(Drained())
                 del self.members[index]
                 self._close(member.connection)
 
@@ -213,7 +213,7 @@ class Pods:
         problem = _problem(join, self._expected)
         if problem:
             logger.warning("pod %s cannot join: %s", join.pod, problem)
-            connection.send(Turned(problem))
+            connection.send(Rejected(problem))
             raise LinkLost("it was turned away")
         if (old := self.members.get(join.pod_index)) is not None:
             self._lose(old.connection, "the pod has joined anew")

@@ -21,7 +21,7 @@ PRELOAD: Final = ("minisgl.engine.engine",)
 """What takes a rank's process seconds to import: torch, above all. None of it touches a device."""
 
 
-class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerRankConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank above 0 needs to know."""
 
     engine: EngineConfig
@@ -35,15 +35,15 @@ def rank0_config(engine: EngineConfig, directory: Path, start: int = 1) -> Engin
     return msgspec.structs.replace(engine, rank=0, rendezvous=f"file://{directory}/rendezvous{start}")
 
 
-def follower_configs(rank0: EngineConfig, directory: Path) -> list[FollowerConfig]:
+def worker_rank_configs(rank0: EngineConfig, directory: Path) -> list[WorkerRankConfig]:
     """One for each of ranks 1, 2, …"""
     return [
-        FollowerConfig(engine=msgspec.structs.replace(rank0, rank=rank), plans=f"ipc://{directory}/plans{rank}")
+        WorkerRankConfig(engine=msgspec.structs.replace(rank0, rank=rank), plans=f"ipc://{directory}/plans{rank}")
         for rank in range(1, rank0.tensor_parallel)
     ]
 
 
-def follower_spec(config: FollowerConfig) -> ProcessSpec:
+def worker_rank_spec(config: WorkerRankConfig) -> ProcessSpec:
     engine = config.engine
     return ProcessSpec(
         name=f"rank{engine.rank}",

@@ -9,7 +9,7 @@ import msgspec
 
 from minisgl.launcher.engine_options import EngineOptions
 from minisgl.launcher.engine_status import (
-    Card,
+    EngineInfo,
     EngineStatus,
     Phase,
     RankStatus,
@@ -41,7 +41,7 @@ class ReplicaFacts(msgspec.Struct, frozen=True, kw_only=True):
     timings: dict[str, float]
     restarts: int
     last_failure: Failure | None
-    card: Card | None
+    card: EngineInfo | None
     pods: Mapping[int, PodFacts]
     """By index; those that are not there are left out."""
 

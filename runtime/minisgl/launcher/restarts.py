@@ -33,7 +33,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Failed starts count as restarts, even before everything has been ready once."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class GroupObservation(msgspec.Struct, frozen=True):
     """Numbers of processes of one group at one moment; `ready` counts among the living."""
 
     alive: int
@@ -100,7 +100,9 @@ def begin(groups: tuple[str, ...], now: float, restarts: tuple[float, ...] = ())
     return State(groups={name: GroupState(since=now) for name in groups}, restarts=restarts)
 
 
-def decide(state: State, seen: Mapping[str, Seen], limits: Limits, now: float) -> tuple[State, list[Action]]:
+def decide(
+    state: State, seen: Mapping[str, GroupObservation], limits: Limits, now: float
+) -> tuple[State, list[Action]]:
     """The next state, and what to do now, in this order. `GiveUp` comes alone and is the last word."""
     groups = dict(state.groups)
     restarts = tuple(time for time in state.restarts if now - time < limits.restart_window)
@@ -143,5 +145,5 @@ def next_deadline(state: State, limits: Limits) -> float | None:
     return min(limited, default=None)
 
 
-def _is_late(group: GroupState, seen: Seen, limits: Limits, now: float) -> bool:
+def _is_late(group: GroupState, seen: GroupObservation, limits: Limits, now: float) -> bool:
     return group.phase == "starting" and seen.ready < seen.alive and now - group.since > limits.startup_timeout

@@ -1,6 +1,6 @@
-"""What each process of a group does: its configuration, and the call into its room.
+"""What each process of a group does: its configuration, and the call into its package.
 
-Rooms are imported inside the functions: a frontend's process must not import torch, nor a rank's the web framework.
+Packages are imported inside the functions: a frontend's process must not import torch, nor a rank's the web framework.
 Ranks and tokenizers run until the launcher ends them by a signal, so their `stop` events are never set. A rank 0 that
 `drains` ends by itself once a signal has asked it to.
 """
@@ -18,7 +18,7 @@ import msgspec
 from minisgl.engine.interface import Engine
 from minisgl.launcher.child import Control
 from minisgl.launcher.control import Ready
-from minisgl.launcher.ranks import FollowerConfig, start_engine, start_rank0
+from minisgl.launcher.ranks import WorkerRankConfig, start_engine, start_rank0
 from minisgl.wire.messages import ModelCard
 
 _PHASES: Final = {"meet": "rendezvous", "load": "weights", "pool": "KV pool", "capture": "CUDA graphs"}
@@ -51,7 +51,7 @@ def follower(raw: msgspec.Raw, control: Control) -> None:
     """The engine of a rank above 0."""
     from minisgl.engine import follower
 
-    config = msgspec.json.decode(raw, type=FollowerConfig)
+    config = msgspec.json.decode(raw, type=WorkerRankConfig)
 
     def create() -> Engine:
         engine = start_engine(config.engine, EngineProgress(control))

@@ -19,7 +19,7 @@ from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.listener import bind, url_host
 from minisgl.launcher.process import ProcessSpec
-from minisgl.launcher.ranks import PRELOAD, follower_configs, follower_spec, rank0_config
+from minisgl.launcher.ranks import PRELOAD, rank0_config, worker_rank_configs, worker_rank_spec
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.supervisor import Supervisor
@@ -149,7 +149,7 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
 
     def processes(number: int) -> list[ProcessSpec]:
         engine = rank0_config(options.engine, directory, number)
-        followers = follower_configs(engine, directory)
+        followers = worker_rank_configs(engine, directory)
         scheduler = SchedulerProcessConfig(
             engine=engine,
             address=scheduler_address,
@@ -169,6 +169,6 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
             environment=rank_environment(engine.device, engine.tensor_parallel),
             preload=PRELOAD,
         )
-        return [rank0, *map(follower_spec, followers)]
+        return [rank0, *map(worker_rank_spec, followers)]
 
     return GroupSpec(name="engine", processes=processes)

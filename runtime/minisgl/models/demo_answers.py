@@ -87,8 +87,8 @@ LESSONS: Final = (
         ("What is overlap?", "What is overlap scheduling?", "Why do steps overlap?", "Explain overlap"),
     ),
     Lesson(
-        "When the KV pool is full, a request is retracted: its pages are freed, and it is computed again later.",
-        ("What happens when memory is full?", "What does retract mean?", "What if the KV pool is full?"),
+        "When the KV pool is full, a request is preempted: its pages are freed, and it is computed again later.",
+        ("What happens when memory is full?", "What does preempt mean?", "What if the KV pool is full?"),
     ),
     Lesson(
         "Tensor parallelism splits every layer over several ranks, each with its own GPU; --tp says how many.",

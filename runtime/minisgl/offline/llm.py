@@ -15,9 +15,9 @@ import numpy as np
 from minisgl.config import CacheKind, ConfigError, Device, DType, EngineConfig, checked
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.launcher.devices import choose_device, default_page_size
-from minisgl.launcher.followers import Followers
+from minisgl.launcher.followers import WorkerRanks
 from minisgl.launcher.model_files import resolve
-from minisgl.launcher.ranks import FollowerConfig, follower_configs, follower_spec, rank0_config, start_rank0
+from minisgl.launcher.ranks import WorkerRankConfig, rank0_config, start_rank0, worker_rank_configs, worker_rank_spec
 from minisgl.launcher.run_directory import run_directory
 from minisgl.offline.answers import Answers
 from minisgl.offline.interrupt import interrupted_between_steps
@@ -31,7 +31,7 @@ from minisgl.offline.prompts import (
     generates_of_prompts,
     submit_of_tokens,
 )
-from minisgl.offline.text_room import TextRoom
+from minisgl.offline.text_room import OfflineTokenizer
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.outcome import Counters, RequestError
 from minisgl.scheduler.process import scheduler_config
@@ -110,26 +110,26 @@ class LLM:
         self._recommended = SamplingParams()
         if files is not None:
             self._recommended = msgspec.structs.replace(self._recommended, **msgspec.structs.asdict(files.defaults))
-        self._followers: Followers | None = None
+        self._worker_ranks: WorkerRanks | None = None
         with ExitStack() as stack:
             self._engine = self._start_engine(config, stack)
             self._scheduler = Scheduler(scheduler_config(config, self._engine.limits, cache=cache, overlap=overlap))
             self._loop = StepLoop(self._scheduler, self._engine)
-            self._text = None if files is None else TextRoom(files, self._engine.limits)
+            self._text = None if files is None else OfflineTokenizer(files, self._engine.limits)
             self._resources = stack.pop_all()
 
     def _start_engine(self, config: EngineConfig, stack: ExitStack) -> Engine:
-        followers: list[FollowerConfig] = []
+        followers: list[WorkerRankConfig] = []
         if config.tensor_parallel > 1:
             directory = stack.enter_context(run_directory())
             config = rank0_config(config, directory)
-            followers = follower_configs(config, directory)
-            self._followers = Followers([follower_spec(follower) for follower in followers])
-            stack.callback(self._followers.close)
+            followers = worker_rank_configs(config, directory)
+            self._worker_ranks = WorkerRanks([worker_rank_spec(follower) for follower in followers])
+            stack.callback(self._worker_ranks.close)
         try:
             engine = start_rank0(config, [follower.plans for follower in followers])
         except Exception:
-            self._check_followers(_DEATH_SECONDS)
+            self._check_worker_ranks(_DEATH_SECONDS)
             raise
         stack.callback(engine.close)
         return engine
@@ -175,7 +175,7 @@ class LLM:
     def close(self) -> None:
         """Free the device and end the other ranks."""
         self._closed = True
-        with self._waiting_for_followers():
+        with self._waiting_for_worker_ranks():
             self._resources.close()
 
     def __enter__(self) -> Self:
@@ -206,7 +206,7 @@ class LLM:
         except BaseException as error:
             self._broken = repr(error)
             if isinstance(error, Exception):
-                self._check_followers(_DEATH_SECONDS)
+                self._check_worker_ranks(_DEATH_SECONDS)
             raise
         if self._text:
             return self._text.outputs(submits, answers)
@@ -219,11 +219,11 @@ class LLM:
         with (
             _progress_bar(len(submits), progress) as bar,
             interrupted_between_steps() as check_interrupt,
-            self._waiting_for_followers(),
+            self._waiting_for_worker_ranks(),
         ):
             while (due := pacing.take_due(ended)) or self._scheduler.has_work:
                 check_interrupt()
-                self._check_followers()
+                self._check_worker_ranks()
                 for number in due:
                     with _refusals_name(number):
                         self._scheduler.submit(submits[number], number)
@@ -242,16 +242,16 @@ class LLM:
             self._text.abandon()
         for submit in submits:
             self._scheduler.abort(submit.id)
-        with self._waiting_for_followers():
+        with self._waiting_for_worker_ranks():
             while self._scheduler.has_work:
                 self._loop.step()
 
-    def _waiting_for_followers(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._followers is None else self._followers.waited_for()
+    def _waiting_for_worker_ranks(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._worker_ranks is None else self._worker_ranks.waited_for()
 
-    def _check_followers(self, patience: float = 0.0) -> None:
-        if self._followers is not None:
-            self._followers.check(patience)
+    def _check_worker_ranks(self, patience: float = 0.0) -> None:
+        if self._worker_ranks is not None:
+            self._worker_ranks.check(patience)
 
 
 def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""What callers give, checked and made into the tokenizer room's and the scheduler's messages."""
+"""What callers give, checked and made into the tokenizer's and the scheduler's messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def generates_of_chats(messages: Sequence[Message] | Sequence[Sequence[Message]]
 
 
 def submit_of_tokens(generate: Generate, limits: EngineLimits) -> Submit:
-    """A prompt of token ids on its own, without the tokenizer room."""
+    """A prompt of token ids on its own, without the tokenizer."""
     params = generate.params
     if generate.tokens is None or params.stop:
         raise OfflineError("no_tokenizer", "with detokenize=False prompts are token ids, and there are no stop strings")

@@ -1,4 +1,4 @@
-"""The tokenizer room without its process."""
+"""The tokenizer without its process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minisgl.wire.messages import Failed, ModelCard, Submit, Tokens
 from minisgl.wire.text import Finished, Generate, TextFailed, Texts
 
 
-class TextRoom:
+class OfflineTokenizer:
     """Prompts in, texts out, stop strings in between."""
 
     def __init__(self, files: ModelFiles, limits: EngineLimits) -> None:

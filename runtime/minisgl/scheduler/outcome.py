@@ -59,9 +59,9 @@ class Counters(msgspec.Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prefill_tokens: int = 0
-    """Computed by prefill segments; after retractions also tokens that were generated before."""
+    """Computed by prefill segments; after preemptions also tokens that were generated before."""
     generated_tokens: int = 0
-    retractions: int = 0
+    preemptions: int = 0
     finished: int = 0
     evicted_pages: int = 0
     queue_times: list[int] = msgspec.field(default_factory=lambda: [0] * (len(QUEUE_TIME_EDGES) + 1))

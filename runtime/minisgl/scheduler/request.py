@@ -1,4 +1,4 @@
-"""The life of a request, written once: QUEUED → PREFILL → DECODE → (RETRACTING → QUEUED) → ended.
+"""The life of a request, written once: QUEUED → PREFILL → DECODE → (PREEMPTING → QUEUED) → ended.
 
 With overlap a step is launched before the result of the one before it is known, so what the host knows of a row
 is one step late. That lag lives here and nowhere else, in one column: `in_flight` counts the launched steps that
@@ -33,7 +33,7 @@ class Phase:
     PREFILL: Final = 1
     """Some of its prompt is not launched yet."""
     DECODE: Final = 2
-    RETRACTING: Final = 3
+    PREEMPTING: Final = 3
     """Gives way to others; goes back to the queue once settled."""
     ENDING: Final = 4
     """Has its finish reason; its row and pages are released once settled."""
@@ -60,7 +60,7 @@ class Request(msgspec.Struct, kw_only=True):
     priority: int
     deadline_ms: int
     arrival: int
-    """Order of arrival; kept over a retraction."""
+    """Order of arrival; kept over a preemption."""
     controls: Controls | None
     cache_salt: bytes
     prompt_reported: int
@@ -72,7 +72,7 @@ class Request(msgspec.Struct, kw_only=True):
     slot: int | None = None
     cached: int | None = None
     """Prompt tokens that the first admission found in the cache: what usage reports."""
-    retractions: int = 0
+    preemptions: int = 0
 
     @property
     def reusable(self) -> IntArray:
@@ -129,7 +129,7 @@ class RequestTable:
         self.requests: list[Request | None] = [None] * rows
         self.in_prefill: set[int] = set()
         self.unsettled: set[int] = set()
-        """Rows that are RETRACTING or ENDING."""
+        """Rows that are PREEMPTING or ENDING."""
         self.num_in_use = 0
         self._free_rows = list(range(rows - 1, -1, -1))
         self._eos_ids = frozenset(eos_ids)
@@ -244,33 +244,33 @@ class RequestTable:
         return reason
 
     def end(self, slot: int) -> None:
-        """PREFILL, DECODE or RETRACTING → ENDING."""
+        """PREFILL, DECODE or PREEMPTING → ENDING."""
         assert self.phase[slot] not in (Phase.EMPTY, Phase.ENDING), "a row ends once"
         self.phase[slot] = Phase.ENDING
         self.in_prefill.discard(slot)
         self.unsettled.add(slot)
 
-    def retract(self, slot: int) -> None:
-        """PREFILL or DECODE → RETRACTING."""
+    def preempt(self, slot: int) -> None:
+        """PREFILL or DECODE → PREEMPTING."""
         assert self.phase[slot] in (Phase.PREFILL, Phase.DECODE)
-        self.phase[slot] = Phase.RETRACTING
+        self.phase[slot] = Phase.PREEMPTING
         self.in_prefill.discard(slot)
         self.unsettled.add(slot)
 
     def settled(self) -> list[int]:
-        """RETRACTING and ENDING rows that no launched step holds any more."""
+        """PREEMPTING and ENDING rows that no launched step holds any more."""
         if not self.unsettled:
             return []
         return sorted(slot for slot in self.unsettled if self.in_flight[slot] == 0)
 
     def release(self, slot: int) -> Request:
-        """A settled row becomes free; a retracted request takes along the tokens that it has by now."""
+        """A settled row becomes free; a preempted request takes along the tokens that it has by now."""
         assert slot in self.unsettled and self.in_flight[slot] == 0, "a launched step may still write this row"
         request = self.requests[slot]
         assert request is not None
-        if self.phase[slot] == Phase.RETRACTING:
+        if self.phase[slot] == Phase.PREEMPTING:
             request.tokens = self.tokens[slot, : self.length[slot]].copy()
-            request.retractions += 1
+            request.preemptions += 1
         self.unsettled.discard(slot)
         self.requests[slot] = None
         self.phase[slot] = Phase.EMPTY

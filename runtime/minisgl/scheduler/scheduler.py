@@ -33,7 +33,7 @@ GROWTH_SHARE_START = 0.5
 GROWTH_SHARE_MIN = 0.05
 GROWTH_SHARE_DECAY = 0.998
 GROWTH_SHARE_RAISE = 0.2
-"""Added at a retraction: the guess was too low."""
+"""Added at a preemption: the guess was too low."""
 GROWTH_TOKENS_MAX = 4096
 """No request is expected to generate more: max_tokens is often just what the context leaves."""
 RETRY_STEPS = 64
@@ -360,8 +360,8 @@ class Scheduler:
         return self.pool.allocate(count)
 
     def _relieve(self, slots: IntArray, needs_page: NDArray[np.bool_]) -> IntArray:
-        """Too few pages for the rows that need one: retract the worst requests, and return the rows that decode
-        in this step. A retracted row that is in flight lets go of its pages one step later; until then rows that
+        """Too few pages for the rows that need one: preempt the worst requests, and return the rows that decode
+        in this step. A preempted row that is in flight lets go of its pages one step later; until then rows that
         get no page pause."""
         table = self.table
         running = [request for request in table.requests if request is not None and request.slot is not None]
@@ -369,23 +369,23 @@ class Scheduler:
         running.sort(key=lambda request: request.order)
         growing = set(slots[needs_page].tolist())
         coming = sum(self._held_pages(slot) for slot in table.unsettled)
-        retracted: set[int] = set()
+        preempted: set[int] = set()
         while len(growing) > self.available_pages + coming and len(running) > 1:
             victim = running.pop().slot
             assert victim is not None
-            table.retract(victim)
-            self.counters.retractions += 1
+            table.preempt(victim)
+            self.counters.preemptions += 1
             growing.discard(victim)
-            retracted.add(victim)
+            preempted.add(victim)
             if table.in_flight[victim] == 0:
                 self._release(victim)
             else:
                 coming += self._held_pages(victim)
-        if retracted:
+        if preempted:
             self._growth_share = min(self._growth_share + GROWTH_SHARE_RAISE, 1.0)
         granted = [r.slot for r in running if r.slot in growing][: self.available_pages]
         paused = growing.difference(granted)
-        stays = [slot for slot in slots.tolist() if slot not in retracted and slot not in paused]
+        stays = [slot for slot in slots.tolist() if slot not in preempted and slot not in paused]
         return np.array(stays, np.int32)
 
     def _held_pages(self, slot: int) -> int:
@@ -415,9 +415,9 @@ class Scheduler:
 
     def _release(self, slot: int) -> None:
         """A settled row: what it computed goes to the cache, its other pages and the row are free again. A
-        retracted request goes back to the queue."""
+        preempted request goes back to the queue."""
         table, page = self.table, self.config.page_size
-        retracting = table.phase[slot] == Phase.RETRACTING
+        preempting = table.phase[slot] == Phase.PREEMPTING
         handle = self._handles[slot]
         failed = slot in self._failed_rows
         if not failed:
@@ -437,7 +437,7 @@ class Scheduler:
         pages = table.pages(slot)
         self.pool.release(pages[self.pool.owner[pages] == Owner.ROW])
         request = table.release(slot)
-        if retracting:
+        if preempting:
             self.queue.push(request)
         self._blocked = None
 

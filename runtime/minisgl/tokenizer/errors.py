@@ -1,4 +1,4 @@
-"""Errors of the tokenizer room."""
+"""Errors of the tokenizer."""
 
 from __future__ import annotations
 

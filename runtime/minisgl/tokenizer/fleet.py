@@ -56,7 +56,7 @@ _NAMED: Final = 3
 """Engines in the reason why none can take a request."""
 
 
-class Fleet:
+class Router:
     """One link for each address that the name has, or that an engine is still connected from."""
 
     wait_ms: Final = int(TICK_SECONDS * 1000)

@@ -32,7 +32,7 @@ _REMEDY: Final = (
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tokenizer room takes from a checkpoint."""
+    """What the tokenizer takes from a checkpoint."""
 
     tokenizer: Tokenizer
     special_tokens: dict[str, str]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
-from minisgl.tokenizer.routing import SeenBlocks
+from minisgl.tokenizer.routing import PrefixIndex
 from minisgl.wire.messages import WIRE_VERSION, ModelCard, Status, Welcome
 from minisgl.wire.text import ReplicaState
 
@@ -33,7 +33,7 @@ class Replica:
         """It has said that it drains, and its status may still be of before."""
         self.in_flight = 0
         """Requests of this worker."""
-        self.seen = SeenBlocks()
+        self.seen = PrefixIndex()
         self.sent_since_status = 0
 
     @property

@@ -47,7 +47,7 @@ def prefix_blocks(prompt: bytes, salt: bytes = b"") -> tuple[int, ...]:
     return tuple(chain)
 
 
-class SeenBlocks:
+class PrefixIndex:
     """The blocks that were sent to one replica, the latest so many of them."""
 
     def __init__(self) -> None:

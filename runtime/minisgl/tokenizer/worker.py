@@ -21,7 +21,7 @@ import zmq
 from minisgl.tokenizer.config import TokenizerConfig
 from minisgl.tokenizer.discovery import Resolve, resolve_host
 from minisgl.tokenizer.errors import PromptError
-from minisgl.tokenizer.fleet import Fleet
+from minisgl.tokenizer.fleet import Router
 from minisgl.tokenizer.link import Link
 from minisgl.tokenizer.loaded import LoadedTokenizer, load
 from minisgl.tokenizer.one_engine import OneEngine
@@ -106,11 +106,11 @@ class Worker:
         self._frontend = Link(self._context, config.frontend_address)
         self._from_frontend: Codec[ToTokenizer] = Codec(ToTokenizer)
         self._lane, self._large_lane = _Lane("encoder", self._wake), _Lane("large-encoder", self._wake)
-        self._engines: OneEngine | Fleet
+        self._engines: OneEngine | Router
         if tokenizer is not None:
             self._engines = OneEngine(self._context, config, tokenizer, self._session, self._frontend.send)
         else:
-            self._engines = Fleet(
+            self._engines = Router(
                 self._context,
                 config,
                 self._session,

@@ -37,7 +37,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """int64; the same seed and prompt give the same tokens, whatever else is in the batch."""
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
-    """Strings that end the answer; the tokenizer room looks for them in the text."""
+    """Strings that end the answer; the tokenizer looks for them in the text."""
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     min_tokens: int = 0
@@ -259,7 +259,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     cached_tokens: int
     prefill_tokens: int
     generated_tokens: int
-    retractions: int
+    preemptions: int = msgspec.field(name="retractions")
     finished: int
     start_seconds: dict[str, float] = {}
     """Of each phase of the engine's start, see `EngineStats.start_seconds`. Empty: not said."""

@@ -1,7 +1,7 @@
 """What some rows ask beyond temperature, top-k, top-p and min-p, as it travels in `StepPlan.controls`.
 
 Such rows are rare: a plan without them carries nothing of this, and an engine does nothing for it. A row's controls
-come in the plan in which it joins, with its whole history, so a row that was retracted goes on as if it had not been.
+come in the plan in which it joins, with its whole history, so a row that was preempted goes on as if it had not been.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ import pytest
 
 from minisgl.cli.main import build_parser
 from minisgl_operator.api.types import RESERVED_ARGUMENTS, InferenceModel
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.render import render
 from support.cli_reference import commands, flags
 from support.verdicts import smallest
 
-ENVIRONMENT = Environment(operator_namespace="minisgl-system", engine_image="engine", frontend_image="frontend")
+ENVIRONMENT = Defaults(operator_namespace="minisgl-system", engine_image="engine", frontend_image="frontend")
 
 
 def test_every_option_about_the_pod_and_its_life_is_reserved() -> None:

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 
 from minisgl_operator.__main__ import main
 from minisgl_operator.api.crd import crd
-from minisgl_operator.api.part import Part
+from minisgl_operator.api.part import ApiModel
 from minisgl_operator.api.schema import SchemaError, defaulted, structural
 from minisgl_operator.api.status import InferenceModelStatus
 from minisgl_operator.api.types import InferenceModel, InferenceModelSpec
@@ -38,35 +38,35 @@ def test_the_operator_package_shadows_no_module_of_python() -> None:
     assert not (ROOT / "operator" / "__init__.py").exists()
 
 
-class _Inner(Part):
+class _Inner(ApiModel):
     number: int = Field(default=3, ge=0, le=9, description="A number.")
 
 
-class _NoDescription(Part):
+class _NoDescription(ApiModel):
     field: int = Field(ge=0, le=9)
 
 
-class _NoBound(Part):
+class _NoBound(ApiModel):
     field: int = Field(ge=0, description="A number.")
 
 
-class _NoLength(Part):
+class _NoLength(ApiModel):
     field: str = Field(description="A text.")
 
 
-class _NoItems(Part):
+class _NoItems(ApiModel):
     field: tuple[bool, ...] = Field(default=(), description="A list.")
 
 
-class _OtherKeyword(Part):
+class _OtherKeyword(ApiModel):
     field: int = Field(ge=0, le=9, multiple_of=3, description="A number.")
 
 
-class _Union(Part):
+class _Union(ApiModel):
     field: Annotated[str, Field(max_length=3)] | bool = Field(description="This or that.")
 
 
-class _OtherDefault(Part):
+class _OtherDefault(ApiModel):
     field: _Inner = Field(default=_Inner(number=4), description="An object.")
 
 
@@ -82,12 +82,12 @@ class _OtherDefault(Part):
         (_OtherDefault, "_OtherDefault.field: the default is not what its fields' defaults make"),
     ],
 )
-def test_what_cannot_be_said_is_an_error(part: type[Part], says: str) -> None:
+def test_what_cannot_be_said_is_an_error(part: type[ApiModel], says: str) -> None:
     with pytest.raises(SchemaError, match=says.replace("'", ".")):
         structural(part)
 
 
-class _Outer(Part):
+class _Outer(ApiModel):
     inner: _Inner = Field(default=_Inner(), description="With a default within.")
     choice: Literal["a", "b"] | None = Field(default=None, description="One of two.")
 

@@ -15,7 +15,7 @@ import yaml
 
 from cluster import tools
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Environment
+from minisgl_operator.environment import Defaults
 from minisgl_operator.render import frontend
 from support.chart import MANIFESTS, Object, kustomized, pods, rendered
 from support.control_plane import LocalControlPlane, control_plane_or_skip
@@ -99,7 +99,7 @@ def test_the_monitor_of_the_page_finds_the_frontends() -> None:
     [monitor] = shown_objects("PodMonitor")
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
     model = InferenceModel.parse(shown_objects("InferenceModel")[0])
-    template = frontend.deployment(model, Environment("minisgl-system", "engine", "frontend"))["spec"]["template"]
+    template = frontend.deployment(model, Defaults("minisgl-system", "engine", "frontend"))["spec"]["template"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     assert endpoint["port"] in {port["name"] for port in template["spec"]["containers"][0]["ports"]}
 

@@ -97,18 +97,18 @@ def test_answers_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("cache", ["radix", "naive"])
-def test_a_retracted_request_keeps_its_history(
+def test_a_preempted_request_keeps_its_history(
     start: Callable[..., CpuEngine], model: Model, requests: list[Submit], cache: str
 ) -> None:
     """Two requests fit together until they grow; then the later one has to give way."""
     engine = start(num_pages=24, max_running=2, max_model_len=64)
     for request in _again(requests):
         longer = msgspec.structs.replace(request, max_tokens=36, ignore_eos=True)
-        # A new one each time: a scheduler that had to retract admits more cautiously.
+        # A new one each time: a scheduler that had to preempt admits more cautiously.
         serving = Serving(engine, max_step_tokens=9, cache=cache)
         answer = serving.answers([submit(range(3, 25), 36, ignore_eos=True), longer])[1]
         assert_same(answer, model.answer(longer))
-        assert len(answer.tokens) < 36 or serving.scheduler.counters.retractions > 0
+        assert len(answer.tokens) < 36 or serving.scheduler.counters.preemptions > 0
 
 
 def test_an_answer_goes_on_behind_an_earlier_output(

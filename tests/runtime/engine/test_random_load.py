@@ -19,5 +19,5 @@ def test_random_load_breaks_and_leaks_nothing() -> None:
 
 
 def _has_seen_all(report: Report) -> bool:
-    counts = (report.finished, report.aborted, report.retractions, report.cached_tokens, report.mixed_steps)
+    counts = (report.finished, report.aborted, report.preemptions, report.cached_tokens, report.mixed_steps)
     return all((*counts, report.audited_pages, report.times_idle))

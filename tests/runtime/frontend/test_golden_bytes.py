@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minisgl.frontend.answers import Choice, Chunks, Head, whole
-from minisgl.frontend.exchange import News
+from minisgl.frontend.exchange import Delta
 from minisgl.frontend.native_answers import NativeChunks, PlainChunks
 from minisgl.frontend.token_scores import chat_scores, completion_scores
 from minisgl.wire.text import Finished, ScoredToken
@@ -27,8 +27,8 @@ def head(kind: Any) -> Head:
 
 def stream(kind: Any, scored: bool = False, **options: bool) -> list[str]:
     chunks = Chunks(head(kind), [3], 1, scored=scored, **options)
-    news = News(0, "é\n", 1, SCORED if scored else (), None)
-    data = chunks.first() + chunks.event(news) + chunks.event(News(0, "", 2, (), END)) + chunks.last([END])
+    news = Delta(0, "é\n", 1, SCORED if scored else (), None)
+    data = chunks.first() + chunks.event(news) + chunks.event(Delta(0, "", 2, (), END)) + chunks.last([END])
     assert data.endswith(b"\n\n")
     return data.decode().split("\n\n")[:-1]
 
@@ -99,13 +99,13 @@ def test_whole_answers(kind: Any) -> None:
 
 def test_text_so_far_and_plain_text() -> None:
     native = NativeChunks("1", [3], listed=False)
-    assert native.event(News(0, "a", 1, (), None)) == (
+    assert native.event(Delta(0, "a", 1, (), None)) == (
         b'data: {"text":"a","meta_info":{"id":"1","finish_reason":null,"prompt_tokens":3,"completion_tokens":1}}\n\n'
     )
-    assert native.event(News(0, "b", 2, (), END)) == (
+    assert native.event(Delta(0, "b", 2, (), END)) == (
         b'data: {"text":"ab","meta_info":{"id":"1","finish_reason":{"type":"stop"},"prompt_tokens":3,'
         b'"completion_tokens":2,"cached_tokens":2}}\n\n'
     )
     plain = PlainChunks()
-    assert plain.event(News(0, "a\nb", 1, (), None)) == b"data: a\ndata: b\n\n"
-    assert plain.first() + plain.event(News(0, "", 2, (), END)) + plain.last([END]) == b"data: [DONE]\n\n"
+    assert plain.event(Delta(0, "a\nb", 1, (), None)) == b"data: a\ndata: b\n\n"
+    assert plain.first() + plain.event(Delta(0, "", 2, (), END)) + plain.last([END]) == b"data: [DONE]\n\n"

@@ -13,7 +13,7 @@ import pytest
 
 from minisgl.frontend import connection
 from minisgl.frontend.config import RequestLimits
-from minisgl.frontend.exchange import Exchange
+from minisgl.frontend.exchange import ResponseStream
 from minisgl.frontend.traffic import RequestRecord, Traffic
 from minisgl.frontend.watchdog import check
 from minisgl.wire.messages import Abort, Ack, FromScheduler, Status, Submit
@@ -212,7 +212,7 @@ class Watched:
     def __init__(self, **limits: float) -> None:
         self.traffic = Traffic(RequestLimits(**limits))  # type: ignore[arg-type]
         self.record = RequestRecord(request_id="r", method="POST", path="/", began=0.0, phase="waiting")
-        self.record.exchange = Exchange(1)
+        self.record.exchange = ResponseStream(1)
         self.traffic.begin(self.record)
 
     def code_at(self, now: float) -> str:

@@ -12,7 +12,7 @@ from minisgl.config import EngineConfig
 from minisgl.launcher import control
 from minisgl.launcher.engine_options import EngineOptions, Ports
 from minisgl.launcher.engine_status import RankStatus, replica_phase, short_transport
-from minisgl.launcher.epoch import EpochPlan, OtherPod, follower_ranks, plan_epoch
+from minisgl.launcher.epoch import EpochPlan, OtherPod, member_pod_ranks, plan_epoch
 from minisgl.launcher.failures import Death, Failure, cause, count_oom_kills, reason_of
 from minisgl.launcher.history import History
 from minisgl.launcher.interconnect import Place, are_neighbours, first_devices
@@ -199,7 +199,7 @@ def test_every_rank_of_an_epoch_is_told_the_same_but_for_its_place() -> None:
     [begin] = plan.begin
     assert begin.rendezvous == "tcp://[fd00::1]:5552"
     assert (begin.first_device, begin.nccl_host, plan.neighbours) == (2, "n", True)
-    ranks = [*plan.local, *follower_ranks(_options(pod_index=1), begin)]
+    ranks = [*plan.local, *member_pod_ranks(_options(pod_index=1), begin)]
     engines = [rank.config.engine for rank in ranks]
     assert [rank.name for rank in ranks] == ["rank0", "rank1", "rank2", "rank3"]
     assert [engine.rank for engine in engines] == [0, 1, 2, 3]

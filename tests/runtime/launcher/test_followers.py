@@ -21,7 +21,7 @@ from minisgl.launcher import followers
 from minisgl.launcher.process import ProcessSpec
 
 followers._STUCK_SECONDS = 0.0
-running = followers.Followers([ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)])
+running = followers.WorkerRanks([ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)])
 print("an answer")
 if "closed" in sys.argv:
     sys.stdout.close()
@@ -43,7 +43,7 @@ def test_a_rank_0_that_waits_for_it_on_its_device_is_ended(stdout: str) -> None:
 
 def test_one_that_does_not_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followers, "_STUCK_SECONDS", 0.0)
-    running = followers.Followers([DIES])
+    running = followers.WorkerRanks([DIES])
     with pytest.raises(LauncherError, match="rank1") as caught:
         running.check(60)
     assert caught.value.code == "process_died"
@@ -51,7 +51,7 @@ def test_one_that_does_not_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_wait_that_begins_long_after_the_death_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = followers.Followers([DIES])
+    running = followers.WorkerRanks([DIES])
     with pytest.raises(LauncherError):
         running.check(60)
     running._died -= 2 * followers._STUCK_SECONDS

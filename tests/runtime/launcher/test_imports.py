@@ -1,4 +1,4 @@
-"""Rooms that start fast: what is in sys.modules after their import, in a process of its own."""
+"""Packages that start fast: what is in sys.modules after their import, in a process of its own."""
 
 from __future__ import annotations
 

@@ -18,15 +18,15 @@ from minisgl.launcher.link import (
     LINK_VERSION,
     Accepted,
     Begin,
+    Drained,
     End,
     FromLeader,
     GaveUp,
     Join,
     Leaving,
-    Over,
     RankEnded,
     RankProgress,
-    Turned,
+    Rejected,
 )
 from support.engine_pods import Pods
 from support.link_peer import LinkPeer, accept_follower, dial_leader
@@ -95,7 +95,7 @@ def test_the_leader_takes_only_pods_of_its_own(replica: Start) -> None:
     for words, fields in strangers.items():
         peer = dial_leader(pods.ports["link"])
         peer.send(_join(**fields))
-        assert words in peer.receive(Turned).message
+        assert words in peer.receive(Rejected).message
         peer.wait_for_end()
         peer.close()
     for garbage in (b'{"type":"leaving"}\n', b"GET / HTTP/1.1\r\n\r\n", b"x" * 300_000, b"[" * 5000 + b"\n"):
@@ -221,7 +221,7 @@ def test_a_replica_that_is_ended_while_it_starts_tells_its_pods(replica: Start) 
     leader.popen.send_signal(signal.SIGTERM)
     peer.receive(End)
     peer.send(_killed(begin))
-    peer.receive(Over)
+    peer.receive(Drained)
     assert leader.popen.wait(60) == 0
     peer.close()
 
@@ -259,7 +259,7 @@ def test_a_follower_keeps_its_ranks_only_as_long_as_its_link(replica: Start) -> 
         join = leader.receive(Join)
         assert (join.pod, join.pod_index, join.revision, join.place.node) == ("m-r0-1", 1, "a", "node-1")
         assert follower.get("/ready")[0] == 503
-        leader.send(Turned("its revision is 'a', that of pod 0 'b'"))
+        leader.send(Rejected("its revision is 'a', that of pod 0 'b'"))
         leader.close()
         follower.wait_for(
             phase="Waiting", progress="pod 0 does not take this pod: its revision is 'a', that of pod 0 'b'"
@@ -302,7 +302,7 @@ def test_a_follower_keeps_its_ranks_only_as_long_as_its_link(replica: Start) -> 
         follower.popen.send_signal(signal.SIGTERM)
         leader.receive(Leaving)
         assert follower.popen.poll() is None
-        leader.send(Over())
+        leader.send(Drained())
         assert follower.popen.wait(60) == 0
         leader.close()
 

@@ -12,11 +12,11 @@ from minisgl.launcher.restarts import (
     END_SECONDS,
     Action,
     GiveUp,
+    GroupObservation,
     GroupState,
     Kill,
     Limits,
     Recovered,
-    Seen,
     Serve,
     Start,
     State,
@@ -35,20 +35,20 @@ _READY = GroupState("ready", _NOW - 500, 1)
 _ENDING = GroupState("ending", _NOW - 1, 2)
 _STUCK = GroupState("ending", _NOW - END_SECONDS - 1, 2)
 
-_NOTHING = {"engine": Seen(0), "frontend": Seen(0)}
-_ALL_READY = Seen(alive=2, ready=2)
-_LOADING = Seen(alive=2, ready=1)
-_ONE_DEAD = Seen(alive=1, dead=1, ready=1)
-_ALL_DEAD = Seen(alive=0, dead=2)
+_NOTHING = {"engine": GroupObservation(0), "frontend": GroupObservation(0)}
+_ALL_READY = GroupObservation(alive=2, ready=2)
+_LOADING = GroupObservation(alive=2, ready=1)
+_ONE_DEAD = GroupObservation(alive=1, dead=1, ready=1)
+_ALL_DEAD = GroupObservation(alive=0, dead=2)
 
 
 @pytest.mark.parametrize(
     ("group", "serving", "restarts", "seen", "expected", "phase"),
     [
-        (_WAITING, False, (), Seen(0), [Start("engine", 1)], "starting"),
-        (_WAITING, False, (), Seen(0, can_start=False), [], "waiting"),
-        (_ENDING, True, (_NOW - 1,), Seen(0, dead=2, can_start=False), [], "waiting"),
-        (_ENDING, True, (_NOW - 1,), Seen(1, dead=1, can_start=False), [], "ending"),
+        (_WAITING, False, (), GroupObservation(0), [Start("engine", 1)], "starting"),
+        (_WAITING, False, (), GroupObservation(0, can_start=False), [], "waiting"),
+        (_ENDING, True, (_NOW - 1,), GroupObservation(0, dead=2, can_start=False), [], "waiting"),
+        (_ENDING, True, (_NOW - 1,), GroupObservation(1, dead=1, can_start=False), [], "ending"),
         (_STARTING, False, (), _LOADING, [], "starting"),
         (_STARTING, False, (), _ALL_READY, [Serve()], "ready"),
         (_STARTING, False, (), _ONE_DEAD, [GiveUp("engine", "process_died")], "starting"),
@@ -72,7 +72,12 @@ _ALL_DEAD = Seen(alive=0, dead=2)
     ],
 )
 def test_one_group(
-    group: GroupState, serving: bool, restarts: tuple[float, ...], seen: Seen, expected: list[Action], phase: str
+    group: GroupState,
+    serving: bool,
+    restarts: tuple[float, ...],
+    seen: GroupObservation,
+    expected: list[Action],
+    phase: str,
 ) -> None:
     state, actions = decide(State({"engine": group}, serving, restarts), {"engine": seen}, _LIMITS, _NOW)
     assert actions == expected
@@ -81,7 +86,7 @@ def test_one_group(
 
 def test_groups_fail_alone_but_share_the_budget() -> None:
     state = State({"engine": _READY, "frontend": _READY}, serving=True)
-    healthy, dead = Seen(1, ready=1), Seen(0, dead=1)
+    healthy, dead = GroupObservation(1, ready=1), GroupObservation(0, dead=1)
     state, actions = decide(state, {"engine": healthy, "frontend": dead}, _LIMITS, _NOW)
     assert actions == [Kill("frontend", "died")]
     assert state.groups["engine"] == _READY
@@ -92,7 +97,7 @@ def test_groups_fail_alone_but_share_the_budget() -> None:
 
 
 def test_serving_begins_once_all_are_ready_and_once_only() -> None:
-    loading, ready = Seen(1), Seen(1, ready=1)
+    loading, ready = GroupObservation(1), GroupObservation(1, ready=1)
     state, actions = decide(begin(("engine", "frontend"), _NOW), _NOTHING, _LIMITS, _NOW)
     assert actions == [Start("engine", 1), Start("frontend", 1)]
     state, actions = decide(state, {"engine": loading, "frontend": ready}, _LIMITS, _NOW + 1)
@@ -107,7 +112,8 @@ def test_deadlines_are_when_a_silent_group_is_late() -> None:
     assert next_deadline(state, _LIMITS) == _NOW - 1 + _LIMITS.startup_timeout
     assert next_deadline(State({"b": _READY}, serving=True), _LIMITS) is None
     late = _NOW + _LIMITS.startup_timeout
-    assert decide(State({"a": _STARTING}, True), {"a": Seen(1)}, _LIMITS, late)[1] == [Kill("a", "too_long")]
+    _, actions = decide(State({"a": _STARTING}, True), {"a": GroupObservation(1)}, _LIMITS, late)
+    assert actions == [Kill("a", "too_long")]
 
 
 _events = st.lists(
@@ -126,17 +132,17 @@ def test_any_history(events: list[tuple[float, str, str]], max_restarts: int) ->
     limits = Limits(max_restarts=max_restarts, restart_window=100.0, startup_timeout=math.inf)
     now = 0.0
     state, _ = decide(begin(("engine", "frontend"), now), _NOTHING, limits, now)
-    seen = {"engine": Seen(2), "frontend": Seen(1)}
+    seen = {"engine": GroupObservation(2), "frontend": GroupObservation(1)}
     kills: list[float] = []
     for passed, event, name in events:
         now += passed
         there = seen[name]
         if event == "die" and there.alive:
-            seen[name] = Seen(there.alive - 1, there.dead + 1, min(there.ready, there.alive - 1))
+            seen[name] = GroupObservation(there.alive - 1, there.dead + 1, min(there.ready, there.alive - 1))
         elif event == "ready":
-            seen[name] = Seen(there.alive, there.dead, there.alive)
+            seen[name] = GroupObservation(there.alive, there.dead, there.alive)
         elif event == "reaped" and state.groups[name].phase == "ending":
-            seen[name] = Seen(0, there.alive + there.dead)
+            seen[name] = GroupObservation(0, there.alive + there.dead)
         served = state.serving
         state, actions = decide(state, seen, limits, now)
         for action in actions:
@@ -146,7 +152,7 @@ def test_any_history(events: list[tuple[float, str, str]], max_restarts: int) ->
                     kills.append(now)
                 case Start():
                     assert not seen[action.group].alive, "two of a kind would fight for the device"
-                    seen[action.group] = Seen(2 if action.group == "engine" else 1)
+                    seen[action.group] = GroupObservation(2 if action.group == "engine" else 1)
                 case GiveUp():
                     assert actions == [action]
                     if action.code == "restarts_exhausted":

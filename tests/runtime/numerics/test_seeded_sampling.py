@@ -44,7 +44,7 @@ def answer(checkpoint: Callable[[str], Path]) -> Callable[[Case, SamplingParams]
         work = workload(case, msgspec.json.decode(sampling, type=SamplingParams))
         outcome, _ = serve_case(case, work, checkpoint(case.arch))
         assert outcome.cached[work.probe] == cached_tokens(case)
-        assert is_disturbed(outcome) == case.retraction
+        assert is_disturbed(outcome) == case.preemption
         return outcome.tokens[work.probe]
 
     return lambda case, sampling: run(case, msgspec.json.encode(sampling))

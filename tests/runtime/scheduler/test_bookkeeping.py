@@ -45,12 +45,12 @@ def test_requests_that_were_aborted_behind_others_leave_the_queue() -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_no_more_requests_are_retracted_than_must_be(overlap: bool) -> None:
+def test_no_more_requests_are_preempted_than_must_be(overlap: bool) -> None:
     """A victim gives back the prompt's pages too, although they are the cache's: one is enough here."""
     harness = Harness(pages=67, page_size=4, rows=8, max_model_len=64, budget=10_000, overlap=overlap)
     answers = [harness.submit([i] * 32, 3, ignore_eos=True) for i in range(8)]
     harness.run()
-    assert harness.scheduler.counters.retractions == 1
+    assert harness.scheduler.counters.preemptions == 1
     assert all(answer.tokens == answer.expected() for answer in answers)
     harness.check_idle()
 

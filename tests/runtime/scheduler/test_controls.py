@@ -123,12 +123,12 @@ def test_a_prompt_is_scored_in_messages_of_bounded_size(monkeypatch: pytest.Monk
 
 
 @OVERLAP
-def test_a_retracted_prompt_is_not_scored_twice(overlap: bool) -> None:
+def test_a_preempted_prompt_is_not_scored_twice(overlap: bool) -> None:
     """The harness refuses a score that comes again or out of order."""
     harness = Harness(pages=13, page_size=2, rows=4, max_model_len=26, budget=5, overlap=overlap)
     answers = [harness.submit([i, 2, 3, 4, 5, 6], 18, ignore_eos=True, prompt_logprobs=0, logprobs=0) for i in range(6)]
     harness.run()
-    assert harness.scheduler.counters.retractions > 0
+    assert harness.scheduler.counters.preemptions > 0
     for answer in answers:
         assert answer.tokens == answer.expected()
         answer.check_scores()
@@ -136,7 +136,7 @@ def test_a_retracted_prompt_is_not_scored_twice(overlap: bool) -> None:
 
 
 @OVERLAP
-def test_a_request_that_is_retracted_in_its_prompt_goes_on_scoring_it(
+def test_a_request_that_is_preempted_in_its_prompt_goes_on_scoring_it(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_module, "GROWTH_SHARE_START", 0.0)
@@ -145,7 +145,7 @@ def test_a_request_that_is_retracted_in_its_prompt_goes_on_scoring_it(
     harness.step()
     scored = harness.submit(list(range(20, 44)), 2, ignore_eos=True, prompt_logprobs=0)
     harness.run()
-    assert harness.scheduler.counters.retractions > 0
+    assert harness.scheduler.counters.preemptions > 0
     assert runner.tokens == runner.expected()
     assert scored.tokens == scored.expected()
     scored.check_scores()

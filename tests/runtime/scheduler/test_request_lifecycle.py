@@ -149,16 +149,16 @@ def test_decode_goes_on_while_a_long_prompt_is_prefilled_in_chunks() -> None:
 
 @OVERLAP
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_under_pressure_requests_are_retracted_and_resume_where_they_were(page_size: int, overlap: bool) -> None:
+def test_under_pressure_requests_are_preempted_and_resume_where_they_were(page_size: int, overlap: bool) -> None:
     harness = Harness(pages=96 // page_size, page_size=page_size, rows=8, max_model_len=64, overlap=overlap)
     answers = [harness.submit([i, i + 1, i + 2], 50, ignore_eos=True, seed=i) for i in range(8)]
     harness.run()
-    assert harness.scheduler.counters.retractions > 0
+    assert harness.scheduler.counters.preemptions > 0
     assert all(answer.tokens == answer.expected() for answer in answers)
     harness.check_idle()
 
 
-def test_the_best_request_is_never_retracted() -> None:
+def test_the_best_request_is_never_preempted() -> None:
     harness = Harness(pages=16, page_size=4, rows=4, max_model_len=64)
     worst = [harness.submit([i], 40, ignore_eos=True) for i in range(3)]
     best = harness.submit([9], 40, ignore_eos=True, priority=1)
@@ -166,7 +166,7 @@ def test_the_best_request_is_never_retracted() -> None:
     while harness.scheduler.has_work:
         harness.step()
         order += [a for a in (*worst, best) if a.finish and a not in order]
-    assert harness.scheduler.counters.retractions > 0
+    assert harness.scheduler.counters.preemptions > 0
     assert order[0] is best
 
 
@@ -342,5 +342,5 @@ def test_page_sizes_give_equal_answers_under_pressure(page_size: int, pages: int
     answers = [harness.submit([i % 3] * (40 + i * 9), 300, seed=i, ignore_eos=True) for i in range(10)]
     harness.run()
     assert all(answer.tokens == answer.expected() for answer in answers)
-    assert harness.scheduler.counters.retractions > 0, "the pool was ample"
+    assert harness.scheduler.counters.preemptions > 0, "the pool was ample"
     harness.check_idle()

@@ -1,4 +1,4 @@
-"""Random arrivals, chunks, EOS, lengths, aborts, retractions, shared prefixes, deadlines and late engine effects.
+"""Random arrivals, chunks, EOS, lengths, aborts, preemptions, shared prefixes, deadlines and late engine effects.
 
 After every step: no page or row in two hands, none lost, none written after its release. At the end: nothing left,
 and every answer equal to the undisturbed run's.

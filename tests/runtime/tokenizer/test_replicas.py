@@ -24,7 +24,7 @@ STATUS = Status(
     cached_tokens=6,
     prefill_tokens=7,
     generated_tokens=8,
-    retractions=9,
+    preemptions=9,
     finished=10,
     start_seconds={"load": 1.5},
 )

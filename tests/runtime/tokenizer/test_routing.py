@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.tokenizer import routing
-from minisgl.tokenizer.routing import BLOCK_TOKENS, MAX_BLOCKS, Candidate, SeenBlocks, choose, is_near, prefix_blocks
+from minisgl.tokenizer.routing import BLOCK_TOKENS, MAX_BLOCKS, Candidate, PrefixIndex, choose, is_near, prefix_blocks
 
 names = st.sampled_from([f"chat-r{number}" for number in range(12)])
 loads = st.integers(0, 200)
@@ -67,7 +67,7 @@ def test_as_many_blocks_in_common_as_the_prompts_have(a: bytes, b: bytes, salt: 
         if a[shared * size : (shared + 1) * size] != b[shared * size : (shared + 1) * size]:
             break
         shared += 1
-    seen = SeenBlocks()
+    seen = PrefixIndex()
     seen.add(first)
     assert seen.matched(first) == len(first) == len(a) // size
     assert seen.matched(second) == shared
@@ -81,7 +81,7 @@ def test_only_the_beginning_of_a_long_prompt_is_looked_at() -> None:
 def test_what_is_forgotten_is_the_end_of_what_was_used_longest_ago(all_prompts: list[bytes], room: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routing, "REMEMBERED_BLOCKS", room)
-        seen = SeenBlocks()
+        seen = PrefixIndex()
         for prompt in all_prompts:
             chain = prefix_blocks(prompt)
             seen.add(chain)
