@@ -29,7 +29,7 @@ test: install $(DEMO) lint  ## install what is missing, then check style and typ
 	@rm -f .coverage .coverage.*
 	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(addprefix --ignore ,$(KUBERNETES_TESTS)) --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
-	@for part in minisgl/{scheduler,wire,frontend,tokenizer}/\*:90 minisgl_operator/\*:95; do \
+	@for part in minisgl/{scheduler,wire,frontend,tokenizer,router,replica}/\*:90 minisgl_operator/\*:95; do \
 		.venv/bin/python -m coverage report --include="*/$${part%:*}" --fail-under=$${part#*:} >/dev/null || \
 		{ echo "error: less than $${part#*:} % of the lines of $${part%:*} are covered" >&2; exit 1; }; \
 	done
@@ -56,10 +56,10 @@ lint: install  ## ruff, mypy --strict and the import rules
 	.venv/bin/lint-imports --no-cache
 
 cluster-tools: install
-	@PYTHONPATH=tests:e2e .venv/bin/python -m support.cluster_tools
+	@PYTHONPATH=tests:e2e .venv/bin/python -m support.cluster.cluster_tools
 
 # Trained anew when what it is made from has changed.
-$(DEMO): $(wildcard runtime/minisgl/models/demo*.py) runtime/minisgl/models/tiny_tokenizer.py | install
+$(DEMO): $(wildcard runtime/minisgl/toy/demo*.py) runtime/minisgl/toy/tiny_tokenizer.py | install
 	@echo 'training the demo model, which takes a minute or two'
 	@.venv/bin/minisgl models demo $(@D)
 
@@ -69,7 +69,7 @@ bench: install $(DEMO)  ## measure scheduler and frontend CPU time and the demo 
 	.venv/bin/minisgl bench offline --model .cache/demo --num-requests 16 --input-len 20 200 --output-len 20 60
 
 bench-operator: cluster-tools  ## measure the operator with 1,000 models on an API server of its own
-	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python -m support.operator_bench
+	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python -m support.cluster.operator_bench
 
 test-gpu: install  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu tests

@@ -27,8 +27,8 @@ from minisgl.attention.paged import PagedAttention
 from minisgl.attention.split_backend import SplitDecode
 from minisgl.attention.torch_backend import TorchPrefill
 from minisgl.attention.xqa_backend import XqaDecode
-from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
-from minisgl.cli.roofline import hardware_of
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.bench.roofline import hardware_of
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels import dependent_launch_triton, skinny_linear_triton
 from minisgl.kernels.norm import add_rms_norm

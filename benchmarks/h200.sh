@@ -117,7 +117,7 @@ part() {
       ;;
     moe) bench offline-qwen3-30b-a3b qwen3-30b-a3b 240 --workload C C64 --repeat 2 ;;
     load)
-      limited $((60 * ${MINUTES:-8} + 60)) "$PYTHON" -m support.random_load --minutes "${MINUTES:-8}" |
+      limited $((60 * ${MINUTES:-8} + 60)) "$PYTHON" -m support.numerics.random_load --minutes "${MINUTES:-8}" |
         tee "$OUT/random-load.json"
       ;;
     tp2)

@@ -16,7 +16,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisgl.models.demo_answers import LESSONS
+from minisgl.toy.demo_answers import LESSONS
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from minisgl import logging as log
 
 if TYPE_CHECKING:
-    from support.numerics_ranks import SecondRank
+    from support.numerics.rank_pairs import SecondRank
 
 _TESTS = Path(__file__).parent
 
@@ -35,7 +35,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # Those that take longest, the longest first: a worker takes one file after the other, and none of these may be what is
 # left at the end while the others have nothing to do.
 _LONGEST_FILES = (
-    "runtime/launcher/test_engine_pods.py",
+    "runtime/replica/test_engine_pods.py",
     "operator/cluster/test_restarts.py",
     "operator/cluster/test_operator.py",
     "runtime/launcher/test_serve.py",
@@ -43,8 +43,8 @@ _LONGEST_FILES = (
     "operator/cluster/test_outages.py",
     "operator/cluster/test_bench.py",
     "mutants/test_mutants.py",
-    "runtime/cli/test_bench.py",
-    "runtime/cli/test_demo.py",
+    "runtime/bench/test_bench.py",
+    "runtime/toy/test_demo.py",
 )
 
 
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def second_rank() -> Iterator[SecondRank]:
     """The process of rank 1, for one engine of two ranks after the other."""
-    from support.numerics_ranks import SecondRank
+    from support.numerics.rank_pairs import SecondRank
 
     rank = SecondRank()
     yield rank

@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from minisgl_operator import bench, config
+from minisgl_operator import bench
+from minisgl_operator.shell import config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.command == "bench":
         return bench.run_bench(options)
-    from minisgl_operator.run import run_operator
+    from minisgl_operator.shell.run import run_operator
 
     return run_operator(config.parse(options), options.log_level, options.log_format)
 

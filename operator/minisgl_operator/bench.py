@@ -20,19 +20,19 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, Final
 
-from minisgl.cli.bench_report import Figure, report
+from minisgl.bench.report import Figure, report
 from minisgl_operator.api.crd import NAME as CRD_NAME
 from minisgl_operator.api.crd import crd
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.bench_nodes import Nodes, pod_of, status_of
-from minisgl_operator.client import STATUS_MANAGER, Client, Object, connection
-from minisgl_operator.config import Config
-from minisgl_operator.controller import Controller
-from minisgl_operator.environment import Defaults
-from minisgl_operator.metrics import Metrics
-from minisgl_operator.observed import Manifest
+from minisgl_operator.facts.observed import Manifest
 from minisgl_operator.render import render
-from minisgl_operator.resources import MODEL, POD, of_kind
+from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.shell.client import STATUS_MANAGER, Client, Object, connection
+from minisgl_operator.shell.config import Config
+from minisgl_operator.shell.controller import Controller
+from minisgl_operator.shell.metrics import Metrics
+from minisgl_operator.shell.resources import MODEL, POD, of_kind
 
 SECONDS_LIMIT: Final = 60.0
 WRITE_TIMES_LIMIT: Final = 3.0
@@ -196,7 +196,7 @@ def _operate(pipe: Pipe, kubeconfig: Path, namespace: str, address: str) -> None
 
 async def _run_operator(pipe: Pipe, kubeconfig: Path, namespace: str, address: str) -> None:
     # Here, as the wiring brings kopf along, which the other processes need not pay for.
-    from minisgl_operator.wiring import watch
+    from minisgl_operator.shell.watches import watch
 
     where = await connection(kubeconfig)
     counts = Metrics()

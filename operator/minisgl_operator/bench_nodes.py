@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from minisgl_operator.client import ApiError, Client, Object, connection
-from minisgl_operator.controller import CHILD_SELECTOR
-from minisgl_operator.names import COMPONENT_LABEL, ENGINE, MODEL_LABEL, POD_INDEX_LABEL
-from minisgl_operator.resources import POD, Resource, of_kind
+from minisgl_operator.render.names import COMPONENT_LABEL, ENGINE, MODEL_LABEL, POD_INDEX_LABEL
+from minisgl_operator.shell.client import ApiError, Client, Object, connection
+from minisgl_operator.shell.controller import CHILD_SELECTOR
+from minisgl_operator.shell.resources import POD, Resource, of_kind
 from minisgl_operator.simulated import report, running_status
 
 _SINCE: Final = "2026-01-01T00:00:00Z"

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from minisgl_operator import names
-from minisgl_operator.names import COMPONENT_LABEL, MODEL_LABEL, REPLICA_LABEL, REVISION_LABEL
-from minisgl_operator.observed import Manifest
+from minisgl_operator.facts.observed import Manifest
+from minisgl_operator.render import names
+from minisgl_operator.render.names import COMPONENT_LABEL, MODEL_LABEL, REPLICA_LABEL, REVISION_LABEL
 
 _SINCE = "2026-01-01T00:00:00Z"
 

@@ -10,6 +10,8 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from minisgl.errors import CodedError
+
 Device = Literal["cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 CacheKind = Literal["radix", "naive"]
@@ -25,10 +27,11 @@ Fraction = Annotated[float, Meta(gt=0, le=1)]
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 
-class ConfigError(ValueError):
+class ConfigError(CodedError, ValueError):
     """An option outside of its range. The command line refuses it before; this is for callers of the library."""
 
-    code = "invalid_option"
+    def __init__(self, message: str) -> None:
+        super().__init__("invalid_option", message)
 
 
 def checked(config: Config) -> Config:

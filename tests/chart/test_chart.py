@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from minisgl.version import __version__
-from minisgl_operator import resources
-from minisgl_operator.config import Config, add_arguments, parse
-from support.chart import CHART, MATRIX, NAMESPACE, HelmError, Object, helm, of_kind, pods, rendered
+from minisgl_operator.shell import resources
+from minisgl_operator.shell.config import Config, add_arguments, parse
+from support.cluster.chart import CHART, MATRIX, NAMESPACE, HelmError, Object, helm, of_kind, pods, rendered
 
 KUBERNETES = "1.36"
 # Their definitions are not part of Kubernetes; the API server's tests check the first.

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.chart import NAMESPACE, of_kind, rendered
+from support.cluster.chart import NAMESPACE, of_kind, rendered
 
 HOST = f"http://demo.{NAMESPACE}.svc"
 

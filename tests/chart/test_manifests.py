@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from minisgl_operator.api.types import InferenceModel
-from support.chart import NAMESPACE, SAMPLES, Object, kustomized, of_kind, rendered
+from support.cluster.chart import NAMESPACE, SAMPLES, Object, kustomized, of_kind, rendered
 
 # Names the tool or its release, and not what the object is for.
 _TOOL_LABELS = (

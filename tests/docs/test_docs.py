@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from minisgl.cli.main import build_parser, main
-from minisgl.frontend import bodies, errors
-from minisgl_operator.config import add_arguments
+from minisgl.frontend import errors
+from minisgl.frontend.openai import bodies
+from minisgl_operator.shell.config import add_arguments
 from support.cli_reference import CONFIGURATION_PAGE, PAGE, commands, flags, render, render_configuration
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,7 @@ def test_api_page_names_every_field_and_no_other() -> None:
 def test_api_page_names_every_code_with_its_status() -> None:
     documented = _documented_codes()
     assert errors._STATUS.items() <= documented.items()
-    frontend = "\n".join(path.read_text() for path in (ROOT / "runtime/minisgl/frontend").glob("*.py"))
+    frontend = "\n".join(path.read_text() for path in (ROOT / "runtime/minisgl/frontend").rglob("*.py"))
     raised = re.findall(r'ApiError\(\s*(\d{3}), "([a-z_]+)"', frontend)
     assert raised
     assert {code: int(status) for status, code in raised}.items() <= documented.items()
@@ -102,8 +103,8 @@ def test_api_page_names_every_code_with_its_status() -> None:
 
 def test_api_page_names_every_code_of_tokenizer_and_scheduler_with_its_status() -> None:
     """Those that end requests; others end processes, which the frontend does not outlive, or have no frontend yet."""
-    rooms = [ROOT / "runtime/minisgl" / room for room in ("tokenizer", "scheduler")]
-    sources = "".join(path.read_text() for room in rooms for path in room.glob("*.py"))
+    packages = [ROOT / "runtime/minisgl" / package for package in ("router", "tokenizer", "scheduler")]
+    sources = "".join(path.read_text() for package in packages for path in package.rglob("*.py"))
     ends = "Failed|Failure|RequestError|PromptError|ChatTemplateError|_fail|_end_failed|_lose|lost|_expel"
     found = set(re.findall(rf'\b(?:{ends})\((?:[^"()]|\(\))*"([a-z_]+)"', sources))
     assert {"queue_full", "engine_stalled", "client_dropped", "draining", "duplicate_request"} <= found

@@ -9,9 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from minisgl.models.demo_answers import LESSONS
+from minisgl.toy.demo_answers import LESSONS
 from support.demo_checkpoint import demo_checkpoint
-from support.served import RUNTIME
+from support.frontend.served import RUNTIME
 
 _QUICKSTART = Path(__file__).parents[2] / "docs" / "quickstart.py"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl.models.tiny import write_tiny_checkpoint
+from minisgl.toy.tiny import write_tiny_checkpoint
 from support.wide_checkpoint import write_layers_of_14b, write_wide_checkpoint
 
 

@@ -13,7 +13,7 @@ from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.flashinfer_backend import FlashInferDecode, FlashInferPrefill
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.attention.xqa_backend import XqaDecode
-from support.dense_attention import DenseCase, Sequences, attention_shape
+from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 
 DECODE = Sequences(decode=(1, 2, 63, 64, 65, 700, 1500, 17))
 FRESH = Sequences(segments=((0, 1), (0, 300), (0, 64), (0, 129)))

@@ -15,10 +15,16 @@ from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.engine.engine import create_engine
 from minisgl.wire.plan import StepPlan
-from support.dense_attention import DenseCase, Sequences, attention_shape
-from support.gpu_engine import Answer, answer, assert_bitwise_equal, assert_equal_where_the_gap_allows, engine_config
+from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
+from support.numerics.gpu_engine import (
+    Answer,
+    answer,
+    assert_bitwise_equal,
+    assert_equal_where_the_gap_allows,
+    engine_config,
+)
+from support.numerics.random_load import RandomLoad, config
 from support.plans import Segment, make_plan, new_row
-from support.random_load import RandomLoad, config
 
 LENGTHS = np.random.default_rng(0).integers(1, 2000, 70).tolist()
 SHAPES_OF_BATCHES = {

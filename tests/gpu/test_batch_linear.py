@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from minisgl.kernels.batch_linear_gluon import Tile, batch_linear
 from minisgl.kernels.norm import add_rms_norm
-from support.decode_kernels import assert_close, draw, poisoned_outputs
+from support.kernels.decode_kernels import assert_close, draw, poisoned_outputs
 
 CUDA = torch.device("cuda")
 

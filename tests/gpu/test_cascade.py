@@ -16,10 +16,16 @@ from minisgl.engine.engine import create_engine
 from minisgl.scheduler import shared_prefixes
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix
-from support.dense_attention import DenseCase, Sequences, attention_shape
-from support.gpu_engine import Answer, answer, assert_bitwise_equal, assert_equal_where_the_gap_allows, engine_config
+from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
+from support.numerics.gpu_engine import (
+    Answer,
+    answer,
+    assert_bitwise_equal,
+    assert_equal_where_the_gap_allows,
+    engine_config,
+)
+from support.numerics.random_load import RandomLoad, config
 from support.plans import Segment, make_plan, new_row
-from support.random_load import RandomLoad, config
 
 
 def _ints(*values: int) -> np.ndarray:

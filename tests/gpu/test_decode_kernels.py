@@ -8,7 +8,7 @@ import torch
 from minisgl.kernels.norm import add_rms_norm
 from minisgl.kernels.rotary import Rotation, rotate_and_store
 from minisgl.kernels.skinny_linear_triton import normed_linear, skinny_linear
-from support.decode_kernels import CASES, check_normed_linear, check_rotate_and_store, check_split_decode, draw
+from support.kernels.decode_kernels import CASES, check_normed_linear, check_rotate_and_store, check_split_decode, draw
 
 CUDA = torch.device("cuda")
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -13,9 +13,10 @@ from minisgl.attention.backend import BackendUnavailable
 from minisgl.config import EngineConfig
 from minisgl.engine.engine import create_engine
 from minisgl.engine.errors import EngineError
-from minisgl.models.tiny import TINY_ARCHS
+from minisgl.toy.tiny import TINY_ARCHS
 from minisgl.wire.plan import StepPlan
-from support.gpu_engine import (
+from support.numerics.compare import ROUNDED
+from support.numerics.gpu_engine import (
     Answer,
     answer,
     assert_bitwise_equal,
@@ -23,7 +24,6 @@ from support.gpu_engine import (
     engine_config,
     run,
 )
-from support.numerics_compare import ROUNDED
 from support.plans import Segment, make_plan, new_row
 
 ROWS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import support.experts
+import support.kernels.experts
 from minisgl.kernels import dependent_launch_triton, experts_vector_gluon
 from minisgl.kernels.experts_triton import MAX_TOKENS, fits
 from minisgl.layers.activation import gelu_and_mul, silu_and_mul
@@ -15,8 +15,8 @@ from minisgl.layers.pre_norm import normalize_and_project
 from minisgl.moe.experts import experts_one_by_one, run_experts
 from minisgl.moe.mixture import mixture_of_experts as mixture
 from minisgl.moe.routing import route
-from support.decode_kernels import assert_close
-from support.experts import Sizes, by_plain_torch
+from support.kernels.decode_kernels import assert_close
+from support.kernels.experts import Sizes, by_plain_torch
 
 QWEN3_30B = Sizes(2048, 768, 128, 8)
 SIZES = {
@@ -29,11 +29,11 @@ FEW, CROWDED = SIZES["few experts"], Sizes(2048, 768, 16, 8)
 
 
 def draw(sizes: Sizes, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return support.experts.draw(sizes, tokens, dtype, "cuda")
+    return support.kernels.experts.draw(sizes, tokens, dtype, "cuda")
 
 
 def choices(sizes: Sizes, tokens: int) -> torch.Tensor:
-    return support.experts.choices(sizes, tokens).cuda()
+    return support.kernels.experts.choices(sizes, tokens).cuda()
 
 
 def check(ours: torch.Tensor, *of: torch.Tensor) -> None:

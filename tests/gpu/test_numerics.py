@@ -16,13 +16,13 @@ import torch
 
 from minisgl.config import DType
 from minisgl.models.decoder import Decoder
-from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
-from support.numerics_cases import TWO_RANK_CASES, UNLIMITED, Case, covering_array
-from support.numerics_compare import ROUNDED, check_features, check_numbers, check_rounded_numbers, distance
-from support.numerics_reference import Reference
-from support.numerics_run import Outcome, serve_case
-from support.numerics_workload import VOCAB, Ask, Workload, workload
-from support.ranks import all_logits, load
+from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
+from support.numerics.cases import TWO_RANK_CASES, UNLIMITED, Case, covering_array
+from support.numerics.compare import ROUNDED, check_features, check_numbers, check_rounded_numbers, distance
+from support.numerics.ranks import all_logits, load
+from support.numerics.reference import Reference
+from support.numerics.run import Outcome, serve_case
+from support.numerics.workload import VOCAB, Ask, Workload, workload
 
 PROMPTS = (1, 63, 64, 65, 700, 2000)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from minisgl.engine.engine import create_engine
-from support.random_load import RandomLoad, config
+from support.numerics.random_load import RandomLoad, config
 
 
 def test_random_load_breaks_and_leaks_nothing(checkpoint: Path) -> None:

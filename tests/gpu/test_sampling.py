@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from minisgl.kernels.choice import choose
+from minisgl.kernels.sample import choose
 from minisgl.kernels.sampling_rows import SamplingRows
 from minisgl.kernels.step_inputs import step_inputs
-from minisgl.kernels.thresholds import thresholds
-from support.sampling import sampling_rows
+from minisgl.kernels.top_k_top_p import thresholds
+from support.kernels.sampling import sampling_rows
 
 
 def _cuda(rows: SamplingRows) -> SamplingRows:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.numerics_cases import TWO_RANK_CASES, Case
-from support.numerics_compare import ROUNDED, check_features, check_rounded_numbers, distance
-from support.numerics_ranks import SecondRank
-from support.numerics_workload import workload
-from support.ranks import all_logits, load, process_rank_main, tcp_rendezvous
+from support.numerics.cases import TWO_RANK_CASES, Case
+from support.numerics.compare import ROUNDED, check_features, check_rounded_numbers, distance
+from support.numerics.rank_pairs import SecondRank
+from support.numerics.ranks import all_logits, load, process_rank_main, tcp_rendezvous
+from support.numerics.workload import workload
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),

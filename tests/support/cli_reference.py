@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minisgl.cli.main import build_parser
-from minisgl.cli.settings import Setting
+from minisgl.flags.settings import Setting
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 CONFIGURATION_PAGE = PAGE.with_name("configuration.md")

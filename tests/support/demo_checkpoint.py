@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_MODELS = _ROOT / "runtime" / "minisgl" / "models"
+_TOY = _ROOT / "runtime" / "minisgl" / "toy"
 
 
 @cache
@@ -17,7 +17,7 @@ def demo_checkpoint() -> Path:
     with (folder.parent / "demo.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_fresh(folder / "config.json"):
-            from minisgl.models.demo import write_demo_checkpoint
+            from minisgl.toy.demo import write_demo_checkpoint
 
             write_demo_checkpoint(folder)
     return folder
@@ -25,5 +25,5 @@ def demo_checkpoint() -> Path:
 
 def _is_fresh(target: Path) -> bool:
     """As make says it."""
-    sources = [*_MODELS.glob("demo*.py"), _MODELS / "tiny_tokenizer.py"]
+    sources = [*_TOY.glob("demo*.py"), _TOY / "tiny_tokenizer.py"]
     return target.exists() and target.stat().st_mtime >= max(source.stat().st_mtime for source in sources)

@@ -11,11 +11,11 @@ from minisgl.config import SchedulerConfig
 from minisgl.engine.interface import EngineLimits
 from minisgl.scheduler.audit import check
 from minisgl.scheduler.loop import StepLoop
-from minisgl.scheduler.outcome import Failure, StepOutput
 from minisgl.scheduler.request import Phase
 from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.step_output import Failure, StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
-from support.kv_engine import KvEngine, prompt_scores, reference
+from support.numerics.kv_engine import KvEngine, prompt_scores, reference
 
 VOCAB = 97
 EOS = (7, 11)

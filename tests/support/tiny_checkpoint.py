@@ -11,7 +11,7 @@ from pathlib import Path
 
 @cache
 def tiny_checkpoint(arch: str = "qwen3") -> Path:
-    from minisgl.models.tiny import write_tiny_checkpoint
+    from minisgl.toy.tiny import write_tiny_checkpoint
 
     folder = Path(tempfile.mkdtemp(prefix=f"tiny-{arch}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

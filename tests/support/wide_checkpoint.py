@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minisgl.models.tiny import write_tiny_checkpoint
+from minisgl.toy.tiny import write_tiny_checkpoint
 
 
 def write_wide_checkpoint(folder: Path, arch: str) -> Path:

@@ -31,7 +31,7 @@ refused. Where a table says *required*, the field is required once the object ar
 
 `{NAME_RULE.message.replace(": ", "`: ", 1)}.
 
-This page is written by `python -m support.api_reference` from the types.
+This page is written by `python -m support.cluster.api_reference` from the types.
 """
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from minisgl_operator.api.part import (
+from minisgl_operator.api.base import (
     ApiModel,
     ImageReference,
     Integer,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from minisgl_operator.api.part import ApiModel
+from minisgl_operator.api.base import ApiModel
 
 Schema = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from minisgl_operator.api.part import ApiModel, Integer, Unique
+from minisgl_operator.api.base import ApiModel, Integer, Unique
 
 MAX_MESSAGE: Final = 8192
 """Longest message in a status, in characters; a longer one would make the API server refuse the whole status."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from minisgl_operator.api.part import (
+from minisgl_operator.api.base import (
     ApiModel,
     Boolean,
     ImageReference,

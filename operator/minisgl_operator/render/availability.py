@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.observed import Manifest
+from minisgl_operator.facts.observed import Manifest
+from minisgl_operator.render import names
 from minisgl_operator.render.child import child
 
 

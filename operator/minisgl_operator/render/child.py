@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from minisgl_operator import names
 from minisgl_operator.api.types import API_VERSION, KIND, InferenceModel
-from minisgl_operator.observed import Manifest
+from minisgl_operator.facts.observed import Manifest
+from minisgl_operator.render import names
 
 
 def child(

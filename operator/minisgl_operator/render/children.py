@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Defaults
-from minisgl_operator.observed import Manifest
-from minisgl_operator.render import availability, engine, frontend, model_files, network, storage
+from minisgl_operator.facts.observed import Manifest
+from minisgl_operator.render import availability, engine, frontend, model_files, names, network, storage
 from minisgl_operator.render.child import child
-from minisgl_operator.revision import short_hash
+from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.render.revision import short_hash
 
 
 def render(model: InferenceModel, env: Defaults) -> tuple[Manifest, ...]:

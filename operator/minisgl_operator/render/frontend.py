@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Defaults
-from minisgl_operator.observed import Manifest
-from minisgl_operator.render import pods
+from minisgl_operator.facts.observed import Manifest
+from minisgl_operator.render import names, pods
 from minisgl_operator.render.child import child
+from minisgl_operator.render.defaults import Defaults
 
 _KEYS_DIRECTORY: Final = "/var/run/minisgl/keys"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.render import names
 
 MODELS_DIRECTORY: Final = "/models"
 VOLUME: Final = "models"

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Defaults
-from minisgl_operator.observed import Manifest
+from minisgl_operator.facts.observed import Manifest
+from minisgl_operator.render import names
 from minisgl_operator.render.child import child
+from minisgl_operator.render.defaults import Defaults
 
 _NAMESPACE_NAME_LABEL: Final = "kubernetes.io/metadata.name"
 # 5353 is where the DNS pods of OpenShift listen: policies see the port behind the Service.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from minisgl_operator import names
 from minisgl_operator.api.scheduling import PodSettings, Resources
-from minisgl_operator.environment import Defaults
+from minisgl_operator.render import names
+from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.quantity import canonical_all
 
 # The user that the images name too.

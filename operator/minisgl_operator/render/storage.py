@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Defaults
-from minisgl_operator.observed import Manifest
-from minisgl_operator.render import model_files, pods
+from minisgl_operator.facts.observed import Manifest
+from minisgl_operator.render import model_files, names, pods
 from minisgl_operator.render.child import child
+from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.quantity import amount, canonical
-from minisgl_operator.revision import short_hash
+from minisgl_operator.render.revision import short_hash
 
 # A fetch that asks for something that is not there, or that it may not have, says so with this exit code.
 _NO_USE: Final = 2

@@ -8,12 +8,14 @@ from typing import Protocol
 import torch
 
 from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.errors import CodedError
 
 
-class BackendUnavailable(ValueError):
+class BackendUnavailable(CodedError, ValueError):
     """The backend that was asked for cannot serve this model on this device."""
 
-    code = "attention_backend_unavailable"
+    def __init__(self, message: str) -> None:
+        super().__init__("attention_backend_unavailable", message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from minisgl.cli.arguments import add_json_argument, integer
-from minisgl.cli.bench_report import Figure, report
-from minisgl.cli.comm_ranks import measure_on_this_machine
+from minisgl.bench.comm import measure_on_this_machine
+from minisgl.bench.report import Figure, report
+from minisgl.flags.arguments import add_json_argument, integer
 from minisgl.launcher.devices import choose_device
 
 _SIZES: Final = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)

@@ -25,15 +25,15 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from minisgl.cli.arguments import add_json_argument, integer, number
-from minisgl.cli.bench_report import Figure, report
-from minisgl.cli.http_client import Endpoint, HttpError
+from minisgl.bench.http_client import Endpoint, HttpError
+from minisgl.bench.report import Figure, report
 from minisgl.config import EngineConfig
 from minisgl.engine.interface import EngineLimits
 from minisgl.engine.stub import StubEngine
+from minisgl.flags.arguments import add_json_argument, integer, number
 from minisgl.frontend.config import FrontendConfig
+from minisgl.router.config import TokenizerConfig
 from minisgl.scheduler.process import SchedulerProcessConfig
-from minisgl.tokenizer.config import TokenizerConfig
 from minisgl.wire.plan import StepPlan, StepResult
 
 TARGET: Final = 25_000
@@ -166,13 +166,13 @@ def measure(scenario: Scenario) -> Measurement:
 
 
 def _tiny_model(folder: Path) -> Path:
-    from minisgl.models.tiny import write_tiny_checkpoint
+    from minisgl.toy.tiny import write_tiny_checkpoint
 
     return write_tiny_checkpoint(folder, "qwen3")
 
 
 def _frontend(encoded: bytes, port: Connection) -> None:
-    from minisgl.frontend.server import FrontendServer
+    from minisgl.frontend.process import FrontendServer
 
     scenario = msgspec.json.decode(encoded, type=Scenario)
     workers = scenario.workers
@@ -185,7 +185,7 @@ def _frontend(encoded: bytes, port: Connection) -> None:
 
 
 def _tokenizer(encoded: bytes, index: int) -> None:
-    from minisgl.tokenizer import worker
+    from minisgl.router import worker
 
     worker.run(msgspec.json.decode(encoded, type=Scenario).workers[index])
 

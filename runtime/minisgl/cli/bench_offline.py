@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from minisgl.cli import bench_record
-from minisgl.cli.arguments import add_engine_arguments, add_json_argument, engine_options, integer
-from minisgl.cli.bench_report import Figure, gpu_names, report
-from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
-from minisgl.cli.roofline import ModelShape, hardware_of
-from minisgl.cli.timeline import traced
-from minisgl.cli.workloads import WORKLOADS, Sizes, Workload, WorkloadName, floor_tokens_per_second
-from minisgl.launcher.errors import LauncherError
-from minisgl.launcher.model_files import resolve
+from minisgl.bench import record as bench_record
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.bench.errors import BenchError
+from minisgl.bench.report import Figure, gpu_names, report
+from minisgl.bench.roofline import ModelShape, hardware_of
+from minisgl.bench.timeline import traced
+from minisgl.bench.workloads import WORKLOADS, Sizes, Workload, WorkloadName, floor_tokens_per_second
+from minisgl.flags.arguments import add_engine_arguments, add_json_argument, engine_options, integer
+from minisgl.hub.resolve import resolve
 from minisgl.wire.messages import SamplingParams
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
     for flag, (low, high) in (("--input-len", args.input_len), ("--output-len", args.output_len)):
         if low > high:
-            raise LauncherError("bad_range", f"{flag} {low} {high}: the shortest is longer than the longest")
+            raise BenchError("bad_range", f"{flag} {low} {high}: the shortest is longer than the longest")
     known = bench_record.read(args.record) if args.record is not None else None
     sizes = Sizes(requests=args.num_requests, input_length=tuple(args.input_len), output_length=tuple(args.output_len))
     with _model_directory(args.model) as (directory, builtin):
@@ -215,13 +215,13 @@ def _trace(llm: LLM, name: WorkloadName, sizes: Sizes, seed: int, path: Path) ->
 
 
 def _generate(llm: LLM, workload: Workload, longest_output: int | None = None) -> float:
-    """Seconds. Raises LauncherError `bad_answer` when an answer is not complete: logits were not finite."""
+    """Seconds. Raises BenchError `bad_answer` when an answer is not complete: logits were not finite."""
     began = time.perf_counter()
     outputs = llm.generate(workload.prompts, workload.params(longest_output))
     seconds = time.perf_counter() - began
     failed = [output for output in outputs if output.finish_reason != "length"]
     if failed:
-        raise LauncherError("bad_answer", f"{len(failed)} of {len(outputs)} answers failed: {failed[0].error}")
+        raise BenchError("bad_answer", f"{len(failed)} of {len(outputs)} answers failed: {failed[0].error}")
     return seconds
 
 

@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 import zmq
 
-from minisgl.cli.arguments import add_json_argument, integer
-from minisgl.cli.bench_report import report
+from minisgl.bench.report import report
 from minisgl.config import SchedulerConfig
 from minisgl.engine.interface import EngineLimits
 from minisgl.engine.stub import StubEngine
+from minisgl.flags.arguments import add_json_argument, integer
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.radix_cache import RadixCache

@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from minisgl.cli.arguments import add_json_argument, integer, number
-from minisgl.cli.bench_report import Figure, report
-from minisgl.cli.http_client import Endpoint, HttpError
-from minisgl.cli.traces import Shape, TraceRequest, make_trace, prompt_tokens, read_trace, write_trace
+from minisgl.bench.http_client import Endpoint, HttpError
+from minisgl.bench.report import Figure, report
+from minisgl.bench.traces import Shape, TraceRequest, make_trace, prompt_tokens, read_trace, write_trace
+from minisgl.flags.arguments import add_json_argument, integer, number
 
 PERCENTILES: Final = (50, 90, 99)
 _LIMITS: Final = {"ttft": "time to first token", "tpot": "time per output token after it", "e2e": "whole answer"}

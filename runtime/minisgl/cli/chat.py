@@ -17,8 +17,9 @@ from typing import Any, Final
 
 import msgspec
 
-from minisgl.cli.arguments import integer
-from minisgl.cli.http_client import Endpoint, HttpError
+from minisgl.bench.http_client import Endpoint, HttpError
+from minisgl.errors import CodedError
+from minisgl.flags.arguments import integer
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 _START_SECONDS: Final = 1800
@@ -33,12 +34,8 @@ _HELP: Final = """\
 Ctrl-C         stop the answer"""
 
 
-class ChatError(Exception):
+class ChatError(CodedError):
     """The chat cannot go on. `code` is stable."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

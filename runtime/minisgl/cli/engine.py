@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from minisgl.cli.arguments import add_engine_arguments, add_log_arguments, engine_config, integer, number
 from minisgl.config import Device
+from minisgl.flags.arguments import add_engine_arguments, add_log_arguments, engine_config, integer, number
 from minisgl.launcher.devices import cuda_device_count
-from minisgl.launcher.engine import engine
-from minisgl.launcher.engine_options import EngineOptions, Ports
-from minisgl.launcher.pods import Expected
 from minisgl.launcher.restarts import Limits
+from minisgl.replica.engine_pod import engine
+from minisgl.replica.options import EngineOptions, Ports
+from minisgl.replica.pods import Expected
 
 _PORTS: Final = Ports()
 _PORT_HELP: Final = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from minisgl.cli.arguments import add_log_arguments, add_port_argument, add_tokenizers_argument, number, port
-from minisgl.cli.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
-from minisgl.launcher.engine_options import Ports
+from minisgl.flags.arguments import add_log_arguments, add_port_argument, add_tokenizers_argument, number, port
+from minisgl.flags.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
 from minisgl.launcher.frontend import FrontendOptions, serve_frontend
+from minisgl.replica.options import Ports
 
 _PORTS: Final = Ports()
 """Of the engines; the pod of a frontend has the same one for its own control."""

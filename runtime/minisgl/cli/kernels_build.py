@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisgl.cli.arguments import default_of, integer
-from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.flags.arguments import default_of, integer
 from minisgl.launcher.devices import default_page_size
-from minisgl.launcher.errors import LauncherError
 
 if TYPE_CHECKING:
     from minisgl.kernels.flashinfer_kernels import FlashInferKernel
@@ -89,13 +88,14 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(kernel.name for kernel in flashinfer))
         return 0
     from minisgl.engine.rehearsal import rehearse
-    from minisgl.kernels.flashinfer_build import build
+    from minisgl.kernels.build.flashinfer import build
+    from minisgl.kernels.build.triton import Architecture, Launches, check_c_compiler
+    from minisgl.kernels.errors import KernelBuildError
     from minisgl.kernels.flashinfer_setup import KERNELS_DIR
-    from minisgl.kernels.triton_build import Architecture, Launches, check_c_compiler
 
     out = args.out or os.environ.get(KERNELS_DIR)
     if out is None:
-        raise LauncherError("no_folder", f"say where the kernels go: --out DIR, or {KERNELS_DIR}")
+        raise KernelBuildError("no_folder", f"say where the kernels go: --out DIR, or {KERNELS_DIR}")
     jobs = args.jobs or len(os.sched_getaffinity(0))
     # Compilers first: for want of one nothing should run for minutes.
     check_c_compiler()

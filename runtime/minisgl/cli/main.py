@@ -28,7 +28,8 @@ from minisgl.cli import (
     serve,
     version,
 )
-from minisgl.cli.arguments import Parser
+from minisgl.errors import CodedError
+from minisgl.flags.arguments import Parser
 from minisgl.version import __version__
 
 _Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -38,10 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     try:
         status: int = args.run(args)
-    except Exception as error:
-        # Errors with a stable code are written for people; any other is a bug, and its traceback is needed.
-        if not isinstance(getattr(error, "code", None), str):
-            raise
+    except CodedError as error:
+        # Any other error is a bug, and its traceback is needed.
         print(f"minisgl: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

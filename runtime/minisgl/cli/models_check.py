@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minisgl.models.check import CheckpointReport
+    from minisgl.hub.check import CheckpointReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print everything that was found; 1 when the checkpoint cannot be served."""
-    from minisgl.models.check import check_checkpoint
+    from minisgl.hub.check import check_checkpoint
 
     report = check_checkpoint(args.directory)
     _check_tokenizer(args.directory, report)
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_tokenizer(directory: Path, report: CheckpointReport) -> None:
     """Reads the files as the tokenizer's process does at the start, if all of them are there and are JSON at all."""
-    from minisgl.models.check import Finding
+    from minisgl.hub.check import Finding
     from minisgl.tokenizer.chat_template import ChatTemplate
     from minisgl.tokenizer.errors import PromptError, TokenizerError
     from minisgl.tokenizer.model_files import load_model_files

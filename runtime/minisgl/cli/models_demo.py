@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from minisgl.cli.arguments import integer
+from minisgl.flags.arguments import integer
 
 _REPORT_EVERY: Final = 100
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from minisgl.models.demo import STEPS, write_demo_checkpoint
+    from minisgl.toy.demo import STEPS, write_demo_checkpoint
 
     def progress(step: int, loss: float) -> None:
         if step % _REPORT_EVERY == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from minisgl.models.dummy import write_dummy_checkpoint
+    from minisgl.toy.dummy import write_dummy_checkpoint
 
     write_dummy_checkpoint(args.out, BUILTIN_CONFIGS[args.name])
     print(f"{args.name} without weights written to {args.out}: serve it with --dummy-weights")

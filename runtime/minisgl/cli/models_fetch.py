@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from minisgl import logging as log
-from minisgl.cli.arguments import add_log_arguments, port
+from minisgl.flags.arguments import add_log_arguments, port
+from minisgl.hub.fetch import FetchError, FetchStatus, Source, fetch
 from minisgl.launcher.control_server import Board, ControlServer
-from minisgl.launcher.model_fetch import FetchError, FetchStatus, Source, fetch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from minisgl.cli.arguments import integer
+from minisgl.flags.arguments import integer
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3-moe")
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from minisgl.models.tiny import write_tiny_checkpoint
+    from minisgl.toy.tiny import write_tiny_checkpoint
 
     write_tiny_checkpoint(args.out, args.arch, **{name: getattr(args, name) for name in _SIZES})
     print(f"{args.arch} checkpoint written to {args.out}")

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from minisgl.cli.arguments import (
+from minisgl.flags.arguments import (
     add_engine_arguments,
     add_log_arguments,
     add_port_argument,
@@ -16,10 +16,10 @@ from minisgl.cli.arguments import (
     integer,
     number,
 )
-from minisgl.cli.manifest import read
-from minisgl.cli.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
-from minisgl.cli.settings import Settings
-from minisgl.launcher.model_files import resolve
+from minisgl.flags.manifest import read
+from minisgl.flags.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
+from minisgl.flags.settings import Settings
+from minisgl.hub.resolve import resolve
 from minisgl.launcher.serve import ServeOptions, serve
 
 

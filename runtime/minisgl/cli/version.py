@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from minisgl.cli.bench_report import gpu_names, versions
+from minisgl.bench.report import gpu_names, versions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

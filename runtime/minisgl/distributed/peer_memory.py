@@ -11,6 +11,8 @@ from typing import Any, Final
 import torch
 from torch._C import _distributed_c10d as _c10d
 
+from minisgl.errors import CodedError
+
 _HANDLE_BYTES: Final = 64
 _LAZY_PEER_ACCESS: Final = 1
 _NATIVE_ATOMICS: Final = 3
@@ -18,10 +20,11 @@ _NATIVE_ATOMICS: Final = 3
 _CLOSE_TIMEOUT: Final = timedelta(seconds=2)
 
 
-class PeerMemoryError(Exception):
+class PeerMemoryError(CodedError):
     """There is none. The message says what was missing."""
 
-    code = "no_peer_memory"
+    def __init__(self, message: str) -> None:
+        super().__init__("no_peer_memory", message)
 
 
 def exchange(

@@ -18,14 +18,16 @@ from minisgl.distributed.nccl_neighbours import nccl_neighbours
 from minisgl.distributed.nccl_report import NcclReport
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.peer_memory import PeerMemory, PeerMemoryError
+from minisgl.errors import CodedError
 
 logger = logging.getLogger(__name__)
 
 
-class RendezvousError(Exception):
+class RendezvousError(CodedError):
     """The ranks did not meet. The message names the address and what to look at."""
 
-    code = "rendezvous_failed"
+    def __init__(self, message: str) -> None:
+        super().__init__("rendezvous_failed", message)
 
 
 class _Group(Protocol):

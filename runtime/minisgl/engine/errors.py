@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from minisgl.errors import CodedError
 
-class EngineError(Exception):
+
+class EngineError(CodedError):
     """The engine cannot start or go on as asked. `code` is stable; the message says what to do next."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code

@@ -18,8 +18,8 @@ from minisgl.engine.batch import PackedStep
 from minisgl.engine.decode_graphs import cascade_sizes, graph_sizes
 from minisgl.engine.runner import Runner
 from minisgl.engine.tables import Tables
-from minisgl.kernels.choice import choose
-from minisgl.kernels.thresholds import thresholds
+from minisgl.kernels.sample import choose
+from minisgl.kernels.top_k_top_p import thresholds
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.wire.plan import PARAM_COLUMNS, IntArray, StepPlan

@@ -11,8 +11,8 @@ from minisgl.engine.logit_controls import change_logits
 from minisgl.engine.logprobs import PROMPT_CHUNK, report
 from minisgl.engine.step_controls import DeviceControls
 from minisgl.engine.tables import Tables
-from minisgl.kernels.choice import choose
-from minisgl.kernels.thresholds import thresholds
+from minisgl.kernels.sample import choose
+from minisgl.kernels.top_k_top_p import thresholds
 
 
 class Sampler:

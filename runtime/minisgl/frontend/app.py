@@ -13,15 +13,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from minisgl.frontend.bodies import DEFAULT_MODEL
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation import GenerationEndpoint
-from minisgl.frontend.metrics_page import MetricsPage
-from minisgl.frontend.observed import note_error, observed
-from minisgl.frontend.openapi import openapi
-from minisgl.frontend.requests import parse_chat, parse_completion, parse_native
-from minisgl.frontend.tokenization import TokenizationEndpoints
+from minisgl.frontend.metrics.page import MetricsPage
+from minisgl.frontend.openai.bodies import DEFAULT_MODEL
+from minisgl.frontend.openai.openapi import openapi
+from minisgl.frontend.openai.requests import parse_chat, parse_completion, parse_native
+from minisgl.frontend.openai.tokenization import TokenizationEndpoints
+from minisgl.frontend.server.middleware import note_error, observed
 from minisgl.frontend.tokenizers import UNAVAILABLE, Tokenizers
 from minisgl.version import __version__
 from minisgl.wire.text import ServedModel

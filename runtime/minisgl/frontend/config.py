@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from minisgl.tokenizer.config import TokenizerConfig
+from minisgl.router.config import TokenizerConfig
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.errors import CodedError
+
 _STATUS: Final = {
     "context_length_exceeded": 400,
     "chat_template_error": 400,
@@ -33,16 +35,14 @@ _TYPES: Final = {
 }
 
 
-class ApiError(Exception):
+class ApiError(CodedError):
     """An answer that is an error. `code` is stable; `param` names a field of the body in OpenAI's spelling."""
 
     def __init__(
         self, status: int, code: str, message: str, param: str | None = None, headers: dict[str, str] | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(code, message)
         self.status = status
-        self.code = code
-        self.message = message
         self.param = param
         self.headers = dict(headers or {})
         if status in (429, 503):

@@ -17,19 +17,19 @@ from typing import Final, Protocol
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from minisgl.frontend.answers import PING, Choice, Chunks, Head, whole
-from minisgl.frontend.bodies import DEFAULT_MODEL
-from minisgl.frontend.body import read_json_body
-from minisgl.frontend.choices import requests_of
 from minisgl.frontend.config import FrontendConfig
-from minisgl.frontend.direct_writes import WRITE
 from minisgl.frontend.errors import ApiError, ClientGone
-from minisgl.frontend.exchange import Delta, ResponseStream
-from minisgl.frontend.native_answers import NativeChunks, PlainChunks, whole_native
-from minisgl.frontend.requests import Asked
+from minisgl.frontend.native.answers import NativeChunks, PlainChunks, whole_native
+from minisgl.frontend.openai.answers import PING, Choice, Chunks, Head, whole
+from minisgl.frontend.openai.bodies import DEFAULT_MODEL
+from minisgl.frontend.openai.choices import requests_of
+from minisgl.frontend.openai.requests import Asked
+from minisgl.frontend.openai.unknown_fields import refuse_if_strict
+from minisgl.frontend.server.body import read_json_body
+from minisgl.frontend.server.direct_writes import WRITE
+from minisgl.frontend.server.response_stream import Delta, ResponseStream
+from minisgl.frontend.server.traffic import describe_request, name_answer
 from minisgl.frontend.tokenizers import UNAVAILABLE, Tokenizers
-from minisgl.frontend.traffic import describe_request, name_answer
-from minisgl.frontend.unknown_fields import refuse_if_strict
 from minisgl.wire.text import Finished, SamplingDefaults, ScoredToken, ServedModel
 
 logger = logging.getLogger(__name__)

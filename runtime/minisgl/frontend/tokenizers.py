@@ -18,8 +18,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.exchange import ResponseStream
-from minisgl.frontend.traffic import Progress, Traffic
+from minisgl.frontend.server.response_stream import ResponseStream
+from minisgl.frontend.server.traffic import Progress, Traffic
 from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError, open_socket
 from minisgl.wire.text import (

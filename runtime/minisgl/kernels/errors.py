@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from minisgl.errors import CodedError
 
-class KernelBuildError(Exception):
+
+class KernelBuildError(CodedError):
     """Kernels could not be compiled. `code` is stable."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code

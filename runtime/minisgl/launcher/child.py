@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from minisgl import logging as log
+from minisgl.errors import CodedError
 from minisgl.launcher import control
 
 logger = logging.getLogger(__name__)
@@ -101,12 +102,11 @@ def main() -> int:
     try:
         target: Callable[[msgspec.Raw, Control], None] = getattr(importlib.import_module(module), function)
         target(start.config, line)
+    except CodedError as error:
+        line.refuse(error.code, str(error))
+        return 1
     except Exception as error:
-        code = getattr(error, "code", None)
-        if isinstance(code, str):
-            line.refuse(code, str(error))
-        else:
-            logger.exception("%s", error)
+        logger.exception("%s", error)
         return 1
     return 0
 

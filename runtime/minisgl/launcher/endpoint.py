@@ -8,7 +8,7 @@ from functools import partial
 from minisgl.frontend.config import FrontendConfig
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import ProcessSpec
-from minisgl.tokenizer.config import TokenizerConfig
+from minisgl.router.config import TokenizerConfig
 
 
 def endpoint_groups(frontend: FrontendConfig, tokenizers: Sequence[TokenizerConfig]) -> list[GroupSpec]:
@@ -26,7 +26,7 @@ def endpoint_groups(frontend: FrontendConfig, tokenizers: Sequence[TokenizerConf
             config=frontend,
             descriptors=(frontend.socket_fd,),
             drains=True,
-            preload=("minisgl.frontend.server",),
+            preload=("minisgl.frontend.process",),
         ),
     ]
     return [GroupSpec(name=spec.name, processes=partial(_same, spec)) for spec in specs]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from minisgl.errors import CodedError
 
-class LauncherError(Exception):
+
+class LauncherError(CodedError):
     """Something that the user can act on. `code` is stable; the message says what is wrong and what to do next."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code

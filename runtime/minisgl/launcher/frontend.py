@@ -19,7 +19,7 @@ from minisgl.launcher.listener import bind, url_host
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.supervisor import Supervisor
-from minisgl.tokenizer.config import EngineDiscovery, TokenizerConfig
+from minisgl.router.config import EngineDiscovery, TokenizerConfig
 
 logger = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
 
 def follower(raw: msgspec.Raw, control: Control) -> None:
     """The engine of a rank above 0."""
-    from minisgl.engine import follower
+    from minisgl.engine import worker_rank as follower
 
     config = msgspec.json.decode(raw, type=WorkerRankConfig)
 
@@ -63,8 +63,8 @@ def follower(raw: msgspec.Raw, control: Control) -> None:
 
 def tokenizer(raw: msgspec.Raw, control: Control) -> None:
     """A tokenizer worker."""
-    from minisgl.tokenizer import worker
-    from minisgl.tokenizer.config import TokenizerConfig
+    from minisgl.router import worker
+    from minisgl.router.config import TokenizerConfig
 
     worker.run(msgspec.json.decode(raw, type=TokenizerConfig), control.ready)
 
@@ -72,7 +72,7 @@ def tokenizer(raw: msgspec.Raw, control: Control) -> None:
 def frontend(raw: msgspec.Raw, control: Control) -> None:
     """The HTTP server."""
     from minisgl.frontend.config import FrontendConfig
-    from minisgl.frontend.server import FrontendServer
+    from minisgl.frontend.process import FrontendServer
 
     server = FrontendServer(msgspec.json.decode(raw, type=FrontendConfig))
 

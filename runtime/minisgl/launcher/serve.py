@@ -25,8 +25,8 @@ from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.supervisor import Supervisor
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
+from minisgl.router.config import TokenizerConfig
 from minisgl.scheduler.process import SchedulerProcessConfig
-from minisgl.tokenizer.config import TokenizerConfig
 from minisgl.tokenizer.model_files import hash_tokenizer_files
 
 logger = logging.getLogger(__name__)

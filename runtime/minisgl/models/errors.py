@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from minisgl.errors import CodedError
 
-class ModelError(Exception):
+
+class ModelError(CodedError):
     """A checkpoint that cannot be served as asked. `code` is stable; the message says what to do next."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.offline.outputs import Logprob, Output, Usage
-from minisgl.scheduler.outcome import StepOutput
+from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
 from minisgl.wire.text import Finished
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from minisgl.config import CacheKind, ConfigError, Device, DType, EngineConfig, checked
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
+from minisgl.hub.resolve import resolve
 from minisgl.launcher.devices import choose_device, default_page_size
-from minisgl.launcher.followers import WorkerRanks
-from minisgl.launcher.model_files import resolve
 from minisgl.launcher.ranks import WorkerRankConfig, rank0_config, start_rank0, worker_rank_configs, worker_rank_spec
 from minisgl.launcher.run_directory import run_directory
+from minisgl.launcher.worker_ranks import WorkerRanks
 from minisgl.offline.answers import Answers
 from minisgl.offline.interrupt import interrupted_between_steps
 from minisgl.offline.outputs import OfflineError, Output
@@ -31,11 +31,11 @@ from minisgl.offline.prompts import (
     generates_of_prompts,
     submit_of_tokens,
 )
-from minisgl.offline.text_room import OfflineTokenizer
+from minisgl.offline.tokenizer import OfflineTokenizer
 from minisgl.scheduler.loop import StepLoop
-from minisgl.scheduler.outcome import Counters, RequestError
 from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.step_output import Counters, RequestError
 from minisgl.tokenizer.model_files import load_model_files
 from minisgl.wire.messages import SamplingParams, Submit
 from minisgl.wire.text import Generate

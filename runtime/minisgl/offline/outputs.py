@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from minisgl.errors import CodedError
+
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
@@ -39,9 +41,5 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     """Of the prompt's tokens but the first, which has none; None: not asked for."""
 
 
-class OfflineError(Exception):
+class OfflineError(CodedError):
     """A prompt or parameter that cannot be served. `code` is stable; the message names the prompt by its index."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code

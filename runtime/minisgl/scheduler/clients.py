@@ -11,7 +11,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from minisgl.scheduler.outcome import StepOutput
+from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import (
     WIRE_VERSION,
     Failed,

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from minisgl.scheduler.outcome import RequestError
+from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit
 from minisgl.wire.plan import NO_CONTROLS, IntArray
 from minisgl.wire.row_controls import RowControls

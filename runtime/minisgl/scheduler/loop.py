@@ -6,8 +6,8 @@ from collections import deque
 from typing import Any
 
 from minisgl.engine.interface import Engine
-from minisgl.scheduler.outcome import StepOutput
 from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.step_output import StepOutput
 
 
 class StepLoop:

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
-from minisgl.scheduler.intake import parse
 from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
-from minisgl.scheduler.outcome import DEADLINE_MESSAGE, Counters, Failure, RequestError, StepOutput
 from minisgl.scheduler.pages import NO_PAGES, Owner, PagePool
 from minisgl.scheduler.prefix_cache import NaiveCache, PrefixCache
 from minisgl.scheduler.queue import WaitingQueue
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.request import ERROR, Phase, Request, RequestTable
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
+from minisgl.scheduler.step_output import DEADLINE_MESSAGE, Counters, Failure, RequestError, StepOutput
+from minisgl.scheduler.validation import parse
 from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Submit
 from minisgl.wire.plan import NO_CONTROLS, PARAM_COLUMNS, IntArray, StepPlan, StepResult
 

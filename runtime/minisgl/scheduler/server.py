@@ -10,7 +10,7 @@ from typing import Final
 
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
-from minisgl.scheduler.outcome import DEADLINE_MESSAGE, RequestError
+from minisgl.scheduler.step_output import DEADLINE_MESSAGE, RequestError
 from minisgl.wire.messages import Abort, Ack, Failed, Flush, Flushed, Status, Submit, ToScheduler
 
 logger = logging.getLogger(__name__)

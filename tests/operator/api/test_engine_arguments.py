@@ -8,10 +8,10 @@ import pytest
 
 from minisgl.cli.main import build_parser
 from minisgl_operator.api.types import RESERVED_ARGUMENTS, InferenceModel
-from minisgl_operator.environment import Defaults
 from minisgl_operator.render import render
+from minisgl_operator.render.defaults import Defaults
 from support.cli_reference import commands, flags
-from support.verdicts import smallest
+from support.cluster.conditions import smallest
 
 ENVIRONMENT = Defaults(operator_namespace="minisgl-system", engine_image="engine", frontend_image="frontend")
 

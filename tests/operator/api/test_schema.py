@@ -12,20 +12,20 @@ import yaml
 from pydantic import Field, ValidationError
 
 from minisgl_operator.__main__ import main
+from minisgl_operator.api.base import ApiModel
 from minisgl_operator.api.crd import crd
-from minisgl_operator.api.part import ApiModel
 from minisgl_operator.api.schema import SchemaError, defaulted, structural
 from minisgl_operator.api.status import InferenceModelStatus
 from minisgl_operator.api.types import InferenceModel, InferenceModelSpec
-from support.api_reference import ROOT, files
-from support.verdicts import CASES, EVERYTHING, Case
+from support.cluster.api_reference import ROOT, files
+from support.cluster.conditions import CASES, EVERYTHING, Case
 
 SPEC: dict[str, Any] = structural(InferenceModelSpec)
 
 
 @pytest.mark.parametrize("path", sorted(files()), ids=lambda path: path.name)
 def test_committed_files_are_what_the_types_say(path: Any) -> None:
-    assert path.read_text() == files()[path], "run `PYTHONPATH=operator:tests python -m support.api_reference`"
+    assert path.read_text() == files()[path], "run `PYTHONPATH=operator:tests python -m support.cluster.api_reference`"
 
 
 def test_the_command_prints_the_definition(capsys: pytest.CaptureFixture[str]) -> None:

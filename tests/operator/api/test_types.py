@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
-from support.verdicts import CASES, Case, hub, smallest
+from support.cluster.conditions import CASES, Case, hub, smallest
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

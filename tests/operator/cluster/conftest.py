@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.control_plane import LocalControlPlane, control_plane_or_skip
+from support.cluster.control_plane import LocalControlPlane, control_plane_or_skip
 
 
 @pytest.fixture(scope="session")

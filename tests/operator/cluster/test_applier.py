@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.apply import Applier, Unseen
-from minisgl_operator.client import ApiError, Client, Object, connection
-from minisgl_operator.metrics import Metrics
-from minisgl_operator.resources import of_kind
-from minisgl_operator.store import ModelKey, Store
-from support.control_plane import LocalControlPlane
+from minisgl_operator.shell.apply import Applier, Unseen
+from minisgl_operator.shell.client import ApiError, Client, Object, connection
+from minisgl_operator.shell.metrics import Metrics
+from minisgl_operator.shell.resources import of_kind
+from minisgl_operator.shell.store import ModelKey, Store
+from support.cluster.control_plane import LocalControlPlane
 
 KEY = ModelKey("default", "m")
 MODEL: Object = {"kind": "InferenceModel", "metadata": {"name": "m", "namespace": "default", "uid": "u-1"}}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.control_plane import LocalControlPlane, running_control_plane
+from support.cluster.control_plane import LocalControlPlane, running_control_plane
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.control_plane import LocalControlPlane
-from support.operated_cluster import OperatedCluster, hub_model
+from support.cluster.control_plane import LocalControlPlane
+from support.cluster.operated_cluster import OperatedCluster, hub_model
 
 
 @pytest.fixture(scope="module")

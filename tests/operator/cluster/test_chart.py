@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.version import __version__
-from support.chart import (
+from support.cluster.chart import (
     CHART,
     MANIFESTS,
     MATRIX,
@@ -21,7 +21,7 @@ from support.chart import (
     pods,
     rendered,
 )
-from support.control_plane import LocalControlPlane
+from support.cluster.control_plane import LocalControlPlane
 
 RESTRICTED = "restricted-for-the-chart"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.control_plane import LocalControlPlane
+from support.cluster.control_plane import LocalControlPlane
 
 
 def test_owned_objects_are_collected_and_requests_are_recorded(control_plane: LocalControlPlane) -> None:

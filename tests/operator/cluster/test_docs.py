@@ -15,10 +15,10 @@ import yaml
 
 from cluster import tools
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.environment import Defaults
 from minisgl_operator.render import frontend
-from support.chart import MANIFESTS, Object, kustomized, pods, rendered
-from support.control_plane import LocalControlPlane, control_plane_or_skip
+from minisgl_operator.render.defaults import Defaults
+from support.cluster.chart import MANIFESTS, Object, kustomized, pods, rendered
+from support.cluster.control_plane import LocalControlPlane, control_plane_or_skip
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "kubernetes.md"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from minisgl_operator.client import ApiError
-from minisgl_operator.resources import POD
+from minisgl_operator.shell.client import ApiError
+from minisgl_operator.shell.resources import POD
 from minisgl_operator.simulated import running_status
-from support.control_plane import LocalControlPlane
-from support.operated_cluster import OperatedCluster, pvc_model
+from support.cluster.control_plane import LocalControlPlane
+from support.cluster.operated_cluster import OperatedCluster, pvc_model
 
 
 async def _evict(cluster: OperatedCluster, pod: str) -> bool:

@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from minisgl_operator.client import Client, connection
-from minisgl_operator.events import Recorder
-from minisgl_operator.transitions import Notice
-from support.control_plane import LocalControlPlane
+from minisgl_operator.shell.client import Client, connection
+from minisgl_operator.shell.events import Recorder
+from minisgl_operator.status.transitions import Notice
+from support.cluster.control_plane import LocalControlPlane
 
 
 def model(name: str) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator import plan
-from support.control_plane import LocalControlPlane
-from support.operated_cluster import OperatedCluster, hub_model
+from minisgl_operator.plan.plan import plan
+from support.cluster.control_plane import LocalControlPlane
+from support.cluster.operated_cluster import OperatedCluster, hub_model
 
 FETCHES = "app.kubernetes.io/component=fetch"
 NO_USE = {"exitCode": 2, "reason": "Error"}

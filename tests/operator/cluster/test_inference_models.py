@@ -13,8 +13,8 @@ from kubernetes import client, config
 from minisgl_operator.api.crd import NAME, crd
 from minisgl_operator.api.schema import Schema
 from minisgl_operator.api.types import GROUP, PLURAL, VERSION
-from support.control_plane import LocalControlPlane
-from support.verdicts import CASES, EDITS, Case, Edit, smallest
+from support.cluster.conditions import CASES, EDITS, Case, Edit, smallest
+from support.cluster.control_plane import LocalControlPlane
 
 NAMESPACE = "inference-models"
 PLACE = {"group": GROUP, "version": VERSION, "namespace": NAMESPACE, "plural": PLURAL}

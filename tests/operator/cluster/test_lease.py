@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator import lease as module
-from minisgl_operator.client import ApiError, Client, connection
-from minisgl_operator.lease import Lease
-from minisgl_operator.resources import LEASE
-from support.control_plane import LocalControlPlane
+from minisgl_operator.shell import lease as module
+from minisgl_operator.shell.client import ApiError, Client, connection
+from minisgl_operator.shell.lease import Lease
+from minisgl_operator.shell.resources import LEASE
+from support.cluster.control_plane import LocalControlPlane
 
 
 @pytest.fixture

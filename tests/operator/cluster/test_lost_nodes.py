@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator import overdue
-from support.control_plane import LocalControlPlane
-from support.operated_cluster import OperatedCluster, pvc_model
+from minisgl_operator.facts.facts import lost_nodes as overdue
+from support.cluster.control_plane import LocalControlPlane
+from support.cluster.operated_cluster import OperatedCluster, pvc_model
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator import controller
-from minisgl_operator.reconcile import Result, reconcile
-from minisgl_operator.store import ModelKey
-from support.control_plane import LocalControlPlane
-from support.operated_cluster import OperatedCluster, pvc_model
+from minisgl_operator.shell import controller
+from minisgl_operator.shell.reconcile import Result, reconcile
+from minisgl_operator.shell.store import ModelKey
+from support.cluster.control_plane import LocalControlPlane
+from support.cluster.operated_cluster import OperatedCluster, pvc_model
 
 
 def test_a_name_that_another_model_has_is_a_conflict_until_it_is_free(control_plane: LocalControlPlane) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.control_plane import LocalControlPlane, control_plane_or_skip
-from support.operated_cluster import OperatedCluster, RunningOperator, pvc_model
+from support.cluster.control_plane import LocalControlPlane, control_plane_or_skip
+from support.cluster.operated_cluster import OperatedCluster, RunningOperator, pvc_model
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_an_api_server_that_went_away_and_came_back_finds_everything_done(own_pl
 
 def test_what_no_watch_tells_the_full_list_finds(own_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch loses what is deleted while it is broken: here none of them tells anything."""
-    monkeypatch.setattr("minisgl_operator.controller.Controller.saw", lambda *_: None)
+    monkeypatch.setattr("minisgl_operator.shell.controller.Controller.saw", lambda *_: None)
     with OperatedCluster(own_plane) as cluster, cluster.operator(resync_seconds=1.0):
         cluster.apply(pvc_model("unseen"))
         cluster.until(lambda: cluster.ready("unseen"), "Ready")

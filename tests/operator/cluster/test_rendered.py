@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from minisgl_operator.render import render
-from support.control_plane import LocalControlPlane
-from support.example_models import EXAMPLES
-from support.inference_models import ENVIRONMENT
+from support.cluster.control_plane import LocalControlPlane
+from support.cluster.example_models import EXAMPLES
+from support.cluster.inference_models import ENVIRONMENT
 
 APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=minisgl-operator", "--validate=strict")
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from support.control_plane import LocalControlPlane
-from support.operated_cluster import OperatedCluster, pvc_model
-from support.ports import free_port
+from support.cluster.control_plane import LocalControlPlane
+from support.cluster.operated_cluster import OperatedCluster, pvc_model
+from support.launcher.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 LEASE = "one-release"

@@ -13,12 +13,12 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from minisgl_operator import controller
-from minisgl_operator.client import Client, Page
-from minisgl_operator.lease import Lease
-from minisgl_operator.store import ModelKey
-from support.control_plane import LocalControlPlane
-from support.operated_cluster import CrashingClient, OperatedCluster, hub_model, pvc_model
+from minisgl_operator.shell import controller
+from minisgl_operator.shell.client import Client, Page
+from minisgl_operator.shell.lease import Lease
+from minisgl_operator.shell.store import ModelKey
+from support.cluster.control_plane import LocalControlPlane
+from support.cluster.operated_cluster import CrashingClient, OperatedCluster, hub_model, pvc_model
 
 ROLES: Final = Path(__file__).parents[3] / "manifests" / "operator" / "rbac.yaml"
 Right = tuple[str, str, str]
@@ -155,7 +155,7 @@ def _everything_it_can_do(cluster: OperatedCluster) -> None:
 
 
 async def _hold_a_lease(cluster: OperatedCluster, kubeconfig: Path) -> None:
-    from minisgl_operator.client import Client, connection
+    from minisgl_operator.shell.client import Client, connection
 
     async with Client(await connection(kubeconfig)) as client:
         lease = Lease(client, cluster.namespace, "somebody", "minisgl-operator")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 
-from minisgl_operator.resources import WATCHED
-from support.control_plane import LocalControlPlane
-from support.operated_cluster import OperatedCluster, RunningOperator, pvc_model
+from minisgl_operator.shell.resources import WATCHED
+from support.cluster.control_plane import LocalControlPlane
+from support.cluster.operated_cluster import OperatedCluster, RunningOperator, pvc_model
 
 FINALIZER = "example.com/held"
 # One more look at a model after each of these is what an operator does that has nothing to do.

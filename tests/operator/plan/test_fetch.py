@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator import names
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.observed import Observed, Ref, ref_of
-from minisgl_operator.plan import RETRY_FETCH_AFTER, Apply, Delete, Step, plan
-from support.inference_models import ENVIRONMENT, HUB, inference_model, raw_model
-from support.simulated_cluster import START, SimulatedCluster
+from minisgl_operator.facts.observed import Observed, Ref, ref_of
+from minisgl_operator.plan.plan import RETRY_FETCH_AFTER, Apply, Delete, Step, plan
+from minisgl_operator.render import names
+from support.cluster.inference_models import ENVIRONMENT, HUB, inference_model, raw_model
+from support.cluster.simulated_cluster import START, SimulatedCluster
 
 OTHER = {"huggingFace": {"repo": "Qwen/Qwen3-14B"}}
 

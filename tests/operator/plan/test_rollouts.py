@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minisgl_operator.observed import Ref, Unreachable, ref_of
-from minisgl_operator.plan import Apply, Delete, plan
-from support.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
-from support.simulated_cluster import SimulatedCluster
+from minisgl_operator.facts.observed import Ref, Unreachable, ref_of
+from minisgl_operator.plan.plan import Apply, Delete, plan
+from support.cluster.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
+from support.cluster.simulated_cluster import SimulatedCluster
 
 
 def settled(spec: dict[str, Any], source: dict[str, Any] = CLAIM) -> SimulatedCluster:

@@ -8,12 +8,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from minisgl_operator import names
-from minisgl_operator.observed import Ref, ref_of
-from minisgl_operator.plan import Apply, Delete
-from minisgl_operator.render import render
-from support.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
-from support.simulated_cluster import SimulatedCluster
+from minisgl_operator.facts.observed import Ref, ref_of
+from minisgl_operator.plan.plan import Apply, Delete
+from minisgl_operator.render import names, render
+from support.cluster.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
+from support.cluster.simulated_cluster import SimulatedCluster
 
 IMAGES = ("engine:1", "engine:2", "engine:broken", "engine:unusable")
 PARALLELISM = ({"tensor": 1}, {"tensor": 2, "gpusPerPod": 1}, {"tensor": 4, "gpusPerPod": 2})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from support.example_models import EXAMPLES
-from support.golden_manifests import BASE_FILE, COMMAND, FOLDER, golden, path_of
+from support.cluster.example_models import EXAMPLES
+from support.cluster.golden_manifests import BASE_FILE, COMMAND, FOLDER, golden, path_of
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

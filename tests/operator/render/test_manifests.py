@@ -9,13 +9,12 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from minisgl_operator import names
-from minisgl_operator.observed import Manifest, ref_of
-from minisgl_operator.render import render, revision, storage
+from minisgl_operator.facts.observed import Manifest, ref_of
+from minisgl_operator.render import names, render, revision, storage
 from minisgl_operator.render.quantity import canonical
-from minisgl_operator.resources import CHILDREN
-from support.example_models import EXAMPLES
-from support.inference_models import CLAIM, ENVIRONMENT, HUB, inference_model
+from minisgl_operator.shell.resources import CHILDREN
+from support.cluster.example_models import EXAMPLES
+from support.cluster.inference_models import CLAIM, ENVIRONMENT, HUB, inference_model
 
 KUBERNETES = "1.36"
 

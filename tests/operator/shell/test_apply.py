@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.apply import Applier, Unseen
-from minisgl_operator.client import Object
-from minisgl_operator.metrics import Metrics
-from minisgl_operator.store import ModelKey, Store
+from minisgl_operator.shell.apply import Applier, Unseen
+from minisgl_operator.shell.client import Object
+from minisgl_operator.shell.metrics import Metrics
+from minisgl_operator.shell.store import ModelKey, Store
 
 KEY = ModelKey("team-a", "m")
 

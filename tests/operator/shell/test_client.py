@@ -9,9 +9,9 @@ import pytest
 import yaml
 from aiohttp import web
 
-from minisgl_operator import client as module
-from minisgl_operator.client import ApiError, Client, connection
-from minisgl_operator.resources import of_kind
+from minisgl_operator.shell import client as module
+from minisgl_operator.shell.client import ApiError, Client, connection
+from minisgl_operator.shell.resources import of_kind
 
 SERVICES = of_kind("Service")
 

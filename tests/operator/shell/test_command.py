@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from minisgl_operator import config
+from minisgl_operator.shell import config
 
 ROOT = Path(__file__).parents[3]
 FLAGS = ["--namespace=ns", "--engine-image=e:1", "--frontend-image=f:1"]

@@ -6,12 +6,12 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl_operator.client import Client, Connection
-from minisgl_operator.config import Config
-from minisgl_operator.controller import Controller
-from minisgl_operator.health import Health, LoopLag
-from minisgl_operator.metrics import Metrics, Snapshot, render
-from support.inference_models import ENVIRONMENT
+from minisgl_operator.shell.client import Client, Connection
+from minisgl_operator.shell.config import Config
+from minisgl_operator.shell.controller import Controller
+from minisgl_operator.shell.health import Health, LoopLag
+from minisgl_operator.shell.metrics import Metrics, Snapshot, render
+from support.cluster.inference_models import ENVIRONMENT
 
 
 async def _get(port: int, path: str) -> tuple[int, str]:

@@ -6,9 +6,9 @@ import asyncio
 import selectors
 from typing import Any
 
-from minisgl_operator.client import ApiError, Object
-from minisgl_operator.lease import DURATION, RENEW_DEADLINE, Lease
-from minisgl_operator.resources import Resource
+from minisgl_operator.shell.client import ApiError, Object
+from minisgl_operator.shell.lease import DURATION, RENEW_DEADLINE, Lease
+from minisgl_operator.shell.resources import Resource
 
 
 class Skipping(selectors.SelectSelector):

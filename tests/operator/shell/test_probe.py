@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from minisgl_operator.metrics import Metrics
-from minisgl_operator.observed import Unreachable
-from minisgl_operator.probe import Prober, pod_address
-from minisgl_operator.replicas import is_asked
-from minisgl_operator.store import ModelKey, Store
+from minisgl_operator.facts.observed import Unreachable
+from minisgl_operator.facts.replicas import is_asked
+from minisgl_operator.shell.metrics import Metrics
+from minisgl_operator.shell.probe import Prober, pod_address
+from minisgl_operator.shell.store import ModelKey, Store
 
 
 def pod(

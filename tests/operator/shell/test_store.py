@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from minisgl_operator.resources import MODEL, of_kind
-from minisgl_operator.store import Id, ModelKey, Store, fingerprint, identify, model_of
+from minisgl_operator.shell.resources import MODEL, of_kind
+from minisgl_operator.shell.store import Id, ModelKey, Store, fingerprint, identify, model_of
 
 KEY = ModelKey("ns", "m")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.client import Page
-from minisgl_operator.observed import ObjectEvent
-from minisgl_operator.stuck import StuckEvents, is_stuck
+from minisgl_operator.facts.observed import ObjectEvent
+from minisgl_operator.shell.client import Page
+from minisgl_operator.shell.pod_events import StuckEvents, is_stuck
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minisgl_operator.workqueue import BESIDE_URGENT, WorkQueue
+from minisgl_operator.shell.workqueue import BESIDE_URGENT, WorkQueue
 
 
 class ManualLoop(asyncio.SelectorEventLoop):

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.observed import Outcome, Ref, Refusal, Unreachable
-from support.inference_models import CLAIM
-from support.scene import NOW, Scene, fetch_scene
+from minisgl_operator.facts.observed import Outcome, Ref, Refusal, Unreachable
+from support.cluster.inference_models import CLAIM
+from support.cluster.scene import NOW, Scene, fetch_scene
 
 LATER = "2026-01-01T11:30:00Z"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from minisgl_operator.conditions import Kind, Reason
+from minisgl_operator.status.conditions import Kind, Reason
 
 PAGE = Path(__file__).parents[3] / "docs" / "conditions.md"
 
@@ -21,7 +21,7 @@ def test_every_condition_has_a_section_and_every_reason_a_row() -> None:
 
 def test_every_reason_is_given_somewhere() -> None:
     package = Path(__file__).parents[3] / "operator" / "minisgl_operator"
-    pages = [path for path in package.glob("*.py") if path.name not in ("conditions.py", "transitions.py")]
+    pages = [path for path in package.rglob("*.py") if path.name not in ("conditions.py", "transitions.py")]
     code = "\n".join(path.read_text() for path in pages)
     unused = [reason.name for reason in Reason if f"Reason.{reason.name}" not in code]
     assert not unused

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator import names
-from minisgl_operator.observed import Unreachable
-from support.inference_models import CLAIM, HUB
-from support.scene import Scene, fetch_scene
+from minisgl_operator.facts.observed import Unreachable
+from minisgl_operator.render import names
+from support.cluster.inference_models import CLAIM, HUB
+from support.cluster.scene import Scene, fetch_scene
 
 NETWORK = {"parallelism": {"tensor": 2, "gpusPerPod": 1}}
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from minisgl_operator import names
-from minisgl_operator.metrics import Metrics
-from minisgl_operator.observed import Manifest, Unreachable
-from minisgl_operator.probe import Prober
-from minisgl_operator.store import Store
+from minisgl_operator.facts.observed import Manifest, Unreachable
+from minisgl_operator.render import names
+from minisgl_operator.shell.metrics import Metrics
+from minisgl_operator.shell.probe import Prober
+from minisgl_operator.shell.store import Store
+from support.cluster.inference_models import CLAIM
+from support.cluster.scene import Scene, fetch_scene
 from support.compat.frames import load
-from support.inference_models import CLAIM
-from support.scene import Scene, fetch_scene
 
 RECORDED = load("0.1.0")
 TWO_RANKS = {"parallelism": {"tensor": 2, "gpusPerPod": 1}}

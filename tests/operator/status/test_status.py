@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator import names
 from minisgl_operator.api.status import InferenceModelStatus
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
-from minisgl_operator.observed import Observed, Outcome, Unreachable
-from minisgl_operator.status import derive_status
-from support.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
-from support.scene import EARLIER, NOW, OLD_REVISION, Scene, fetch_scene
+from minisgl_operator.facts.observed import Observed, Outcome, Unreachable
+from minisgl_operator.render import names
+from minisgl_operator.status.status import derive_status
+from support.cluster.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
+from support.cluster.scene import EARLIER, NOW, OLD_REVISION, Scene, fetch_scene
 
 TWO_PODS = {"parallelism": {"tensor": 2, "gpusPerPod": 1}, "engine": {"device": "cpu"}}
 FAILURE = {

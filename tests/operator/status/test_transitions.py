@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from minisgl_operator.transitions import events_for
-from support.inference_models import CLAIM
-from support.scene import Scene, fetch_scene
+from minisgl_operator.status.transitions import events_for
+from support.cluster.inference_models import CLAIM
+from support.cluster.scene import Scene, fetch_scene
 
 FAILURE = {
     "at": "2026-01-01T11:59:00Z",

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from minisgl.attention.balanced_backend import FEWEST_ROWS, BalancedDecode
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from support.dense_attention import DenseCase, Sequences, attention_shape
+from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from support.dense_attention import DenseCase, Sequences, attention_shape
+from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 
 
 def _varlen(

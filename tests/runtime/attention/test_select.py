@@ -11,7 +11,7 @@ from minisgl.attention.backend import BackendUnavailable
 from minisgl.attention.select import select_backends
 from minisgl.kernels import flashinfer_setup
 from minisgl.kernels.flashinfer_kernels import XqaKernel
-from support.dense_attention import attention_shape
+from support.kernels.dense_attention import attention_shape
 
 CPU = attention_shape(
     query_heads=4, kv_heads=2, head_dim=128, page_size=64, longest=256, dtype=torch.bfloat16, device="cpu"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from support.dense_attention import DenseCase, Sequences, attention_shape
+from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 
 
 def _run(case: DenseCase) -> torch.Tensor:

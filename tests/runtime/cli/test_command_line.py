@@ -175,7 +175,7 @@ def test_models_tiny_where_no_directory_can_be(tmp_path: Path, capsys: pytest.Ca
 
 def test_tiny_knows_every_architecture() -> None:
     from minisgl.cli.models_tiny import ARCHITECTURES
-    from minisgl.models.tiny import TINY_ARCHS
+    from minisgl.toy.tiny import TINY_ARCHS
 
     assert set(ARCHITECTURES) == set(TINY_ARCHS)
 

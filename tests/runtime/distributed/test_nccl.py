@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.nccl_rank import rank_main
-from support.ranks import tcp_rendezvous
+from support.numerics.nccl_rank import rank_main
+from support.numerics.ranks import tcp_rendezvous
 
 pytestmark = pytest.mark.gpu
 

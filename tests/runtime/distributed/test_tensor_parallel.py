@@ -10,8 +10,8 @@ import torch
 from minisgl.distributed.measure import measure_all_reduce
 from minisgl.distributed.nccl_report import describe
 from minisgl.distributed.tensor_parallel import RendezvousError, TensorParallel
-from support.ports import free_port
-from support.ranks import run_ranks
+from support.launcher.ports import free_port
+from support.numerics.ranks import run_ranks
 
 
 def test_one_rank_needs_no_group() -> None:

@@ -9,7 +9,7 @@ import torch
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.engine import create_engine
-from minisgl.models.tiny import write_tiny_checkpoint
+from minisgl.toy.tiny import write_tiny_checkpoint
 
 
 @pytest.fixture(scope="session")

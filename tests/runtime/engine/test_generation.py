@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.errors import EngineError
-from minisgl.models.tiny import write_tiny_checkpoint
+from minisgl.toy.tiny import write_tiny_checkpoint
 from minisgl.wire.plan import StepPlan
 from support.plans import Segment, make_plan, new_row
 

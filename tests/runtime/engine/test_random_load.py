@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minisgl.engine.engine import create_engine
-from support.random_load import RandomLoad, Report, config
+from support.numerics.random_load import RandomLoad, Report, config
 from support.tiny_checkpoint import tiny_checkpoint
 
 

@@ -14,7 +14,7 @@ from minisgl.engine.engine import create_engine
 from minisgl.engine.errors import EngineError
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
-from minisgl.models.tiny import write_tiny_checkpoint
+from minisgl.toy.tiny import write_tiny_checkpoint
 
 
 def test_limits_follow_from_configuration_model_and_pool(start: Callable[..., CpuEngine], checkpoint: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.frontend_stack import FrontendStack
+from support.frontend.stack import FrontendStack
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 import minisgl.frontend
-from minisgl.frontend.choices import derived_seed
 from minisgl.frontend.errors import ApiError
+from minisgl.frontend.openai.choices import derived_seed
 from minisgl.wire.messages import Submit
-from support.fake_scheduler import answer_with
-from support.frontend_stack import EOS, TOKENIZER, FrontendStack, ids
-from support.scored_answers import scored_answer
+from support.frontend.fake_scheduler import answer_with
+from support.frontend.scored_answers import scored_answer
+from support.frontend.stack import EOS, TOKENIZER, FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"prompt": "Hi"}
@@ -141,7 +141,7 @@ def test_the_type_of_an_error_is_that_of_its_status(status: int, kind: str) -> N
 
 
 def test_every_code_is_documented() -> None:
-    sources = "".join(path.read_text() for path in sorted(Path(minisgl.frontend.__path__[0]).glob("*.py")))
+    sources = "".join(path.read_text() for path in sorted(Path(minisgl.frontend.__path__[0]).rglob("*.py")))
     found = re.findall(r'ApiError\(\s*(\d{3}), "(\w+)"', sources)
     found += [(status, code) for code, status in re.findall(r'^    "(\w+)": (\d{3}),$', sources, re.MULTILINE)]
     assert ("400", "invalid_value") in found and ("429", "queue_full") in found

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from minisgl.wire.messages import Abort, Ack, Submit
-from support.fake_scheduler import WAIT_SECONDS, row
-from support.frontend_stack import FrontendStack, ids
-from support.served import eventually
+from support.frontend.fake_scheduler import WAIT_SECONDS, row
+from support.frontend.served import eventually
+from support.frontend.stack import FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.served import Served, eventually
+from support.frontend.served import Served, eventually
 from support.tiny_checkpoint import tiny_checkpoint
 
 STREAMS = 200

@@ -18,10 +18,10 @@ import pytest
 
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.server import FrontendServer, ServerError
+from minisgl.frontend.process import FrontendServer, ServerError
 from minisgl.wire.messages import Abort, Ack, Failed, Submit
-from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
-from support.frontend_stack import EOS, FrontendStack, ids
+from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.frontend.stack import EOS, FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -133,7 +133,7 @@ def test_a_message_from_outside_fails_all_answers(make_stack: MakeStack) -> None
 
 
 def test_what_is_too_large_for_a_message_fails_alone(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("wire.sockets", "frontend.tokenizers", "tokenizer.worker"):
+    for module in ("wire.sockets", "frontend.tokenizers", "router.worker"):
         monkeypatch.setattr(f"minisgl.{module}.MAX_MESSAGE_BYTES", 16_000)
     stack = make_stack()
     admission = stack.server._tokenizers.traffic.admission
@@ -245,7 +245,7 @@ def test_a_second_signal_ends_at_once(make_stack: MakeStack) -> None:
 SERVE = """
 import sys, msgspec
 from minisgl.frontend.config import FrontendConfig
-from minisgl.frontend.server import run
+from minisgl.frontend.process import run
 run(msgspec.json.decode(sys.argv[1], type=FrontendConfig), lambda port: print(port, flush=True))
 """
 

@@ -15,13 +15,13 @@ import httpx
 import pytest
 
 from minisgl.frontend.config import FrontendConfig
-from minisgl.frontend.server import FrontendServer
-from minisgl.tokenizer.config import EngineDiscovery, TokenizerConfig
+from minisgl.frontend.process import FrontendServer
+from minisgl.router.config import EngineDiscovery, TokenizerConfig
 from minisgl.wire.messages import Ack, FromScheduler, Submit
-from support.fake_pods import Pod, Pods
-from support.fake_scheduler import WAIT_SECONDS, answer_with, row
-from support.ports import free_port
-from support.served import eventually, launched_by
+from support.cluster.fake_pods import Pod, Pods
+from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
+from support.frontend.served import eventually, launched_by
+from support.launcher.ports import free_port
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
 
 TOKENIZER = byte_level()

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from support.served import Served
+from support.frontend.served import Served
 from support.tiny_checkpoint import tiny_checkpoint
 
 USER = [{"role": "user", "content": "Hello"}]

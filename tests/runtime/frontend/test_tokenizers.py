@@ -30,7 +30,7 @@ from minisgl.wire.text import (
     Texts,
     WorkerState,
 )
-from support.fake_scheduler import WAIT_SECONDS, card
+from support.frontend.fake_scheduler import WAIT_SECONDS, card
 
 READY = WorkerState(
     version=TEXT_WIRE_VERSION,

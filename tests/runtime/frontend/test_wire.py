@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from minisgl.wire.messages import Abort, Ack, Failed, FromScheduler, Submit
-from support.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
-from support.frontend_stack import EOS, FrontendStack, ids
+from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.frontend.stack import EOS, FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 STREAM = CHAT | {"stream": True}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from minisgl.wire.messages import Ack, Failed, FinishReason, Submit
-from support.fake_scheduler import WAIT_SECONDS, answer_with, row
-from support.frontend_stack import EOS, FrontendStack, ids
-from support.retry_after import assert_says_when_to_come_again
+from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
+from support.frontend.retry_after import assert_says_when_to_come_again
+from support.frontend.stack import EOS, FrontendStack, ids
 
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "org/tiny", "prompt": "Hi"}

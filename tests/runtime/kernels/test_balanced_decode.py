@@ -10,14 +10,14 @@ pytest.importorskip("triton")
 
 from triton.experimental.gluon import language as gl
 
-from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.balanced_decode_gluon import MAX_GROUP, _attend
-from minisgl.kernels.triton_build import Architecture, Launches
+from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig
-from support.compiled_kernel import compiled
-from support.interpreted_balanced import CASES
-from support.interpreter import interpreted
+from support.kernels.compiled_kernel import compiled
+from support.kernels.interpreted_balanced import CASES
+from support.kernels.interpreter import interpreted
 
 SHARED_MEMORY = 227 << 10
 RESERVED = 1 << 10
@@ -26,7 +26,7 @@ RESERVED = 1 << 10
 
 @pytest.fixture(scope="module")
 def errors() -> Any:
-    return interpreted("support.interpreted_balanced")
+    return interpreted("support.kernels.interpreted_balanced")
 
 
 @pytest.mark.parametrize("name", CASES)

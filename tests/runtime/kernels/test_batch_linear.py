@@ -8,12 +8,12 @@ pytest.importorskip("triton")
 
 from triton.experimental.gluon import language as gl
 
-from minisgl.cli.builtin_configs import BUILTIN_CONFIGS
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.batch_linear_gluon import MAX_ROWS, MIN_ROWS, Tile, _batch_linear, _choose
-from minisgl.kernels.triton_build import Architecture, Launches
+from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig
-from support.compiled_kernel import compiled
+from support.kernels.compiled_kernel import compiled
 
 SMALL = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
 SHARED_MEMORY = 227 << 10

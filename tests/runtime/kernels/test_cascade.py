@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("triton")
 
 from minisgl.kernels import cascade_triton
-from support.compiled_kernel import compiled
-from support.interpreted_cascade import CASES
-from support.interpreter import interpreted
+from support.kernels.compiled_kernel import compiled
+from support.kernels.interpreted_cascade import CASES
+from support.kernels.interpreter import interpreted
 
 SHARED_MEMORY = 227 << 10
 """Of a multiprocessor of a Hopper GPU."""
@@ -19,7 +19,7 @@ SHARED_MEMORY = 227 << 10
 
 @pytest.fixture(scope="module")
 def errors() -> Any:
-    return interpreted("support.interpreted_cascade")
+    return interpreted("support.kernels.interpreted_cascade")
 
 
 @pytest.mark.parametrize("name", CASES)

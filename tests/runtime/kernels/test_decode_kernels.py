@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("triton")
 
-from support.decode_kernels import CASES
-from support.interpreter import interpreted
+from support.kernels.decode_kernels import CASES
+from support.kernels.interpreter import interpreted
 
 
 @pytest.fixture(scope="module")
 def faults() -> Any:
-    return interpreted("support.decode_kernels")
+    return interpreted("support.kernels.decode_kernels")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,14 +8,14 @@ pytest.importorskip("triton")
 
 from minisgl.kernels import experts_triton
 from minisgl.kernels.experts_triton import choose_tiles
-from support.compiled_kernel import compiled
-from support.interpreted_experts import CASES
-from support.interpreter import interpreted
+from support.kernels.compiled_kernel import compiled
+from support.kernels.interpreted_experts import CASES
+from support.kernels.interpreter import interpreted
 
 
 @pytest.fixture(scope="module")
 def errors() -> dict[str, float]:
-    found: dict[str, float] = interpreted("support.interpreted_experts")
+    found: dict[str, float] = interpreted("support.kernels.interpreted_experts")
     return found
 
 

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("triton")
 
 from minisgl.distributed.one_shot import one_shot_capacity
-from support.interpreted_all_reduce import CASES
-from support.interpreter import interpreted
+from support.kernels.interpreted_all_reduce import CASES
+from support.kernels.interpreter import interpreted
 
 
 @pytest.fixture(scope="module")
 def faults() -> Any:
-    return interpreted("support.interpreted_all_reduce")
+    return interpreted("support.kernels.interpreted_all_reduce")
 
 
 @pytest.mark.parametrize("name", CASES)

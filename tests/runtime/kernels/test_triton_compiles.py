@@ -10,7 +10,6 @@ pytest.importorskip("triton")
 
 from minisgl.kernels import (
     activation_triton,
-    choice_triton,
     experts_triton,
     experts_vector_gluon,
     norm_triton,
@@ -20,9 +19,10 @@ from minisgl.kernels import (
     skinny_linear_triton,
     split_decode_triton,
     step_inputs_triton,
-    thresholds_triton,
 )
-from support.compiled_kernel import compiled
+from minisgl.kernels import sample_triton as choice_triton
+from minisgl.kernels import top_k_top_p_triton as thresholds_triton
+from support.kernels.compiled_kernel import compiled
 
 INT, FLOAT, LONGS, FLOATS, HALVES = "i32", "fp32", "*i64", "*fp32", "*bf16"
 

@@ -14,7 +14,7 @@ import pytest
 
 from minisgl.launcher.control_server import Board, ControlServer
 from minisgl.launcher.errors import LauncherError
-from support.ports import free_port
+from support.launcher.ports import free_port
 
 
 class _Body(msgspec.Struct):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from support.served import RUNTIME
+from support.frontend.served import RUNTIME
 
 _FAST = {
     "minisgl": ("torch", "transformers", "numpy"),
@@ -17,11 +17,11 @@ _FAST = {
     "minisgl.wire.messages": ("torch", "transformers"),
     "minisgl.wire.sockets": ("torch", "transformers"),
     "minisgl.scheduler.process": ("torch", "transformers"),
-    "minisgl.tokenizer.worker": ("torch", "transformers", "fastapi"),
-    "minisgl.frontend.server": ("torch", "transformers"),
+    "minisgl.router.worker": ("torch", "transformers", "fastapi"),
+    "minisgl.frontend.process": ("torch", "transformers"),
     "minisgl.launcher.child": ("torch", "transformers", "fastapi", "numpy"),
     "minisgl.launcher.serve": ("torch", "transformers", "fastapi"),
-    "minisgl.launcher.engine": ("torch", "transformers", "fastapi", "uvicorn", "jinja2"),
+    "minisgl.replica.engine_pod": ("torch", "transformers", "fastapi", "uvicorn", "jinja2"),
     "minisgl.cli.main": ("torch", "transformers", "fastapi"),
     "minisgl.offline": ("torch", "transformers", "fastapi"),
 }

@@ -1,4 +1,4 @@
-"""Each process of a loaded server is killed once; `python -m support.kill_matrix` does it many times."""
+"""Each process of a loaded server is killed once; `python -m support.launcher.kill_matrix` does it many times."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.kill_matrix import run
+from support.launcher.kill_matrix import run
 
 # Several starts of several processes each, on a machine that may be busy with others.
 pytestmark = pytest.mark.timeout(600)

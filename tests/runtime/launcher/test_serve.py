@@ -13,8 +13,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from support.kill_matrix import Client
-from support.served import Served, eventually
+from support.frontend.served import Served, eventually
+from support.launcher.kill_matrix import Client
 from support.tiny_checkpoint import tiny_checkpoint
 
 # Several processes for each test, on a machine that may be busy with others.

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from minisgl.launcher.process import ProcessSpec
-from support.launcher_group import Launch
-from support.served import eventually, launched_by
+from support.frontend.served import eventually, launched_by
+from support.launcher.group import Launch
 
 _TESTS = Path(__file__).parents[2]
 _RUNTIME = _TESTS.parent / "runtime"
@@ -38,7 +38,7 @@ class Launched:
         self.log = temporary / "stderr"
         with self.log.open("w") as stderr:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "support.launcher_group", msgspec.json.encode(launch).decode()],
+                [sys.executable, "-m", "support.launcher.group", msgspec.json.encode(launch).decode()],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(temporary)},
@@ -110,7 +110,7 @@ def spec(tmp_path: Path) -> Callable[..., ProcessSpec]:
     def make(name: str, target: str, **config: object) -> ProcessSpec:
         settings = {"notes": str(tmp_path), **config}
         return ProcessSpec(
-            name=name, target=f"support.launcher_stubs:{target}", config=settings, drains=target == "front"
+            name=name, target=f"support.launcher.stubs:{target}", config=settings, drains=target == "front"
         )
 
     return make

@@ -14,11 +14,11 @@ from minisgl.layers.activation import silu_and_mul
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random
-from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
 from minisgl.moe.experts import experts_dense, experts_grouped, experts_one_by_one
-from support.numerics_compare import ROUNDED, distance
-from support.ranks import all_logits, load
-from support.sequence_attention import SequenceAttention
+from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
+from support.kernels.sequence_attention import SequenceAttention
+from support.numerics.compare import ROUNDED, distance
+from support.numerics.ranks import all_logits, load
 from support.wide_checkpoint import write_wide_checkpoint
 
 pytestmark = [

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.models.tiny import write_tiny_checkpoint
-from support.ranks import load, run_ranks
-from support.sequence_attention import SequenceAttention
+from minisgl.toy.tiny import write_tiny_checkpoint
+from support.kernels.sequence_attention import SequenceAttention
+from support.numerics.ranks import load, run_ranks
 
 LENGTHS = [5, 9, 1]
 

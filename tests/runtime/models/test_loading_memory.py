@@ -13,9 +13,9 @@ import torch
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.models.tiny import write_tiny_checkpoint
 from minisgl.models.weights import load_weights
-from support.served import RUNTIME
+from minisgl.toy.tiny import write_tiny_checkpoint
+from support.frontend.served import RUNTIME
 
 MOST = 1.7
 """Of the parameters' bytes: themselves, and the parts of files that the threads are reading at this moment, about a

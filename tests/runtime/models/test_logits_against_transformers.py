@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
-from support.numerics_compare import ROUNDED, distance
-from support.ranks import all_logits, load, run_ranks
+from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
+from support.numerics.compare import ROUNDED, distance
+from support.numerics.ranks import all_logits, load, run_ranks
 
 SEQUENCES = [
     [int(t) for t in torch.randint(0, 570, (n,), generator=torch.Generator().manual_seed(n))] for n in (160, 1, 37)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from minisgl.models.tiny import write_tiny_checkpoint
-from support.ranks import all_logits, load, process_rank_main, tcp_rendezvous
+from minisgl.toy.tiny import write_tiny_checkpoint
+from support.numerics.ranks import all_logits, load, process_rank_main, tcp_rendezvous
 
 
 def test_two_processes_compute_the_logits_of_one(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import fill_random
-from minisgl.models.tiny import TINY_ARCHS, write_tiny_checkpoint
 from minisgl.models.weights import load_weights
-from support.ranks import all_logits, load, run_ranks
+from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
+from support.numerics.ranks import all_logits, load, run_ranks
 
 
 def empty(checkpoint: Path, parallel: TensorParallel | None = None) -> Decoder:

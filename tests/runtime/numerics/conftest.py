@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl.models.tiny import write_tiny_checkpoint
-from support.numerics_reference import TOLERANCE, Reference
+from minisgl.toy.tiny import write_tiny_checkpoint
+from support.numerics.reference import TOLERANCE, Reference
 
 
 @pytest.fixture(scope="session")

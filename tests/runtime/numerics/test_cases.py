@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from support.numerics_cases import AXES, TWO_RANK_CASES, Case, combinations, covering_array
+from support.numerics.cases import AXES, TWO_RANK_CASES, Case, combinations, covering_array
 
 
 def test_every_two_values_of_different_axes_meet_in_a_case() -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from support.numerics_cases import TWO_RANK_CASES, Case, covering_array
-from support.numerics_compare import check_features, check_numbers, check_rounded_numbers
-from support.numerics_reference import Reference
-from support.numerics_run import serve_case
-from support.numerics_workload import GREEDY, workload
-from support.ranks import load
+from support.numerics.cases import TWO_RANK_CASES, Case, covering_array
+from support.numerics.compare import check_features, check_numbers, check_rounded_numbers
+from support.numerics.ranks import load
+from support.numerics.reference import Reference
+from support.numerics.run import serve_case
+from support.numerics.workload import GREEDY, workload
 
 
 @pytest.mark.parametrize("case", covering_array(), ids=str)

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from minisgl.wire.messages import SamplingParams
-from support.numerics_cases import UNLIMITED, Case
-from support.numerics_run import is_disturbed, serve_case
-from support.numerics_workload import cached_tokens, workload
+from support.numerics.cases import UNLIMITED, Case
+from support.numerics.run import is_disturbed, serve_case
+from support.numerics.workload import cached_tokens, workload
 
 ALONE = Case("llama", UNLIMITED, "cold", False, 16, "alone", False)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from minisgl.wire.messages import SamplingParams
-from support.numerics_cases import TWO_RANK_CASES, Case
-from support.numerics_compare import check_features, check_numbers
-from support.numerics_ranks import SecondRank
-from support.numerics_reference import Reference
-from support.numerics_run import serve_case
-from support.numerics_workload import workload
-from support.ranks import load
+from support.numerics.cases import TWO_RANK_CASES, Case
+from support.numerics.compare import check_features, check_numbers
+from support.numerics.rank_pairs import SecondRank
+from support.numerics.ranks import load
+from support.numerics.reference import Reference
+from support.numerics.run import serve_case
+from support.numerics.workload import workload
 
 LARGEST_SHARE = 0.6
 """Of the parameters of one rank, which each of two holds: half, and what is on both."""

@@ -17,7 +17,7 @@ from minisgl.config import ConfigError
 from minisgl.engine.errors import EngineError
 from minisgl.launcher.errors import LauncherError
 from minisgl.offline import OfflineError, Output
-from support.served import RUNTIME, launched_by
+from support.frontend.served import RUNTIME, launched_by
 from support.tiny_checkpoint import tiny_checkpoint
 
 _SMALL: dict[str, Any] = {

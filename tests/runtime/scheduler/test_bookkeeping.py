@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from minisgl.scheduler.audit import check_radix
-from minisgl.scheduler.outcome import RequestError
 from minisgl.scheduler.radix_cache import RadixCache
+from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit
-from support.kv_engine import reference
+from support.numerics.kv_engine import reference
 from support.scheduling import VOCAB, Harness
 
 

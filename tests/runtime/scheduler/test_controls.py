@@ -9,7 +9,7 @@ import pytest
 
 from minisgl.scheduler import logprobs as logprobs_module
 from minisgl.scheduler import scheduler as scheduler_module
-from minisgl.scheduler.outcome import RequestError
+from minisgl.scheduler.step_output import RequestError
 from support.scheduling import EOS, VOCAB, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [True, False])

@@ -8,8 +8,8 @@ from pathlib import Path
 from minisgl.config import EngineConfig
 from minisgl.engine.interface import EngineLimits
 from minisgl.scheduler.process import SchedulerProcessConfig, run
-from support.kv_engine import KvEngine
-from support.scheduler_client import SchedulerClient
+from support.frontend.scheduler_client import SchedulerClient
+from support.numerics.kv_engine import KvEngine
 from support.scheduling import EOS, VOCAB
 
 LIMITS = EngineLimits(num_pages=512, page_size=4, max_running=2, max_model_len=900, vocab_size=VOCAB, eos_token_ids=EOS)

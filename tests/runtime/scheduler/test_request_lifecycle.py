@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minisgl.scheduler.outcome import RequestError
 from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.request import Phase
+from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit
-from support.kv_engine import reference
+from support.numerics.kv_engine import reference
 from support.scheduling import EOS, VOCAB, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [True, False])

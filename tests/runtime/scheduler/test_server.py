@@ -31,7 +31,7 @@ from minisgl.wire.messages import (
     Welcome,
 )
 from minisgl.wire.sockets import Codec, open_socket
-from support.kv_engine import KvEngine, reference
+from support.numerics.kv_engine import KvEngine, reference
 from support.scheduling import EOS, VOCAB
 
 LIMITS = EngineLimits(

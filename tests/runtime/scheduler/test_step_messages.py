@@ -9,7 +9,7 @@ import numpy as np
 import zmq
 
 from minisgl.scheduler.clients import Clients
-from minisgl.scheduler.outcome import StepOutput
+from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import (
     WIRE_VERSION,
     FromScheduler,

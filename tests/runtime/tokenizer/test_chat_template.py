@@ -12,7 +12,7 @@ from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import ChatMessage, Generate
-from support.chat_templates import CHATML, FAMILIES, LLAMA3, MISTRAL, QWEN3
+from support.frontend.chat_templates import CHATML, FAMILIES, LLAMA3, MISTRAL, QWEN3
 from support.tiny_tokenizers import byte_level, write_directory
 
 SPECIAL = {"bos_token": "<|begin|>", "eos_token": "<|eot_id|>"}

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.control_tokens import ControlTokens, RenderedChat
 from minisgl.wire.text import ChatMessage
-from support.chat_templates import CHATML, LLAMA3, QWEN3
+from support.frontend.chat_templates import CHATML, LLAMA3, QWEN3
 from support.tiny_tokenizers import byte_fallback, byte_level
 
 TOKENIZER = byte_level()

@@ -12,7 +12,7 @@ from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import ChatMessage, Generate
-from support.chat_templates import LLAMA3, MISTRAL
+from support.frontend.chat_templates import LLAMA3, MISTRAL
 from support.tiny_tokenizers import CHATML, byte_fallback, byte_level, write_directory
 
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_end|>")

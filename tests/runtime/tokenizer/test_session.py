@@ -23,8 +23,8 @@ from minisgl.wire.messages import (
     Tokens,
 )
 from minisgl.wire.text import Accepted, Cancel, Finished, Generate, ScoredToken, TextFailed, Texts
-from support.fake_scheduler import card, row
-from support.scored_answers import scores
+from support.frontend.fake_scheduler import card, row
+from support.frontend.scored_answers import scores
 from support.tiny_tokenizers import byte_fallback, byte_level
 
 TOKENIZER = byte_level()

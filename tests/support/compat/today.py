@@ -14,13 +14,14 @@ from unittest import mock
 import msgspec
 import numpy as np
 
-from minisgl.frontend.control import POD_NAME, create_control
+from minisgl.frontend.admin.control import POD_NAME, create_control
 from minisgl.frontend.tokenizers import Tokenizers
-from minisgl.launcher import control, link
-from minisgl.launcher.engine_status import EngineStatus
-from minisgl.launcher.failures import Failure
-from minisgl.launcher.history import History
-from minisgl.launcher.model_fetch import FetchRecord, FetchStatus, Source, fetch
+from minisgl.hub.fetch import FetchRecord, FetchStatus, Source, fetch
+from minisgl.launcher import control
+from minisgl.replica import link
+from minisgl.replica.failures import Failure
+from minisgl.replica.restart_log import History
+from minisgl.replica.status import EngineStatus
 from minisgl.wire.messages import FromScheduler, ToScheduler
 from minisgl.wire.plan import IntArray, StepPlan
 from minisgl.wire.row_controls import RowControls, decode_controls

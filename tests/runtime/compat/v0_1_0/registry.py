@@ -12,14 +12,14 @@ from unittest import mock
 
 import msgspec
 import numpy as np
-
 from minisgl.frontend.control import POD_NAME, create_control
-from minisgl.frontend.tokenizers import Tokenizers
-from minisgl.launcher import control, link
 from minisgl.launcher.engine_status import EngineStatus
 from minisgl.launcher.failures import Failure
 from minisgl.launcher.history import History
 from minisgl.launcher.model_fetch import FetchRecord, FetchStatus
+
+from minisgl.frontend.tokenizers import Tokenizers
+from minisgl.launcher import control, link
 from minisgl.wire.messages import FromScheduler, ToScheduler
 from minisgl.wire.plan import IntArray, StepPlan
 from minisgl.wire.row_controls import RowControls, decode_controls

@@ -1,0 +1,1 @@
+"""Observations and the facts that follow from them. Pure."""

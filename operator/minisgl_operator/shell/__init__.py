@@ -1,0 +1,1 @@
+"""Everything with effects: watches, queue, API client, Lease, probes, reconciliation."""

@@ -1,0 +1,82 @@
+"""What the operator is told at its start: flags, and for each flag an environment variable."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from minisgl_operator.render.defaults import Defaults
+
+_PREFIX: Final = "MINISGL_OPERATOR_"
+
+
+@dataclass(frozen=True)
+class Config:
+    """`watch_namespaces` is empty for the whole cluster. Times are in seconds."""
+
+    environment: Defaults
+    lease_name: str = "minisgl-operator"
+    watch_namespaces: tuple[str, ...] = ()
+    resync_seconds: float = 600.0
+    probe_seconds: float = 3.0
+    metrics_port: int = 8080
+    kubeconfig: Path | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser, variables: Mapping[str, str] = os.environ) -> None:
+    """The flags of `run`. A flag wins over its variable: --engine-image over MINISGL_OPERATOR_ENGINE_IMAGE."""
+
+    def add(flag: str, help: str, default: str | None = None, type: type = str, **more: object) -> None:
+        variable = _variable(flag)
+        value = variables.get(variable) or default
+        shown = f"{help} [{variable}]"
+        parser.add_argument(flag, help=shown, default=value, type=type, required=value is None, **more)  # type: ignore[arg-type]
+
+    add("--namespace", "where the operator runs; its Lease is kept there")
+    add("--lease-name", "name of that Lease: operators with the same one stand by for each other", Config.lease_name)
+    add("--engine-image", "the engine's image where a model names none")
+    add("--frontend-image", "the frontend's and the fetch Job's image where a model names none")
+    add("--image-pull-policy", "pull policy of pods whose model names none (default: Kubernetes' own)", "")
+    add("--resync-seconds", "period of the full comparison with the API server", "600", float)
+    add("--probe-seconds", "period of the questions to launchers and frontends", "3", float)
+    add("--metrics-port", "port of /healthz, /readyz and /metrics", "8080", int)
+    for flag, metavar, help in (
+        (
+            "--image-pull-secret",
+            "SECRET",
+            "Secret of a registry, for pods whose model names none; repeatable (default: none)",
+        ),
+        ("--watch-namespace", "NAMESPACE", "serve this namespace only; repeatable (default: all)"),
+    ):
+        shown = f"{help} [{_variable(flag)}, comma-separated]"
+        parser.add_argument(flag, action="append", default=None, metavar=metavar, help=shown)
+    parser.add_argument("--kubeconfig", type=Path, help="how to reach the API server from outside of a cluster")
+
+
+def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.environ) -> Config:
+    def names(flag: str, given: Sequence[str] | None) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for name in given or variables.get(_variable(flag), "").split(",") if name))
+
+    return Config(
+        environment=Defaults(
+            operator_namespace=arguments.namespace,
+            engine_image=arguments.engine_image,
+            frontend_image=arguments.frontend_image,
+            image_pull_policy=arguments.image_pull_policy or None,
+            image_pull_secrets=names("--image-pull-secret", arguments.image_pull_secret),
+        ),
+        lease_name=arguments.lease_name,
+        watch_namespaces=names("--watch-namespace", arguments.watch_namespace),
+        resync_seconds=arguments.resync_seconds,
+        probe_seconds=arguments.probe_seconds,
+        metrics_port=arguments.metrics_port,
+        kubeconfig=arguments.kubeconfig,
+    )
+
+
+def _variable(flag: str) -> str:
+    return _PREFIX + flag.removeprefix("--").replace("-", "_").upper()

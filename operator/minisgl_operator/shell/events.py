@@ -1,0 +1,141 @@
+"""Records what `kubectl describe` shows as a timeline. Best effort: an event that cannot be written is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from minisgl_operator.shell.client import ApiError, Client, Object
+from minisgl_operator.shell.resources import EVENT
+from minisgl_operator.status.transitions import Notice
+
+_log = logging.getLogger(__name__)
+
+CONTROLLER: Final = "serving.minisgl.io/minisgl-operator"
+# As client-go's recorder: an object gets 25 events at once and then one in five minutes.
+_BURST: Final = 25.0
+_REFILL_SECONDS: Final = 300.0
+# The same thing said again within this time is counted in the first event.
+_SERIES_SECONDS: Final = 360.0
+# All of them together, where thousands of models change at once: reconciles go before telling of them.
+_ALL_BURST: Final = 100.0
+_ALL_PER_SECOND: Final = 10.0
+_MAX_PENDING: Final = 1000
+_MAX_NOTE_BYTES: Final = 1024
+
+
+@dataclass
+class _Bucket:
+    tokens: float
+    filled: float
+
+
+@dataclass(frozen=True)
+class _Series:
+    name: str
+    count: int
+    last: float
+
+
+class Recorder:
+    """Keeps a bounded queue that `run` sends, so that no reconcile waits for it."""
+
+    def __init__(self, client: Client, instance: str) -> None:
+        self._client = client
+        self._instance = instance[:128]
+        self._pending: asyncio.Queue[tuple[Object, Notice]] = asyncio.Queue(_MAX_PENDING)
+        self._unsent = 0
+        self._buckets: dict[str, _Bucket] = {}
+        self._series: dict[tuple[str, Notice], _Series] = {}
+
+    @property
+    def idle(self) -> bool:
+        """All that was recorded has been sent."""
+        return self._unsent == 0
+
+    def record(self, model: Object, notice: Notice) -> None:
+        """Take the event along; dropped when the model has had too many or the queue is full."""
+        if self._pending.full() or not self._take(model["metadata"]["uid"]):
+            return
+        self._unsent += 1
+        self._pending.put_nowait((model, notice))
+
+    async def run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        free = clock() - _ALL_BURST / _ALL_PER_SECOND
+        while True:
+            model, notice = await self._pending.get()
+            # `free` is when all that was sent so far would have been sent at the steady pace.
+            free = max(free, clock() - _ALL_BURST / _ALL_PER_SECOND) + 1 / _ALL_PER_SECOND
+            await asyncio.sleep(free - clock())
+            try:
+                await self._send(model, notice)
+            except ApiError as error:
+                _log.warning("Could not record the event %s: %s", notice.reason, error.message)
+            finally:
+                self._unsent -= 1
+
+    async def _send(self, model: Object, notice: Notice) -> None:
+        now = asyncio.get_running_loop().time()
+        metadata = model["metadata"]
+        self._series = {key: one for key, one in self._series.items() if now - one.last < _SERIES_SECONDS}
+        key = (metadata["uid"], notice)
+        series = self._series.get(key)
+        if series is not None:
+            series = replace(series, count=series.count + 1, last=now)
+            counted = {"series": {"count": series.count, "lastObservedTime": _timestamp()}}
+            await self._client.merge(EVENT, metadata["namespace"], series.name, counted)
+            self._series[key] = series
+            return
+        time = _timestamp()
+        # The name follows from what is said and when, so that a request sent twice makes one event.
+        unique = hashlib.sha256(f"{metadata['uid']} {time} {notice}".encode()).hexdigest()[:16]
+        name = f"{metadata['name']}.{unique}"
+        event = {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
+            "eventTime": time,
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._instance,
+            "type": notice.type,
+            "reason": notice.reason,
+            "action": notice.action,
+            "note": notice.note.encode()[:_MAX_NOTE_BYTES].decode(errors="ignore"),
+            "regarding": {
+                "apiVersion": model["apiVersion"],
+                "kind": model["kind"],
+                "namespace": metadata["namespace"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+                "resourceVersion": metadata["resourceVersion"],
+            },
+        }
+        try:
+            await self._client.create(EVENT, metadata["namespace"], event)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+        self._series[key] = _Series(name, 1, now)
+
+    def _take(self, uid: str) -> bool:
+        now = asyncio.get_running_loop().time()
+        bucket = self._buckets.setdefault(uid, _Bucket(_BURST, now))
+        bucket.tokens = min(bucket.tokens + (now - bucket.filled) / _REFILL_SECONDS, _BURST)
+        bucket.filled = now
+        if len(self._buckets) > _MAX_PENDING:
+            self._buckets = {
+                key: one for key, one in self._buckets.items() if now - one.filled < _BURST * _REFILL_SECONDS
+            }
+        if bucket.tokens < 1:
+            return False
+        bucket.tokens -= 1
+        return True
+
+
+def _timestamp() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

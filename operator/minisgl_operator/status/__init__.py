@@ -1,0 +1,1 @@
+"""Conditions, status and the events about changed conditions. Pure."""

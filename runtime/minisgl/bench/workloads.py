@@ -1,0 +1,132 @@
+"""The workloads of `minisgl bench offline`, token for token as other systems were measured with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from minisgl.bench.roofline import (
+    Hardware,
+    ModelShape,
+    decode_seconds,
+    offline_seconds,
+    shared_prefix_seconds,
+)
+from minisgl.wire.messages import SamplingParams
+
+WorkloadName = Literal["A", "C", "C64", "D"]
+
+_TOKEN_RANGE: Final = 10_000
+"""Prompts are made of token ids 0 to this, both included, or of what a smaller vocabulary has."""
+
+_SHARED_PREFIX: Final = 2048
+_SHARED_OWN: Final = 128
+_SHARED_OUTPUT: Final = 128
+_STREAM_PROMPT: Final = 4
+_STREAM_OUTPUT: Final = 1024
+_SINGLE_FLOOR_CONTEXT: Final = 1024
+_STREAMS: Final = 64
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """Requests that are submitted at once."""
+
+    prompts: list[list[int]]
+    output_lengths: list[int]
+    temperature: float
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self.output_lengths)
+
+    def params(self, longest_output: int | None = None) -> list[SamplingParams]:
+        return [
+            SamplingParams(
+                max_tokens=length if longest_output is None else min(length, longest_output),
+                temperature=self.temperature,
+                ignore_eos=True,
+                seed=number,
+            )
+            for number, length in enumerate(self.output_lengths)
+        ]
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be chosen about a workload; C and C64 take none of it, D the number of requests."""
+
+    requests: int = 256
+    input_length: tuple[int, int] = (100, 1024)
+    output_length: tuple[int, int] = (100, 1024)
+
+
+def independent(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
+    """A: prompts and answers of random length that share nothing."""
+    rng = random.Random(seed)
+    prompts = [_tokens(rng, rng.randint(*sizes.input_length), vocabulary) for _ in range(sizes.requests)]
+    return Workload(prompts, [rng.randint(*sizes.output_length) for _ in range(sizes.requests)], 0.6)
+
+
+def single_stream(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
+    """C: one request alone."""
+    del sizes
+    return _streams(1, vocabulary, seed)
+
+
+def many_streams(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
+    """C64: 64 requests like that of C at once, so that nearly all steps decode 64 rows."""
+    del sizes
+    return _streams(_STREAMS, vocabulary, seed)
+
+
+def _streams(count: int, vocabulary: int, seed: int) -> Workload:
+    rng = random.Random(seed)
+    prompts = [_tokens(rng, _STREAM_PROMPT, vocabulary) for _ in range(count)]
+    return Workload(prompts, [_STREAM_OUTPUT] * count, 0.1)
+
+
+def shared_prefix(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
+    """D: all prompts begin with the same 2,048 tokens, which no earlier run has seen."""
+    rng = random.Random(seed)
+    prefix = _tokens(rng, _SHARED_PREFIX, vocabulary)
+    prompts = [prefix + _tokens(rng, _SHARED_OWN, vocabulary) for _ in range(sizes.requests)]
+    return Workload(prompts, [_SHARED_OUTPUT] * sizes.requests, 0.6)
+
+
+WORKLOADS: Final[Mapping[WorkloadName, Callable[[Sizes, int, int], Workload]]] = {
+    "A": independent,
+    "C": single_stream,
+    "C64": many_streams,
+    "D": shared_prefix,
+}
+
+
+def floor_tokens_per_second(name: WorkloadName, workload: Workload, model: ModelShape, hardware: Hardware) -> float:
+    """Output tokens per second at the F1 floor."""
+    match name:
+        case "A" | "C64":
+            lengths = [len(prompt) for prompt in workload.prompts]
+            return workload.output_tokens / offline_seconds(model, hardware, lengths, workload.output_lengths)
+        case "C":
+            # As published: of a step in the middle of a long answer.
+            return 1 / decode_seconds(model, hardware, 1, _SINGLE_FLOOR_CONTEXT)
+        case "D":
+            return workload.output_tokens / shared_prefix_seconds(
+                model,
+                hardware,
+                requests=len(workload.prompts),
+                prefix=_SHARED_PREFIX,
+                own=_SHARED_OWN,
+                output=_SHARED_OUTPUT,
+            )
+
+
+def _tokens(rng: random.Random, count: int, vocabulary: int) -> list[int]:
+    highest = min(_TOKEN_RANGE, vocabulary - 1)
+    return [rng.randint(0, highest) for _ in range(count)]

@@ -1,0 +1,1 @@
+"""Flags of the command line and their sources: arguments, environment variables, a YAML file, a manifest."""

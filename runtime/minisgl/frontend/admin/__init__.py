@@ -1,0 +1,1 @@
+"""The ports for operators of the server: administration, and probes and status of a frontend pod."""

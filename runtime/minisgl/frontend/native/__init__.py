@@ -1,0 +1,1 @@
+"""The /generate endpoint in SGLang's format."""

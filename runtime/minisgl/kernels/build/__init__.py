@@ -1,0 +1,1 @@
+"""Ahead-of-time compilation of kernels, on machines without a GPU."""

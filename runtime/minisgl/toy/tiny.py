@@ -1,0 +1,267 @@
+"""Tiny but real checkpoints: everything a served model needs, written in a second, with random weights.
+
+Greedy choices have margin: the weights keep activations at unit variance, so the median gap between the two best
+logits is large against the rounding of bfloat16. Once in some thousand tokens it is small all the same: who compares
+tokens across devices looks at the gap first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import torch
+from safetensors.torch import save
+from tokenizers import Tokenizer
+
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.models.config import ModelConfig, MoeConfig
+from minisgl.models.decoder import Decoder
+from minisgl.models.errors import ModelError
+from minisgl.models.random_weights import random_tensor
+from minisgl.toy.tiny_tokenizer import FAMILIES, Family, is_lone_byte, train_tokenizer
+
+TinyRope = Literal["default", "linear", "llama3", "yarn"]
+
+_LOGIT_SCALE: Final = 2.0
+"""Standard deviation of the logits: sampling at temperature 1 then has favourites, as with trained models."""
+_EMBEDDING_SCALE: Final = 0.25
+"""Small against what the layers add to the residual stream: a tied head would else prefer the last token again."""
+_CHOICE: Final = (0.5, 0.25)
+"""What a token's embedding writes into the directions of its first and of its last expert: small as the rest of it."""
+_ROUTER_SCALE: Final = 4.0
+"""Makes the logits of a token's first and last expert differ by about one."""
+
+
+class _Arch(NamedTuple):
+    architecture: str
+    model_type: str
+    rope: TinyRope = "default"
+    rope_theta: float = 10000.0
+    tied: bool = False
+    new_rope_spelling: bool = False
+    """`rope_parameters`, as transformers 5 writes it; otherwise `rope_theta` and `rope_scaling`."""
+    shards: int = 1
+    extra: Mapping[str, Any] = {}
+
+
+_WINDOW_OFF: Final = {"sliding_window": None, "use_sliding_window": False}
+
+_ARCHS: Final[Mapping[str, _Arch]] = {
+    "llama": _Arch("LlamaForCausalLM", "llama", rope="llama3", rope_theta=500000.0, shards=2),
+    "mistral": _Arch("MistralForCausalLM", "mistral", shards=2, extra={"sliding_window": None}),
+    "qwen2": _Arch("Qwen2ForCausalLM", "qwen2", rope_theta=1000000.0, tied=True, extra=_WINDOW_OFF),
+    "qwen3": _Arch(
+        "Qwen3ForCausalLM", "qwen3", rope_theta=1000000.0, tied=True, new_rope_spelling=True, extra=_WINDOW_OFF
+    ),
+    "qwen3-moe": _Arch(
+        "Qwen3MoeForCausalLM", "qwen3_moe", rope_theta=1000000.0, new_rope_spelling=True, shards=2, extra=_WINDOW_OFF
+    ),
+}
+
+TINY_ARCHS: Final = tuple(_ARCHS)
+
+
+def write_tiny_checkpoint(
+    out: str | Path,
+    arch: str,
+    *,
+    seed: int = 0,
+    layers: int = 2,
+    hidden: int = 128,
+    intermediate: int = 256,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    vocab: int = 576,
+    experts: int = 8,
+    experts_per_token: int = 2,
+    expert_intermediate: int = 64,
+    max_position: int = 2048,
+    rope: TinyRope | None = None,
+    tied: bool | None = None,
+    activation: str = "silu",
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16",
+    config_extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a checkpoint directory for `arch`, one of TINY_ARCHS, and return it; the same bytes for the same arguments.
+
+    `rope` and `tied` default to what the family's models have; `config_extra` goes into config.json as it is.
+    Raises ModelError for shapes that no model can have.
+    """
+    if arch not in _ARCHS:
+        raise ModelError("unknown_tiny_arch", f"{arch!r} is not one of {', '.join(_ARCHS)}")
+    if hidden % heads:
+        raise ModelError("invalid_tiny_model", f"hidden size {hidden} must be a multiple of the {heads} heads")
+    family, spec = FAMILIES[arch], _ARCHS[arch]
+    tokenizer = train_tokenizer(family, vocab)
+    stops = [tokenizer.token_to_id(token) for token in family.stops]
+    config: dict[str, Any] = {
+        "architectures": [spec.architecture],
+        "model_type": spec.model_type,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "max_position_embeddings": max_position,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": activation,
+        "tie_word_embeddings": spec.tied if tied is None else tied,
+        "bos_token_id": tokenizer.token_to_id(family.bos) if family.bos else None,
+        "eos_token_id": stops[0],
+        "pad_token_id": tokenizer.token_to_id(family.pad),
+        "torch_dtype": dtype,
+        **_rope(rope or spec.rope, spec, max_position),
+        **spec.extra,
+    }
+    if arch == "qwen3-moe":
+        config |= {
+            "num_experts": experts,
+            "num_experts_per_tok": experts_per_token,
+            "moe_intermediate_size": expert_intermediate,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+    config |= config_extra or {}
+    weights = _weights(ModelConfig.parse(config), tokenizer, family, seed)
+    return write_checkpoint(Path(out), config, tokenizer, family, weights, spec.shards)
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    family: Family,
+    weights: Mapping[str, torch.Tensor],
+    shards: int = 1,
+) -> Path:
+    """Write a directory that this runtime and Hugging Face's libraries can load; its config.json says `config`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError("cannot_write", f"{folder} cannot be made ({error.strerror}); name another one") from error
+    stops = [tokenizer.token_to_id(token) for token in family.stops]
+    _write_json(
+        folder / "generation_config.json",
+        {"bos_token_id": config["bos_token_id"], "eos_token_id": stops, "pad_token_id": config["pad_token_id"]},
+    )
+    _write_tokenizer(folder, tokenizer, family, config["max_position_embeddings"])
+    _write_weights(folder, weights, shards)
+    # Last: who finds it finds everything.
+    _write_json(folder / "config.json", config)
+    return folder
+
+
+def _rope(kind: TinyRope, spec: _Arch, max_position: int) -> dict[str, Any]:
+    scaling: dict[str, Any] = {}
+    if kind == "linear":
+        scaling = {"rope_type": kind, "factor": 4.0}
+    elif kind == "yarn":
+        scaling = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": max_position // 4}
+    elif kind == "llama3":
+        scaling = {
+            "rope_type": kind,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": max_position // 8,
+        }
+    if spec.new_rope_spelling:
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_theta} | scaling}
+    return {"rope_theta": spec.rope_theta, "rope_scaling": scaling or None}
+
+
+def _weights(config: ModelConfig, tokenizer: Tokenizer, family: Family, seed: int) -> dict[str, torch.Tensor]:
+    dtype = getattr(torch, config.dtype)
+    model = Decoder(config, TensorParallel(), dtype, "meta", max_position=1)
+    weights = {source.name: random_tensor(source.name, source.shape, seed) for source in model.parameters.sources}
+    weights["model.embed_tokens.weight"] *= _EMBEDDING_SCALE
+    if config.tied_embeddings:
+        weights["model.norm.weight"] *= _LOGIT_SCALE / _EMBEDDING_SCALE
+    else:
+        weights["lm_head.weight"] *= _LOGIT_SCALE
+    head = weights["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
+    head *= _row_scale(config.vocab_size, tokenizer, family)
+    if config.moe is not None:
+        _separate_experts(weights, config, config.moe, seed)
+    return {name: weight.to(dtype) for name, weight in weights.items()}
+
+
+def _separate_experts(weights: dict[str, torch.Tensor], config: ModelConfig, moe: MoeConfig, seed: int) -> None:
+    """Let each token have its experts, clearly apart from all others. At the edge of a random router's choice two
+    experts are often nearly equal: rounding swaps them, and a token's logits change by as much as their size.
+
+    Each expert has a direction of the residual stream to itself. Embeddings write there, layers do not, and routers
+    read nothing else.
+    """
+    vocab, hidden, experts, chosen = config.vocab_size, config.hidden_size, moe.num_experts, moe.experts_per_token
+    if experts > hidden:
+        raise ModelError("invalid_tiny_model", f"{experts} experts do not fit beside each other into {hidden} channels")
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.linalg.qr(torch.randn(hidden, experts, generator=generator)).Q
+    choice = torch.rand(vocab, experts, generator=generator).topk(chosen).indices
+    strengths = torch.linspace(*_CHOICE, chosen).expand(vocab, chosen)
+    for name, weight in weights.items():
+        if name == "model.embed_tokens.weight":
+            weight.sub_(weight @ directions @ directions.T)
+            weight.add_(torch.zeros(vocab, experts).scatter_(1, choice, strengths) @ directions.T)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.sub_(directions @ (directions.T @ weight))
+        elif name.endswith("mlp.gate.weight"):
+            norm = weights[name.replace("mlp.gate", "post_attention_layernorm")]
+            weight.copy_(_ROUTER_SCALE * directions.T / norm)
+
+
+def _row_scale(vocab_size: int, tokenizer: Tokenizer, family: Family) -> torch.Tensor:
+    """[vocab, 1]: control tokens and ids without a token hardly ever win, so that answers do not end by chance; parts
+    of characters win less often than letters, so that answers can be read."""
+    scale = torch.full((vocab_size, 1), 0.1)
+    for token, index in tokenizer.get_vocab().items():
+        if token not in family.control_tokens:
+            scale[index] = 0.5 if is_lone_byte(token) else 1.0
+    return scale
+
+
+def _write_weights(folder: Path, weights: Mapping[str, torch.Tensor], shards: int) -> None:
+    for old in folder.glob("model*.safetensors*"):
+        old.unlink()
+    names = sorted(weights)
+    metadata = {"format": "pt"}
+    if shards == 1:
+        (folder / "model.safetensors").write_bytes(save(dict(weights), metadata))
+        return
+    weight_map: dict[str, str] = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        part = {name: weights[name] for name in names[shard::shards]}
+        (folder / file).write_bytes(save(part, metadata))
+        weight_map |= dict.fromkeys(part, file)
+    total = sum(w.numel() * w.element_size() for w in weights.values())
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, family: Family, max_position: int) -> None:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"bos_token": family.bos, "eos_token": family.eos, "pad_token": family.pad}
+    special = {name: token for name, token in special.items() if token is not None}
+    _write_json(folder / "special_tokens_map.json", special)
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": max_position,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": family.chat_template,
+            **special,
+        },
+    )
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

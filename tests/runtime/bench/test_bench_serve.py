@@ -1,0 +1,260 @@
+"""`bench serve` against a server that a test plays: what is sent, when, and what is made of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisgl.bench.traces import Shape, TraceError, make_trace, prompt_tokens, read_trace, write_trace
+from minisgl.cli.bench_serve import Sample, summarize
+from minisgl.cli.main import main
+
+
+class Endpoint:
+    """Answers `max_tokens` events and the usage. A prompt that begins with `broken` breaks off, `refused` is a 429."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.broken = self.refused = False
+        self.models: Any = {"data": [{"id": "played"}]}
+        self.nonsense = ""
+        """In the place of a stream's first event."""
+        self.running = self.most = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        server = asyncio.run_coroutine_threadsafe(asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop).result(
+            60
+        )
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = int(re.search(r"content-length: (\d+)", head.lower())[1])  # type: ignore[index]
+        content = await reader.readexactly(length)
+        if head.startswith("GET /v1/models"):
+            self._answer(writer, 200, self.models)
+        elif self.refused:
+            self._answer(writer, 429, {"error": {"message": "too many", "code": "overloaded"}})
+        else:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            await self._stream(writer, json.loads(content))
+            self.running -= 1
+        await writer.drain()
+        writer.close()
+
+    async def _stream(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        self.bodies.append(body)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if self.nonsense:
+            self._event(writer, self.nonsense)
+        for _ in range(body["max_tokens"]):
+            choice = {"text": "x"} if "prompt" in body else {"delta": {"content": "x"}}
+            self._event(writer, json.dumps({"choices": [choice]}))
+            await asyncio.sleep(0)
+        if self.broken:
+            return
+        prompt = len(body.get("prompt", "x"))
+        usage = {"prompt_tokens": prompt, "completion_tokens": body["max_tokens"]}
+        self._event(writer, json.dumps({"choices": [], "usage": usage}))
+        self._event(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
+
+    @staticmethod
+    def _event(writer: asyncio.StreamWriter, data: str) -> None:
+        # Cut in the middle, as networks do.
+        for piece in (f"data: {data[:3]}", f"{data[3:]}\n\n"):
+            writer.write(f"{len(piece):x}\r\n{piece}\r\n".encode())
+
+    @staticmethod
+    def _answer(writer: asyncio.StreamWriter, status: int, content: Any) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    played = Endpoint()
+    yield played
+    played.close()
+
+
+def _figures(path: Path) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads(path.read_text())["figures"]
+    return figures
+
+
+def test_a_trace_is_sent_as_it_says(endpoint: Endpoint, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        '{"timestamp": 400, "input_length": 12, "output_length": 3, "hash_ids": [1, 9]}\n'
+        '{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": [1, 2]}\n\n'
+        '{"timestamp": 800, "input_length": 7, "output_length": 1}\n'
+    )
+    json_path, plot = tmp_path / "figures.json", tmp_path / "plot.png"
+    command = f"bench serve --url {endpoint.url}/v1 --trace {trace} --block-size 8 --json {json_path} --plot {plot}"
+    assert main([*command.split(), "--slo-ttft-ms", "60000", "--slo-e2e-ms", "0.0001"]) == 0
+    prompts = [body["prompt"] for body in endpoint.bodies]
+    assert [len(prompt) for prompt in prompts] == [10, 12, 7]
+    assert prompts[0][:8] == prompts[1][:8]
+    assert prompts[0][8:] != prompts[1][8:10]
+    assert all(0 <= token < 256 for prompt in prompts for token in prompt)
+    assert [body["max_tokens"] for body in endpoint.bodies] == [5, 3, 1]
+    assert all(body["model"] == "played" and body["ignore_eos"] for body in endpoint.bodies)
+    figures = _figures(json_path)
+    assert (figures["completed"], figures["failed"], figures["output_tokens"]) == (3, 0, 9)
+    assert figures["goodput_share"] == 0
+    assert figures["duration_s"] >= 0.8
+    assert 0 < figures["ttft_ms_p50"] <= figures["ttft_ms_p99"] <= figures["e2e_ms_p99"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_more_than_max_concurrency_at_a_time(endpoint: Endpoint) -> None:
+    command = f"bench serve --url {endpoint.url} --num-requests 9 --output-len 5 9 --max-concurrency 2 --api chat"
+    assert main([*command.split(), "--stop-at-eos"]) == 0
+    assert len(endpoint.bodies) == 9
+    assert endpoint.most <= 2
+    assert all("ignore_eos" not in body and "messages" in body for body in endpoint.bodies)
+
+
+def test_failures_are_counted_and_shown(endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    json_path = tmp_path / "figures.json"
+    command = f"bench serve --url {endpoint.url} --num-requests 2 --json {json_path}".split()
+    endpoint.broken = True
+    assert main(command) == 1
+    assert "2 requests failed, the first one: the connection broke before the answer" in capsys.readouterr().err
+    endpoint.broken, endpoint.refused = False, True
+    assert main(command) == 1
+    assert "HTTP 429: too many (overloaded)" in capsys.readouterr().err
+    assert _figures(json_path)["failed"] == 2
+
+
+@pytest.mark.parametrize("models", [{"data": []}, {}, [], "page"])
+@pytest.mark.parametrize("command", ["bench serve --url", "chat"])
+def test_what_is_no_endpoint_is_said_to_be_none(
+    models: Any, command: str, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.models = models
+    assert main([*command.split(), endpoint.url]) == 1
+    assert capsys.readouterr().err == f"minisgl: error: {endpoint.url} lists no model: name one with --model\n"
+    endpoint.models = b"<html>"
+    assert main([*command.split(), endpoint.url]) == 1
+    assert "/v1/models gives no JSON: is it an OpenAI endpoint?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nonsense", ["<html>", "{}", "[]", '{"choices": [{}]}'])
+def test_a_chat_goes_on_after_what_is_no_chunk(
+    nonsense: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.nonsense = nonsense
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n/stats\n"))
+    assert main(["chat", endpoint.url, "--max-tokens", "1"]) == 1
+    said = capsys.readouterr()
+    assert "not a chunk of an OpenAI stream" in said.err
+    assert said.out.endswith("nothing was answered yet\n")
+
+
+def test_files_that_cannot_be_written_are_named(
+    endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = str(tmp_path / "none" / "file")
+    command = f"bench serve --url {endpoint.url} --num-requests 1 --output-len 1 1".split()
+    assert main([*command, "--write-trace", nowhere]) == 1
+    assert main([*command, "--plot", nowhere]) == 0
+    assert capsys.readouterr().err.count(f"{nowhere} cannot be written: No such file or directory") == 2
+
+
+def test_made_up_traces_can_be_written_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    command = f"bench serve --num-requests 50 --request-rate 10 --seed 3 --shared-prefixes 2 --write-trace {path}"
+    assert main([*command.split(), "--block-size", "16"]) == 0
+    requests = read_trace(path)
+    assert len(requests) == 50
+    assert requests[0].timestamp == 0
+    beginnings = {request.hash_ids[0] for request in requests if len(request.hash_ids) > 1}
+    assert len(beginnings) == 2
+    write_trace(path, requests)
+    assert read_trace(path) == requests
+
+
+def test_burstiness_changes_the_gaps_and_not_the_rate() -> None:
+    def gaps(burstiness: float) -> list[float]:
+        shape = Shape(
+            requests=4000,
+            input_length=(1, 1),
+            output_length=(1, 1),
+            rate=10,
+            burstiness=burstiness,
+            shared_prefixes=0,
+            block=16,
+        )
+        times = [request.timestamp for request in make_trace(shape, 0)]
+        return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+    regular, bursty = gaps(0.01), gaps(4.0)
+    for each in (regular, bursty):
+        assert 90 < sum(each) / len(each) < 110
+    assert max(regular) - min(regular) < 100
+    assert max(bursty) > 1000
+
+
+def test_prompts_without_hash_ids_differ() -> None:
+    shape = Shape(
+        requests=2,
+        input_length=(40, 40),
+        output_length=(1, 1),
+        rate=None,
+        burstiness=1,
+        shared_prefixes=0,
+        block=16,
+    )
+    first, second = (
+        prompt_tokens(request, number, block=16, vocabulary=50, seed=0)
+        for number, request in enumerate(make_trace(shape, 0))
+    )
+    assert len(first) == len(second) == 40
+    assert first != second
+    assert max(first + second) < 50
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no request"),
+        ('{"timestamp": 1, "input_length": 2}', "line 1: .*output_length"),
+        ('{"timestamp": 1, "input_length": 0, "output_length": 1}', "line 1: .*>= 1"),
+        ("{", "line 1"),
+    ],
+)
+def test_a_wrong_trace_is_an_error_that_names_the_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=message):
+        read_trace(path)
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_trace(tmp_path / "none")
+
+
+def test_summary_of_known_samples() -> None:
+    samples = [Sample(ttft=0.1, gaps=[0.01] * 9, e2e=0.19, prompt_tokens=5, output_tokens=10), Sample(error="x")]
+    figures = summarize(samples, 2.0, {"ttft": 100.0, "tpot": 5.0})
+    assert figures["requests_per_second"] == 0.5
+    assert figures["output_tokens_per_second"] == 5
+    assert figures["tpot_ms_p99"] == pytest.approx(10)
+    assert figures["goodput_share"] == 0
+    assert summarize(samples, 2.0, {"tpot": 11.0})["goodput_share"] == 0.5

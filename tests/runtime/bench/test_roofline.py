@@ -1,0 +1,68 @@
+"""The floors against the numbers that were published for them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.bench.roofline import (
+    HARDWARE,
+    ModelShape,
+    decode_seconds,
+    hardware_of,
+    offline_seconds,
+    shared_prefix_seconds,
+)
+
+H200 = HARDWARE["h200"]
+
+
+def _shape(name: str, tensor_parallel: int = 1) -> ModelShape:
+    return ModelShape.from_config(BUILTIN_CONFIGS[name], tensor_parallel)
+
+
+def _workload_a() -> tuple[list[int], list[int]]:
+    rng = random.Random(0)
+    prompts = [len([rng.randint(0, 10000) for _ in range(rng.randint(100, 1024))]) for _ in range(256)]
+    return prompts, [rng.randint(100, 1024) for _ in range(256)]
+
+
+@pytest.mark.parametrize(("name", "tokens_per_second"), [("qwen3-0.6b", 34_845), ("qwen3-14b", 7_744)])
+def test_offline(name: str, tokens_per_second: float) -> None:
+    prompts, outputs = _workload_a()
+    assert (sum(prompts), sum(outputs)) == (142_827, 133_966)
+    seconds = offline_seconds(_shape(name), H200, prompts, outputs)
+    assert sum(outputs) / seconds == pytest.approx(tokens_per_second, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor_parallel", "batch", "milliseconds"),
+    [
+        ("qwen3-0.6b", 1, 1, 0.305),
+        ("qwen3-0.6b", 1, 256, 7.513),
+        ("qwen3-8b", 1, 1, 3.558),
+        ("qwen3-14b", 1, 1, 6.550),
+        ("qwen3-14b", 1, 256, 19.652),
+        ("qwen3-30b-a3b", 1, 1, 1.435),
+        ("qwen3-30b-a3b", 1, 64, 15.514),
+        ("qwen3-32b", 4, 1, 3.74),
+        ("qwen3-32b", 2, 1, 7.48),
+    ],
+)
+def test_decode_step(name: str, tensor_parallel: int, batch: int, milliseconds: float) -> None:
+    seconds = decode_seconds(_shape(name, tensor_parallel), H200, batch, context=1024)
+    assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "prefill", "decode"), [("qwen3-0.6b", 0.0709, 0.2400), ("qwen3-14b", 1.309, 1.475)])
+def test_shared_prefix(name: str, prefill: float, decode: float) -> None:
+    seconds = shared_prefix_seconds(_shape(name), H200, requests=256, prefix=2048, own=128, output=128)
+    assert seconds == pytest.approx(prefill + decode, rel=0.01)
+
+
+def test_hardware_by_the_name_that_the_driver_gives() -> None:
+    assert hardware_of("NVIDIA H200") is H200
+    assert hardware_of("NVIDIA H100 80GB HBM3") is HARDWARE["h100"]
+    assert hardware_of("NVIDIA L4") is None

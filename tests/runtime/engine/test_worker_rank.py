@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import zmq
+
+from minisgl.config import EngineConfig
+from minisgl.engine.broadcast import QUEUE_PLANS, PlanBroadcast, TensorParallelEngine
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.engine import create_engine
+from minisgl.engine.errors import EngineError
+from minisgl.engine.interface import Engine, EngineLimits, EngineStats
+from minisgl.engine.worker_rank import PlanSource, follow
+from minisgl.wire.plan import PlanError, StepPlan, StepResult
+from support.launcher.worker_rank_process import start_follower
+from support.plans import Segment, make_plan, new_row
+
+PROMPTS = [[7, 8, 9, 10, 11, 12], [100, 101, 102], [55] * 9, [300, 12, 17, 14]]
+
+
+class RecordingEngine:
+    """Remembers what it was asked to do."""
+
+    limits = EngineLimits(num_pages=1, page_size=1, max_running=1, max_model_len=1, vocab_size=1, eos_token_ids=())
+    stats = EngineStats()
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+
+    def launch(self, plan: StepPlan) -> int:
+        self.events.append(("launch", plan.step))
+        return plan.step
+
+    def collect(self, handle: int) -> StepResult:
+        self.events.append(("collect", handle))
+        return StepResult(handle, make_plan(0).decode_slots)
+
+    def close(self) -> None:
+        self.events.append(("close", 0))
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def source(context: zmq.Context[Any]) -> Iterator[PlanSource]:
+    source = PlanSource(context, "tcp://127.0.0.1:*")
+    yield source
+    source.close()
+
+
+def _follow(source: PlanSource) -> RecordingEngine:
+    engine = RecordingEngine()
+    follow(engine, source, stop=threading.Event())
+    return engine
+
+
+def test_plans_are_executed_in_order_until_rank_0_ends(context: zmq.Context[Any], source: PlanSource) -> None:
+    leader = RecordingEngine()
+    engine: Engine = TensorParallelEngine(leader, PlanBroadcast(context, [source.address]))
+    for step in range(5):
+        engine.collect(engine.launch(make_plan(step, decode=[(0, step)], epoch=9 << 40)))
+    engine.close()
+    events = _follow(source).events
+    assert [step for event, step in events if event == "launch"] == list(range(5))
+    assert [step for event, step in events if event == "collect"] == list(range(5))
+    launched = 0
+    for event, _ in events:
+        launched += 1 if event == "launch" else -1
+        assert 0 <= launched <= 2
+    assert leader.events[-1] == ("close", 0)
+    assert engine.limits is leader.limits and engine.stats is leader.stats
+
+
+@pytest.mark.parametrize(
+    ("plans", "message"),
+    [
+        ([make_plan(1)], "expected plan 0 of epoch 0 but got plan 1 of epoch 0"),
+        ([make_plan(0), make_plan(2)], "expected plan 1 of epoch 0 but got plan 2"),
+        ([make_plan(0), make_plan(0)], "expected plan 1 of epoch 0 but got plan 0"),
+        ([make_plan(0, epoch=5), make_plan(1, epoch=6)], "expected plan 1 of epoch 5 but got plan 1 of epoch 6"),
+    ],
+)
+def test_a_gap_in_the_plans_is_an_error(
+    context: zmq.Context[Any], source: PlanSource, plans: list[StepPlan], message: str
+) -> None:
+    broadcast = PlanBroadcast(context, [source.address])
+    for plan in plans:
+        broadcast.send(plan.encode())
+    with pytest.raises(EngineError, match=message) as refused:
+        _follow(source)
+    assert refused.value.code == "plan_gap"
+    broadcast.close()
+
+
+def test_a_frame_that_is_no_plan_is_an_error(context: zmq.Context[Any], source: PlanSource) -> None:
+    broadcast = PlanBroadcast(context, [source.address])
+    broadcast.send(b"nonsense")
+    with pytest.raises(PlanError):
+        _follow(source)
+    broadcast.close()
+
+
+def test_a_follower_that_is_told_to_stop_does(source: PlanSource) -> None:
+    stop = threading.Event()
+    stop.set()
+    engine = RecordingEngine()
+    follow(engine, source, stop=stop)
+    assert engine.events == []
+
+
+def test_a_follower_that_does_not_read_is_noticed(context: zmq.Context[Any], source: PlanSource) -> None:
+    broadcast = PlanBroadcast(context, [source.address])
+    frame = b"x" * (1 << 20)
+    with pytest.raises(EngineError, match="rank 1 does not take plans") as refused:
+        for _ in range(100 * QUEUE_PLANS):
+            broadcast.send(frame)
+    assert refused.value.code == "follower_stuck"
+    source.close()
+    broadcast.close()
+
+
+def _plans() -> list[StepPlan]:
+    rows = [
+        new_row(0),
+        new_row(1, temperature=1.0, seed=-5),
+        new_row(2, temperature=0.8, top_k=9, top_p=0.9, seed=6),
+        new_row(3, temperature=2.0, min_p=0.01, seed=1 << 40),
+    ]
+    pages = [(slot, index, slot * 8 + index) for slot in range(4) for index in range(8)]
+    segments = [Segment(slot, 0, prompt) for slot, prompt in enumerate(PROMPTS)]
+    # The first step samples nothing.
+    plans = [make_plan(0, prefill=[Segment(0, 0, PROMPTS[0][:4], sample=False)], pages=pages, rows=rows[:2])]
+    plans += [make_plan(1, prefill=[Segment(0, 4, PROMPTS[0][4:]), segments[1]])]
+    plans += [make_plan(2, decode=[(0, 6), (1, 3)], prefill=segments[2:], rows=rows[2:])]
+    for step in range(3, 17):
+        plans.append(make_plan(step, decode=[(s, len(PROMPTS[s]) + step - (2 if s < 2 else 3)) for s in (3, 0, 2, 1)]))
+    return plans
+
+
+def _run(engine: Engine) -> list[list[int]]:
+    tokens = []
+    previous = None
+    for plan in _plans():
+        handle = engine.launch(plan)
+        if previous is not None:
+            tokens.append(engine.collect(previous).tokens.tolist())
+        previous = handle
+    tokens.append(engine.collect(previous).tokens.tolist())
+    return tokens
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_together_give_the_tokens_of_one(
+    ranks: int, checkpoint: Path, tmp_path: Path, context: zmq.Context[Any]
+) -> None:
+    """With four ranks each KV head is on two of them."""
+    torch.set_num_threads(1)
+    alone = EngineConfig(model=str(checkpoint), page_size=4, num_pages=40, max_running=4, audit=True)
+    group = msgspec.structs.replace(alone, tensor_parallel=ranks, rendezvous=f"file://{tmp_path}/rendezvous")
+    followers = [
+        start_follower(msgspec.structs.replace(group, rank=rank), f"ipc://{tmp_path}/plans{rank}")
+        for rank in range(1, ranks)
+    ]
+    rank_0 = create_engine(group)
+    engine = TensorParallelEngine(rank_0, PlanBroadcast(context, [address for _, address in followers]))
+    together = _run(engine)
+    engine.close()
+    for process, _ in followers:
+        process.join(120)
+        assert process.exitcode == 0
+    single = create_engine(alone)
+    assert _run(single) == together
+    single.close()
+    assert rank_0.stats.parameter_bytes <= 0.6 * single.stats.parameter_bytes
+
+
+def test_ranks_that_sample_different_tokens_are_found_by_the_audit(
+    checkpoint: Path, tmp_path: Path, context: zmq.Context[Any]
+) -> None:
+    torch.set_num_threads(1)
+    config = EngineConfig(
+        model=str(checkpoint),
+        page_size=4,
+        num_pages=40,
+        max_running=4,
+        audit=True,
+        tensor_parallel=2,
+        rendezvous=f"file://{tmp_path}/rendezvous",
+    )
+    process, address = start_follower(msgspec.structs.replace(config, rank=1), f"ipc://{tmp_path}/plans")
+    engine = create_engine(config)
+    assert isinstance(engine, CpuEngine)
+    broadcast = PlanBroadcast(context, [address])
+    plans = _plans()
+    # The follower believes that row 2 filters differently, and all ranks compute filtered rows from the same logits.
+    for plan in plans[:2]:
+        broadcast.send(plan.encode())
+        engine.collect(engine.launch(plan))
+    other = StepPlan.decode(bytearray(plans[2].encode()))
+    other.new_rows[2] = 1
+    broadcast.send(plans[2].encode())
+    handle = engine.launch(other)
+    with pytest.raises(EngineError, match="different tokens in step 2") as refused:
+        engine.collect(handle)
+    assert refused.value.code == "ranks_diverged"
+    process.join(120)
+    assert process.exitcode not in (0, None)
+    broadcast.close()
+    engine.close()

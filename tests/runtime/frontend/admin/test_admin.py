@@ -1,0 +1,144 @@
+"""The administration on its own port."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.process import FrontendServer, ServerError
+from minisgl.frontend.server.auth import KeyFileError
+from minisgl.wire.messages import Abort, Ack, Flush, Flushed, Submit
+from support.frontend.fake_scheduler import WAIT_SECONDS, row
+from support.frontend.stack import FrontendStack, ids
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+MakeStack = Callable[..., FrontendStack]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> str:
+    path = tmp_path / "admin-keys"
+    path.write_text("root-key operator\n")
+    return str(path)
+
+
+@pytest.fixture
+def stack(make_stack: MakeStack, keys: str) -> FrontendStack:
+    return make_stack(admin_port=0, admin_keys=keys)
+
+
+@pytest.fixture
+def admin(stack: FrontendStack) -> httpx.Client:
+    return httpx.Client(
+        base_url=f"http://127.0.0.1:{stack.server.admin_port}",
+        headers={"authorization": "Bearer root-key"},
+        timeout=WAIT_SECONDS,
+    )
+
+
+def stream(stack: FrontendStack, request_id: str) -> tuple[threading.Thread, list[str]]:
+    """A stream with one token, read until it ends."""
+    seen: list[str] = []
+    begun = threading.Event()
+
+    def read() -> None:
+        url = str(stack.http.base_url.join("/v1/chat/completions"))
+        headers = {"x-request-id": request_id}
+        try:
+            with httpx.stream("POST", url, json=CHAT | {"stream": True}, headers=headers, timeout=WAIT_SECONDS) as got:
+                for line in got.iter_lines():
+                    seen.append(line)
+                    if '"content":"a"' in line:
+                        begun.set()
+        except httpx.RemoteProtocolError:
+            seen.append("broken")
+
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert begun.wait(WAIT_SECONDS)
+    return thread, seen
+
+
+@pytest.mark.parametrize("by", ["request id", "answer id", "all"])
+def test_an_aborted_stream_ends_in_an_error(stack: FrontendStack, admin: httpx.Client, by: str) -> None:
+    thread, seen = stream(stack, "mine")
+    answer_id = next(line for line in seen if '"id":"' in line).split('"id":"')[1].split('"')[0]
+    body = {"request id": {"request_id": "mine"}, "answer id": {"request_id": answer_id}, "all": {"all": True}}[by]
+    assert admin.post("/abort", json=body).json() == {"aborted": ["mine"]}
+    thread.join(WAIT_SECONDS)
+    assert seen[-1] == "broken"
+    assert any('"code":"aborted"' in line for line in seen)
+    assert "data: [DONE]" not in seen
+    assert stack.scheduler.wait_for(Abort)[0].id == stack.scheduler.received(Submit)[0].id
+    assert admin.post("/abort", json={"all": True}).json() == {"aborted": []}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b'{"request_id": "nobody"}', 404, "request_not_found"),
+        (b"{}", 400, "invalid_request"),
+        (b'{"all": true, "request_id": "a"}', 400, "invalid_request"),
+        (b'{"everything": true}', 400, "invalid_request"),
+        (b"\xff", 400, "invalid_request"),
+    ],
+)
+def test_an_abort_of_nothing_is_an_error(admin: httpx.Client, body: bytes, status: int, code: str) -> None:
+    answer = admin.post("/abort", content=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_the_cache_is_flushed(stack: FrontendStack, admin: httpx.Client) -> None:
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(admin.post("/flush_cache")))
+    thread.start()
+    (flush,) = stack.scheduler.wait_for(Flush)
+    stack.scheduler.send(Flushed(flush.id, 12))
+    thread.join(WAIT_SECONDS)
+    assert answers[0].json() == {"freed_pages": 12}
+    stack.scheduler.close()
+    stack.wait_until_ready(False)
+    lost = admin.post("/flush_cache")
+    assert (lost.status_code, lost.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert lost.headers["retry-after"]
+
+
+def test_the_state_names_what_runs(stack: FrontendStack, admin: httpx.Client) -> None:
+    thread, _ = stream(stack, "mine")
+    state = admin.get("/state").json()
+    assert (state["model"], state["not_ready"]) == ("org/tiny", None)
+    assert state["scheduler"]["num_pages"] == 64
+    (request,) = state["requests"]
+    assert (request["request_id"], request["phase"]) == ("mine", "generating")
+    admin.post("/abort", json={"all": True})
+    thread.join(WAIT_SECONDS)
+
+
+def test_only_administrators_come_in(stack: FrontendStack, admin: httpx.Client) -> None:
+    for headers in ({"authorization": ""}, {"authorization": "Bearer sk-user"}):
+        for method, path in (("POST", "/abort"), ("POST", "/flush_cache"), ("GET", "/state"), ("GET", "/metrics")):
+            assert admin.request(method, path, headers=headers).status_code == 401
+    assert admin.get("/nowhere").json()["error"]["code"] == "not_found"
+    assert admin.get("/abort").json()["error"]["code"] == "method_not_allowed"
+    for path in ("/abort", "/flush_cache", "/state"):
+        assert stack.http.post(path, headers=admin.headers).status_code == 404, "not on the port of the API"
+
+
+def test_it_needs_keys_and_a_port(keys: str, tmp_path: Path) -> None:
+    def server(**options: object) -> FrontendServer:
+        return FrontendServer(FrontendConfig(port=0, tokenizer_addresses=("ipc:///nowhere",), **options))  # type: ignore[arg-type]
+
+    with pytest.raises(ServerError, match="--admin-keys"):
+        server(admin_port=0)
+    with pytest.raises(KeyFileError, match="nowhere"):
+        server(admin_port=0, admin_keys=str(tmp_path / "nowhere"))
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServerError, match="--admin-port"):
+        server(admin_port=taken.getsockname()[1], admin_keys=keys)

@@ -1,0 +1,198 @@
+"""/metrics as Prometheus reads it, and as dashboards made for vLLM expect it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from minisgl.frontend.metrics.histogram import ITL_EDGES, LATENCY_EDGES, TTFT_EDGES, Histogram
+from minisgl.frontend.metrics.metrics import Metrics, Snapshot, render
+from minisgl.wire.messages import Ack, Failed, Status, Submit
+from support.frontend.fake_scheduler import answer_with, row
+from support.frontend.served import eventually
+from support.frontend.stack import FrontendStack, ids
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+LABELS = {"model_name": "org/tiny", "engine": "0"}
+
+MakeStack = Callable[..., FrontendStack]
+
+STATUS = Status(
+    waiting=3,
+    running=5,
+    used_pages=16,
+    num_pages=64,
+    page_size=16,
+    steps=7,
+    prompt_tokens=100,
+    cached_tokens=40,
+    prefill_tokens=60,
+    generated_tokens=30,
+    preemptions=2,
+    finished=4,
+    queue_times=(2, 1, *[0] * 19, 1),
+    queue_seconds=8000.5,
+    step_sizes=(1, 2, *[0] * 12),
+    step_tokens=13,
+    start_seconds={"load": 1.5, "capture": 0.5},
+)
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """By name and labels beside the two that all have."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation and family.type != "unknown", family.name
+        for sample in family.samples:
+            assert sample.labels.items() >= LABELS.items()
+            rest = tuple(sorted((key, value) for key, value in sample.labels.items() if key not in LABELS))
+            assert (sample.name, rest) not in found, "each sample is there once"
+            found[sample.name, rest] = sample.value
+    return found
+
+
+def rendered(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    snapshot = Snapshot("org/tiny", STATUS, 0.25, {"reading": 1, "waiting": 2}, {"waiting": 6})
+    return samples(render(metrics, snapshot).decode())
+
+
+def test_the_scheduler_s_state() -> None:
+    found = rendered(Metrics())
+    for name, value in {
+        "vllm:num_requests_waiting": 3,
+        "vllm:num_requests_running": 5,
+        "vllm:kv_cache_usage_perc": 0.25,
+        "vllm:generation_tokens_total": 30,
+        "vllm:prefix_cache_queries_total": 100,
+        "vllm:prefix_cache_hits_total": 40,
+        "vllm:num_preemptions_total": 2,
+    }.items():
+        assert found[name, ()] == value, name
+    assert found["vllm:cache_config_info", (("block_size", "16"), ("num_gpu_blocks", "64"))] == 1
+    assert found["minisgl:engine_last_step_age_seconds", ()] == 0.25
+    queue = "vllm:request_queue_time_seconds"
+    assert [found[f"{queue}_bucket", (("le", edge),)] for edge in ("0.3", "0.5", "7680.0", "+Inf")] == [2, 3, 3, 4]
+    assert (found[f"{queue}_count", ()], found[f"{queue}_sum", ()]) == (4, 8000.5)
+    step = "vllm:iteration_tokens_total"
+    assert [found[f"{step}_bucket", (("le", edge),)] for edge in ("1.0", "8.0", "16384.0", "+Inf")] == [1, 3, 3, 3]
+    assert found[f"{step}_sum", ()] == 13
+    starts = [found["minisgl:engine_start_seconds", (("phase", phase),)] for phase in ("load", "capture")]
+    assert starts == [1.5, 0.5]
+    assert found["minisgl:frontend_inflight", (("phase", "waiting"),)] == 2
+    assert found["minisgl:admission_rejections_total", (("reason", "waiting"),)] == 6
+
+
+def test_histograms_have_the_edges_of_vllm() -> None:
+    found = rendered(Metrics())
+    for name, edges in (
+        ("vllm:time_to_first_token_seconds", TTFT_EDGES),
+        ("vllm:inter_token_latency_seconds", ITL_EDGES),
+        ("vllm:request_time_per_output_token_seconds", ITL_EDGES),
+        ("vllm:e2e_request_latency_seconds", LATENCY_EDGES),
+        ("vllm:request_prefill_time_seconds", LATENCY_EDGES),
+        ("vllm:request_decode_time_seconds", LATENCY_EDGES),
+        ("vllm:request_queue_time_seconds", LATENCY_EDGES),
+    ):
+        limits = [dict(labels)["le"] for bucket, labels in found if bucket == f"{name}_bucket"]
+        assert limits == [*map(str, edges), "+Inf"]
+    assert (TTFT_EDGES[0], TTFT_EDGES[-1]) == (0.001, 2560.0)
+    assert (ITL_EDGES[0], ITL_EDGES[-1]) == (0.01, 80.0)
+    assert (LATENCY_EDGES[0], LATENCY_EDGES[-1]) == (0.3, 7680.0)
+
+
+VLLM_NAMES = """num_requests_waiting num_requests_running kv_cache_usage_perc cache_config_info prompt_tokens_total
+    generation_tokens_total prefix_cache_queries_total prefix_cache_hits_total num_preemptions_total
+    request_success_total time_to_first_token_seconds inter_token_latency_seconds
+    request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
+    request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens
+    iteration_tokens_total"""
+OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds frontend_inflight disconnects_total
+    slow_clients_total timeouts_total request_errors_total engine_last_step_age_seconds engine_starts_total
+    engine_start_seconds
+    requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds"""
+
+
+def test_every_name_that_dashboards_look_for_is_there_and_documented() -> None:
+    page = render(Metrics(), Snapshot("org/tiny", STATUS, 0.25, {}, {})).decode()
+    given = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
+    assert given == {f"vllm:{name}" for name in VLLM_NAMES.split()} | {f"minisgl:{name}" for name in OWN_NAMES.split()}
+    documented = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
+    assert given == set(re.findall(r"`((?:vllm|minisgl):\w+)", documented))
+
+
+def test_a_value_on_an_edge_belongs_below_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 9.0):
+        histogram.observe(value)
+    histogram.observe(1.5, 3)
+    assert histogram.cumulative() == [2, 7, 8]
+    assert histogram.sum == 18.5
+
+
+def test_names_cannot_break_the_format() -> None:
+    text = render(Metrics(), Snapshot('a"\\\nb', None, 0.0, {}, {})).decode()
+    families = list(text_string_to_metric_families(text))
+    assert {sample.labels["model_name"] for family in families for sample in family.samples} == {'a"\\\nb'}
+    assert not any(family.name == "vllm:num_requests_running" for family in families), "no engine, no state of it"
+
+
+def test_what_an_answer_leaves_behind(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = answer_with(ids("ok ok"), cached=2)
+    assert stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 4}).status_code == 200
+    usage = stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 1}).json()["usage"]
+    found = samples(stack.http.get("/metrics").text)
+    assert found["vllm:request_success_total", (("finished_reason", "length"),)] == 2
+    assert found["vllm:request_success_total", (("finished_reason", "stop"),)] == 0
+    assert found["vllm:time_to_first_token_seconds_count", ()] == 2
+    assert found["vllm:inter_token_latency_seconds_count", ()] == 3
+    assert found["vllm:request_time_per_output_token_seconds_count", ()] == 1
+    assert found["vllm:e2e_request_latency_seconds_count", ()] == 2
+    assert found["vllm:request_generation_tokens_sum", ()] == 5
+    assert found["vllm:request_prompt_tokens_sum", ()] == 2 * usage["prompt_tokens"]
+    assert 0 < found["vllm:time_to_first_token_seconds_sum", ()] <= found["vllm:e2e_request_latency_seconds_sum", ()]
+    assert found["minisgl:engine_starts_total", ()] == 1
+    # Observed ten times a second, whether there are requests or not.
+    lag = "minisgl:frontend_event_loop_lag_seconds_count"
+    eventually(lambda: samples(stack.http.get("/metrics").text)[lag, ()] > 0)
+
+
+def test_a_prompt_counts_once_and_with_its_cached_tokens(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = answer_with(ids("ok"), cached=1)
+    body = {"prompt": ["Hi", "Hi", "you"], "n": 2, "max_tokens": 2}
+    usage = stack.http.post("/v1/completions", json=body).json()["usage"]
+    found = samples(stack.http.get("/metrics").text)
+    assert usage["prompt_tokens"] == 2 * len(ids("Hi")) + len(ids("you"))
+    assert found["vllm:prompt_tokens_total", ()] == usage["prompt_tokens"]
+    assert found["vllm:request_prompt_tokens_count", ()] == 3
+    assert found["vllm:request_generation_tokens_sum", ()] == usage["completion_tokens"] == 12
+
+
+def test_errors_are_counted_by_code(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = lambda submit: [Failed(submit.id, "deadline_exceeded", "too late")]
+    assert stack.http.post("/v1/completions", json={"prompt": "a"}).status_code == 408
+    assert stack.http.post("/v1/completions", json={"prompt": "a", "model": "b"}).status_code == 404
+    assert stack.http.get("/nowhere").status_code == 404
+    found = samples(stack.http.get("/metrics").text)
+    for code in ("deadline_exceeded", "model_not_found", "not_found"):
+        assert found["minisgl:request_errors_total", (("code", code),)] == 1
+
+
+def test_a_stream_is_seen_while_it_runs(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    with stack.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        lines = response.iter_lines()
+        next(line for line in lines if '"content":"a"' in line)
+        found = samples(stack.http.get("/metrics").text)
+        assert found["minisgl:frontend_inflight", (("phase", "generating"),)] == 1
+        (submit,) = stack.scheduler.received(Submit)
+        stack.scheduler.send(row(submit.id, 1, ids("b")[0], "length"), to=submit)
+        assert "data: [DONE]" in list(lines)
+    assert re.search("text/plain; version=0.0.4", stack.http.get("/metrics").headers["content-type"])
+    assert stack.http.post("/metrics").status_code == 405

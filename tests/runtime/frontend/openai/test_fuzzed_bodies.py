@@ -1,0 +1,61 @@
+"""Whatever JSON a field holds, the body is refused by name or makes requests that the wire can carry."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.datastructures import Headers
+
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.openai.bodies import ChatBody, CompletionBody, NativeBody, NativeSampling
+from minisgl.frontend.openai.choices import requests_of
+from minisgl.frontend.openai.requests import parse_chat, parse_completion, parse_native
+from minisgl.wire.text import Generate, SamplingDefaults
+from support.frontend.json_values import json_values
+
+VALUES = json_values(st.floats(allow_nan=False, allow_infinity=False))
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def changed(fields: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from([*fields, "unknown"]), VALUES, min_size=1, max_size=3)
+
+
+def outcome(parse: Any, body: dict[str, Any]) -> None:
+    try:
+        requests = requests_of(parse(json.dumps(body).encode(), SamplingDefaults()), Headers({}))
+    except ApiError as error:
+        assert 400 <= error.status < 500
+        assert len(error.message) < 400
+        return
+    for request in requests:
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Generate) == request
+
+
+@pytest.mark.parametrize(
+    ("parse", "kind", "start"),
+    [
+        (parse_chat, ChatBody, CHAT),
+        (parse_completion, CompletionBody, {"prompt": "Hi"}),
+        (parse_native, NativeBody, {"text": "Hi"}),
+    ],
+    ids=["chat", "completion", "native"],
+)
+def test_any_value_of_any_field(parse: Any, kind: Any, start: dict[str, Any]) -> None:
+    @settings(max_examples=120, deadline=None)
+    @given(changed(kind.__struct_fields__))
+    def check(change: dict[str, Any]) -> None:
+        outcome(parse, start | change)
+
+    check()
+
+
+@settings(max_examples=80, deadline=None)
+@given(changed(NativeSampling.__struct_fields__))
+def test_any_sampling_parameter_of_generate(change: dict[str, Any]) -> None:
+    outcome(parse_native, {"text": "Hi", "sampling_params": change})

@@ -1,0 +1,111 @@
+"""The exact bytes of every form of a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl.frontend.native.answers import NativeChunks, PlainChunks
+from minisgl.frontend.openai.answers import Choice, Chunks, Head, whole
+from minisgl.frontend.openai.token_scores import chat_scores, completion_scores
+from minisgl.frontend.server.response_stream import Delta
+from minisgl.wire.text import Finished, ScoredToken
+
+END = Finished(id=b"r" * 16, reason="stop", prompt_tokens=3, cached_tokens=2, completion_tokens=2)
+SCORED = [
+    ScoredToken(b"\xc3", b"\xc3", 0, -0.5, [(b"\xc3", -0.5), (b"b", -1.5)]),
+    ScoredToken(b"\xa9", b"\xa9", 0, float("-inf"), [(b"<|end|>", -0.25)]),
+]
+
+
+def head(kind: Any) -> Head:
+    made = Head(kind, "1", "org/tiny")
+    made.created = 7
+    return made
+
+
+def stream(kind: Any, scored: bool = False, **options: bool) -> list[str]:
+    chunks = Chunks(head(kind), [3], 1, scored=scored, **options)
+    news = Delta(0, "é\n", 1, SCORED if scored else (), None)
+    data = chunks.first() + chunks.event(news) + chunks.event(Delta(0, "", 2, (), END)) + chunks.last([END])
+    assert data.endswith(b"\n\n")
+    return data.decode().split("\n\n")[:-1]
+
+
+CHAT = 'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"org/tiny","choices":['
+TEXT = 'data: {"id":"cmpl-1","object":"text_completion","created":7,"model":"org/tiny","choices":['
+USAGE = (
+    '"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":2}}}'
+)
+
+
+def test_a_chat() -> None:
+    assert stream("chat") == [
+        CHAT + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}',
+        CHAT + '{"index":0,"delta":{"content":"é\\n"},"logprobs":null,"finish_reason":null}]}',
+        CHAT + '{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}',
+        "data: [DONE]",
+    ]
+
+
+def test_a_completion_with_usage() -> None:
+    assert stream("completion", include_usage=True) == [
+        TEXT + '{"index":0,"text":"é\\n","logprobs":null,"finish_reason":null}],"usage":null}',
+        TEXT + '{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}],"usage":null}',
+        TEXT + "]," + USAGE,
+        "data: [DONE]",
+    ]
+
+
+def test_usage_in_every_chunk() -> None:
+    def so_far(count: int) -> str:
+        return f'"usage":{{"prompt_tokens":3,"completion_tokens":{count},"total_tokens":{3 + count}}}}}'
+
+    assert stream("completion", include_usage=True, continuous_usage=True) == [
+        TEXT + '{"index":0,"text":"é\\n","logprobs":null,"finish_reason":null}],' + so_far(1),
+        TEXT + '{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}],' + so_far(2),
+        TEXT + "]," + USAGE,
+        "data: [DONE]",
+    ]
+
+
+def test_log_probabilities() -> None:
+    assert stream("chat", scored=True)[1] == (
+        CHAT + '{"index":0,"delta":{"content":"é\\n"},"logprobs":{"content":['
+        '{"token":"\ufffd","logprob":-0.5,"bytes":[195],"top_logprobs":['
+        '{"token":"\ufffd","logprob":-0.5,"bytes":[195]},{"token":"b","logprob":-1.5,"bytes":[98]}]},'
+        '{"token":"\ufffd","logprob":-9999.0,"bytes":[169],"top_logprobs":['
+        '{"token":"<|end|>","logprob":-0.25,"bytes":[60,124,101,110,100,124,62]}]}'
+        '],"refusal":null},"finish_reason":null}]}'
+    )
+    assert stream("completion", scored=True)[0] == (
+        TEXT + '{"index":0,"text":"é\\n","logprobs":{"text_offset":[0,0],"token_logprobs":[-0.5,-9999.0],'
+        '"tokens":["bytes:\\\\xc3","bytes:\\\\xa9"],"top_logprobs":['
+        '{"bytes:\\\\xc3":-0.5,"b":-1.5},{"<|end|>":-0.25,"bytes:\\\\xa9":-9999.0}]},"finish_reason":null}]}'
+    )
+    assert chat_scores([]) == {"content": [], "refusal": None}
+    assert completion_scores([])["tokens"] == []
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_whole_answers(kind: Any) -> None:
+    content = '"message":{"role":"assistant","content":"é","refusal":null}' if kind == "chat" else '"text":"é"'
+    name, form = ("chatcmpl-1", "chat.completion") if kind == "chat" else ("cmpl-1", "text_completion")
+    choice = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop"}}],'
+    expected = f'{{"id":"{name}","object":"{form}","created":7,"model":"org/tiny",{choice}{USAGE}'
+    assert whole(head(kind), [Choice("é", (), END)], 1, scored=False).decode() == expected
+
+
+def test_text_so_far_and_plain_text() -> None:
+    native = NativeChunks("1", [3], listed=False)
+    assert native.event(Delta(0, "a", 1, (), None)) == (
+        b'data: {"text":"a","meta_info":{"id":"1","finish_reason":null,"prompt_tokens":3,"completion_tokens":1}}\n\n'
+    )
+    assert native.event(Delta(0, "b", 2, (), END)) == (
+        b'data: {"text":"ab","meta_info":{"id":"1","finish_reason":{"type":"stop"},"prompt_tokens":3,'
+        b'"completion_tokens":2,"cached_tokens":2}}\n\n'
+    )
+    plain = PlainChunks()
+    assert plain.event(Delta(0, "a\nb", 1, (), None)) == b"data: a\ndata: b\n\n"
+    assert plain.first() + plain.event(Delta(0, "", 2, (), END)) + plain.last([END]) == b"data: [DONE]\n\n"

@@ -1,0 +1,145 @@
+"""The published schema allows exactly what is accepted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.openai.bodies import ChatBody, CompletionBody, NativeBody, NativeSampling
+from minisgl.frontend.openai.openapi import openapi
+from minisgl.frontend.openai.requests import parse_chat, parse_completion, parse_native
+from minisgl.wire.text import SamplingDefaults, ServedModel
+from support.frontend.fake_scheduler import card
+from support.frontend.json_values import json_values
+from support.frontend.stack import FrontendStack
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+# To JSON Schema 1.0 is an integer, to most parsers it is not.
+VALUES = json_values(st.floats(-3, 3).filter(lambda number: not number.is_integer()))
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "boss"]) | VALUES},
+        optional={
+            "content": st.just("a") | VALUES,
+            "tool_calls": st.just([{"function": {"name": "f", "arguments": "{}"}}]) | VALUES,
+            "function_call": VALUES,
+        },
+    ),
+    max_size=2,
+)
+
+
+def validator(kind: str, model: ServedModel | None = None) -> jsonschema.protocols.Validator:
+    document = openapi(model)
+    reference = {"$ref": f"#/components/schemas/{kind}", "components": document["components"]}
+    jsonschema.Draft202012Validator.check_schema(document["components"]["schemas"][kind])
+    return jsonschema.Draft202012Validator(reference)
+
+
+def is_accepted(parse: Any, body: dict[str, Any]) -> bool:
+    try:
+        parse(json.dumps(body).encode(), SamplingDefaults())
+    except ApiError:
+        return False
+    return True
+
+
+def compares(body: dict[str, Any]) -> bool:
+    """Whether two numbers of the body must fit together, which no schema can say."""
+    given = {name for name, value in body.items() if value is not None}
+    most = {"max_tokens", "max_completion_tokens", "max_new_tokens"}
+    return bool(given & {"min_tokens", "min_new_tokens", "best_of"}) or ("n" in given and bool(given & most))
+
+
+@pytest.mark.parametrize(
+    ("parse", "kind", "start"),
+    [
+        (parse_chat, ChatBody, CHAT),
+        (parse_completion, CompletionBody, {"prompt": "Hi"}),
+        (parse_native, NativeBody, {"text": "Hi"}),
+        (parse_native, NativeBody, {}),
+    ],
+    ids=["chat", "completion", "native", "native, empty"],
+)
+def test_any_value_of_any_field(parse: Any, kind: Any, start: dict[str, Any]) -> None:
+    schema = validator(kind.__name__)
+    fields = st.sampled_from([*kind.__struct_fields__, "unknown"])
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.dictionaries(fields, VALUES, min_size=1, max_size=3))
+    def check(change: dict[str, Any]) -> None:
+        body = start | change
+        if not compares(body):
+            assert is_accepted(parse, body) == schema.is_valid(body), body
+
+    check()
+
+
+def test_any_messages() -> None:
+    schema = validator("ChatBody")
+
+    @settings(max_examples=200, deadline=None)
+    @given(MESSAGES)
+    def check(messages: list[Any]) -> None:
+        body = {"messages": messages}
+        assert is_accepted(parse_chat, body) == schema.is_valid(body)
+
+    check()
+
+
+def test_any_sampling_parameter_of_generate() -> None:
+    schema = validator("NativeBody")
+
+    @settings(max_examples=200, deadline=None)
+    @given(st.dictionaries(st.sampled_from([*NativeSampling.__struct_fields__, "unknown"]), VALUES, max_size=3))
+    def check(change: dict[str, Any]) -> None:
+        if not compares(change):
+            body = {"text": "Hi", "sampling_params": change}
+            assert is_accepted(parse_native, body) == schema.is_valid(body)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "valid"),
+    [
+        ("NativeBody", {"input_ids": ""}, False),
+        ("NativeBody", {"input_ids": [[1], [2]]}, True),
+        ("ChatBody", CHAT | {"model": "org/tiny"}, True),
+        ("ChatBody", CHAT | {"model": "default"}, True),
+        ("ChatBody", CHAT | {"model": None}, True),
+        ("ChatBody", CHAT | {"model": "gpt"}, False),
+        ("CompletionBody", {"prompt": [511]}, True),
+        ("CompletionBody", {"prompt": [[1], [512]]}, False),
+        ("CompletionBody", {"prompt": "a", "stop_token_ids": [512]}, False),
+        ("CompletionBody", {"prompt": "a", "logit_bias": {"a": 1}}, False),
+        ("TokenizeBody", {"prompt": "a"}, True),
+        ("TokenizeBody", {"prompt": "a", "messages": CHAT["messages"]}, False),
+        ("TokenizeBody", {}, False),
+        ("DetokenizeBody", {"tokens": [511], "model": "org/tiny"}, True),
+        ("DetokenizeBody", {"tokens": [512]}, False),
+    ],
+)
+def test_what_the_served_model_allows(kind: str, body: dict[str, Any], valid: bool) -> None:
+    model = ServedModel(card=card("org/tiny", vocab_size=512), epoch=(1, 1), defaults=SamplingDefaults())
+    assert validator(kind, model).is_valid(body) == valid
+    assert openapi(None) == openapi(None), "nothing is left of the model"
+    assert validator("DetokenizeBody").is_valid({"tokens": [512]})
+
+
+def test_the_document_is_served(stack: FrontendStack) -> None:
+    document = stack.http.get("/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    for path in document["paths"]:
+        # A POST without a body is refused everywhere, and the error has the published form.
+        error = stack.http.post(path, content=b"")
+        assert error.status_code == 400
+        jsonschema.validate(error.json(), document["components"]["schemas"]["Error"])
+    assert document["components"]["schemas"]["ChatBody"]["properties"]["model"]["enum"][0] == "org/tiny"

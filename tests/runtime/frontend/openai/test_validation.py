@@ -1,0 +1,350 @@
+"""Every bad request gets an OpenAI error that names what is wrong, and the server goes on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from minisgl.wire.messages import Submit
+from support.frontend.fake_scheduler import answer_with
+from support.frontend.stack import EOS, FrontendStack, ids
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+COMPLETION = {"prompt": "Hi"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert list(body) == ["error"]
+    error: dict[str, Any] = body["error"]
+    assert sorted(error) == ["code", "message", "param", "type"]
+    assert isinstance(error["code"], str)
+    assert error["message"]
+    return error
+
+
+@pytest.fixture(autouse=True)
+def alive_afterwards(stack: FrontendStack) -> Iterator[None]:
+    yield
+    assert stack.scheduler.received(Submit) == [], "no bad request reaches the scheduler"
+    stack.scheduler.answer = answer_with([*ids("ok"), -EOS])
+    response = stack.http.post("/v1/chat/completions", json=CHAT)
+    assert response.json()["choices"][0]["message"]["content"] == "ok"
+
+
+def both(**cases: Any) -> list[Any]:
+    return [pytest.param(*case, id=name) for name, case in cases.items()]
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    both(
+        temperature_low=({"temperature": -0.1}, "temperature", "invalid_value"),
+        temperature_high=({"temperature": 2.1}, "temperature", "invalid_value"),
+        temperature_text=({"temperature": "1"}, "temperature", "invalid_value"),
+        temperature_bool=({"temperature": True}, "temperature", "invalid_value"),
+        top_p_zero=({"top_p": 0}, "top_p", "invalid_value"),
+        top_p_high=({"top_p": 1.01}, "top_p", "invalid_value"),
+        top_k=({"top_k": -2}, "top_k", "invalid_value"),
+        top_k_fraction=({"top_k": 1.5}, "top_k", "invalid_value"),
+        min_p=({"min_p": 1.5}, "min_p", "invalid_value"),
+        seed=({"seed": 2**63}, "seed", "invalid_value"),
+        max_tokens_negative=({"max_tokens": -1}, "max_tokens", "invalid_value"),
+        max_tokens_text=({"max_tokens": "5"}, "max_tokens", "invalid_value"),
+        stop_empty=({"stop": ""}, "stop", "invalid_value"),
+        stop_long=({"stop": "x" * 257}, "stop", "invalid_value"),
+        stop_many=({"stop": ["x"] * 17}, "stop", "invalid_value"),
+        stop_thousands=({"stop": ["x" * 200] * 5000}, "stop", "invalid_value"),
+        stop_part=({"stop": ["a", ""]}, "stop[1]", "invalid_value"),
+        stop_type=({"stop": 5}, "stop", "invalid_value"),
+        stream=({"stream": "yes"}, "stream", "invalid_value"),
+        ignore_eos=({"ignore_eos": 1}, "ignore_eos", "invalid_value"),
+        n=({"n": 0}, "n", "invalid_value"),
+        n_high=({"n": 129}, "n", "invalid_value"),
+        n_bool=({"n": True}, "n", "invalid_value"),
+        presence_penalty=({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
+        frequency_penalty=({"frequency_penalty": -2.5}, "frequency_penalty", "invalid_value"),
+        repetition_penalty=({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        repetition_penalty_near_0=({"repetition_penalty": 0.0009}, "repetition_penalty", "invalid_value"),
+        logit_bias_type=({"logit_bias": {"5": "1"}}, "logit_bias", "invalid_value"),
+        logit_bias_key=({"logit_bias": {"a": 1}}, "logit_bias", "invalid_value"),
+        logit_bias_many=({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "invalid_value"),
+        logit_bias_vocabulary=({"logit_bias": {"512": 1}}, "logit_bias", "invalid_token"),
+        stop_token_ids=({"stop_token_ids": [-1]}, "stop_token_ids[0]", "invalid_value"),
+        stop_token_vocabulary=({"stop_token_ids": [512]}, "stop_token_ids", "invalid_token"),
+        min_tokens=({"min_tokens": -1}, "min_tokens", "invalid_value"),
+        min_above_max=({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "invalid_value"),
+        top_logprobs_or_logprobs=({"logprobs": "5"}, "logprobs", "invalid_value"),
+        priority=({"priority": 1.5}, "priority", "invalid_value"),
+        timeout=({"timeout": 0}, "timeout", "invalid_value"),
+        cache_salt=({"cache_salt": ""}, "cache_salt", "invalid_value"),
+        json_object=({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        response_format=({"response_format": {"type": "x"}}, "response_format.type", "invalid_value"),
+    ),
+)
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)], ids=["chat", "completion"]
+)
+def test_parameters(
+    stack: FrontendStack, path: str, body: dict[str, Any], change: dict[str, Any], param: str, code: str
+) -> None:
+    error = error_of(stack.http.post(path, json=body | change), 400)
+    assert (error["param"], error["code"]) == (param, code)
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    both(
+        no_messages=({}, "messages", "missing_required_parameter"),
+        empty=({"messages": []}, "messages", "invalid_value"),
+        many=({"messages": CHAT["messages"] * 2049}, "messages", "invalid_value"),
+        type=({"messages": "Hi"}, "messages", "invalid_value"),
+        no_role=({"messages": [{"content": "Hi"}]}, "messages[0].role", "missing_required_parameter"),
+        role=({"messages": [{"role": "boss", "content": "Hi"}]}, "messages[0].role", "invalid_value"),
+        function=({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role", "unsupported_parameter"),
+        tool=({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages[0].content", "invalid_value"),
+        no_content=({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
+        content=({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_value"),
+        image=(
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+            "unsupported_parameter",
+        ),
+        part=(
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+            "invalid_value",
+        ),
+        tool_calls=(
+            {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
+            "messages[0].tool_calls[0].function",
+            "missing_required_parameter",
+        ),
+        tool_calls_role=(
+            {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
+            "invalid_value",
+        ),
+        tool_calls_template=(
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+            "messages[0].tool_calls",
+            "chat_template_error",
+        ),
+        tools=(CHAT | {"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+        tools_auto=(CHAT | {"tools": [{}], "tool_choice": "auto"}, "tools", "unsupported_parameter"),
+        tool_choice=(CHAT | {"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        functions=(CHAT | {"functions": [{}]}, "functions", "unsupported_parameter"),
+        function_call=(CHAT | {"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
+        modalities=(CHAT | {"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
+        audio=(CHAT | {"audio": {}}, "audio", "unsupported_parameter"),
+        reasoning_effort=(CHAT | {"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+        web_search_options=(CHAT | {"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
+        chat_template_kwargs=(
+            CHAT | {"chat_template_kwargs": {"a": [1]}},
+            "chat_template_kwargs",
+            "invalid_value",
+        ),
+        response_format=(
+            CHAT | {"response_format": {"type": "json_object"}},
+            "response_format",
+            "unsupported_parameter",
+        ),
+        logprobs=(CHAT | {"logprobs": 1}, "logprobs", "invalid_value"),
+        top_logprobs=(CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        top_logprobs_alone=(CHAT | {"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        top_logprobs_off=(CHAT | {"top_logprobs": 2, "logprobs": False}, "top_logprobs", "invalid_value"),
+        max_tokens=(CHAT | {"max_tokens": 0}, "max_tokens", "invalid_value"),
+        max_completion_tokens=(CHAT | {"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
+    ),
+)
+def test_chat_bodies(stack: FrontendStack, body: dict[str, Any], param: str, code: str) -> None:
+    error = error_of(stack.http.post("/v1/chat/completions", json=body), 400)
+    assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "change", "param"),
+    [
+        ("/v1/chat/completions", CHAT | {"n": 128}, {"max_tokens": 32769}, "n"),
+        ("/v1/completions", {"prompt": ["a"] * 128, "n": 8}, {"max_tokens": 4097}, "n"),
+        ("/v1/completions", {"prompt": ["a"] * 128}, {"max_tokens": 32769, "n": 2}, "n"),
+        ("/generate", {"text": "a"}, {"sampling_params": {"n": 128, "max_new_tokens": 32769}}, "sampling_params.n"),
+    ],
+)
+def test_many_choices_of_many_tokens(
+    stack: FrontendStack, path: str, body: dict[str, Any], change: dict[str, Any], param: str
+) -> None:
+    error = error_of(stack.http.post(path, json=body | change), 400)
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+    assert "4194304" in error["message"] and "fewer choices" in error["message"]
+
+
+def test_one_choice_may_ask_for_any_number_of_tokens(stack: FrontendStack) -> None:
+    """The model's context bounds it."""
+    body = {"prompt": ["a"] * 128, "max_tokens": 32769}
+    assert error_of(stack.http.post("/v1/completions", json=body), 400)["code"] == "context_length_exceeded"
+    body["max_tokens"], body["n"] = 4096, 8
+    assert error_of(stack.http.post("/v1/completions", json=body), 400)["code"] == "context_length_exceeded"
+
+
+def test_many_choices_of_a_long_prompt(stack: FrontendStack) -> None:
+    """Each takes its prompt along."""
+    body = {"prompt": [1] * 600_000, "n": 60}
+    error = error_of(stack.http.post("/v1/completions", json=body), 400)
+    assert (error["param"], error["code"]) == ("n", "invalid_value")
+    error = error_of(stack.http.post("/v1/completions", json=body | {"n": 2}), 400)
+    assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    both(
+        missing=({}, "prompt", "missing_required_parameter"),
+        empty_text=({"prompt": ""}, "prompt", "empty_prompt"),
+        empty_list=({"prompt": []}, "prompt", "invalid_value"),
+        empty_ids=({"prompt": [[]]}, "prompt[0]", "invalid_value"),
+        mixed=({"prompt": [1, "a"]}, "prompt", "invalid_value"),
+        fraction=({"prompt": [1.5]}, "prompt[0]", "invalid_value"),
+        boolean=({"prompt": [[1, True]]}, "prompt[0]", "invalid_value"),
+        negative=({"prompt": [-1]}, "prompt", "invalid_token"),
+        beyond=({"prompt": [512]}, "prompt", "invalid_token"),
+        far_beyond=({"prompt": [2**40]}, "prompt", "invalid_value"),
+        many=({"prompt": ["a"] * 129}, "prompt", "invalid_value"),
+        choices=({"prompt": ["a"] * 128, "n": 9}, "n", "invalid_value"),
+        echo=({"prompt": "a", "echo": 1}, "echo", "invalid_value"),
+        logprobs=({"prompt": "a", "logprobs": 21}, "logprobs", "invalid_value"),
+        logprobs_bool=({"prompt": "a", "logprobs": True}, "logprobs", "invalid_value"),
+        suffix=({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),
+        best_of=({"prompt": "a", "best_of": 2}, "best_of", "unsupported_parameter"),
+        best_of_n=({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "unsupported_parameter"),
+    ),
+)
+def test_completion_bodies(stack: FrontendStack, body: dict[str, Any], param: str, code: str) -> None:
+    error = error_of(stack.http.post("/v1/completions", json=body), 400)
+    assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"messages": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": NaN}',
+        b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": 1e999}',
+        b'{"messages": [{"role": "user", "content": "Hi"}], "temperature": -Infinity}',
+    ],
+    ids=range(15),
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_bodies_that_are_no_requests(stack: FrontendStack, path: str, body: bytes) -> None:
+    error = error_of(stack.http.post(path, content=body, headers={"content-type": "application/json"}), 400)
+    assert len(error["message"]) < 400
+
+
+def test_input_is_not_repeated(stack: FrontendStack) -> None:
+    secret = "s" * 10_000
+    for body in ({secret: 1}, {"prompt": {secret: 1}}, {"prompt": "a", "temperature": secret}):
+        response = stack.http.post("/v1/completions", json=body)
+        error_of(response, 400)
+        assert len(response.text) < 400
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {name: None for name in ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "user")},
+        {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "repetition_penalty": 1.0},
+        {"stream_options": {"include_usage": True}},
+        {"stream": False, "user": "me"},
+        {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logprobs": False, "store": False},
+        {"tools": [{"type": "function"}], "tool_choice": "none", "parallel_tool_calls": True},
+        {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x"},
+        {"prompt_cache_key": "k", "modalities": ["text"], "tool_choice": "auto", "functions": []},
+        {"stream_options": None, "logit_bias": None, "logprobs": None, "top_logprobs": None, "tools": None},
+    ],
+)
+def test_what_asks_for_nothing_is_fine(stack: FrontendStack, change: dict[str, Any]) -> None:
+    stack.scheduler.answer = answer_with([-EOS])
+    response = stack.http.post("/v1/chat/completions", json=CHAT | change)
+    assert response.status_code == 200, response.text
+    stack.scheduler.reset()
+
+
+def test_content_types(stack: FrontendStack) -> None:
+    stack.scheduler.answer = answer_with([-EOS])
+    body = json.dumps(CHAT).encode()
+    for kind in ("application/json", "application/json; charset=utf-8", "Application/Problem+JSON"):
+        assert stack.http.post("/v1/chat/completions", content=body, headers={"content-type": kind}).status_code == 200
+    assert stack.http.post("/v1/chat/completions", content=body).status_code == 200
+    stack.scheduler.reset()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        response = stack.http.post("/v1/chat/completions", content=body, headers={"content-type": kind})
+        assert error_of(response, 415)["code"] == "unsupported_media_type"
+    compressed = {"content-encoding": "gzip"}
+    response = stack.http.post("/v1/chat/completions", content=gzip.compress(body), headers=compressed)
+    assert "not decompressed" in error_of(response, 415)["message"]
+
+
+def test_the_size_of_a_body_is_limited_as_said_and_as_sent(make_stack: Callable[..., FrontendStack]) -> None:
+    http = make_stack(max_body_bytes=100_000).http
+    headers = {"content-type": "application/json"}
+    frame = b'{"prompt": "%s"}'
+    fitting = frame % (b"x" * (100_000 - len(frame) + 2))
+    assert len(fitting) == 100_000
+    big = fitting + b" "
+
+    def pieces(body: bytes) -> Iterator[bytes]:
+        for start in range(0, len(body), 10_000):
+            yield body[start : start + 10_000]
+
+    for send in (bytes, pieces):
+        error = error_of(http.post("/v1/completions", content=send(fitting), headers=headers), 400)
+        assert error["code"] == "context_length_exceeded"
+        error = error_of(http.post("/v1/completions", content=send(big), headers=headers), 413)
+        assert error["code"] == "body_too_large"
+
+
+def test_paths_and_methods(stack: FrontendStack) -> None:
+    assert error_of(stack.http.get("/nowhere"), 404)["code"] == "not_found"
+    assert error_of(stack.http.post("/v1/completions/", json=COMPLETION), 404)["type"] == "not_found_error"
+    response = stack.http.get("/v1/completions")
+    assert error_of(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+    assert error_of(stack.http.post("/v1/models"), 405)
+
+
+def test_request_ids(stack: FrontendStack) -> None:
+    def answered(given: str) -> str:
+        return stack.http.get("/health", headers={"x-request-id": given}).headers["x-request-id"]
+
+    assert answered("abc-1") == "abc-1"
+    assert answered("x" * 200) != "x" * 200
+    assert answered("") != answered("")
+
+
+def test_our_own_faults_have_the_same_shape(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(stack.server._tokenizers, "submit", lambda *_: 1 / 0)
+        error = error_of(stack.http.post("/v1/completions", json=COMPLETION), 500)
+    assert (error["code"], error["type"]) == ("internal_error", "server_error")
+    assert "division" not in error["message"]

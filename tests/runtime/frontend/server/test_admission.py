@@ -1,0 +1,164 @@
+"""Too many requests are told so at once, and when to come again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import httpx
+import openai
+import pytest
+
+from minisgl.frontend.config import RequestLimits
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.server.admission import Admission
+from minisgl.wire.messages import Ack, Failed, Submit
+from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
+from support.frontend.retry_after import assert_says_when_to_come_again
+from support.frontend.stack import FrontendStack, ids
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+MakeStack = Callable[..., FrontendStack]
+
+
+def in_background(stack: FrontendStack, **options: object) -> threading.Thread:
+    """A request that the scheduler queues and does not answer."""
+
+    def ask() -> None:
+        url = str(stack.http.base_url.join("/v1/chat/completions"))
+        try:
+            httpx.post(url, json=CHAT, timeout=WAIT_SECONDS, **options)  # type: ignore[arg-type]
+        except httpx.HTTPError:
+            return
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def assert_rejected(response: httpx.Response, code: str) -> None:
+    assert response.status_code == 429
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", code)
+    assert_says_when_to_come_again(response.headers)
+
+
+def test_more_than_may_wait(make_stack: MakeStack) -> None:
+    stack = make_stack(limits=RequestLimits(waiting=2))
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    threads = [in_background(stack) for _ in range(2)]
+    submits = stack.scheduler.wait_for(Submit, 2)
+    assert_rejected(stack.http.post("/v1/chat/completions", json=CHAT), "queue_full")
+    # Also on the way of a stream: before any header of success.
+    assert_rejected(stack.http.post("/v1/chat/completions", json=CHAT | {"stream": True}), "queue_full")
+    for submit in submits:
+        stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    stack.scheduler.answer = answer_with(ids("ok"))
+    assert stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2}).status_code == 200
+    assert 'minisgl:admission_rejections_total{model_name="org/tiny",engine="0",reason="waiting"} 2' in (
+        stack.http.get("/metrics").text
+    )
+
+
+def test_what_may_not_wait_is_told_so_before_it_is_encoded(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a tokenizer worker: that it is too large for one would show then."""
+    monkeypatch.setattr("minisgl.frontend.tokenizers.MAX_MESSAGE_BYTES", 16_000)
+    stack = make_stack(limits=RequestLimits(waiting=1))
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    thread = in_background(stack)
+    (submit,) = stack.scheduler.wait_for(Submit)
+    large = {"prompt": "a" * 17_000, "n": 2}
+    assert_rejected(stack.http.post("/v1/completions", json=large), "queue_full")
+    stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
+    thread.join(WAIT_SECONDS)
+    assert stack.http.post("/v1/completions", json=large).status_code == 400
+
+
+def test_a_prompt_that_is_only_scored_waits_no_more(make_stack: MakeStack) -> None:
+    stack = make_stack(limits=RequestLimits(waiting=2))
+    stack.scheduler.answer = answer_with(ids("ok"))
+    for _ in range(3):
+        scored = stack.http.post("/v1/completions", json={"prompt": "Hi", "echo": True, "max_tokens": 0, "n": 2})
+        assert scored.status_code == 200
+    admission = stack.server._tokenizers.traffic.admission
+    assert (admission.waiting, admission.waiting_tokens) == (0, 0)
+    metrics = stack.server._tokenizers.traffic.metrics
+    assert metrics.decode_time.sum == 0
+    assert metrics.time_to_first_token.cumulative()[-1] == 0, "there was no token"
+
+
+def test_what_the_scheduler_rejects(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = lambda submit: [Failed(submit.id, "queue_full", "5 requests are waiting already")]
+    assert_rejected(stack.http.post("/v1/chat/completions", json=CHAT | {"stream": True}), "queue_full")
+    client = openai.OpenAI(base_url=stack.openai_url, api_key="x", max_retries=1)
+    with pytest.raises(openai.RateLimitError):
+        client.completions.create(model="org/tiny", prompt="a")
+    assert len(stack.scheduler.received(Submit)) == 3, "the client has tried again"
+
+
+def test_more_than_one_key_may_have_under_way(make_stack: MakeStack) -> None:
+    stack = make_stack(limits=RequestLimits(in_flight_per_key=1))
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    thread = in_background(stack)
+    (submit,) = stack.scheduler.wait_for(Submit)
+    assert_rejected(stack.http.post("/v1/chat/completions", json=CHAT), "too_many_requests")
+    assert stack.http.get("/v1/models").status_code == 200
+    stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
+    thread.join(WAIT_SECONDS)
+    stack.scheduler.answer = answer_with(ids("ok"))
+    assert stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2}).status_code == 200
+
+
+def test_tokens_of_prompts_that_wait() -> None:
+    admission = Admission(RequestLimits(waiting_tokens=100))
+    admission.admit(1, 500)
+    with pytest.raises(ApiError, match="500 tokens are waiting"):
+        admission.admit(1, 1)
+    admission.corrected(-450)
+    admission.admit(1, 50)
+    admission.started(50)
+    admission.gone(1, 50)
+    assert (admission.waiting, admission.waiting_tokens) == (0, 0)
+
+
+def test_a_request_of_many_choices_is_served_when_nobody_waits() -> None:
+    admission = Admission(RequestLimits(waiting=2))
+    admission.admit(8, 80)
+    with pytest.raises(ApiError, match="8 requests are waiting"):
+        admission.admit(1, 1)
+
+
+def test_all_requests_under_way() -> None:
+    admission = Admission(RequestLimits(in_flight=2, in_flight_per_key=2))
+    admission.enter("a")
+    admission.enter("b")
+    with pytest.raises(ApiError) as raised:
+        admission.enter("c")
+    assert (raised.value.status, raised.value.code) == (429, "too_many_requests")
+    admission.leave("a")
+    admission.enter("b")
+    with pytest.raises(ApiError, match="this key"):
+        admission.enter("b")
+
+
+def test_the_wait_is_estimated_from_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    # Not time.monotonic itself, which is everybody's in this process.
+    monkeypatch.setattr("minisgl.frontend.server.admission.time", SimpleNamespace(monotonic=lambda: now))
+    admission = Admission(RequestLimits(waiting=64))
+    admission.admit(64, 64)
+    for _ in range(32):
+        now += 0.5
+        admission.started(1)
+    # Two start each second, 32 wait: 16 seconds, more or less a fifth.
+    for _ in range(20):
+        with pytest.raises(ApiError) as raised:
+            admission.admit(40, 1)
+        assert 12_500 <= int(raised.value.headers["retry-after-ms"]) <= 19_500

@@ -1,0 +1,127 @@
+"""API keys: who gets in, what the others are told, and files that change."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import openai
+import pytest
+
+from minisgl.frontend.server import auth
+from minisgl.frontend.server.auth import KeyFile, KeyFileError
+from minisgl.wire.messages import Submit
+from support.frontend.fake_scheduler import answer_with
+from support.frontend.stack import FrontendStack, ids
+
+MakeStack = Callable[..., FrontendStack]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text("# ours\n\nsk-first alice\nsk-second\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def reload_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "RELOAD_SECONDS", 0.0)
+
+
+def test_holders_are_named(keys: Path) -> None:
+    file = KeyFile(keys)
+    assert [file.holder(key) for key in ("sk-first", "sk-second", "sk-third", "", "alice", "# ours")] == [
+        "alice",
+        "line 4",
+        None,
+        None,
+        None,
+        None,
+    ]
+    assert file.holder("caf\u00e9\udcff") is None
+
+
+def test_a_changed_file_is_read_again(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = KeyFile(keys)
+    keys.write_text("sk-third carol\n")
+    assert (file.holder("sk-third"), file.holder("sk-first")) == ("carol", None)
+    replaced = keys.with_name("new")
+    replaced.write_text("sk-fourth dave\n")
+    os.replace(replaced, keys)
+    assert (file.holder("sk-fourth"), file.holder("sk-third")) == ("dave", None)
+    caplog.clear()
+    keys.unlink()
+    assert file.holder("sk-fourth") == "dave", "a file that is gone changes nothing"
+    keys.write_text("\n")
+    assert file.holder("sk-fourth") == "dave", "nor does an empty one"
+    assert file.holder("sk-fourth") == "dave"
+    assert len([record for record in caplog.records if "stay as they were" in record.message]) <= 2, "said once each"
+
+
+@pytest.mark.parametrize("content", [b"", b"# none\n", b"\xff\xfe"])
+def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(content)
+    with pytest.raises(KeyFileError, match=str(path)):
+        KeyFile(path)
+    with pytest.raises(KeyFileError, match="No such file"):
+        KeyFile(tmp_path / "nowhere")
+
+
+def test_only_holders_of_a_key_are_served(make_stack: MakeStack, keys: Path) -> None:
+    stack = make_stack(api_keys=str(keys))
+    stack.scheduler.answer = answer_with(ids("ok"))
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    missing = stack.http.post("/v1/chat/completions", json=body)
+    assert missing.status_code == 401
+    assert missing.headers["www-authenticate"] == "Bearer"
+    assert missing.headers["x-request-id"]
+    error = missing.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("authentication_error", "missing_api_key", None)
+    for header in ("Bearer sk-other", "Bearer", "Basic sk-first", "sk-first", "Bearer sk-first sk-first"):
+        wrong = stack.http.post("/v1/chat/completions", json=body, headers={"authorization": header})
+        assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key"), header
+        assert "sk-" not in wrong.text, "what was given is not repeated"
+    assert not stack.scheduler.received(Submit)
+    assert stack.http.get("/v1/models").status_code == 401
+    assert stack.http.get("/no/such/path").status_code == 401
+    for path in ("/health", "/ready", "/metrics"):
+        assert stack.http.get(path).status_code == 200, path
+    client = openai.OpenAI(base_url=stack.openai_url, api_key="sk-first", max_retries=0)
+    answer = client.chat.completions.create(model="org/tiny", messages=body["messages"], max_tokens=2)  # type: ignore[arg-type]
+    assert answer.choices[0].message.content == "ok"
+    with pytest.raises(openai.AuthenticationError, match="not one of this server's"):
+        client.with_options(api_key="sk-other").models.list()
+    keys.write_text("sk-other\n")
+    assert stack.http.get("/v1/models", headers={"authorization": "bearer sk-other"}).status_code == 200
+    with pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_browsers_may_use_it_from_listed_origins_only(make_stack: MakeStack, keys: Path) -> None:
+    stack = make_stack(api_keys=str(keys), cors_origins=("https://a.example",))
+    preflight = {
+        "origin": "https://a.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    allowed = stack.http.options("/v1/chat/completions", headers=preflight)
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+    assert "access-control-allow-credentials" not in allowed.headers
+    other = stack.http.options("/v1/chat/completions", headers=preflight | {"origin": "https://b.example"})
+    assert (other.status_code, other.json()["error"]["code"]) == (400, "cors_refused")
+    assert other.headers["x-request-id"] and "Origin" in other.headers["vary"]
+    assert "access-control-allow-origin" not in other.headers
+    assert re.search(r'request_errors_total{.*code="cors_refused"} 1$', stack.http.get("/metrics").text, re.MULTILINE)
+    refused = stack.http.get("/v1/models", headers={"origin": "https://a.example"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://a.example", "a page can read why"
+
+
+def test_without_a_list_no_page_may(make_stack: MakeStack) -> None:
+    answer = make_stack().http.get("/health", headers={"origin": "https://a.example"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]

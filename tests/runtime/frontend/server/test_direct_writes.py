@@ -1,0 +1,72 @@
+"""What is written past the server looks as if it had been sent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from minisgl.frontend.server.direct_writes import DirectWrites
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+class Line(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.closing = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+@pytest.fixture
+def cycle(line: Line) -> RequestResponseCycle:
+    return RequestResponseCycle(
+        scope={"method": "POST"},  # type: ignore[typeddict-item]
+        transport=line,
+        flow=FlowControl(line),
+        logger=logging.getLogger(),
+        access_logger=logging.getLogger(),
+        access_log=False,
+        default_headers=[],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=True,
+        on_response=lambda: None,
+    )
+
+
+@pytest.mark.parametrize("part", [b"a", b"data: {}\n\n" * 100])
+async def test_the_same_bytes(line: Line, cycle: RequestResponseCycle, part: bytes) -> None:
+    await cycle.send(START)  # type: ignore[arg-type]
+    await cycle.send({"type": "http.response.body", "body": part, "more_body": True})
+    assert DirectWrites(cycle).write(part)
+    _, sent, written = line.written
+    assert written == sent
+
+
+async def test_nothing_is_written_that_would_have_to_wait(line: Line, cycle: RequestResponseCycle) -> None:
+    writes = DirectWrites(cycle)
+    assert not writes.write(b"a"), "the headers were not sent"
+    await cycle.send(START)  # type: ignore[arg-type]
+    cycle.flow.pause_writing()
+    assert not writes.write(b"a"), "the client does not read"
+    cycle.flow.resume_writing()
+    line.closing = True
+    assert not writes.write(b"a"), "the client is gone"
+    assert len(line.written) == 1

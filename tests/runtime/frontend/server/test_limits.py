@@ -1,0 +1,298 @@
+"""Limits that have nothing to do with what a request asks for: sizes, times, and clients that are slow or wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from minisgl.frontend.config import RequestLimits
+from minisgl.frontend.server import connection
+from minisgl.frontend.server.response_stream import ResponseStream
+from minisgl.frontend.server.traffic import RequestRecord, Traffic
+from minisgl.frontend.server.watchdog import check
+from minisgl.wire.messages import Abort, Ack, FromScheduler, Status, Submit
+from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.frontend.served import eventually
+from support.frontend.stack import FrontendStack, ids
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+MakeStack = Callable[..., FrontendStack]
+
+
+def talk(stack: FrontendStack, request: bytes) -> tuple[int, str]:
+    """Status and error code of what comes back before the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
+        client.sendall(request)
+        answer = b""
+        while data := client.recv(65536):
+            answer += data
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"application/json" in head
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+def post(body: bytes, headers: bytes = b"") -> bytes:
+    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%scontent-length: %d\r\n\r\n%s" % (headers, len(body), body)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 40_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nx-without-end: " + b"a" * 40_000,
+        b"GET /health HTTP/1.1\r\n" + b"".join(b"x-%d: %s\r\n" % (i, b"a" * 30) for i in range(1000)) + b"\r\n",
+        b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+)
+def test_headers_are_bounded(stack: FrontendStack, request_bytes: bytes) -> None:
+    assert talk(stack, request_bytes) == (431, "headers_too_large")
+
+
+def test_what_is_not_http_gets_an_error_all_the_same(stack: FrontendStack) -> None:
+    assert talk(stack, b"\x16\x03\x01\x02\x00 hello\r\n\r\n") == (400, "invalid_http")
+    assert talk(stack, b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n") == (400, "invalid_http")
+
+
+def test_headers_must_arrive_in_time(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
+    assert talk(stack, b"GET /health HTTP/1.1\r\nhost:") == (408, "head_timeout")
+
+
+def test_a_second_request_has_its_own_time(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Long enough for the first one to be sent.
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 2.0)
+    with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea")
+        answer = b""
+        while data := client.recv(65536):
+            answer += data
+    assert answer.startswith(b"HTTP/1.1 200") and b"head_timeout" in answer
+
+
+def test_the_body_must_arrive_in_time(make_stack: MakeStack) -> None:
+    stack = make_stack(limits=RequestLimits(body_seconds=0.05))
+    assert talk(stack, post(b'{"prompt": "a"}')[:-3]) == (408, "body_timeout")
+
+
+def test_a_body_without_length_is_counted(make_stack: MakeStack) -> None:
+    stack = make_stack(max_body_bytes=1000)
+    chunk = b"%x\r\n%s\r\n" % (600, b" " * 600)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert talk(stack, head + chunk + chunk) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "top_p": -Infinity}',
+        b'{"prompt": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"prompt": ' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}",
+        b'{"prompt": "\xff"}',
+        b"[" * 3_000_000,
+        b'{"prompt": ' + b" " * 500_000,
+    ],
+)
+def test_bodies_that_no_parser_should_meet(stack: FrontendStack, body: bytes) -> None:
+    answer = stack.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert len(answer.text) < 1000, "what was sent is not repeated"
+    assert not stack.scheduler.received(Submit)
+
+
+def narrow_listener() -> int:
+    """A bound socket. Its connections inherit the size of its buffer, so that little is enough to fill them."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        return listener.detach()
+
+
+def narrow_client(stack: FrontendStack) -> socket.socket:
+    client = socket.socket()
+    client.settimeout(WAIT_SECONDS)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", stack.server.port))
+    return client
+
+
+def serve_long_name(stack: FrontendStack, answer: Callable[[Submit], list[FromScheduler]]) -> None:
+    """Of a model whose name makes the events of streams large: it is in each."""
+    stack.scheduler.close()
+    stack.wait_until_ready(False)
+    stack.scheduler = FakeScheduler(stack.scheduler_address, card("long" * 1000), answer)
+    stack.wait_until_ready()
+
+
+def in_flight(stack: FrontendStack) -> set[RequestRecord]:
+    return stack.server._tokenizers.traffic.in_flight
+
+
+def test_a_client_that_does_not_read_is_dropped(make_stack: MakeStack) -> None:
+    stack = make_stack(limits=RequestLimits(send_seconds=2.0), socket_fd=narrow_listener())
+    serve_long_name(stack, lambda submit: [Ack(submit.id)])
+    with narrow_client(stack) as client:
+        client.sendall(post(b'{"prompt": "a", "stream": true, "max_tokens": 200}'))
+        (submit,) = stack.scheduler.wait_for(Submit)
+        for index in range(150):
+            stack.scheduler.send(row(submit.id, index, ids("a")[0]), to=submit)
+            # Gives the stream its turn, so that tokens are not joined to one event.
+            stack.http.get("/health")
+        assert stack.scheduler.wait_for(Abort)[0].id == submit.id
+        assert re.search(r"^minisgl:slow_clients_total\S* 1$", stack.http.get("/metrics").text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        # More than the server writes at once, and less.
+        ("/tokenize", b'{"prompt": "%s"}' % (b"a " * 200_000)),
+        ("/tokenize", b'{"prompt": "%s"}' % (b"a " * 8_000)),
+        ("/v1/completions", b'{"prompt": "a", "stream": true, "max_tokens": 1, "n": 10}'),
+    ],
+    ids=["large", "small", "stream"],
+)
+def test_a_client_that_does_not_read_the_end_is_dropped(
+    make_stack: MakeStack, path: str, body: bytes, connection: str
+) -> None:
+    stack = make_stack(limits=RequestLimits(send_seconds=1.0), socket_fd=narrow_listener())
+    serve_long_name(stack, answer_with(ids("a")))
+    with narrow_client(stack) as client:
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: {connection}\r\ncontent-length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        eventually(lambda: bool(re.search(r"^minisgl:slow_clients_total\S* 1$", metrics(stack), re.MULTILINE)))
+        eventually(lambda: not [record for record in in_flight(stack) if record.path == path])
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(65536):
+                continue
+
+
+def test_a_client_that_reads_slowly_has_the_time_anew_for_each_part(make_stack: MakeStack) -> None:
+    stack = make_stack(socket_fd=narrow_listener())
+    body = b'{"prompt": "%s"}' % (b"a " * 200_000)
+    with narrow_client(stack) as client:
+        client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        answer = client.recv(65536)
+        (record,) = [one for one in in_flight(stack) if one.path == "/tokenize"]
+        length = answer.index(b"\r\n\r\n") + 4 + int(re.findall(rb"content-length: (\d+)", answer)[0])
+        begins = {record.sending_since}
+        while len(answer) < length:
+            data = client.recv(65536)
+            assert data
+            answer += data
+            begins.add(record.sending_since)
+    assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["tokens"]) == 200_001
+    assert len(begins) > 5
+
+
+def metrics(stack: FrontendStack) -> str:
+    return stack.http.get("/metrics").text
+
+
+def status(**changes: int) -> Status:
+    zero = dict.fromkeys(("steps", "prompt_tokens", "cached_tokens", "prefill_tokens", "generated_tokens"), 0)
+    rest = {"waiting": 0, "running": 1, "used_pages": 0, "num_pages": 8, "preemptions": 0, "finished": 0}
+    return Status(**(zero | rest | changes))
+
+
+class Watched:
+    """One request at time 0, and the watchdog."""
+
+    def __init__(self, **limits: float) -> None:
+        self.traffic = Traffic(RequestLimits(**limits))  # type: ignore[arg-type]
+        self.record = RequestRecord(request_id="r", method="POST", path="/", began=0.0, phase="waiting")
+        self.record.exchange = ResponseStream(1)
+        self.traffic.begin(self.record)
+
+    def code_at(self, now: float) -> str:
+        check(self.traffic, now)
+        return self.record.error_code
+
+
+async def test_the_whole_request_has_a_limit() -> None:
+    watched = Watched(request_seconds=10)
+    assert watched.code_at(9.9) == ""
+    assert watched.code_at(10.1) == "deadline_exceeded"
+    assert watched.traffic.metrics.timeouts == {"total": 1}
+    assert watched.code_at(20) == "deadline_exceeded"
+    assert watched.traffic.metrics.timeouts == {"total": 1}, "it fails once"
+
+
+async def test_waiting_for_a_place_has_a_limit() -> None:
+    watched = Watched(queue_seconds=10)
+    watched.record.accepted_at = 1.0
+    watched.traffic.engine(None, status(waiting=0), 0.0)
+    assert watched.code_at(12) == "", "nobody is in the queue: it is being prefilled"
+    later = RequestRecord(request_id="s", method="POST", path="/", began=2.0, phase="waiting", accepted_at=2.0)
+    watched.traffic.begin(later)
+    watched.traffic.engine(None, status(waiting=1, steps=1), 11.0)
+    assert watched.code_at(12) == "", "the one that waits is the later one"
+    watched.traffic.engine(None, status(waiting=2, steps=2), 11.0)
+    assert watched.code_at(12) == "queue_timeout"
+
+
+async def test_an_engine_that_stands_still_has_a_limit() -> None:
+    watched = Watched(stall_seconds=10)
+    watched.record.phase = "generating"
+    watched.traffic.engine(None, status(steps=1), 1.0)
+    watched.traffic.engine(None, status(steps=2), 5.0)
+    watched.traffic.engine(None, status(steps=2), 14.0)
+    assert watched.code_at(14.9) == ""
+    assert watched.code_at(15.1) == "engine_stalled"
+
+
+async def test_a_request_put_back_into_the_queue_has_a_limit() -> None:
+    watched = Watched(stall_seconds=10)
+    watched.record.phase = "generating"
+    watched.record.last_at = 5.0
+    watched.traffic.engine(None, status(steps=1), 15.0)
+    assert watched.code_at(15.5) == "", "tokens without text are silent too"
+    watched.traffic.engine(None, status(steps=2, waiting=1), 15.0)
+    assert watched.code_at(15.5) == "engine_stalled"
+
+
+async def test_text_that_waits_for_a_slow_client_is_bounded() -> None:
+    watched = Watched(unsent_bytes=100)
+    dropped = asyncio.Event()
+    watched.record.drop = dropped.set
+    watched.record.sending_since = 1.0
+    watched.record.unsent = 100
+    check(watched.traffic, 2.0)
+    assert not dropped.is_set()
+    watched.record.unsent = 101
+    check(watched.traffic, 2.0)
+    assert dropped.is_set()
+    assert watched.traffic.metrics.slow_clients == 1
+
+
+def test_a_stream_that_takes_too_long_ends_in_an_error(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    request = post(b'{"prompt": "a", "stream": true}')
+    with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
+        client.sendall(request)
+        answer = b""
+        while b'"text":"a"' not in answer:
+            data = client.recv(65536)
+            assert data, answer
+            answer += data
+        # Only now, so that the stream has begun however slow this machine is.
+        stack.server._tokenizers.traffic.limits = RequestLimits(request_seconds=0.01)
+        while data := client.recv(65536):
+            answer += data
+    assert b'"code":"deadline_exceeded"' in answer
+    assert b"[DONE]" not in answer and not answer.endswith(b"0\r\n\r\n")
+    assert stack.scheduler.wait_for(Abort)
+    whole = stack.http.post("/v1/completions", json={"prompt": "a"})
+    assert (whole.status_code, whole.json()["error"]["code"]) == (408, "deadline_exceeded")

@@ -1,0 +1,89 @@
+"""Who gets the texts of an answer: whoever takes them at once, or the handler of the request."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.server.response_stream import Delta, ResponseStream
+from minisgl.wire.text import Finished
+
+END = Finished(id=b"", reason="length", prompt_tokens=1, cached_tokens=0, completion_tokens=9)
+
+
+class Handler:
+    """Waits for news, and has somebody who takes texts meanwhile."""
+
+    def __init__(self, exchange: ResponseStream) -> None:
+        self._exchange = exchange
+        self.taken: list[str] = []
+        self.takes = True
+        self.task: asyncio.Task[list[Delta]]
+
+    async def wait(self) -> None:
+        self.task = asyncio.create_task(self._exchange.news(self._take))
+        await asyncio.sleep(0)
+
+    def _take(self, text: str) -> bool:
+        if self.takes:
+            self.taken.append(text)
+        return self.takes
+
+
+@pytest.fixture
+def exchange() -> ResponseStream:
+    return ResponseStream(1)
+
+
+@pytest.fixture
+async def handler(exchange: ResponseStream) -> Handler:
+    handler = Handler(exchange)
+    await handler.wait()
+    return handler
+
+
+async def test_texts_go_past_a_handler_that_waits(exchange: ResponseStream, handler: Handler) -> None:
+    exchange.push(0, "a", 1, ())
+    exchange.push(0, "b", 2, ())
+    await asyncio.sleep(0)
+    assert (handler.taken, handler.task.done()) == (["a", "b"], False)
+    exchange.finish(0, END)
+    assert await handler.task == [Delta(0, "", 9, (), END)]
+
+
+async def test_nothing_overtakes_a_text_that_was_not_taken(exchange: ResponseStream, handler: Handler) -> None:
+    handler.takes = False
+    exchange.push(0, "a", 1, ())
+    handler.takes = True
+    exchange.push(0, "b", 2, ())
+    assert await handler.task == [Delta(0, "ab", 2, (), None)]
+    exchange.push(0, "c", 3, ())
+    assert handler.taken == [], "it does not wait"
+    await handler.wait()
+    assert await handler.task == [Delta(0, "c", 3, (), None)]
+    await handler.wait()
+    exchange.push(0, "d", 4, ())
+    assert handler.taken == ["d"]
+    handler.task.cancel()
+
+
+async def test_nothing_overtakes_what_wakes_the_handler_up(exchange: ResponseStream, handler: Handler) -> None:
+    exchange.interrupt()
+    exchange.push(0, "a", 1, ())
+    assert await handler.task == [Delta(0, "a", 1, (), None)]
+    await handler.wait()
+    exchange.fail(ApiError.of_code("engine_error", "it broke"))
+    exchange.push(0, "b", 2, ())
+    with pytest.raises(ApiError, match="it broke"):
+        await handler.task
+    assert handler.taken == []
+
+
+async def test_nothing_is_taken_for_a_handler_that_is_gone(exchange: ResponseStream, handler: Handler) -> None:
+    handler.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await handler.task
+    exchange.push(0, "a", 1, ())
+    assert handler.taken == []

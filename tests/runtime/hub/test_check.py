@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from minisgl.hub.check import check_checkpoint
+from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
+
+
+@pytest.mark.parametrize("arch", TINY_ARCHS)
+def test_a_good_checkpoint_is_described(arch: str, tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, arch)
+    report = check_checkpoint(checkpoint)
+    assert report.servable, report.problems
+    assert not report.notes
+    weights = [w for file in checkpoint.glob("*.safetensors") for w in load_file(file).values()]
+    assert report.num_parameters == sum(w.numel() for w in weights)
+    assert report.weight_bytes == 2 * report.num_parameters
+    assert report.dtype == "bfloat16"
+    assert report.max_model_len == 2048
+    assert report.tensor_parallel_sizes == [1, 2, 4]
+
+
+def test_everything_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen3")
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["model.norm.weight"]
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"][:100].clone()
+    tensors["extra"] = tensors["model.layers.0.input_layernorm.weight"].clone()
+    save_file(tensors, checkpoint / "model.safetensors")
+    (checkpoint / "tokenizer.json").unlink()
+    (checkpoint / "tokenizer_config.json").write_text("{}")
+    report = check_checkpoint(checkpoint)
+    assert {problem.code for problem in report.problems} == {"missing_tensor", "wrong_shape", "no_tokenizer"}
+    assert {note.code for note in report.notes} == {"unknown_tensors", "no_chat_template"}
+
+
+def test_many_missing_tensors_are_summed_up(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen3")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9}))
+    problems = check_checkpoint(checkpoint).problems
+    assert len(problems) == 11
+    assert "more tensors" in problems[-1].message
+
+
+def test_an_unsupported_model_still_has_its_files_checked(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "llama")
+    (checkpoint / "config.json").write_text('{"architectures": ["T5Model"]}')
+    (checkpoint / "model-00001-of-00002.safetensors").unlink()
+    (checkpoint / "tokenizer_config.json").write_text("{")
+    codes = [problem.code for problem in check_checkpoint(checkpoint).problems]
+    assert codes == ["unsupported_architecture", "missing_file", "malformed_json"]
+
+
+def test_a_directory_that_is_not_there_is_one_problem(tmp_path: Path) -> None:
+    (problem,) = check_checkpoint(tmp_path / "nowhere").problems
+    assert problem.code == "model_not_found"
+
+
+def test_a_sliding_window_limits_the_length(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "mistral", config_extra={"sliding_window": 512, "eos_token_id": None})
+    (checkpoint / "generation_config.json").unlink()
+    report = check_checkpoint(checkpoint)
+    assert report.servable
+    assert report.max_model_len == 512
+    assert [note.code for note in report.notes] == ["sliding_window", "no_eos_token"]

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from minisgl.hub.errors import HubError
+from minisgl.hub.resolve import resolve
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Calls to the Hub; each raises or returns what `outcome` of the first entry says."""
+    calls: list[dict[str, Any]] = [{"outcome": ""}]
+
+    def snapshot_download(model: str, **options: Any) -> str:
+        calls.append({"model": model, **options})
+        outcome = calls[0]["outcome"]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return str(outcome)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return calls
+
+
+def test_a_directory_is_taken_as_it_is(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve(str(tmp_path)) == tmp_path
+    assert len(hub) == 1
+
+
+def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HubError, match=r"no config\.json") as refused:
+        resolve(str(tmp_path))
+    assert refused.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("path", ["/no/such/model", "./model", "../model/x", "~/no-such-model", "model", "a/b/c"])
+def test_what_is_no_hub_id_never_goes_there(path: str, hub: list[dict[str, Any]]) -> None:
+    with pytest.raises(HubError, match="there is no directory") as refused:
+        resolve(path)
+    assert refused.value.code == "model_not_found"
+    assert len(hub) == 1
+
+
+def test_hub_id(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
+    hub[0]["outcome"] = tmp_path
+    assert resolve("Qwen/Qwen3-0.6B", "main") == tmp_path
+    assert hub[1]["model"] == "Qwen/Qwen3-0.6B"
+    assert hub[1]["revision"] == "main"
+    assert "*.safetensors" in hub[1]["allow_patterns"]
+    resolve("Qwen/Qwen3-0.6B", with_weights=False)
+    assert "*.safetensors" not in hub[2]["allow_patterns"]
+
+
+def _http_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
+    return kind("refused", response=httpx2.Response(404, request=httpx2.Request("GET", "http://hub.invalid")))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (_http_error(errors.GatedRepoError), "model_access_denied", "HF_TOKEN"),
+        (_http_error(errors.RepositoryNotFoundError), "model_not_found", "neither a directory here nor"),
+        (_http_error(errors.RevisionNotFoundError), "model_not_found", "no revision 'v9'"),
+        (_http_error(errors.HfHubHTTPError), "hub_unreachable", "refused"),
+        (errors.LocalEntryNotFoundError("offline"), "hub_unreachable", "cannot be reached"),
+        (ConnectionError("no route"), "hub_unreachable", "cannot be reached"),
+        (OSError(errno.EROFS, "Read-only file system", "/cache/x"), "cache_not_writable", "at /cache/x .*set HF_HOME"),
+        (PermissionError(errno.EACCES, "Permission denied", "/cache"), "cache_not_writable", "Permission denied"),
+    ],
+)
+def test_hub_errors_say_what_to_do(error: Exception, code: str, words: str, hub: list[dict[str, Any]]) -> None:
+    hub[0]["outcome"] = error
+    with pytest.raises(HubError, match=words) as refused:
+        resolve("owner/name", "v9")
+    assert refused.value.code == code

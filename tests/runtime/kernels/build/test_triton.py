@@ -1,0 +1,159 @@
+"""Our own kernels compiled ahead of time: which ones an engine will launch, and that a launch finds them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+
+from minisgl.cli.main import main
+from minisgl.engine import rehearsal
+from minisgl.engine.rehearsal import rehearse
+from minisgl.kernels.build.triton import Architecture, Launches, _no_device
+from minisgl.kernels.flashinfer_setup import KERNELS_DIR
+from minisgl.kernels.triton_cache import SUBFOLDER, use_built_kernels
+from minisgl.models.config import ModelConfig
+from minisgl.toy.tiny import write_tiny_checkpoint
+
+HOPPER = Architecture.parse("9.0a")
+
+
+@triton.jit
+def _double(x, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, at < count), at < count)
+
+
+def _launch(count: int, offset: int = 0) -> None:
+    x = torch.empty(count + offset, dtype=torch.bfloat16, device="cuda")[offset:]
+    _double[(1,)](x, torch.empty_like(x), count, BLOCK=64)
+
+
+def test_what_a_machine_lacks_is_named_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    for compiler, words in (("true", "install them (Debian: libpython3-dev)"), ("no-such-compiler", "install gcc")):
+        monkeypatch.setenv("CC", compiler)
+        assert main(["kernels", "build", "qwen3-0.6b", "--out", str(tmp_path / "built")]) == 1
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "built").exists()
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton needs a C compiler")
+def test_modules_name_the_driver_also_where_linkers_drop_what_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\nexec gcc -Wl,--as-needed "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        _launch(32)
+    launches.compile(tmp_path / "built", HOPPER, jobs=1)
+    modules = list((tmp_path / "built").rglob("*.so"))
+    assert len(modules) == 2
+    for module in modules:
+        assert b"\0libcuda.so.1\0" in module.read_bytes(), module.name
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton needs a C compiler")
+def test_a_launch_finds_what_was_compiled_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        _launch(48)
+        _launch(96)
+    assert len(launches) == 1, "both counts are multiples of 16"
+    launches.compile(tmp_path / "built", HOPPER, jobs=1)
+    # As an image is: made in one place, used in another.
+    (tmp_path / "built").rename(tmp_path / "moved")
+    assert [entry.name for entry in (tmp_path / "moved").iterdir()] == [SUBFOLDER]
+
+    monkeypatch.setenv(KERNELS_DIR, str(tmp_path / "moved"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))
+    # Remembered, whatever it is, and then set by the code itself.
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "")
+    del os.environ["TRITON_CACHE_MANAGER"]
+    use_built_kernels()
+    hits: list[bool] = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda *, cache_hit, **_: hits.append(cache_hit))
+    with _no_device(HOPPER):
+        for count in (48, 47):
+            kernel: Any = _double.warmup(torch.bfloat16, torch.bfloat16, count, BLOCK=64, grid=(1,))
+            assert kernel.asm["cubin"]
+    assert hits == [True, False], "47 is no multiple of 16: another kernel, which is compiled then"
+
+
+def test_alignment_of_what_begins_in_the_middle_counts() -> None:
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        for offset in (0, 8, 3):
+            _launch(48, offset)
+    assert len(launches) == 2
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
+def test_a_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path, arch, hidden=256, heads=4, kv_heads=2, head_dim=128)
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        rehearse(ModelConfig.read(folder), tensor_parallel=2, page_size=64, max_running=8)
+    names = {name for name, _ in launches._by_key}
+    assert {"_step_inputs", "_choose_part", "_choose_row", "_thresholds", "_add_rms_norm", "_all_reduce"} <= names
+    if arch == "qwen3-moe":
+        assert {"_route", "_pairs_of_experts", "_weighted_sum"} <= names
+        kernels = {f"{kernel.fn.__module__}.{name}" for (name, _), (kernel, _) in launches._by_key.items()}
+        for module in ("experts_triton", "experts_vector_gluon"):
+            assert {f"minisgl.kernels.{module}._gate_up", f"minisgl.kernels.{module}._down"} <= kernels
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
+def test_a_rehearsal_of_few_layers_launches_what_all_layers_do(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch, layers=4, head_dim=128))
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
+    few = len(launches)
+    monkeypatch.setattr(rehearsal, "_few_layers", lambda config: config)
+    with launches.recorded(HOPPER):
+        rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
+    assert len(launches) == few
+
+
+_kernels: list[Any] = []
+"""In a process of its own."""
+
+
+def _names(order: int) -> dict[str, str]:
+    return {f"{kernel.fn.__module__}.{kernel.fn.__qualname__}": kernel.cache_key for kernel in _kernels[::order]}
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
+def test_a_kernels_name_does_not_depend_on_what_was_compiled_before(arch: str, tmp_path: Path) -> None:
+    """Triton leaves the constants of a function that two kernels call out of the name of the one that is first."""
+    _kernels.clear()
+    config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch, hidden=256, heads=2, kv_heads=2, head_dim=128))
+    launches = Launches()
+    with launches.recorded(HOPPER):
+        rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
+    # By identity: a kernel's hash is that of its name, and a process keeps the name that it has once given.
+    kernels = list({id(kernel): kernel for kernel, _ in launches._by_key.values()}.values())
+    # Forked: no message takes a kernel to another process.
+    with get_context("fork").Pool(1, _kernels.extend, (kernels,), maxtasksperchild=1) as pool:
+        forwards, backwards = (pool.apply(_names, (order,)) for order in (1, -1))
+    assert len(forwards) > 5
+    assert forwards == backwards

@@ -1,0 +1,63 @@
+"""A rank that dies under a program that is rank 0 itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from minisgl.launcher import worker_ranks as followers
+from minisgl.launcher.errors import LauncherError
+from minisgl.launcher.process import ProcessSpec
+
+DIES = ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)
+
+STUCK = """
+import sys
+import threading
+from minisgl.launcher import worker_ranks as followers
+from minisgl.launcher.process import ProcessSpec
+
+followers._STUCK_SECONDS = 0.0
+running = followers.WorkerRanks([ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)])
+print("an answer")
+if "closed" in sys.argv:
+    sys.stdout.close()
+with running.waited_for():
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("stdout", ["open", "closed"])
+def test_a_rank_0_that_waits_for_it_on_its_device_is_ended(stdout: str) -> None:
+    command = [sys.executable, "-c", STUCK, stdout]
+    # A pipe's buffer, which this variable would take away.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 1
+    assert done.stdout == "an answer\n", "what the program has printed is lost"
+    assert "process_died: rank1" in done.stderr and "rank 0 waits for it" in done.stderr
+
+
+def test_one_that_does_not_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers, "_STUCK_SECONDS", 0.0)
+    running = followers.WorkerRanks([DIES])
+    with pytest.raises(LauncherError, match="rank1") as caught:
+        running.check(60)
+    assert caught.value.code == "process_died"
+    running.close()
+
+
+def test_a_wait_that_begins_long_after_the_death_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = followers.WorkerRanks([DIES])
+    with pytest.raises(LauncherError):
+        running.check(60)
+    running._died -= 2 * followers._STUCK_SECONDS
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with running.waited_for():
+        running._end_if_stuck()
+    assert not ended
+    running.close()

@@ -1,0 +1,317 @@
+"""Real launchers against a peer that the test plays: what they refuse, and what they do when the other one fails."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from minisgl.replica.link import (
+    LINK_VERSION,
+    Accepted,
+    Begin,
+    Drained,
+    End,
+    FromLeader,
+    GaveUp,
+    Join,
+    Leaving,
+    RankEnded,
+    RankProgress,
+    Rejected,
+)
+from minisgl.replica.topology import Place
+from support.frontend.served import eventually
+from support.launcher.engine_pods import Pods
+from support.launcher.link_peer import LinkPeer, accept_follower, dial_leader
+from support.tiny_checkpoint import tiny_checkpoint
+
+Start = Callable[..., Pods]
+_PLACE = Place(node="node-1", devices=(), shm_device=1)
+_TWO_PODS = ("--tp", "2", "--ranks-per-pod", "1", "--revision-label", "a")
+
+
+@pytest.fixture
+def replica() -> Iterator[Start]:
+    started: list[Pods] = []
+    with tempfile.TemporaryDirectory(prefix="links-") as folder:
+
+        def make(*flags: str, model: Path | None = None) -> Pods:
+            pods = Pods(Path(folder), model or tiny_checkpoint(), *_TWO_PODS, *flags)
+            started.append(pods)
+            return pods
+
+        yield make
+        for pods in started:
+            pods.close()
+
+
+def _join(**fields: Any) -> Join:
+    join = Join(
+        version=LINK_VERSION,
+        replica="m-r0",
+        revision="a",
+        tensor_parallel=2,
+        ranks_per_pod=1,
+        pod_index=1,
+        pod="m-r0-1",
+        place=_PLACE,
+    )
+    return msgspec.structs.replace(join, **fields)
+
+
+def _joined(pods: Pods) -> LinkPeer[FromLeader]:
+    peer = dial_leader(pods.ports["link"])
+    peer.send(_join())
+    peer.receive(Accepted)
+    return peer
+
+
+def _killed(begin: Begin, message: str = "rank1 (pid 7) was killed") -> RankEnded:
+    return RankEnded(
+        epoch=begin.epoch, rank=1, exit_code=-9, told_to_end=False, code="", reason="Killed", message=message
+    )
+
+
+def test_the_leader_takes_only_pods_of_its_own(replica: Start) -> None:
+    pods = replica()
+    leader = pods.add()
+    leader.wait_for(phase="Waiting", progress="waiting for m-r0-1")
+    assert leader.get("/ready") == (503, b'{"ready":false,"reason":"Waiting: waiting for m-r0-1"}')
+    strangers: dict[str, dict[str, Any]] = {
+        "its revision is 'b', that of pod 0 'a'": {"revision": "b"},
+        "its tensor parallel is 4": {"tensor_parallel": 4},
+        "its replica is 'm-r1'": {"replica": "m-r1"},
+        "pod index 2 is none of 1 to 1": {"pod_index": 2},
+        "it speaks version 99": {"version": 99},
+    }
+    for words, fields in strangers.items():
+        peer = dial_leader(pods.ports["link"])
+        peer.send(_join(**fields))
+        assert words in peer.receive(Rejected).message
+        peer.wait_for_end()
+        peer.close()
+    for garbage in (b'{"type":"leaving"}\n', b"GET / HTTP/1.1\r\n\r\n", b"x" * 300_000, b"[" * 5000 + b"\n"):
+        peer = dial_leader(pods.ports["link"])
+        peer.send_bytes(garbage)
+        peer.wait_for_end()
+        peer.close()
+    assert leader.get("/live")[0] == leader.get("/startup")[0] == 200
+    assert leader.status()["restarts"] == 0
+    assert leader.children() == {}
+    leader.popen.send_signal(signal.SIGTERM)
+    assert leader.popen.wait(60) == 0
+
+
+def test_failed_starts_use_up_the_budget_and_then_the_leader_stays_and_says_why(replica: Start) -> None:
+    pods = replica("--max-restarts", "2")
+    leader = pods.add()
+    peer = _joined(pods)
+    epochs = []
+    for _ in range(3):
+        begin = peer.receive(Begin)
+        epochs.append(begin.epoch)
+        assert begin.rendezvous == f"tcp://127.0.0.1:{pods.ports['rendezvous']}"
+        peer.send(_killed(begin, "rank1 (pid 7) was killed by signal 9. Its last words:\n  | ouch"))
+    assert epochs == sorted(set(epochs))
+    assert "--max-restarts 2 within" in peer.receive(GaveUp).message
+    peer.wait_for_end()
+    status = leader.wait_for(phase="Failed")
+    assert (status["restarts"], status["max_restarts"], status["ready"]) == (2, 2, False)
+    failure = status["last_failure"]
+    assert (failure["rank"], failure["pod"], failure["exit_code"], failure["reason"]) == (1, "m-r0-1", -9, "Killed")
+    assert failure["message"].endswith("| ouch [pod m-r0-1]")
+    assert leader.get("/live")[0] == 200
+    assert leader.get("/ready")[0] == 503
+    assert leader.children() == {}
+    peer.close()
+    leader.popen.send_signal(signal.SIGTERM)
+    assert leader.popen.wait(60) == 0
+
+
+def test_budget_and_order_of_epochs_outlive_the_leader(replica: Start) -> None:
+    pods = replica("--max-restarts", "1")
+    leader = pods.add()
+    peer = _joined(pods)
+    first = peer.receive(Begin)
+    peer.send(_killed(first))
+    before = peer.receive(Begin)
+    leader.close()
+    peer.wait_for_end()
+    leader.start()
+    peer = _joined(pods)
+    begin = peer.receive(Begin)
+    assert begin.epoch > before.epoch > first.epoch
+    status = leader.status()
+    assert (status["restarts"], status["last_failure"]["exit_code"]) == (1, -9)
+    peer.send(_killed(begin))
+    peer.receive(GaveUp)
+    leader.wait_for(phase="Failed")
+    peer.close()
+
+
+def test_what_a_restart_cannot_cure_is_not_tried_again(replica: Start) -> None:
+    pods = replica()
+    leader = pods.add()
+    peer = _joined(pods)
+    begin = peer.receive(Begin)
+    peer.send(
+        RankEnded(
+            epoch=begin.epoch,
+            rank=1,
+            exit_code=1,
+            told_to_end=False,
+            code="missing_tensor",
+            reason="InvalidModel",
+            message="model.norm.weight is in no file",
+        )
+    )
+    assert "model.norm.weight is in no file" in peer.receive(GaveUp).message
+    status = leader.wait_for(phase="Failed")
+    assert status["last_failure"]["reason"] == "InvalidModel"
+    assert (status["restarts"], status["epoch"][1]) == (0, 1)
+
+
+def test_a_lost_link_ends_the_epoch_and_the_pod_may_come_back(replica: Start) -> None:
+    pods = replica()
+    leader = pods.add()
+    first = _joined(pods)
+    begin = first.receive(Begin)
+    # Newest wins: a pod that was replaced may be back before its old connection has timed out.
+    second = dial_leader(pods.ports["link"])
+    second.send(_join(pod="m-r0-1"))
+    second.receive(Accepted)
+    first.wait_for_end()
+    again = second.receive(Begin)
+    assert again.epoch == (begin.epoch[0], begin.epoch[1] + 1)
+    second.close()
+    status = leader.wait_for(phase="Waiting")
+    assert "the link to its pod m-r0-1 was lost" in status["last_failure"]["message"]
+    assert leader.children() == {}, "its own rank is gone before the pod may come back"
+    third = _joined(pods)
+    assert third.receive(Begin).epoch[1] == 3
+    first.close()
+    third.close()
+
+
+def test_a_pod_that_says_nothing_is_lost(replica: Start) -> None:
+    pods = replica()
+    leader = pods.add()
+    peer = dial_leader(pods.ports["link"], silent=True)
+    peer.send(_join())
+    peer.receive(Accepted)
+    peer.wait_for_end()
+    leader.wait_for(phase="Waiting")
+    leader.wait_for_words("the link to pod m-r0-1 is lost: nothing came from it for 10 s")
+    peer.close()
+
+
+def test_a_replica_that_is_ended_while_it_starts_tells_its_pods(replica: Start) -> None:
+    pods = replica()
+    leader = pods.add()
+    peer = _joined(pods)
+    begin = peer.receive(Begin)
+    leader.popen.send_signal(signal.SIGTERM)
+    peer.receive(End)
+    peer.send(_killed(begin))
+    peer.receive(Drained)
+    assert leader.popen.wait(60) == 0
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason", "words"),
+    [
+        (("--tp", "7", "--ranks-per-pod", "7"), "TensorDoesNotDivideHeads", "cannot be split over 7 ranks"),
+        (("--tp", "1", "--ranks-per-pod", "1"), "InvalidModel", "config.json"),
+    ],
+)
+def test_a_model_that_cannot_be_served_fails_without_a_start(
+    flags: tuple[str, ...], reason: str, words: str, replica: Start, tmp_path: Path
+) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint(), broken)
+    if reason == "InvalidModel":
+        (broken / "config.json").unlink()
+    leader = replica(*flags, model=broken).add()
+    status = leader.wait_for(phase="Failed")
+    assert status["last_failure"]["reason"] == reason
+    assert words in status["last_failure"]["message"]
+    assert words in status["progress"]
+    assert leader.children() == {}
+    leader.popen.send_signal(signal.SIGTERM)
+    assert leader.popen.wait(60) == 0
+
+
+def test_a_follower_keeps_its_ranks_only_as_long_as_its_link(replica: Start) -> None:
+    pods = replica()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pods.ports["link"] = listener.getsockname()[1]
+        follower = pods.add(index=1)
+        leader = accept_follower(listener)
+        join = leader.receive(Join)
+        assert (join.pod, join.pod_index, join.revision, join.place.node) == ("m-r0-1", 1, "a", "node-1")
+        assert follower.get("/ready")[0] == 503
+        leader.send(Rejected("its revision is 'a', that of pod 0 'b'"))
+        leader.close()
+        follower.wait_for(
+            phase="Waiting", progress="pod 0 does not take this pod: its revision is 'a', that of pod 0 'b'"
+        )
+
+        leader = accept_follower(listener)
+        leader.receive(Join)
+        leader.send(Accepted())
+        begin = Begin(epoch=(5, 1), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host="")
+        leader.send(begin)
+        follower.wait_for(ready=True)
+        eventually(lambda: "rank1" in follower.children())
+        leader.close()
+        leader = accept_follower(listener)
+        leader.receive(Join)
+        assert "rank1" not in follower.children(), "a pod joins without any rank running"
+
+        leader.send(Accepted())
+        leader.send(Begin(epoch=(5, 2), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host=""))
+        eventually(lambda: "rank1" in follower.children())
+        leader.send(End((5, 1)))
+        leader.receive(RankProgress)
+        follower.kill_rank(1)
+        ended = leader.receive(RankEnded)
+        assert (ended.epoch, ended.rank, ended.exit_code, ended.told_to_end) == ((5, 2), 1, -9, False)
+
+        leader.send(Begin(epoch=(5, 3), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host=""))
+        leader.receive(RankProgress)
+        leader.send(End((5, 3)))
+        assert leader.receive(RankEnded).told_to_end
+
+        leader.send(GaveUp("rank0 was killed"))
+        leader.close()
+        leader = accept_follower(listener)
+        leader.receive(Join)
+        follower.wait_for(phase="Failed", progress="the replica has failed: rank0 was killed")
+        leader.send(Accepted())
+        follower.wait_for(phase="Waiting", ready=True)
+
+        follower.popen.send_signal(signal.SIGTERM)
+        leader.receive(Leaving)
+        assert follower.popen.poll() is None
+        leader.send(Drained())
+        assert follower.popen.wait(60) == 0
+        leader.close()
+
+
+def test_a_follower_without_a_leader_ends_at_once(replica: Start) -> None:
+    pods = replica()
+    follower = pods.add(index=1)
+    eventually(lambda: "cannot be reached" in follower.log.read_text())
+    status = follower.status()
+    assert (status["phase"], status["ready"], status["pod_index"]) == ("Waiting", False, 1)
+    follower.popen.send_signal(signal.SIGTERM)
+    assert follower.popen.wait(60) == 0

@@ -1,0 +1,278 @@
+"""The dispatcher against replicas that come, go, drain and refuse in every order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from minisgl.router.dispatcher import Dispatcher
+from minisgl.wire.messages import (
+    WIRE_VERSION,
+    Abort,
+    Ack,
+    Failed,
+    FinishReason,
+    PromptLogprobs,
+    Status,
+    Submit,
+    Tokens,
+    Welcome,
+)
+from support.frontend.fake_scheduler import card, row
+
+KINDS = ({"tokenizer.json": "a" * 64}, {"tokenizer.json": "b" * 64})
+PROMPTS = (b"\0" * 512, b"\1" * 512)
+"""The same in the token ids of either tokenizer."""
+RETRY_SECONDS = 10.0
+REPLICAS = 3
+
+STATUS = Status(
+    **dict.fromkeys(
+        (
+            *("waiting", "running", "used_pages", "num_pages", "steps", "prompt_tokens", "cached_tokens"),
+            *("prefill_tokens", "generated_tokens", "preemptions", "finished"),
+        ),
+        0,
+    )
+)
+
+
+class Server:
+    """A replica as it really is: what it has been asked for and not ended yet."""
+
+    def __init__(self, number: int) -> None:
+        self.address = f"10.0.0.{number}"
+        self.name = f"chat-r{number}"
+        self.epoch = 0
+        self.up = False
+        self.draining = False
+        self.kind = 0
+        """Of its tokenizer files."""
+        self.requests: dict[bytes, int] = {}
+        """Tokens given, by identifier on the wire."""
+        self.aborted: set[bytes] = set()
+
+    def welcome(self) -> Welcome:
+        return Welcome(
+            version=WIRE_VERSION,
+            epoch=(1, self.epoch),
+            model=card(tokenizer_hashes=KINDS[self.kind]),
+            replica=self.name,
+        )
+
+
+class Dispatching(RuleBasedStateMachine):
+    requests = Bundle("requests")
+
+    @initialize()
+    def begin(self) -> None:
+        self.dispatcher = Dispatcher(
+            RETRY_SECONDS, 60.0, give=self.on_given, send=self.on_sent, encode_again=self.on_encode_again
+        )
+        self.kind = 0
+        self.dispatcher.use_files(KINDS[0])
+        self.servers = [Server(number) for number in range(REPLICAS)]
+        for server in self.servers:
+            self.dispatcher.add(server.address)
+        self.count = 0
+        self.given: dict[bytes, list[int]] = {}
+        """Indices of the tokens that each request was given."""
+        self.ends: dict[bytes, str] = {}
+        self.acks: set[bytes] = set()
+        self.cancelled: set[bytes] = set()
+        self.encoding: set[bytes] = set()
+        """Requests whose prompts are being encoded again."""
+
+    # What the dispatcher does.
+
+    def on_given(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
+        match message:
+            case Ack():
+                assert message.id not in self.acks
+                self.acks.add(message.id)
+            case Failed():
+                assert message.id not in self.ends and message.id not in self.cancelled
+                self.ends[message.id] = message.code
+            case Tokens():
+                rows = message.rows()
+                for request_id, index, finish in zip(rows.ids, rows.index.tolist(), rows.finish.tolist(), strict=True):
+                    if request_id in self.given and request_id not in self.cancelled and request_id not in self.ends:
+                        assert index == len(self.given[request_id]), "a hole, or a token given twice"
+                        self.given[request_id].append(index)
+                        if finish:
+                            self.ends[request_id] = "finished"
+
+    def on_sent(self, address: str, message: Submit | Abort) -> None:
+        server = next(one for one in self.servers if one.address == address)
+        assert server.up, "sent to a replica that is not there"
+        if isinstance(message, Submit):
+            assert not server.draining, "sent to one that drains"
+            assert message.prompt == PROMPTS[server.kind], "token ids of another tokenizer"
+            assert message.id not in server.requests
+            server.requests[message.id] = 0
+        else:
+            del server.requests[message.id]
+            server.aborted.add(message.id)
+
+    def on_encode_again(self, request_id: bytes) -> None:
+        assert not self.given[request_id] and request_id not in self.encoding
+        self.encoding.add(request_id)
+
+    # What happens to it.
+
+    def server(self, number: int) -> Server:
+        return self.servers[number]
+
+    @rule(target=requests)
+    def submit(self) -> Any:
+        self.count += 1
+        request_id = b"%016d" % self.count
+        self.given[request_id] = []
+        self.send(request_id)
+        return multiple(request_id)
+
+    def send(self, request_id: bytes) -> None:
+        self.dispatcher.submit(Submit(id=request_id, prompt=PROMPTS[self.kind], max_tokens=8, seed=1))
+
+    @rule(kind=st.integers(0, 1))
+    def use_files(self, kind: int) -> None:
+        self.kind = kind
+        self.dispatcher.use_files(KINDS[kind])
+
+    @rule()
+    def encode(self) -> None:
+        encoded, self.encoding = self.encoding, set()
+        for request_id in sorted(encoded):
+            self.send(request_id)
+
+    @rule(request_id=consumes(requests))
+    def cancel(self, request_id: bytes) -> None:
+        if request_id not in self.ends:
+            self.cancelled.add(request_id)
+        self.encoding.discard(request_id)
+        self.dispatcher.abort(request_id)
+
+    @rule(number=st.integers(0, REPLICAS - 1), kind=st.integers(0, 1))
+    def start(self, number: int, kind: int) -> None:
+        """Or start again, over the link that there is."""
+        server = self.server(number)
+        server.kind = kind
+        server.up, server.draining, server.requests, server.aborted = True, False, {}, set()
+        server.epoch += 1
+        self.dispatcher.welcome(server.address, server.welcome())
+
+    @rule(number=st.integers(0, REPLICAS - 1))
+    def die(self, number: int) -> None:
+        server = self.server(number)
+        server.up, server.requests, server.aborted = False, {}, set()
+        self.dispatcher.lost(server.address, "engine_unavailable", "lost")
+
+    @rule(number=st.integers(0, REPLICAS - 1), draining=st.booleans())
+    def status(self, number: int, draining: bool) -> None:
+        server = self.server(number)
+        if server.up:
+            server.draining = server.draining or draining
+            self.dispatcher.status(
+                server.address, msgspec.structs.replace(STATUS, draining=server.draining, running=len(server.requests))
+            )
+
+    def pick(self, number: int, data: st.DataObject) -> tuple[Server, bytes] | None:
+        server = self.server(number)
+        if not server.requests:
+            return None
+        return server, data.draw(st.sampled_from(sorted(server.requests)))
+
+    @rule(number=st.integers(0, REPLICAS - 1), data=st.data())
+    def ack(self, number: int, data: st.DataObject) -> None:
+        if (picked := self.pick(number, data)) is not None:
+            self.dispatcher.acked(picked[0].address, Ack(picked[1]))
+
+    @rule(number=st.integers(0, REPLICAS - 1), data=st.data(), finish=st.sampled_from([None, None, "stop"]))
+    def token(self, number: int, data: st.DataObject, finish: FinishReason | None) -> None:
+        if (picked := self.pick(number, data)) is not None:
+            server, wire_id = picked
+            index = server.requests[wire_id]
+            server.requests[wire_id] += 1
+            if finish:
+                del server.requests[wire_id]
+            self.dispatcher.tokens(server.address, row(wire_id, index, 5, finish))
+
+    @rule(
+        number=st.integers(0, REPLICAS - 1),
+        data=st.data(),
+        code=st.sampled_from(["queue_full", "draining", "deadline_exceeded"]),
+    )
+    def refuse(self, number: int, data: st.DataObject, code: str) -> None:
+        if (picked := self.pick(number, data)) is not None:
+            server, wire_id = picked
+            del server.requests[wire_id]
+            server.draining = server.draining or code == "draining"
+            self.dispatcher.failed(server.address, Failed(wire_id, code, code))
+
+    @rule(number=st.integers(0, REPLICAS - 1), index=st.integers(0, 3))
+    def late_tokens(self, number: int, index: int) -> None:
+        """Of requests that were taken away: the replica had computed them before it heard of that."""
+        server = self.server(number)
+        for wire_id in server.aborted:
+            self.dispatcher.tokens(server.address, row(wire_id, index, 7))
+
+    @rule(seconds=st.sampled_from([0.1, 3.0, 20.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.dispatcher.replicas.now += seconds
+        for server in self.servers:
+            if server.up:
+                # Nobody is silent here.
+                self.status(self.servers.index(server), False)
+        self.dispatcher.tick()
+
+    # What must hold.
+
+    @invariant()
+    def every_request_is_somewhere(self) -> None:
+        if not hasattr(self, "dispatcher"):
+            return
+        live = {request_id for request_id in self.given if request_id not in self.ends} - self.cancelled
+        assert set(self.dispatcher._requests) == live
+        at_servers = sum(len(server.requests) for server in self.servers)
+        assert at_servers + len(self.dispatcher._parked) + len(self.encoding) == len(live)
+        for server in self.servers:
+            assert self.dispatcher.replicas[server.address].in_flight == len(server.requests)
+        if any(server.up and not server.draining and server.kind == self.kind for server in self.servers):
+            assert not self.dispatcher._parked
+        else:
+            assert not self.dispatcher.replicas.routable
+        assert len(self.dispatcher._aliases) <= 2 * len(live)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "dispatcher"):
+            return
+        # In the end nothing is left waiting.
+        self.encode()
+        for number in range(REPLICAS):
+            self.die(number)
+        self.encode()
+        self.time_passes(RETRY_SECONDS + 1)
+        assert not self.dispatcher._requests
+        assert not self.dispatcher._aliases
+
+
+Dispatching.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDispatching = Dispatching.TestCase
+
+
+def test_a_replica_that_refuses_what_has_tokens_already_drains_all_the_same() -> None:
+    given: list[Any] = []
+    dispatcher = Dispatcher(RETRY_SECONDS, 60.0, give=given.append, send=lambda *_: None, encode_again=lambda _: None)
+    dispatcher.use_files(KINDS[0])
+    server, request_id = Server(0), b"%016d" % 1
+    dispatcher.add(server.address)
+    dispatcher.welcome(server.address, server.welcome())
+    dispatcher.submit(Submit(id=request_id, prompt=PROMPTS[0], max_tokens=8, seed=1))
+    dispatcher.tokens(server.address, row(request_id, 0, 5))
+    dispatcher.failed(server.address, Failed(request_id, "draining", "it ends"))
+    assert given[-1] == Failed(request_id, "draining", "it ends"), "what has given something is not tried again"
+    assert not dispatcher.replicas.routable

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from minisgl.router.replicas import STALE_SECONDS, Replicas
+from minisgl.wire.messages import WIRE_VERSION, Status, Welcome
+from support.frontend.fake_scheduler import card
+
+OLD, NEW = {"tokenizer.json": "0" * 64}, {"tokenizer.json": "1" * 64}
+
+STATUS = Status(
+    waiting=1,
+    running=2,
+    used_pages=3,
+    num_pages=10,
+    page_size=16,
+    queue_times=(1, 2),
+    queue_seconds=0.5,
+    steps=4,
+    prompt_tokens=5,
+    cached_tokens=6,
+    prefill_tokens=7,
+    generated_tokens=8,
+    preemptions=9,
+    finished=10,
+    start_seconds={"load": 1.5},
+)
+
+
+def welcome(number: int, hashes: dict[str, str] = OLD, **changes: object) -> Welcome:
+    made = Welcome(
+        version=WIRE_VERSION, epoch=(1, 1), model=card(tokenizer_hashes=hashes), replica=f"chat-r{number}", revision="a"
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def replicas_of(*welcomes: Welcome, hashes: dict[str, str] | None = OLD) -> Replicas:
+    made = Replicas()
+    if hashes is not None:
+        made.use_files(hashes)
+    for number, one in enumerate(welcomes):
+        made.add(str(number))
+        made.welcome(str(number), one)
+    return made
+
+
+def reasons(replicas: Replicas) -> list[str]:
+    return [state.reason for state in replicas.states()]
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (welcome(0), ""),
+        (welcome(0, version=WIRE_VERSION - 1), ""),
+        (welcome(0, version=WIRE_VERSION + 1), "update the older side"),
+        (welcome(0, version=WIRE_VERSION - 2), "update the older side"),
+        (welcome(0, {}), "does not say which tokenizer files"),
+        (welcome(0, NEW), r"differ from those in use \(tokenizer.json\)"),
+    ],
+)
+def test_who_can_take_a_request(one: Welcome, reason: str) -> None:
+    replicas = replicas_of(one)
+    assert [not reason] == [state.routable for state in replicas.states()]
+    assert bool(replicas.routable) is (replicas.card() is not None) is not reason
+    assert re.search(reason, reasons(replicas)[0])
+
+
+def test_silence_and_what_ends_it() -> None:
+    replicas = replicas_of(welcome(0))
+    replicas.now = STALE_SECONDS + 1
+    replicas.tick()
+    assert reasons(replicas) == ["it has said nothing for 6 s"]
+    assert not replicas.routable
+    replicas.status("0", STATUS)
+    assert replicas.routable
+
+
+def test_who_drains_until_it_starts_anew() -> None:
+    replicas = replicas_of(welcome(0))
+    replicas.refuses("0")
+    replicas.status("0", STATUS)
+    assert reasons(replicas) == ["it is draining"]
+    replicas.lost("0", "gone")
+    assert reasons(replicas) == ["gone"]
+    replicas.welcome("0", welcome(0, epoch=(1, 2)))
+    assert replicas.routable
+
+
+def test_the_load_is_what_all_frontends_have_there() -> None:
+    replicas = replicas_of(welcome(0))
+    assert replicas["0"].load == 0
+    replicas["0"].sent(())
+    assert replicas["0"].load == 1
+    replicas.status("0", STATUS)
+    assert replicas["0"].load == 3
+    for _ in range(2):
+        replicas["0"].sent(())
+    assert replicas["0"].load == 5
+    for _ in range(8):
+        replicas["0"].sent(())
+    replicas.status("0", STATUS)
+    # What is on its way there is not in the status yet.
+    assert replicas["0"].load == 11
+
+
+def test_all_files_are_loaded_those_of_most_first() -> None:
+    replicas = replicas_of(welcome(0), welcome(1, NEW), welcome(2, NEW), hashes=None)
+    assert replicas.missing_files() == [NEW, OLD]
+    assert replicas.with_files(NEW) == ["1", "2"]
+    replicas.have_loaded([NEW])
+    assert replicas.missing_files() == [OLD]
+    replicas.status("0", msgspec.structs.replace(STATUS, draining=True))
+    assert replicas.missing_files() == []
+
+
+def test_files_are_changed_to_those_of_most_when_these_are_loaded() -> None:
+    replicas = replicas_of(welcome(0), welcome(1), welcome(2, NEW), welcome(3, NEW))
+    replicas.have_loaded([OLD])
+    replicas.status("0", msgspec.structs.replace(STATUS, draining=True))
+    assert replicas.wanted_files() is None
+    replicas.have_loaded([OLD, NEW])
+    assert replicas.wanted_files() == NEW
+    replicas.use_files(NEW)
+    assert replicas.wanted_files() is None
+    assert [replica.address for replica in replicas.routable] == ["2", "3"]
+
+
+def test_as_many_with_other_files_are_no_reason_to_change() -> None:
+    replicas = replicas_of(welcome(0), welcome(1, NEW))
+    replicas.have_loaded([OLD, NEW])
+    assert replicas.wanted_files() is None
+    replicas.lost("0", "gone")
+    assert replicas.wanted_files() == NEW
+    replicas.use_files(NEW)
+    replicas.welcome("0", welcome(0))
+    assert replicas.wanted_files() is None
+
+
+def test_who_waits_for_files_could_take_requests_with_them() -> None:
+    replicas = replicas_of(welcome(0), welcome(1, NEW), welcome(2, NEW), hashes=None)
+
+    def waiting() -> list[str]:
+        return [state.address for state in replicas.states() if state.waits_for_files]
+
+    replicas.have_loaded([NEW])
+    assert waiting() == [], "none are in use yet"
+    replicas.use_files(OLD)
+    assert waiting() == ["1", "2"]
+    replicas.refuses("1")
+    assert waiting() == ["2"]
+    replicas.have_loaded([OLD])
+    assert waiting() == [], "whether they can be used is not known"
+    replicas.have_loaded([OLD, NEW])
+    replicas.use_files(NEW)
+    assert waiting() == ["0"]
+
+
+def test_nobody_is_no_reason_to_change() -> None:
+    for replicas in (replicas_of(), replicas_of(welcome(0, {}))):
+        replicas.have_loaded([OLD])
+        assert (replicas.missing_files(), replicas.wanted_files()) == ([], None)
+
+
+def test_the_shortest_sequence_is_promised() -> None:
+    replicas = replicas_of(welcome(0, epoch=(1, 9)), welcome(1, model=card(tokenizer_hashes=OLD, max_model_len=100)))
+    served = replicas.card()
+    assert served is not None
+    assert (served[0].max_model_len, served[1]) == (100, (1, 9))
+
+
+def test_statuses_add_up() -> None:
+    replicas = replicas_of(welcome(0), welcome(1))
+    assert replicas.total_status() is None
+    replicas.status("0", STATUS)
+    assert replicas.total_status() == STATUS
+    slower = {"load": 3.0, "capture": 0.5}
+    replicas.status("1", msgspec.structs.replace(STATUS, draining=True, start_seconds=slower))
+    total = replicas.total_status()
+    assert total is not None
+    assert total.start_seconds == slower
+    assert (total.waiting, total.steps, total.queue_seconds, total.queue_times) == (2, 8, 1.0, (2, 4))
+    assert (total.page_size, total.num_pages, total.draining) == (16, 20, False)

@@ -1,0 +1,420 @@
+"""A worker between a frontend and the replicas of a model, each a pod at an address of its own."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from minisgl.router import discovery
+from minisgl.router.config import EngineDiscovery, TokenizerConfig
+from minisgl.router.worker import Worker
+from minisgl.wire.messages import Abort, Ack, Failed, Flush, Flushed, FromScheduler, SamplingParams, Submit
+from minisgl.wire.text import Accepted, Cancel, ReplicaState, Texts, WorkerState
+from support.cluster.fake_pods import Pods
+from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
+from support.frontend.played_frontend import PlayedFrontend
+from support.tiny_tokenizers import CHATML, byte_level, write_directory
+
+TOKENIZER = byte_level()
+OTHER = byte_level(("<|im_start|>", "<|im_end|>"))
+NEXT_EPOCH = (1_700_000_000_000, 2)
+
+
+def saying(text: str) -> Callable[[Submit], list[FromScheduler]]:
+    return answer_with(TOKENIZER.encode(text).ids)
+
+
+def accept_only(submit: Submit) -> list[FromScheduler]:
+    return [Ack(submit.id)]
+
+
+class Cluster:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.model = path / "model"
+        write_directory(self.model, TOKENIZER, chat_template=CHATML)
+        self.pods = Pods()
+        self.frontend = PlayedFrontend(f"ipc://{path}/frontend")
+        self.worker: Worker | None = None
+        self._thread: threading.Thread | None = None
+
+    def start_worker(self, **changes: Any) -> None:
+        engines = EngineDiscovery(
+            host="chat-leaders",
+            scheduler_port=self.pods.scheduler_port,
+            control_port=self.pods.control_port,
+            cache=str(self.path / "cache"),
+            **changes,
+        )
+        config = TokenizerConfig(engines=engines, frontend_address=f"ipc://{self.path}/frontend")
+        self.worker = Worker(config, self.pods.resolve)
+        self._thread = threading.Thread(target=self.worker.serve)
+        self._thread.start()
+
+    def wait_for(self, matches: Callable[[WorkerState], bool]) -> WorkerState:
+        return self.frontend.wait_for(WorkerState, matches)
+
+    def wait_until_routable(self, *numbers: int) -> WorkerState:
+        """Exactly these replicas can take requests."""
+        wanted = {f"chat-r{number}" for number in numbers}
+        return self.wait_for(lambda state: {one.replica for one in state.replicas if one.routable} == wanted)
+
+    def close(self) -> None:
+        if self.worker is not None and self._thread is not None:
+            self.worker.stop()
+            self._thread.join(WAIT_SECONDS)
+            assert not self._thread.is_alive()
+        self.frontend.close()
+        self.pods.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setattr(discovery, "RESOLVE_SECONDS", 0.05)
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+def state_of(state: WorkerState, number: int) -> ReplicaState:
+    return next(one for one in state.replicas if one.replica == f"chat-r{number}")
+
+
+def test_replicas_are_found_greeted_and_their_files_fetched(cluster: Cluster) -> None:
+    cluster.start_worker(names=("a", "b"))
+    nobody = cluster.wait_for(lambda state: "cannot be resolved" in state.reason)
+    assert (nobody.model, nobody.replicas) == (None, ())
+    pods = [cluster.pods.start(number, cluster.model, saying("xyz")) for number in (0, 1)]
+    state = cluster.wait_until_routable(0, 1)
+    assert state.model is not None
+    assert (state.model.card.name, state.model.names) == ("a", ("a", "b"))
+    first = state_of(state, 0)
+    assert (first.address, first.revision, first.epoch) == (pods[0].address, "0123456789", (1_700_000_000_000, 1))
+    names = {f"/files/{name}" for name in pods[0].model.tokenizer_hashes}
+    assert {path for pod in pods for path in pod.files.requests} == names
+    assert sum(len(pod.files.requests) for pod in pods) == len(names)
+    assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[0] == "xyz"
+
+
+def test_without_any_engine_requests_fail_at_once(cluster: Cluster) -> None:
+    cluster.start_worker()
+    cluster.wait_for(lambda state: state.model is None)
+    assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[1].code == "engine_unavailable"
+
+
+def test_a_lost_dns_record_closes_no_link(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, saying("xyz"))
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    cluster.pods.addresses.clear()
+    assert cluster.pods.looked_up_in_vain.wait(WAIT_SECONDS)
+    assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[0] == "xyz"
+    pod.kill_engine()
+    cluster.wait_for(lambda state: not state.replicas)
+
+
+def test_the_load_is_spread(cluster: Cluster) -> None:
+    pods = [cluster.pods.start(number, cluster.model, accept_only) for number in range(3)]
+    cluster.start_worker()
+    cluster.wait_until_routable(0, 1, 2)
+    for number in range(9):
+        cluster.frontend.generate(number)
+        cluster.frontend.wait_for(Accepted)
+    assert [len(pod.scheduler.received(Submit)) for pod in pods] == [3, 3, 3]
+
+
+def test_one_prefix_stays_with_one_replica(cluster: Cluster) -> None:
+    pods = [cluster.pods.start(number, cluster.model, saying("x")) for number in range(3)]
+    cluster.start_worker()
+    cluster.wait_until_routable(0, 1, 2)
+    for number in range(6):
+        request = cluster.frontend.generate(number, "a long beginning that all have in common " * 4 + str(number))
+        cluster.frontend.wait_for_end(request)
+    assert sorted(len(pod.scheduler.received(Submit)) for pod in pods) == [0, 0, 6]
+
+
+def test_a_request_without_output_goes_elsewhere_and_one_with_output_fails(cluster: Cluster) -> None:
+    first = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    silent, streaming = cluster.frontend.generate(1), cluster.frontend.generate(2)
+    submits = {submit.id: submit for submit in first.scheduler.wait_for(Submit, 2)}
+    first.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]), to=submits[streaming])
+    cluster.frontend.wait_for(Texts)
+    second = cluster.pods.start(1, cluster.model, saying("xyz"))
+    cluster.wait_until_routable(0, 1)
+    first.kill_engine()
+    ends = cluster.frontend.wait_for_ends(silent, streaming)
+    assert ends[streaming][1].code == "engine_unavailable"
+    assert ends[silent][0] == "xyz"
+    # What the first one has seen must not be taken for what the second one says.
+    assert second.scheduler.received(Submit)[0].id != silent
+    assert cluster.wait_for(lambda state: state.retried > 0).retried == 1
+
+
+def test_the_last_words_of_an_engine_are_heard(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, saying("xyz"), max_model_len=2048)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    request = cluster.frontend.generate(1, params=SamplingParams(max_tokens=1500))
+    pod.scheduler.wait_for(Submit)
+    pod.scheduler.close(linger_ms=10_000)
+    text, end = cluster.frontend.wait_for_end(request)
+    assert (text, end.reason) == ("xyz" * 500, "length")
+
+
+def test_it_waits_for_the_next_epoch_and_is_accepted_once(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    request = cluster.frontend.generate(1)
+    cluster.frontend.wait_for(Accepted)
+    pod.kill_engine()
+    cluster.wait_until_routable()
+    assert cluster.frontend.wait_for_end(cluster.frontend.generate(2))[1].code == "engine_unavailable"
+    pod.start_engine(saying("xyz"), NEXT_EPOCH)
+    assert cluster.frontend.wait_for_end(request)[0] == "xyz"
+    assert not cluster.frontend.accepted
+
+
+def test_a_new_epoch_on_a_live_link_ends_what_was_there(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    request = cluster.frontend.generate(1)
+    cluster.frontend.wait_for(Accepted)
+    pod.scheduler.answer = saying("xyz")
+    pod.scheduler.send(msgspec.structs.replace(pod.scheduler.welcome, epoch=NEXT_EPOCH))
+    assert cluster.frontend.wait_for_end(request)[0] == "xyz"
+
+
+def test_who_expels_the_worker_is_greeted_again(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    request = cluster.frontend.generate(1)
+    cluster.frontend.wait_for(Accepted)
+    pod.scheduler.answer = saying("xyz")
+    pod.scheduler.send(Failed(b"", "client_dropped", "it does not read what it asked for"))
+    assert cluster.frontend.wait_for_end(request)[0] == "xyz"
+
+
+def test_it_waits_no_longer_than_it_may(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker(retry_seconds=0.2)
+    cluster.wait_until_routable(0)
+    request = cluster.frontend.generate(1)
+    cluster.frontend.wait_for(Accepted)
+    pod.kill_engine()
+    _, failed = cluster.frontend.wait_for_end(request)
+    assert (failed.code, failed.message) == ("engine_unavailable", "no engine could take the request for 0.2 s")
+
+
+@pytest.mark.parametrize("code", ["queue_full", "draining"])
+def test_who_refuses_is_not_the_last_to_be_asked(cluster: Cluster, code: str) -> None:
+    refused = threading.Event()
+
+    def refuse_first(submit: Submit) -> list[FromScheduler]:
+        if refused.is_set():
+            return list(saying("xyz")(submit))
+        refused.set()
+        return [Failed(submit.id, code, "not here")]
+
+    pods = [cluster.pods.start(number, cluster.model, refuse_first) for number in (0, 1)]
+    cluster.start_worker()
+    cluster.wait_until_routable(0, 1)
+    assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[0] == "xyz"
+    assert [len(pod.scheduler.received(Submit)) for pod in pods] == [1, 1]
+
+
+def test_when_all_queues_are_full_the_client_is_told(cluster: Cluster) -> None:
+    for number in (0, 1):
+        cluster.pods.start(number, cluster.model, lambda submit: [Failed(submit.id, "queue_full", "too many")])
+    cluster.start_worker()
+    cluster.wait_until_routable(0, 1)
+    _, failed = cluster.frontend.wait_for_end(cluster.frontend.generate(1))
+    assert (failed.code, failed.message) == ("queue_full", "too many")
+
+
+def test_who_drains_keeps_what_streams_and_gives_away_what_does_not(cluster: Cluster) -> None:
+    first = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    streaming, silent = cluster.frontend.generate(1), cluster.frontend.generate(2)
+    submits = {submit.id: submit for submit in first.scheduler.wait_for(Submit, 2)}
+    first.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]), to=submits[streaming])
+    cluster.frontend.wait_for(Texts)
+    cluster.pods.start(1, cluster.model, saying("xyz"))
+    cluster.wait_until_routable(0, 1)
+    first.drain()
+    assert cluster.frontend.wait_for_end(silent)[0] == "xyz"
+    assert first.scheduler.wait_for(Abort) == [Abort(silent)]
+    # What it had begun for the other before it knew is nobody's.
+    first.scheduler.send(row(silent, 0, 5), row(streaming, 1, TOKENIZER.encode("y").ids[0], "stop"))
+    assert cluster.frontend.wait_for_end(streaming)[1].completion_tokens == 2
+    assert state_of(cluster.wait_until_routable(1), 0).reason == "it is draining"
+
+
+def test_a_single_replica_that_drains_finishes_what_it_has(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    request = cluster.frontend.generate(1)
+    (submit,) = pod.scheduler.wait_for(Submit)
+    pod.drain()
+    cluster.wait_until_routable()
+    pod.scheduler.send(row(submit.id, 0, TOKENIZER.encode("x").ids[0], "length"))
+    assert cluster.frontend.wait_for_end(request)[1].completion_tokens == 1
+
+
+def test_a_request_that_kills_engines_does_not_kill_all(cluster: Cluster) -> None:
+    pods = [cluster.pods.start(number, cluster.model, accept_only) for number in range(3)]
+    cluster.start_worker()
+    cluster.wait_until_routable(0, 1, 2)
+    request = cluster.frontend.generate(1)
+    for _ in range(2):
+        owner = _wait_for_owner(pods)
+        owner.kill_engine()
+        pods.remove(owner)
+    _, failed = cluster.frontend.wait_for_end(request)
+    assert "second engine to be lost" in failed.message
+    assert not pods[0].scheduler.received(Submit)
+
+
+def _wait_for_owner(pods: list[Any]) -> Any:
+    deadline = threading.Event()
+    for _ in range(int(WAIT_SECONDS / 0.01)):
+        for pod in pods:
+            if pod.scheduler.received(Submit):
+                return pod
+        deadline.wait(0.01)
+    raise AssertionError("nobody has got the request")
+
+
+def test_a_silent_replica_takes_nothing_new(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.router.replicas.STALE_SECONDS", 0.5)
+    pod = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.pods.start(1, cluster.model, saying("xyz"))
+    cluster.start_worker()
+    cluster.wait_until_routable(0, 1)
+    pod.scheduler.speaks = False
+    state = cluster.wait_until_routable(1)
+    assert "said nothing" in state_of(state, 0).reason
+    pod.scheduler.speaks = True
+    cluster.wait_until_routable(0, 1)
+
+
+def test_a_replica_that_stands_still_loses_its_requests(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker(stall_seconds=2.0)
+    cluster.wait_until_routable(0)
+    request = cluster.frontend.generate(1)
+    (submit,) = pod.scheduler.wait_for(Submit)
+    pod.scheduler.send(row(submit.id, 0, TOKENIZER.encode("x").ids[0]))
+    cluster.frontend.wait_for(Texts)
+    pod.scheduler.speaks = False
+    assert cluster.frontend.wait_for_end(request)[1].code == "engine_stalled"
+
+
+def test_other_tokenizer_files_are_changed_to_when_nobody_has_those_in_use(cluster: Cluster) -> None:
+    other = cluster.path / "other"
+    write_directory(other, OTHER, chat_template=CHATML)
+    old = cluster.pods.start(0, cluster.model, saying("old"))
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    new = cluster.pods.start(1, other, answer_with(OTHER.encode("new").ids))
+    state = cluster.wait_for(lambda state: any(one.waits_for_files for one in state.replicas))
+    assert "tokenizer files differ" in state_of(state, 1).reason
+    assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[0] == "old"
+    assert not new.scheduler.received(Submit)
+    # One that has given nothing when its replica goes is encoded again.
+    old.scheduler.answer = accept_only
+    request = cluster.frontend.generate(2, "<think>")
+    old.scheduler.wait_for(Submit, 2)
+    old.kill()
+    cluster.wait_until_routable(1)
+    assert cluster.frontend.wait_for_end(request)[0] == "new"
+    (submit,) = new.scheduler.received(Submit)
+    assert array("i", submit.prompt).tolist() == OTHER.encode("<think>").ids != TOKENIZER.encode("<think>").ids
+
+
+def test_files_of_most_replicas_are_changed_to_and_who_has_others_ends_what_it_has(cluster: Cluster) -> None:
+    other = cluster.path / "other"
+    write_directory(other, OTHER, chat_template=CHATML)
+    old = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    streaming, silent = cluster.frontend.generate(1), cluster.frontend.generate(2, "<think>")
+    submits = {submit.id: submit for submit in old.scheduler.wait_for(Submit, 2)}
+    old.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]), to=submits[streaming])
+    cluster.frontend.wait_for(Texts)
+    new = [cluster.pods.start(number, other, answer_with(OTHER.encode("new").ids)) for number in (1, 2)]
+    state = cluster.wait_until_routable(1, 2)
+    assert state_of(state, 0).waits_for_files
+    old.scheduler.send(row(streaming, 1, TOKENIZER.encode("y").ids[0], "length"), to=submits[streaming])
+    assert cluster.frontend.wait_for_end(streaming)[1].completion_tokens == 2
+    assert not [submit for pod in new for submit in pod.scheduler.received(Submit)]
+    # What it had not begun when it goes is encoded again.
+    old.kill()
+    assert cluster.frontend.wait_for_end(silent)[0] == "new"
+    (submit,) = (submit for pod in new for submit in pod.scheduler.received(Submit))
+    assert array("i", submit.prompt).tolist() == OTHER.encode("<think>").ids != TOKENIZER.encode("<think>").ids
+
+
+def test_files_that_cannot_be_had_keep_nobody_from_those_of_fewer_replicas(cluster: Cluster) -> None:
+    other = cluster.path / "other"
+    write_directory(other, OTHER, chat_template=CHATML)
+    for number in (0, 1):
+        cluster.pods.start(number, cluster.model).files.fails = True
+    cluster.pods.start(2, other)
+    cluster.start_worker()
+    state = cluster.wait_until_routable(2)
+    assert not any(one.waits_for_files for one in state.replicas)
+
+
+def test_files_that_cannot_be_fetched_are_asked_for_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.router.router.FETCH_AGAIN_SECONDS", 0.1)
+    pod = cluster.pods.start(0, cluster.model, saying("xyz"))
+    pod.files.fails = True
+    cluster.start_worker()
+    state = cluster.wait_for(lambda state: "HTTP status 503" in state.reason)
+    assert state.model is None
+    pod.files.fails = False
+    cluster.wait_until_routable(0)
+
+
+def test_a_cancelled_request_is_cancelled_where_it_is(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker()
+    cluster.wait_until_routable(0)
+    request = cluster.frontend.generate(1, params=SamplingParams())
+    cluster.frontend.wait_for(Accepted)
+    cluster.frontend.send(Cancel(request))
+    assert pod.scheduler.wait_for(Abort) == [Abort(request)]
+
+
+def test_a_flush_is_answered_with_the_sum(cluster: Cluster) -> None:
+    pods = [cluster.pods.start(number, cluster.model) for number in (0, 1)]
+    cluster.start_worker()
+    cluster.wait_until_routable(0, 1)
+    flush = Flush(b"f" * 16)
+    cluster.frontend.send(flush)
+    for pages, pod in enumerate(pods, 3):
+        pod.scheduler.wait_for(Flush)
+        pod.scheduler.send(Flushed(flush.id, pages))
+    assert cluster.frontend.wait_for(Flushed).pages == 7
+
+
+def test_of_two_addresses_of_a_replica_the_later_start_counts(cluster: Cluster) -> None:
+    cluster.pods.start(0, cluster.model, replica="chat-r0")
+    later = cluster.pods.start(1, cluster.model, saying("xyz"), replica="chat-r0", epoch=NEXT_EPOCH)
+    cluster.start_worker()
+    state = cluster.wait_for(lambda state: len([one for one in state.replicas if one.replica]) == 2)
+    state = cluster.wait_for(lambda state: any(one.routable for one in state.replicas))
+    assert [one.address for one in state.replicas if one.routable] == [later.address]

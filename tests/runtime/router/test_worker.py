@@ -1,0 +1,222 @@
+"""The worker as a process of its own, between a frontend and a scheduler that speak the wire contract."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from minisgl.router.config import TokenizerConfig
+from minisgl.router.worker import LARGE_BYTES, Worker, run
+from minisgl.tokenizer.errors import TokenizerError
+from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.tokenizer.prompt_encoder import PromptEncoder
+from minisgl.wire.messages import WIRE_VERSION, Abort, Ack, Failed, Hello, SamplingParams, Submit, Tokens, Welcome
+from minisgl.wire.text import Accepted, Cancel, ChatMessage, TextFailed, Texts, WorkerState
+from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.frontend.played_frontend import PlayedFrontend
+from support.tiny_tokenizers import CHATML, byte_level, write_directory
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+TOKENIZER = byte_level()
+TEMPLATE = "{% if messages[0].content == 'bad' %}{{ raise_exception('bad message') }}{% endif %}" + CHATML
+
+
+class Stack:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.scheduler_address = f"ipc://{path}/scheduler"
+        self.frontend_address = f"ipc://{path}/frontend"
+        self.scheduler = FakeScheduler(self.scheduler_address, card(), answer_with(TOKENIZER.encode("xyz").ids))
+        self.frontend = PlayedFrontend(self.frontend_address)
+
+    def config(self) -> TokenizerConfig:
+        return TokenizerConfig(
+            model=str(self.path / "model"),
+            scheduler_address=self.scheduler_address,
+            frontend_address=self.frontend_address,
+        )
+
+    def wait_until_served(self) -> WorkerState:
+        return self.frontend.wait_for(WorkerState, lambda state: state.model is not None)
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    write_directory(tmp_path / "model", TOKENIZER, chat_template=TEMPLATE, generation_config={"top_p": 0.5})
+    made = Stack(tmp_path)
+    yield made
+    made.frontend.close()
+    made.scheduler.close()
+
+
+@pytest.fixture
+def worker(stack: Stack) -> Iterator[Worker]:
+    made = Worker(stack.config())
+    thread = threading.Thread(target=made.serve)
+    thread.start()
+    yield made
+    made.stop()
+    thread.join()
+
+
+def test_a_process_serves_until_sigterm(stack: Stack) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=run, args=(stack.config(), ready.set))
+    process.start()
+    assert ready.wait(WAIT_SECONDS)
+    state = stack.wait_until_served()
+    assert state.model is not None
+    assert state.model.card == card()
+    assert state.model.defaults.top_p == 0.5
+    request = stack.frontend.generate(1)
+    text, end = stack.frontend.wait_for_end(request)
+    assert (text, end.reason, end.completion_tokens) == ("xyz", "length", 3)
+    process.terminate()
+    process.join(WAIT_SECONDS)
+    assert process.exitcode == 0
+
+
+def test_hello_then_requests_in_batches(stack: Stack, worker: Worker) -> None:
+    stack.wait_until_served()
+    (hello,) = stack.scheduler.received(Hello)
+    assert hello == Hello(WIRE_VERSION, "tokenizer0")
+    requests = [stack.frontend.generate(n, params=SamplingParams(max_tokens=1)) for n in range(200)]
+    submits = stack.scheduler.wait_for(Submit, 200)
+    assert [submit.id for submit in submits] == requests
+    assert stack.frontend.wait_for_end(requests[-1])[0] == "x"
+
+
+def test_a_long_prompt_holds_up_nobody(stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack.wait_until_served()
+    goes_on = threading.Event()
+    encode_texts = PromptEncoder._encode_texts
+    encoded: list[list[str]] = []
+
+    def slow_for_long_ones(encoder: PromptEncoder, texts: list[str]) -> Any:
+        encoded.append(texts)
+        assert max(map(len, texts)) < LARGE_BYTES or goes_on.wait(WAIT_SECONDS)
+        return encode_texts(encoder, texts)
+
+    monkeypatch.setattr(PromptEncoder, "_encode_texts", slow_for_long_ones)
+    long = "x" * (LARGE_BYTES + 1)
+    first, *others = [stack.frontend.generate(n, long) for n in range(1, 9)]
+    another = stack.frontend.generate(9, long + "y")
+    short = stack.frontend.generate(10)
+    assert stack.frontend.wait_for_end(short)[0] == "xyz"
+    goes_on.set()
+    ends = stack.frontend.wait_for_ends(first, *others, another)
+    assert {end.code for _, end in ends.values()} == {"context_length_exceeded"}
+    texts = [text for together in encoded for text in together]
+    assert texts.count(long + "y") == 1
+    assert texts.count(long) <= 2, "once, and once more for those that came later"
+
+
+def test_errors_stay_with_their_request(stack: Stack, worker: Worker) -> None:
+    stack.wait_until_served()
+    bad = stack.frontend.generate(1, None, messages=(ChatMessage("user", "bad"),))
+    long = stack.frontend.generate(2, "x" * 1000)
+    good = stack.frontend.generate(3, None, messages=(ChatMessage("user", "good"),))
+    failed = {m.id: m.code for m in (stack.frontend.wait_for(TextFailed), stack.frontend.wait_for(TextFailed))}
+    assert failed == {bad: "chat_template_error", long: "context_length_exceeded"}
+    assert stack.frontend.wait_for_end(good)[0] == "xyz"
+
+
+def test_a_cancelled_request_is_aborted_and_forgotten(stack: Stack, worker: Worker) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, TOKENIZER.encode("x").ids[0])]
+    stack.wait_until_served()
+    request = stack.frontend.generate(1, params=SamplingParams())
+    stack.frontend.wait_for(Texts)
+    stack.frontend.send(Cancel(request))
+    assert stack.scheduler.wait_for(Abort) == [Abort(request)]
+    # What the scheduler had sent before it knew, and a sign that it has been read.
+    stack.scheduler.send(row(request, 1, 5), Failed(request, "deadline_exceeded", "late"))
+    stack.scheduler.answer = answer_with(TOKENIZER.encode("ok").ids)
+    after = stack.frontend.generate(2, params=SamplingParams(max_tokens=2))
+    assert stack.frontend.wait_for_end(after)[0] == "ok"
+    assert len(worker._session) == 0
+
+
+def test_all_requests_fail_when_the_scheduler_dies_and_the_next_one_is_greeted(stack: Stack, worker: Worker) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    stack.wait_until_served()
+    request = stack.frontend.generate(1)
+    stack.frontend.wait_for(Accepted)
+    stack.scheduler.close()
+    assert stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
+    _, failed = stack.frontend.wait_for_end(request)
+    assert failed.code == "engine_unavailable"
+    early = stack.frontend.generate(2)
+    assert stack.frontend.wait_for_end(early)[1].code == "engine_unavailable"
+    stack.scheduler = FakeScheduler(stack.scheduler_address, card("next"), answer_with(TOKENIZER.encode("xyz").ids))
+    stack.wait_until_served()
+    after = stack.frontend.generate(3)
+    assert stack.frontend.wait_for_end(after)[0] == "xyz"
+    assert [submit.id for submit in stack.scheduler.received(Submit)] == [after]
+
+
+def test_all_requests_are_aborted_when_the_frontend_dies(stack: Stack, worker: Worker) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    stack.wait_until_served()
+    requests = [stack.frontend.generate(n) for n in range(3)]
+    stack.scheduler.wait_for(Submit, 3)
+    stack.frontend.close()
+    assert {abort.id for abort in stack.scheduler.wait_for(Abort, 3)} == set(requests)
+    stack.frontend = PlayedFrontend(stack.frontend_address)
+    stack.wait_until_served()
+
+
+def test_the_same_tokenizer_files_or_none(stack: Stack, worker: Worker) -> None:
+    stack.wait_until_served()
+    hashes = hash_tokenizer_files(stack.path / "model")
+    agreeing = Welcome(version=WIRE_VERSION, epoch=(1, 2), model=card(tokenizer_hashes=hashes))
+    stack.scheduler.send(agreeing)
+    state = stack.frontend.wait_for(WorkerState, lambda state: state.model is not None and state.model.epoch == (1, 2))
+    assert state.model is not None
+    assert state.model.card.tokenizer_hashes == hashes
+    stack.scheduler.send(msgspec.structs.replace(agreeing, model=card(tokenizer_hashes={"tokenizer.json": "00"})))
+    state = stack.frontend.wait_for(WorkerState, lambda state: state.model is None)
+    assert "tokenizer.json" in state.reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Failed(b"", "wire_version", "wire version 1 is not understood"),
+        Welcome(version=WIRE_VERSION + 5, epoch=(1, 1), model=card()),
+    ],
+)
+def test_a_scheduler_that_refuses_or_cannot_be_understood_is_told(stack: Stack, worker: Worker, message: Any) -> None:
+    stack.wait_until_served()
+    stack.scheduler.send(message)
+    assert "version" in stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
+
+
+def test_a_broken_tokens_message_fails_the_answers(stack: Stack, worker: Worker) -> None:
+    stack.scheduler.answer = lambda submit: [
+        Ack(submit.id),
+        Tokens(ids=submit.id, index=b"", token=b"", finish=b"\0", cached=b""),
+    ]
+    stack.wait_until_served()
+    _, failed = stack.frontend.wait_for_end(stack.frontend.generate(1))
+    assert failed.code == "engine_error"
+
+
+def test_to_stop_a_worker_that_has_ended_is_no_error(stack: Stack) -> None:
+    worker = Worker(stack.config())
+    worker.stop()
+    worker.serve()
+    worker.stop()
+
+
+def test_a_missing_tokenizer_is_an_error_at_once(tmp_path: Path) -> None:
+    config = TokenizerConfig(model=str(tmp_path), scheduler_address="ipc:///nowhere", frontend_address="ipc:///nowhere")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
+        run(config)

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.models.config import ModelConfig
+from minisgl.tokenizer.model_files import load_model_files
+from minisgl.toy.dummy import write_dummy_checkpoint
+
+
+def test_every_id_has_a_text_and_the_ends_are_the_tokenizer_s(tmp_path: Path) -> None:
+    write_dummy_checkpoint(tmp_path, {**BUILTIN_CONFIGS["qwen3-0.6b"], "vocab_size": 3000})
+    model, files = ModelConfig.read(tmp_path), load_model_files(tmp_path)
+    assert (model.num_layers, model.vocab_size) == (28, 3000)
+    assert {files.tokenizer.id_to_token(index) for index in model.eos_token_ids} == {"<|im_end|>", "<|endoftext|>"}
+    texts = [files.tokenizer.decode([index], skip_special_tokens=False) for index in range(3000)]
+    assert all(texts)
+    assert files.tokenizer.decode([2999]) == " w2999"
+    assert files.tokenizer.encode("Where is the station?").ids

@@ -1,0 +1,27 @@
+"""Files generated from the types of the API.
+
+`python -m support.cluster.api_reference` writes them; a test compares them with the code.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minisgl_operator.api.crd import chart_template, manifest
+from minisgl_operator.api.reference import page
+
+ROOT = Path(__file__).parents[3]
+
+
+def files() -> dict[Path, str]:
+    """Each file with what it has to hold."""
+    return {
+        ROOT / "manifests" / "crd" / "inferencemodels.yaml": manifest(),
+        ROOT / "charts" / "templates" / "crd.yaml": chart_template(),
+        ROOT / "docs" / "inference-model.md": page(),
+    }
+
+
+if __name__ == "__main__":
+    for path, content in files().items():
+        path.write_text(content)

@@ -1,0 +1,108 @@
+"""The chart and the kustomize tree, rendered by the programs that users render them with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from cluster import tools
+
+ROOT: Final = Path(__file__).parents[3]
+CHART: Final = ROOT / "charts"
+MANIFESTS: Final = ROOT / "manifests"
+SAMPLES: Final = sorted((MANIFESTS / "samples").glob("*.yaml"))
+NAMESPACE: Final = "minisgl-system"
+
+Object = dict[str, Any]
+
+MATRIX: Final[dict[str, Object]] = {
+    "default": {},
+    "namespaced": {"watchNamespaces": ["team-a", "team-b"], "rbac": {"aggregate": False}},
+    "without definitions": {"crds": {"enabled": False}},
+    "nothing optional": {
+        "crds": {"keep": False},
+        "serviceAccount": {"create": False, "name": "mine"},
+        "rbac": {"create": False, "aggregate": False},
+        "metrics": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+    },
+    "everything": {
+        "commonLabels": {"team": "platform"},
+        "imageRegistry": "registry.example.com:5000/mirror",
+        "operator": {
+            "image": {"digest": "sha256:" + "0" * 64, "pullPolicy": "Always"},
+            "imagePullSecrets": [{"name": "registry"}],
+            "replicas": 2,
+            "resyncSeconds": 30,
+            "logLevel": "debug",
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+            "tolerations": [{"key": "control", "operator": "Exists"}],
+            "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+            ],
+            "priorityClassName": "system-cluster-critical",
+            "podAnnotations": {"a": "b"},
+            "podLabels": {"c": "d"},
+        },
+        "defaults": {
+            "engineImage": {"tag": "1.2.3"},
+            "imagePullPolicy": "IfNotPresent",
+            "imagePullSecrets": [{"name": "registry-of-models"}],
+        },
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+        "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+        "test": {"model": "demo", "apiKeysSecret": "keys"},
+    },
+}
+
+
+class HelmError(Exception):
+    """What helm said."""
+
+
+def helm(*arguments: str, values: Object | None = None) -> str:
+    """Run helm with `values`, and return what it prints. Skips the test where helm cannot be built."""
+    try:
+        program = tools.program("helm")
+    except tools.ToolchainMissing as error:
+        pytest.skip(str(error))
+    command = [str(program), *arguments, *(("--values", "-") if values is not None else ())]
+    done = subprocess.run(command, check=False, text=True, capture_output=True, input=json.dumps(values or {}))
+    if done.returncode:
+        raise HelmError(done.stderr)
+    return done.stdout
+
+
+def rendered(values: Object, release: str = "minisgl") -> list[Object]:
+    """The objects of the chart, the test's pod among them."""
+    return _objects(helm("template", release, str(CHART), "--namespace", NAMESPACE, values=values))
+
+
+def kustomized(folder: Path = MANIFESTS) -> list[Object]:
+    try:
+        program = tools.program("kubectl")
+    except tools.ToolchainMissing as error:
+        pytest.skip(str(error))
+    command = [str(program), "kustomize", str(folder)]
+    return _objects(subprocess.run(command, check=True, text=True, capture_output=True).stdout)
+
+
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    return [each for each in objects if each["kind"] in kinds]
+
+
+def pods(objects: list[Object]) -> list[Object]:
+    """The specs of all pods that the objects are or make."""
+    templates = [each["spec"]["template"]["spec"] for each in of_kind(objects, "Deployment")]
+    return templates + [each["spec"] for each in of_kind(objects, "Pod")]
+
+
+def _objects(text: str) -> list[Object]:
+    return [each for each in yaml.safe_load_all(text) if each]

@@ -1,0 +1,167 @@
+"""etcd, kube-apiserver and kube-controller-manager as plain processes on free ports of the loopback.
+
+No root, no namespaces, no nodes: objects are stored, validated, defaulted, owned and collected as on any cluster, but
+no pod ever runs. A test that needs a running pod writes its status itself. The first start on a machine builds
+Kubernetes, which takes some minutes and says how far it is; it is then kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from cluster import tools
+from cluster.components import ControlPlane
+from support.launcher.ports import free_port
+
+READY_SECONDS: Final = 180.0
+SERVICE_CIDR: Final = "10.96.0.0/16"
+
+
+@dataclass
+class LocalControlPlane:
+    """One that runs. `kubeconfig` is its administrator's."""
+
+    plane: ControlPlane
+    controllers_port: int
+    _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return self.plane.url
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.plane.kubeconfig("admin")
+
+    def kubeconfig_for(self, user: str, group: str | None = None) -> Path:
+        """A kubeconfig of a user whom only RBAC lets do anything."""
+        name = "user-" + user.replace(":", "-")
+        path = self.plane.kubeconfig(name)
+        self.plane.prepare().kubeconfig(path, self.url, name, user, group)
+        return path
+
+    def kubectl(self, *args: str, check: bool = True, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run kubectl as the administrator. With check an error becomes an AssertionError that says what it printed."""
+        command = [str(tools.program("kubectl")), f"--kubeconfig={self.kubeconfig}", *args]
+        done = subprocess.run(command, check=False, text=True, capture_output=True, input=stdin)
+        assert not check or done.returncode == 0, f"kubectl {' '.join(args)}: {done.stderr}"
+        return done
+
+    def apply(self, *objects: Mapping[str, Any]) -> None:
+        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def audit(self) -> list[dict[str, Any]]:
+        """Every request answered so far, oldest first: audit.k8s.io/v1 events at level Metadata."""
+        # Without what comes after the last end of a line: it is being written.
+        lines = self.plane.audit_log.read_bytes().split(b"\n")[:-1]
+        return [json.loads(line) for line in lines]
+
+    def stop(self, component: str) -> None:
+        """Play an outage. `start` ends it."""
+        process = self._processes.pop(component)
+        process.terminate()
+        try:
+            # The API server would wait a minute for those who watch.
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def start(self, component: str) -> None:
+        """etcd, kube-apiserver or kube-controller-manager."""
+        command = {
+            "etcd": self.plane.etcd(),
+            "kube-apiserver": self.plane.apiserver(),
+            "kube-controller-manager": self.plane.controller_manager(self.controllers_port),
+        }[component]
+        with (self.plane.directory / f"{component}.log").open("ab") as log:
+            self._processes[component] = subprocess.Popen(
+                [str(tools.program(component)), *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.plane.directory,
+                env={"PATH": os.environ["PATH"], "HOME": str(self.plane.directory)},
+            )
+
+    def wait_until_ready(self) -> None:
+        """Until the API server says that it is, and service accounts are made."""
+        self._wait("/readyz")
+        self._wait("/api/v1/namespaces/default/serviceaccounts/default")
+
+    def _wait(self, path: str) -> None:
+        pki = self.plane.pki
+        end, problem = time.monotonic() + READY_SECONDS, ""
+        while time.monotonic() < end:
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    words = (self.plane.directory / f"{name}.log").read_text(errors="replace")[-2000:]
+                    raise RuntimeError(f"{name} ended with exit code {process.returncode}:\n{words}")
+            try:
+                context = ssl.create_default_context(cafile=pki / "ca.crt")
+                context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
+                handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+                with urllib.request.build_opener(*handlers).open(self.url + path, timeout=2):
+                    return
+            except OSError as error:
+                problem = str(error)
+            time.sleep(0.05)
+        raise TimeoutError(f"{path} was not answered in {READY_SECONDS:.0f} s: {problem}")
+
+
+@contextmanager
+def running_control_plane(directory: Path) -> Iterator[LocalControlPlane]:
+    """Start one with its files in an empty directory, and stop it at the end. Raises tools.ToolchainMissing."""
+    tools.directory(tools.KUBERNETES)
+    plane = ControlPlane(
+        directory=directory,
+        ip="127.0.0.1",
+        port=free_port(),
+        etcd_port=free_port(),
+        etcd_peer_port=free_port(),
+        service_cidr=SERVICE_CIDR,
+        service_api_ip="10.96.0.1",
+        pod_cidr="10.244.0.0/16",
+    )
+    plane.prepare()
+    running = LocalControlPlane(plane, free_port())
+    with ExitStack() as stack:
+        stack.callback(_end, running)
+        for component in ("etcd", "kube-apiserver"):
+            running.start(component)
+        running._wait("/readyz")
+        running.start("kube-controller-manager")
+        running.wait_until_ready()
+        yield running
+
+
+def control_plane_or_skip(directory: Path) -> contextlib.AbstractContextManager[LocalControlPlane]:
+    """As running_control_plane, but skip the test where Go cannot be had; with CI=true that is a failure."""
+    try:
+        tools.directory(tools.KUBERNETES)
+    except tools.ToolchainMissing as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    return running_control_plane(directory)
+
+
+def _end(running: LocalControlPlane) -> None:
+    """At once: nothing of it is kept, and the API server would wait a while for its last watchers."""
+    for process in running._processes.values():
+        process.kill()
+    for process in running._processes.values():
+        process.wait()

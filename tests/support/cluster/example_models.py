@@ -1,0 +1,129 @@
+"""Models of every kind: each differs from the smallest one in what its name says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minisgl_operator.api.types import InferenceModel
+from support.cluster.inference_models import CLAIM, inference_model
+
+_IMAGE = {"image": {"reference": "registry.example.com/models/qwen3-8b:1", "path": "model", "pullPolicy": "Always"}}
+_TOLERATIONS = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+_SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "topology.kubernetes.io/zone",
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "labelSelector": {"matchLabels": {"app.kubernetes.io/instance": "qwen"}},
+}
+_NODES = {
+    "nodeAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["h100"]}]}]
+        }
+    }
+}
+_APART = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"noisy": "yes"}}}
+        ]
+    }
+}
+_SCHEDULING = {
+    "nodeSelector": {"pool": "serving"},
+    "tolerations": _TOLERATIONS,
+    "affinity": _NODES,
+    "topologySpreadConstraints": [_SPREAD],
+    "priorityClassName": "serving",
+    "imagePullPolicy": "Always",
+    "imagePullSecrets": [{"name": "registry"}],
+}
+
+_EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    "smallest": ({}, None),
+    "hub-with-token-and-mirror": (
+        {},
+        {
+            "huggingFace": {
+                "repo": "meta-llama/Llama-3.3-70B-Instruct",
+                "revision": "v1",
+                "tokenSecretRef": {"name": "hub", "key": "read"},
+                "endpoint": "http://hub.mirror.svc:8080",
+            }
+        },
+    ),
+    "cache-of-a-class": (
+        {
+            "model": {"cache": {"size": "0.5Ti", "storageClassName": "fast", "accessMode": "ReadWriteOnce"}},
+            "engine": {"nodeSelector": {"pool": "gpu"}, "tolerations": _TOLERATIONS, "affinity": _NODES | _APART},
+            "frontend": {"nodeSelector": {"pool": "web"}, "imagePullSecrets": [{"name": "registry"}]},
+        },
+        None,
+    ),
+    "cache-to-keep": ({"model": {"cache": {"retain": True}}}, None),
+    "cache-on-a-claim-of-ones-own": ({"model": {"cache": {"claimName": "shared-models"}}}, None),
+    "claim": ({}, CLAIM),
+    "image-volume": ({}, _IMAGE),
+    "four-gpus-in-one-pod": ({"parallelism": {"tensor": 4}, "replicas": 2}, CLAIM),
+    "eight-gpus-on-two-nodes": ({"parallelism": {"tensor": 8, "gpusPerPod": 4}}, CLAIM),
+    "ranks-in-pods-of-their-own-on-cpus": (
+        {
+            "parallelism": {"tensor": 2, "interconnect": "Network"},
+            "engine": {
+                "device": "cpu",
+                "resources": {"requests": {"cpu": "1000m", "memory": "1024Mi"}, "limits": {"memory": "1.5Gi"}},
+                "shmSize": "64Mi",
+            },
+        },
+        CLAIM,
+    ),
+    "every-engine-field": (
+        {
+            "model": {"servedNames": ["qwen3", "gpt-4"], "dtype": "bfloat16", "maxModelLen": 8192},
+            "engine": {
+                "image": "registry.example.com/own/engine:2",
+                "args": ["--max-running-requests", "64"],
+                "env": [
+                    {"name": "NCCL_DEBUG", "value": "INFO"},
+                    {"name": "EMPTY", "value": ""},
+                    {"name": "LICENSE", "valueFrom": {"secretKeyRef": {"name": "license", "key": "key"}}},
+                    {"name": "TUNING", "valueFrom": {"configMapKeyRef": {"name": "tuning", "key": "level"}}},
+                ],
+                "resources": {"requests": {"cpu": 16, "memory": "128Gi"}, "limits": {"memory": "128Gi"}},
+                "gpuResourceName": "amd.com/gpu",
+                "runtimeClassName": "nvidia",
+                "shmSize": "16Gi",
+                "startupTimeoutSeconds": 600,
+                **_SCHEDULING,
+            },
+            "drainSeconds": 60,
+            "recovery": {"maxRestarts": 3, "windowSeconds": 600},
+        },
+        CLAIM,
+    ),
+    "every-frontend-field": (
+        {
+            "frontend": {
+                "image": "registry.example.com/own/frontend:2",
+                "replicas": 3,
+                "resources": {"requests": {"cpu": "0.5", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
+                "auth": {"apiKeysSecretRef": {"name": "api-keys", "key": "team-a"}},
+                **_SCHEDULING,
+            },
+            "networkPolicy": {
+                "ingressFrom": [
+                    {"namespaceSelector": {"matchLabels": {"team": "web"}}, "podSelector": {}},
+                    {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
+                ]
+            },
+        },
+        None,
+    ),
+    "suspended": ({"suspend": True, "replicas": 2}, None),
+    "without-network-policies": ({"networkPolicy": {"enabled": False}}, CLAIM),
+}
+
+EXAMPLES: dict[str, InferenceModel] = {
+    name: inference_model(spec, source=source) for name, (spec, source) in _EXAMPLES.items()
+}
+EXAMPLES["longest-name"] = inference_model({"replicas": 2}, name="m" * 40)

@@ -1,0 +1,392 @@
+"""A namespace on a real API server whose pods only seem to run, and operators that work on it.
+
+The test's own requests, the pretended kubelet and the pods' answers live in one event loop of a thread; each operator
+lives in a loop of its own, as kopf takes every task of its loop for one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+from aiohttp import web
+
+from minisgl_operator.api.crd import crd
+from minisgl_operator.facts.observed import Manifest
+from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.shell.client import ApiError, Client, Object, connection
+from minisgl_operator.shell.config import Config
+from minisgl_operator.shell.controller import CHILD_SELECTOR, Controller
+from minisgl_operator.shell.metrics import Metrics
+from minisgl_operator.shell.resources import CHILDREN, MODEL, POD, of_kind
+from minisgl_operator.shell.watches import watch
+from minisgl_operator.simulated import report, running_status
+from support.cluster.control_plane import LocalControlPlane
+
+T = TypeVar("T")
+SECONDS: Final = 120.0
+_numbers = itertools.count(1)
+WRITES: Final = ("POST", "PUT", "PATCH", "DELETE")
+
+
+def pvc_model(name: str, **spec: Any) -> Object:
+    """A model whose files lie on a claim; `spec` is laid over the rest."""
+    return {
+        "apiVersion": MODEL.api_version,
+        "kind": MODEL.kind,
+        "metadata": {"name": name},
+        "spec": {"model": {"source": {"pvc": {"claimName": "models"}}}, **spec},
+    }
+
+
+def hub_model(name: str, repo: str = "owner/name", **spec: Any) -> Object:
+    """A model that is fetched first."""
+    return pvc_model(name, model={"source": {"huggingFace": {"repo": repo}}}, **spec)
+
+
+class LoopThread:
+    """An event loop of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, step: Coroutine[Any, Any, T], seconds: float = SECONDS) -> T:
+        return asyncio.run_coroutine_threadsafe(step, self.loop).result(seconds)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+class CrashingClient(Client):
+    """Plays a process that is killed just after its `writes`-th write took effect: nothing is heard of it again."""
+
+    def __init__(self, where: Any, heard: Callable[[str, int], None], writes: int | None) -> None:
+        super().__init__(where, heard)
+        self._left = writes
+        self.crashed = threading.Event()
+
+    async def request(self, method: str, *args: Any, **more: Any) -> Object:
+        if self.crashed.is_set():
+            await asyncio.Event().wait()
+        answer = await super().request(method, *args, **more)
+        # Asking for one's rights writes nothing, and nothing depends on Events.
+        silent = args[0].endswith(("/events", "/selfsubjectaccessreviews"))
+        if self._left is not None and method in WRITES and not silent:
+            self._left -= 1
+            if self._left <= 0:
+                self.crashed.set()
+                await asyncio.Event().wait()
+        return answer
+
+
+class RunningOperator:
+    """One operator in a thread. It holds no Lease: tests of that have their own."""
+
+    def __init__(
+        self,
+        config: Config,
+        address: Callable[[Manifest], str | None],
+        crash_after: int | None = None,
+    ) -> None:
+        self.config = config
+        self.counts = Metrics()
+        self.error: BaseException | None = None
+        self.controller: Controller | None = None
+        self.crashed = threading.Event()
+        self.started = threading.Event()
+        self._begun = threading.Event()
+        self._address = address
+        self._crash_after = crash_after
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._begun.wait(SECONDS)
+        if self._loop is not None and self._task is not None and self._thread.is_alive():
+            with suppress(RuntimeError):
+                # It may have ended by itself in this moment.
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive(), "the operator does not end"
+
+    def call(self, function: Callable[[Controller], T]) -> T:
+        """Run `function` where the operator's own code runs."""
+
+        async def step() -> T:
+            assert self.controller is not None
+            return function(self.controller)
+
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(step(), self._loop).result(SECONDS)
+
+    def writes(self) -> int:
+        """Requests sent so far that could change something."""
+        return sum(count for (method, _), count in self.counts.requests.items() if method in WRITES)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self.error = error
+
+    def _end(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+
+    async def _main(self) -> None:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._begun.set()
+        where = await connection(self.config.kubeconfig)
+        client = CrashingClient(where, self.counts.requested, self._crash_after)
+        self.crashed = client.crashed
+        async with client:
+            self.controller = Controller(
+                client, self.config, "test", self.counts, address=self._address, on_access=self._end
+            )
+            try:
+                await self.controller.start()
+                self.started.set()
+                await watch(where, self.controller.namespaces, self.controller.saw, self.controller.stop)
+            finally:
+                await self.controller.stop()
+
+
+class OperatedCluster:
+    """`hold` keeps pods Pending whose name it accepts; `statuses` and `reports`, by name, replace what is pretended
+    of a pod (None: it does not answer)."""
+
+    def __init__(self, control_plane: LocalControlPlane, *, with_crd: bool = True) -> None:
+        self.control_plane = control_plane
+        self._with_crd = with_crd
+        self.namespace = f"operated-{next(_numbers)}"
+        self.hold: Callable[[str], bool] = lambda name: False
+        self.statuses: dict[str, Object] = {}
+        self.reports: dict[str, Object | None] = {}
+        self._pods: list[Manifest] = []
+        self._thread = LoopThread()
+        self._client: Client | None = None
+        self._operators: list[RunningOperator] = []
+
+    def __enter__(self) -> Self:
+        if self._with_crd:
+            self.install()
+        self.control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
+        self._thread.run(self._begin())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for operator in self._operators:
+            operator.stop()
+        self._thread.run(self._end())
+        self._thread.close()
+        self.control_plane.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
+
+    # What a user does
+
+    def install(self) -> None:
+        """Make the API server know models."""
+        self.control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(crd()))
+        self.control_plane.kubectl("wait", "--for=condition=Established", f"crd/{MODEL.title}")
+
+    def apply(self, body: Object) -> Object:
+        """Create or change as kubectl does, in this namespace."""
+        body = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
+        return self.run(self.client.apply(of_kind(body["kind"]), body, manager="test"))
+
+    def get(self, kind: str, name: str) -> Object | None:
+        return self.run(self.client.get(of_kind(kind), self.namespace, name))
+
+    def list(self, kind: str, selector: str = "") -> list[Object]:
+        async def step() -> list[Object]:
+            return [
+                item async for page in self.client.pages(of_kind(kind), self.namespace, selector) for item in page.items
+            ]
+
+        return self.run(step())
+
+    def merge(self, kind: str, name: str, body: Object, subresource: str | None = None) -> Object:
+        path = of_kind(kind).path(self.namespace, name, subresource)
+        return self.run(self.client.request("PATCH", path, {}, body, "application/merge-patch+json"))
+
+    def delete(self, kind: str, name: str, propagation: str = "Background") -> None:
+        live = self.get(kind, name)
+        if live is not None:
+            self.run(self.client.delete(of_kind(kind), self.namespace, name, live["metadata"]["uid"], propagation))
+
+    def lose_node_of(self, pod: str) -> None:
+        """The pod was told to end, on a node that is not there any more to say that it did."""
+        self.place_on_lost_node(pod)
+        self.end_soon(pod)
+
+    def end_soon(self, pod: str) -> None:
+        """kubectl delete pod, also of one that was told to end and has long to do so."""
+        self.control_plane.kubectl("delete", "pod", pod, "-n", self.namespace, "--grace-period=1", "--wait=false")
+
+    def place_on_lost_node(self, pod: str) -> None:
+        """Nobody will say of it that it ended."""
+        self.control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lost"}})
+        target = {"apiVersion": "v1", "kind": "Node", "name": "lost"}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
+        self.run(self.client.request("POST", POD.path(self.namespace, pod, "binding"), {}, binding))
+
+    # What is seen
+
+    def status(self, name: str) -> Object:
+        live = self.get(MODEL.kind, name)
+        return {} if live is None else dict(live.get("status", {}))
+
+    def condition(self, name: str, type: str) -> Object:
+        for condition in self.status(name).get("conditions", ()):
+            if condition["type"] == type:
+                return dict(condition)
+        return {}
+
+    def ready(self, name: str) -> bool:
+        """Ready, as said of the spec that is there now."""
+        model = self.get(MODEL.kind, name)
+        if model is None or model.get("status", {}).get("observedGeneration") != model["metadata"]["generation"]:
+            return False
+        return any(one["type"] == "Ready" and one["status"] == "True" for one in model["status"]["conditions"])
+
+    def children(self, name: str) -> dict[tuple[str, str], Object]:
+        """Everything that the model owns, by kind and name."""
+        owned = {}
+        for resource in CHILDREN:
+            for body in self.list(resource.kind):
+                if any(owner["name"] == name for owner in body["metadata"].get("ownerReferences", ())):
+                    owned[resource.kind, body["metadata"]["name"]] = body
+        return owned
+
+    def until(self, condition: Callable[[], T], what: str, seconds: float = SECONDS) -> T:
+        """Wait for it; what it returned."""
+        end = time.monotonic() + seconds
+        while True:
+            found = condition()
+            if found:
+                return found
+            if time.monotonic() > end:
+                broken = [operator.error for operator in self._operators if operator.error is not None]
+                models = {one["metadata"]["name"]: one.get("status") for one in self.list(MODEL.kind)}
+                raise AssertionError(f"{what} did not come in {seconds:.0f} s; operators: {broken}; models: {models}")
+            time.sleep(0.05)
+
+    def until_quiet(self, operator: RunningOperator) -> None:
+        """Wait until the operator has had nothing to do for a second: events of its own writes have come back."""
+        calm, end = 0, time.monotonic() + 2 * SECONDS
+        while calm < 10:
+            assert time.monotonic() < end, "the operator does not come to rest"
+            time.sleep(0.1)
+            calm = calm + 1 if operator.call(lambda controller: controller.idle) else 0
+
+    # Operators
+
+    @contextmanager
+    def operator(self, **settings: Any) -> Iterator[RunningOperator]:
+        running = self.start_operator(**settings)
+        try:
+            yield running
+        finally:
+            running.stop()
+
+    def start_operator(
+        self,
+        *,
+        resync_seconds: float = 600.0,
+        probe_seconds: float = 0.2,
+        kubeconfig: Path | None = None,
+        crash_after: int | None = None,
+        also: tuple[str, ...] = (),
+    ) -> RunningOperator:
+        """Starts one that serves this namespace and those in `also`. `crash_after` is a number of writes."""
+        config = Config(
+            environment=Defaults(self.namespace, "example.com/engine:1", "example.com/frontend:1"),
+            watch_namespaces=(*also, self.namespace),
+            resync_seconds=resync_seconds,
+            probe_seconds=probe_seconds,
+            kubeconfig=kubeconfig or self.control_plane.kubeconfig,
+        )
+        running = RunningOperator(config, self._address, crash_after)
+        self._operators.append(running)
+        return running
+
+    # The pretended nodes
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None
+        return self._client
+
+    def run(self, step: Coroutine[Any, Any, T]) -> T:
+        return self._thread.run(step)
+
+    def _address(self, pod: Manifest) -> str | None:
+        return f"{self._url}/{pod['metadata']['name']}"
+
+    async def _begin(self) -> None:
+        self._client = await Client(await connection(self.control_plane.kubeconfig)).__aenter__()
+        app = web.Application()
+        app.router.add_get("/{name}/status", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self._url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self._nodes = asyncio.create_task(self._run_pods())
+
+    async def _end(self) -> None:
+        self._nodes.cancel()
+        await asyncio.gather(self._nodes, return_exceptions=True)
+        await self._runner.cleanup()
+        await self.client.__aexit__()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        body = self.reports[name] if name in self.reports else self._report(name)
+        return web.Response(status=503) if body is None else web.json_response(body)
+
+    def _report(self, name: str) -> Object | None:
+        for pod in self._pods:
+            if pod["metadata"]["name"] == name:
+                return report(pod, self._pods)
+        return None
+
+    async def _run_pods(self) -> None:
+        while True:
+            with suppress(ApiError):
+                pods: list[Manifest] = []
+                async for page in self.client.pages(POD, self.namespace, CHILD_SELECTOR):
+                    pods += page.items
+                self._pods = pods
+                for pod in pods:
+                    await self._pretend(pod)
+            await asyncio.sleep(0.05)
+
+    async def _pretend(self, pod: Manifest) -> None:
+        name = pod["metadata"]["name"]
+        wanted = self.statuses.get(name)
+        if wanted is None:
+            if pod["status"]["phase"] != "Pending" or self.hold(name):
+                return
+            wanted = running_status(pod)
+        live = pod["status"]
+        if any(live.get(field) != value for field, value in wanted.items()):
+            path = POD.path(self.namespace, name, "status")
+            await self.client.request("PATCH", path, {}, {"status": wanted}, "application/merge-patch+json")

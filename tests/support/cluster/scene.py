@@ -1,0 +1,226 @@
+"""One moment of one model for tests of its status: all is well, but for what the test says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.facts.observed import Manifest, ObjectEvent, Observed, Outcome, Ref, Unreachable, ref_of
+from minisgl_operator.render import names, render, revision
+from minisgl_operator.status.status import Status, derive_status
+from support.cluster.inference_models import ENVIRONMENT, HUB, raw_model
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+EARLIER = "2026-01-01T11:00:00Z"
+OLD_REVISION = "0000000000"
+
+
+class Scene:
+    """Children, pods and reports of a model that serves. Tests take away, add and change."""
+
+    def __init__(self, spec: dict[str, Any] | None = None, *, source: dict[str, Any] | None = None) -> None:
+        self.raw = raw_model(spec, source=source, generation=3)
+        self.model = InferenceModel.parse(self.raw)
+        self.revision = revision(self.model, ENVIRONMENT)
+        self.children: dict[Ref, Manifest] = {}
+        self.pods: dict[str, Manifest] = {}
+        self.reports: dict[str, Mapping[str, Any] | Unreachable] = {}
+        self.events: dict[str, tuple[ObjectEvent, ...]] = {}
+        self.foreign: dict[Ref, str] = {}
+        self.outcome = Outcome()
+        for manifest in render(self.model, ENVIRONMENT):
+            self._add(manifest)
+        if "suspend" not in self.raw["spec"]:
+            self.frontend_says()
+
+    def status(self, previous: Mapping[str, Any] | None = None, now: datetime = NOW) -> Status:
+        return derive_status(self.model, self.observed(), ENVIRONMENT, previous or {}, self.outcome, now)
+
+    def conditions(self, previous: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+        return {each["type"]: each for each in self.status(previous)["conditions"]}
+
+    def observed(self) -> Observed:
+        return Observed(
+            raw=self.raw,
+            children=self.children,
+            foreign=self.foreign,
+            pods=tuple(self.pods.values()),
+            reports={self.pods[name]["metadata"]["uid"]: said for name, said in self.reports.items()},
+            events=self.events,
+        )
+
+    def child(self, kind: str, name: str) -> Manifest:
+        return self.children[Ref(kind, name)]
+
+    def no_pods(self, prefix: str = "") -> None:
+        """Pods of these names do not exist, and so nothing is heard of them."""
+        for name in [name for name in self.pods if name.startswith(prefix)]:
+            del self.pods[name]
+            self.reports.pop(name, None)
+
+    def not_ready(self, name: str, **status: Any) -> Manifest:
+        """The pod is there and is not ready."""
+        pod = self.pods[name]
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+        pod["status"] |= status
+        return pod
+
+    def waiting(self, name: str, reason: str, message: str = "", **container: Any) -> None:
+        """A container of the pod waits, and so nothing is heard of it."""
+        image = self.pods[name]["status"]["containerStatuses"][0]["image"]
+        waiting = {"reason": reason, "message": message}
+        state = {"name": "main", "image": image, "state": {"waiting": waiting}, "started": False, **container}
+        self.not_ready(name, phase="Pending", containerStatuses=[state])
+        self.reports.pop(name, None)
+
+    def unschedulable(self, name: str, message: str) -> None:
+        pod = self.not_ready(name, phase="Pending", containerStatuses=[])
+        pod["spec"]["nodeName"] = None
+        said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        pod["status"]["conditions"].append(said)
+        self.reports.pop(name, None)
+
+    def event(self, of: Manifest, reason: str, message: str) -> None:
+        uid = of["metadata"]["uid"]
+        self.events[uid] = (*self.events.get(uid, ()), ObjectEvent(reason, message))
+
+    def launcher_says(self, replica: str, **said: Any) -> None:
+        """Rank 0's launcher; what is not given is as of one that serves."""
+        index = int(replica.rsplit("-r", 1)[1])
+        if said.get("phase", "Ready") != "Ready":
+            for name in self.pods:
+                if name.startswith(f"{replica}-"):
+                    self.not_ready(name)
+        tensor = self.model.spec.parallelism.tensor
+        report = {
+            "kind": "engine",
+            "replica": replica,
+            "pod": f"{replica}-0",
+            "revision": self.revision,
+            "epoch": [1767265200000 + index, 1],
+            "phase": "Ready",
+            "ready": True,
+            "ready_ranks": tensor if said.get("phase", "Ready") == "Ready" else 0,
+            "tensor": tensor,
+            "transport": "",
+            "timings": {"rendezvous": 0.51, "load": 3.04, "total": 7.99},
+            "restarts": 0,
+            "max_restarts": 5,
+            "last_failure": None,
+            "card": {"name": "qwen", "architecture": "Qwen3ForCausalLM", "max_model_len": 40960, "vocab_size": 151936},
+        }
+        self.reports[f"{replica}-0"] = report | said
+
+    def frontend_says(self, *unroutable: str, waits_for_files: bool = False) -> None:
+        """Every frontend routes to all replicas but these, and could route to these if other files were in use."""
+        entries = [
+            {
+                "replica": stateful_set["metadata"]["name"],
+                "revision": stateful_set["spec"]["template"]["metadata"]["labels"][names.REVISION_LABEL],
+                "routable": stateful_set["metadata"]["name"] not in unroutable,
+                "waits_for_files": waits_for_files and stateful_set["metadata"]["name"] in unroutable,
+            }
+            for ref, stateful_set in self.children.items()
+            if ref.kind == "StatefulSet"
+        ]
+        for name, pod in self.pods.items():
+            if pod["metadata"]["labels"][names.COMPONENT_LABEL] == names.FRONTEND:
+                self.reports[name] = {"kind": "frontend", "ready": True, "draining": False, "replicas": entries}
+
+    def fetch_pod(self, status: dict[str, Any]) -> Manifest:
+        """The Job's pod; the Job is neither done nor failed, so there are no engines."""
+        job = next(body for ref, body in self.children.items() if ref.kind == "Job")
+        job["status"] = {"active": 1}
+        for ref in [ref for ref in self.children if ref.kind == "StatefulSet"]:
+            del self.children[ref]
+        self.no_pods("qwen-r")
+        self.no_frontends()
+        labels = names.labels("qwen", names.FETCH)
+        pod = self._pod("fetch-pod", labels, job["metadata"]["uid"], "frontend:1")
+        pod["status"] = {"phase": "Running", "conditions": [], "containerStatuses": []} | status
+        self.pods["fetch-pod"] = pod
+        return pod
+
+    def no_frontends(self) -> None:
+        """Frontends run, but nothing is routable."""
+        self.child("Deployment", "qwen-frontend")["status"]["readyReplicas"] = 0
+        for name, pod in self.pods.items():
+            if pod["metadata"]["labels"][names.COMPONENT_LABEL] == names.FRONTEND:
+                self.not_ready(name)
+        self.frontend_says(*(ref.name for ref in self.children if ref.kind == "StatefulSet"))
+
+    def outdate(self, *replicas: str) -> None:
+        """These replicas have an old template, and so do their pods."""
+        for replica in replicas:
+            stateful_set = self.child("StatefulSet", replica)
+            stateful_set["spec"]["template"]["metadata"]["labels"][names.REVISION_LABEL] = OLD_REVISION
+            for name, pod in self.pods.items():
+                if name.startswith(f"{replica}-"):
+                    pod["metadata"]["labels"][names.REVISION_LABEL] = OLD_REVISION
+        self.frontend_says()
+
+    def _add(self, manifest: Manifest) -> None:
+        body = copy.deepcopy(manifest)
+        ref = ref_of(body)
+        body["metadata"] |= {"uid": f"{ref.kind}/{ref.name}", "generation": 1, "creationTimestamp": EARLIER}
+        self.children[ref] = body
+        match ref.kind:
+            case "StatefulSet":
+                count = body["spec"]["replicas"]
+                body["status"] = {"observedGeneration": 1, "replicas": count}
+                template = body["spec"]["template"]
+                for index in range(count):
+                    labels = template["metadata"]["labels"] | {names.POD_INDEX_LABEL: str(index)}
+                    name = f"{ref.name}-{index}"
+                    image = template["spec"]["containers"][0]["image"]
+                    self.pods[name] = self._pod(name, labels, body["metadata"]["uid"], image)
+                self.launcher_says(ref.name)
+            case "Deployment":
+                count = body["spec"]["replicas"]
+                body["status"] = {"replicas": count, "updatedReplicas": count, "readyReplicas": count}
+                template = body["spec"]["template"]
+                for index in range(count):
+                    name = f"frontend-{index}"
+                    image = template["spec"]["containers"][0]["image"]
+                    self.pods[name] = self._pod(name, template["metadata"]["labels"], body["metadata"]["uid"], image)
+            case "Job":
+                body["status"] = {
+                    "conditions": [{"type": "Complete", "status": "True"}],
+                    "completionTime": EARLIER,
+                    "succeeded": 1,
+                }
+            case "PersistentVolumeClaim":
+                body["status"] = {"phase": "Bound"}
+
+    def _pod(self, name: str, labels: dict[str, str], owner: str, image: str) -> Manifest:
+        return {
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "uid": f"Pod/{name}",
+                "creationTimestamp": EARLIER,
+                "labels": dict(labels),
+                "ownerReferences": [{"kind": "X", "name": "x", "uid": owner, "controller": True}],
+            },
+            "spec": {"nodeName": f"node-{name[-1]}"},
+            "status": {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [{"name": "main", "image": image, "state": {"running": {}}, "started": True}],
+            },
+        }
+
+
+def fetch_scene(status: dict[str, Any] | None = None, **source: Any) -> Scene:
+    """A model from the Hub whose fetch is under way."""
+    scene = Scene(source={"huggingFace": HUB["huggingFace"] | source})
+    scene.fetch_pod(status or {})
+    return scene
+
+
+def with_observed(scene: Scene, **changes: Any) -> Observed:
+    return replace(scene.observed(), **changes)

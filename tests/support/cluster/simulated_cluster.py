@@ -1,0 +1,279 @@
+"""A cluster in a dict: as much of the API server, of its controllers, of kubelets and of our own pods as a plan needs.
+
+Every step is one call, so a test can stop anywhere. Nothing happens by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.facts.observed import Manifest, Observed, Ref, controller_uid, ref_of
+from minisgl_operator.facts.replicas import deleting, revision_of
+from minisgl_operator.plan.plan import Apply, Step, plan
+from minisgl_operator.render import names
+from minisgl_operator.render.defaults import Defaults
+from support.frontend.simulated_frontend import SimulatedFrontend
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+_IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
+
+
+class SimulatedCluster:
+    """One model and its surroundings. `broken` images never become ready: their launchers give up. `files` says which
+    tokenizer files the engines of an image have, where they are not those of all others; `unusable` ones cannot be
+    loaded by a frontend."""
+
+    def __init__(self, raw: Manifest, env: Defaults) -> None:
+        self.raw = raw
+        self.env = env
+        self.objects: dict[Ref, Manifest] = {}
+        self.pods: dict[str, Manifest] = {}
+        self.broken: set[str] = set()
+        self.files: dict[str, str] = {}
+        self.unusable: set[str] = set()
+        self.now = START
+        self._frontend = SimulatedFrontend()
+        self._uids = itertools.count(1)
+        self._frontend_pod = self._make_frontend_pod()
+        self._seen_pods: dict[str, Manifest] = {}
+        self._seen_status: dict[str, Any] = {}
+        self.look()
+
+    # The user.
+
+    def edit(self, spec: dict[str, Any]) -> None:
+        self.raw = {**self.raw, "spec": {**self.raw["spec"], **spec}}
+        self.raw["metadata"] = self.raw["metadata"] | {"generation": self.raw["metadata"]["generation"] + 1}
+
+    def put_foreign(self, ref: Ref) -> None:
+        """An object of someone else, at a name of ours that is free."""
+        if ref not in self.objects:
+            metadata = {"name": ref.name, "namespace": "team-a", "uid": self._uid(), "labels": {"whose": "theirs"}}
+            self.objects[ref] = {"kind": ref.kind, "metadata": metadata, "spec": {"replicas": 7}}
+
+    def remove(self, ref: Ref) -> None:
+        """kubectl delete."""
+        gone = self.objects.pop(ref, None)
+        if gone is None:
+            return
+        for pod in self.pods.values():
+            if controller_uid(pod) == gone["metadata"]["uid"]:
+                self._terminate(pod)
+        self.look()
+
+    # The operator.
+
+    @property
+    def model(self) -> InferenceModel:
+        return InferenceModel.parse(self.raw)
+
+    def look(self) -> None:
+        """The watches catch up on pods and on what controllers wrote. Own writes are always seen at once."""
+        self._seen_pods = copy.deepcopy(self.pods)
+        self._seen_status = {
+            body["metadata"]["uid"]: copy.deepcopy(body.get("status")) for body in self.objects.values()
+        }
+
+    def observed(self) -> Observed:
+        ours = {ref: body for ref, body in self.objects.items() if self._ours(body)}
+        children = {ref: self._as_seen(body) for ref, body in ours.items()}
+        foreign = {ref: "someone else's" for ref in self.objects.keys() - ours.keys()}
+        uid = self._frontend_pod["metadata"]["uid"]
+        reports: dict[str, Any] = {uid: self._frontend.report()}
+        for pod in self._seen_pods.values():
+            if self._image(pod) in self.broken:
+                reports[pod["metadata"]["uid"]] = {"kind": "engine", "phase": "Failed", "restarts": 5}
+        pods = (*self._seen_pods.values(), self._frontend_pod)
+        return Observed(self.raw, children=children, foreign=foreign, pods=pods, reports=reports)
+
+    def plan(self) -> tuple[Step, ...]:
+        return plan(self.model, self.observed(), self.env, self.now)
+
+    def reconcile(self, calls: int | None = None) -> None:
+        """Plan and send; a crash after so many calls loses the rest."""
+        for step in self.plan()[:calls]:
+            self.send(step)
+
+    def send(self, step: Step) -> None:
+        if isinstance(step, Apply):
+            self.apply(step.manifest)
+        else:
+            live = self.objects.get(step.ref)
+            if live is not None and live["metadata"]["uid"] == step.uid:
+                assert controller_uid(live) == self.raw["metadata"]["uid"], f"deletes what is not ours: {step.ref}"
+                self.remove(step.ref)
+
+    def apply(self, manifest: Manifest) -> None:
+        ref = ref_of(manifest)
+        live = self.objects.get(ref)
+        if live is None:
+            created = copy.deepcopy(manifest)
+            created["metadata"] |= {
+                "uid": self._uid(),
+                "generation": 1,
+                "creationTimestamp": self.now.isoformat(),
+            }
+            self.objects[ref] = created
+            return
+        assert self._ours(live), f"applies onto what is not ours: {ref}"
+        if self.changes(manifest):
+            if ref.kind == "StatefulSet":
+                assert all(live["spec"][name] == manifest["spec"][name] for name in _IMMUTABLE)
+            assert ref.kind != "Job" or live["spec"]["template"] == manifest["spec"]["template"], "immutable"
+            live["metadata"] |= copy.deepcopy(manifest["metadata"])
+            live["metadata"]["generation"] += 1
+            for field in manifest.keys() - {"metadata"}:
+                live[field] = copy.deepcopy(manifest[field])
+
+    def changes(self, manifest: Manifest) -> bool:
+        """Whether an apply would change anything."""
+        live = self.objects.get(ref_of(manifest))
+        if live is None:
+            return True
+        fields = manifest.keys() - {"metadata", "kind", "apiVersion"}
+        metadata = manifest["metadata"]
+        return any(live.get(field) != manifest[field] for field in fields) or any(
+            live["metadata"].get(name) != metadata.get(name) for name in ("labels", "ownerReferences")
+        )
+
+    # Controllers, kubelets, pods.
+
+    def run_controllers(self) -> None:
+        """One pass of the StatefulSet and Job controllers."""
+        self.now += timedelta(seconds=1)
+        for ref, body in list(self.objects.items()):
+            if not self._ours(body):
+                continue
+            if ref.kind == "StatefulSet":
+                self._run_stateful_set(body)
+            elif ref.kind == "Job" and "status" not in body:
+                done = {"type": "Complete", "status": "True"}
+                body["status"] = {"conditions": [done], "completionTime": self.now.isoformat()}
+
+    def run_kubelets(self, which: Iterable[str] | None = None) -> None:
+        """Pods that shall end are gone; pods whose whole group of one revision is there become ready."""
+        for name in list(self.pods) if which is None else which:
+            pod = self.pods.get(name)
+            if pod is None:
+                continue
+            if deleting(pod):
+                del self.pods[name]
+                continue
+            pod["status"]["phase"] = "Running"
+            group = [other for other in self.pods.values() if self._replica(other) == self._replica(pod)]
+            alike = len({revision_of(other) for other in group}) == 1
+            size = self._size(pod)
+            up = alike and len(group) >= size and self._image(pod) not in self.broken
+            pod["status"]["conditions"] = [{"type": "Ready", "status": "True" if up else "False"}]
+
+    def run_frontends(self) -> None:
+        """Frontends find out who serves."""
+        images = {self._replica(pod): self._image(pod) for pod in self.pods.values()}
+        serving = {
+            replica: (revision, self.files.get(images[replica], "")) for replica, revision in self.serving().items()
+        }
+        self._frontend.look(serving, self.unusable)
+
+    def routed(self) -> dict[str, str]:
+        """Replicas that serve and that requests are sent to, with their revision."""
+        routes = self._frontend.routes()
+        return {replica: revision for replica, revision in self.serving().items() if replica in routes}
+
+    def serving(self) -> dict[str, str]:
+        """Replicas whose pods are all there, alike and ready, with their revision."""
+        groups: dict[str, list[Manifest]] = {}
+        for pod in self.pods.values():
+            groups.setdefault(self._replica(pod), []).append(pod)
+        return {
+            replica: str(revision_of(group[0]))
+            for replica, group in groups.items()
+            if len(group) >= self._size(group[0])
+            and len({revision_of(pod) for pod in group}) == 1
+            and all(_ready(pod) and not deleting(pod) for pod in group)
+        }
+
+    def settle(self, rounds: int = 100) -> None:
+        """Everyone works until nothing changes any more."""
+        for _ in range(rounds):
+            before = self._image_of_all()
+            self.look()
+            self.reconcile()
+            self.run_controllers()
+            self.run_kubelets()
+            self.run_frontends()
+            if before == self._image_of_all():
+                return
+        raise AssertionError(f"not settled after {rounds} rounds")
+
+    def revisions(self) -> dict[str, set[str | None]]:
+        """The revisions that each replica's pods have, pods that are ending included."""
+        found: dict[str, set[str | None]] = {}
+        for pod in self.pods.values():
+            found.setdefault(self._replica(pod), set()).add(revision_of(pod))
+        return found
+
+    def _image_of_all(self) -> str:
+        return json.dumps([list(self.objects.values()), self.pods, self._frontend.report()])
+
+    def _run_stateful_set(self, body: Manifest) -> None:
+        name, uid, count = body["metadata"]["name"], body["metadata"]["uid"], body["spec"]["replicas"]
+        for index in range(count):
+            self.pods.setdefault(f"{name}-{index}", self._make_pod(body, index))
+        own = [pod for pod in self.pods.values() if controller_uid(pod) == uid]
+        for pod in own:
+            if int(pod["metadata"]["labels"][names.POD_INDEX_LABEL]) >= count:
+                self._terminate(pod)
+        body["status"] = {"observedGeneration": body["metadata"]["generation"], "replicas": len(own)}
+
+    def _make_pod(self, body: Manifest, index: int) -> Manifest:
+        template = copy.deepcopy(body["spec"]["template"])
+        template["metadata"]["labels"][names.POD_INDEX_LABEL] = str(index)
+        template["metadata"] |= {
+            "name": f"{body['metadata']['name']}-{index}",
+            "uid": self._uid(),
+            "ownerReferences": [{"kind": "StatefulSet", "uid": body["metadata"]["uid"], "controller": True}],
+        }
+        return {"kind": "Pod", **template, "status": {"phase": "Pending", "conditions": []}}
+
+    def _make_frontend_pod(self) -> Manifest:
+        labels = names.labels(self.raw["metadata"]["name"], names.FRONTEND)
+        metadata = {"name": "frontend-pod", "uid": self._uid(), "labels": labels}
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        return {"kind": "Pod", "metadata": metadata, "spec": {}, "status": status}
+
+    def _terminate(self, pod: Manifest) -> None:
+        pod["metadata"].setdefault("deletionTimestamp", self.now.isoformat())
+
+    def _as_seen(self, body: Manifest) -> Manifest:
+        seen = {key: value for key, value in body.items() if key != "status"}
+        status = self._seen_status.get(body["metadata"]["uid"])
+        return seen if status is None else seen | {"status": status}
+
+    def _ours(self, body: Manifest) -> bool:
+        uid = controller_uid(body)
+        labelled = body["metadata"]["labels"].get(names.MODEL_LABEL) == self.raw["metadata"]["name"]
+        return uid == self.raw["metadata"]["uid"] or (uid is None and labelled)
+
+    def _replica(self, pod: Manifest) -> str:
+        return str(pod["metadata"]["labels"][names.REPLICA_LABEL])
+
+    def _size(self, pod: Manifest) -> int:
+        arguments = pod["spec"]["containers"][0]["args"]
+        tensor, ranks = (int(arguments[arguments.index(name) + 1]) for name in ("--tp", "--ranks-per-pod"))
+        return tensor // ranks
+
+    def _image(self, pod: Manifest) -> str:
+        return str(pod["spec"]["containers"][0]["image"])
+
+    def _uid(self) -> str:
+        return f"10000000-0000-4000-8000-{next(self._uids):012d}"
+
+
+def _ready(pod: Manifest) -> bool:
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"]["conditions"])

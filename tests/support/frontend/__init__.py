@@ -1,0 +1,1 @@
+"""Helpers for tests of the frontend, the router and the scheduler behind it."""

@@ -1,0 +1,51 @@
+"""Answers of a played scheduler that carry log-probabilities, as the wire contract has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from minisgl.wire.messages import Ack, FromScheduler, PromptLogprobs, Submit, TokenLogprobs, Tokens
+from support.frontend.fake_scheduler import answer_with
+
+
+def scores(tokens: Sequence[int], top: int) -> TokenLogprobs:
+    """Token t has the log-probability −t/8, and the likeliest are always the tokens 64 (`a`), 65, … at −1, −2, …"""
+    likeliest = np.arange(64, 64 + top, dtype="<i4")
+    return TokenLogprobs(
+        chosen=(-np.array(tokens, "<f4") / 8).tobytes(),
+        top_ids=np.tile(likeliest, len(tokens)).tobytes(),
+        top=np.tile(-(likeliest - 63).astype("<f4"), len(tokens)).tobytes(),
+    )
+
+
+def scored_answer(tokens: Sequence[int]) -> Callable[[Submit], list[FromScheduler]]:
+    """As `answer_with`, with the log-probabilities that the request asks for."""
+    unscored = answer_with(tokens)
+
+    def answer(submit: Submit) -> list[FromScheduler]:
+        messages: list[FromScheduler] = []
+        for message in unscored(submit):
+            if isinstance(message, Tokens) and submit.logprobs >= 0:
+                token = message.rows().token.tolist()
+                messages.append(msgspec.structs.replace(message, logprobs={0: scores(token, submit.logprobs)}))
+            else:
+                messages.append(message)
+            if isinstance(message, Ack) and submit.prompt_logprobs >= 0:
+                messages += _prompt(submit)
+        return messages
+
+    return answer
+
+
+def _prompt(submit: Submit) -> list[FromScheduler]:
+    """In two messages, where the prompt is long enough."""
+    prompt = np.frombuffer(submit.prompt, "<i4").tolist()
+    middle = 1 + len(prompt) // 2
+    return [
+        PromptLogprobs(submit.id, start, scores(prompt[start:end], submit.prompt_logprobs))
+        for start, end in ((1, middle), (middle, len(prompt)))
+        if start < end
+    ]

@@ -1,0 +1,98 @@
+"""`minisgl serve` as a user starts it, for tests that talk to it and signal it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RUNTIME = Path(__file__).parents[3] / "runtime"
+
+
+class Served:
+    """A started server; its log goes to a file as JSON lines."""
+
+    def __init__(self, model: Path, temporary: Path, *flags: str) -> None:
+        self.log = temporary / "serve.log"
+        self.temporary = temporary
+        command = [sys.executable, "-m", "minisgl", "serve", str(model), "--port", "0", "--num-pages", "512"]
+        with self.log.open("w") as log:
+            self.popen = subprocess.Popen(
+                [*command, "--log-format", "json", *flags],
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join([str(RUNTIME), *sys.path]),
+                    "TMPDIR": str(temporary),
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+        self.url = ""
+
+    def wait_until_ready(self, seconds: float = 240.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not (started := [line for line in self.lines() if line["message"].startswith("serving ")]):
+            assert self.popen.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+        self.url = started[0]["message"].partition(" at ")[2].partition("/v1")[0]
+        eventually(lambda: self.status("/ready") == 200)
+
+    def lines(self) -> list[dict[str, Any]]:
+        text = self.log.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.startswith("{")]
+
+    def status(self, path: str) -> int:
+        """HTTP status of a GET; 0 when nobody answers."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def children(self) -> dict[str, int]:
+        return launched_by(self.popen.pid)
+
+    def leftovers(self) -> list[Path]:
+        """Socket directories that are still there."""
+        return list(self.temporary.glob("minisgl-*"))
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+
+def launched_by(launcher: int) -> dict[str, int]:
+    """Process ids by name of the children of a launcher, from /proc. A standby keeps its command line when it takes
+    over, but not its title."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                title = (entry / "comm").read_text().strip()
+            except OSError:
+                continue
+            if b"minisgl.launcher.child" in words:
+                name, _, parent = words[words.index(b"minisgl.launcher.child") + 1 :][:3]
+                if int(parent) == launcher:
+                    has_taken_over = title.startswith("minisgl-") and title != "minisgl-standby"
+                    found[name.decode().removeprefix("standby-" if has_taken_over else "")] = int(entry.name)
+    return found
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)

@@ -1,0 +1,49 @@
+"""A frontend as the operator sees it: what the runtime's own code makes of the replicas that serve."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from minisgl.router.replicas import Replicas
+from minisgl.wire.messages import WIRE_VERSION, Welcome
+from support.frontend.fake_scheduler import card
+
+
+class SimulatedFrontend:
+    def __init__(self) -> None:
+        self._replicas = Replicas()
+        self._loaded: list[Mapping[str, str]] = []
+
+    def look(self, serving: Mapping[str, tuple[str, str]], unusable: Collection[str]) -> None:
+        """Find out who serves: revision and tokenizer files of each. `unusable` files cannot be loaded."""
+        for replica in self._replicas:
+            if replica.welcome is not None and serving.get(replica.address) != _said(replica.welcome):
+                self._replicas.lost(replica.address, "it is gone")
+        for name, (revision, files) in serving.items():
+            if name not in self._replicas:
+                self._replicas.add(name)
+            if self._replicas[name].welcome is None:
+                model = card(tokenizer_hashes={"tokenizer.json": files})
+                welcome = Welcome(version=WIRE_VERSION, epoch=(1, 1), model=model, replica=name, revision=revision)
+                self._replicas.welcome(name, welcome)
+        missing = [hashes for hashes in self._replicas.missing_files() if hashes["tokenizer.json"] not in unusable]
+        self._loaded += missing
+        self._replicas.have_loaded(self._loaded)
+        if (wanted := self._replicas.wanted_files()) is not None:
+            self._replicas.use_files(wanted)
+
+    def report(self) -> dict[str, Any]:
+        """The answer to GET /status."""
+        replicas = [msgspec.to_builtins(state) for state in self._replicas.states()]
+        return {"kind": "frontend", "ready": bool(self.routes()), "draining": False, "replicas": replicas}
+
+    def routes(self) -> set[str]:
+        """Replicas that requests are sent to."""
+        return {replica.name for replica in self._replicas.routable}
+
+
+def _said(welcome: Welcome) -> tuple[str, str]:
+    return welcome.revision, welcome.model.tokenizer_hashes["tokenizer.json"]

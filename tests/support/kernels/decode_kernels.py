@@ -1,0 +1,269 @@
+"""The kernels of a decode step against float64, on a GPU or on a CPU in Triton's interpreter:
+`TRITON_INTERPRET=1 python -m support.kernels.decode_kernels` prints, as JSON, the fault of each case (null: none).
+
+A process of its own for the interpreter: whether kernels are interpreted is settled when Triton is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+
+from minisgl.kernels import skinny_linear_triton, split_decode_triton
+from minisgl.kernels.norm import rms_norm
+from minisgl.kernels.rotary import Rotation
+from minisgl.kernels.rotary_triton import rotate_and_store_cuda
+from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
+from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
+
+_MARGIN: Final = 64
+Case = Callable[[torch.device], None]
+_NOBODYS: Final = -7.0
+"""What a pool holds where nothing was stored."""
+
+
+@contextmanager
+def poisoned_outputs() -> Iterator[None]:
+    """What `torch.empty` gives here is NaN, and so is memory before and behind it, which must stay so."""
+    given: list[tuple[torch.Tensor, int]] = []
+    empty = torch.empty
+
+    def poisoned(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if not dtype.is_floating_point:
+            return empty(shape, dtype=dtype, device=device)
+        size = math.prod(shape)
+        memory = torch.full((size + 2 * _MARGIN,), math.nan, dtype=dtype, device=device)
+        given.append((memory, size))
+        return memory[_MARGIN : _MARGIN + size].view(shape)
+
+    with mock.patch("torch.empty", poisoned):
+        yield
+    for memory, size in given:
+        assert memory[:_MARGIN].isnan().all() and memory[_MARGIN + size :].isnan().all(), "written beyond the output"
+
+
+def draw(*shape: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(*shape, generator=generator) * scale).to(dtype).to(device)
+
+
+def assert_close(ours: torch.Tensor, exact: torch.Tensor, plain: torch.Tensor) -> None:
+    """Not farther from the `exact` result than `plain` torch in the same dtype, but for a little."""
+    assert ours.shape == exact.shape
+    assert ours.isfinite().all(), "an element was not written, or is not finite"
+    error, allowed = (float((part.double() - exact).norm()) for part in (ours, plain))
+    assert error <= 1.1 * allowed + 1e-6 * float(exact.norm()), f"error {error:.3g}, plain torch has {allowed:.3g}"
+
+
+def check_rotate_and_store(
+    device: torch.device,
+    *,
+    count: int,
+    q_heads: int,
+    k_heads: int,
+    head_dim: int,
+    norm: bool,
+    kept_from: int,
+    dtype: torch.dtype,
+) -> None:
+    # Heads of queries, keys and values lie in one row, as the fused projection leaves them.
+    qkv = draw(count, q_heads + 2 * k_heads, head_dim, dtype=dtype, device=device)
+    q, k, v = qkv.split([q_heads, k_heads, k_heads], dim=1)
+    gain = 1 + draw(head_dim, dtype=dtype, device=device, scale=0.2) if norm else None
+    other_gain = None if gain is None else 2 - gain
+    angles = torch.outer(torch.arange(count) * 7.0, torch.linspace(1, 0.001, head_dim // 2))
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1).to(device)
+    pools = [torch.full((5, 16, k_heads, head_dim), _NOBODYS, dtype=dtype, device=device) for _ in "kv"]
+    locations = torch.randperm(5 * 16, generator=torch.Generator().manual_seed(count))[:count].to(device)
+
+    rotation = Rotation(cos_sin, gain, other_gain, 1e-6)
+    plain_q, plain_k = rotation.apply(q, k)
+    with poisoned_outputs():
+        our_q, kept = rotate_and_store_cuda(q, k, v, rotation, pools[0], pools[1], locations, kept_from)
+    keys, values = (pool.flatten(0, 1) for pool in pools)
+    assert_close(our_q, _rotated(q, cos_sin, gain), plain_q)
+    assert_close(keys[locations], _rotated(k, cos_sin, other_gain), plain_k)
+    assert torch.equal(kept, keys[locations][kept_from:])
+    assert torch.equal(values[locations], v)
+    others = torch.ones(len(keys), dtype=torch.bool, device=device).index_fill_(0, locations, False)
+    assert (keys[others] == _NOBODYS).all() and (values[others] == _NOBODYS).all(), "written beyond the tokens' places"
+
+
+def _rotated(x: torch.Tensor, cos_sin: torch.Tensor, gain: torch.Tensor | None) -> torch.Tensor:
+    """In float64."""
+    x = x.double()
+    if gain is not None:
+        x = _normed(x, gain)
+    (first, second), (cos, sin) = x.chunk(2, -1), cos_sin.double().unsqueeze(1).chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def _normed(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * gain.double()
+
+
+def check_linear(device: torch.device, *, rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    x = draw(rows, inputs, dtype=dtype, device=device)
+    weight = draw(outputs, inputs, dtype=dtype, device=device, scale=inputs**-0.5)
+    assert skinny_linear_triton.fits(x, weight)
+    with poisoned_outputs():
+        ours = skinny_linear_triton.skinny_linear(x, weight)
+    assert_close(ours, x.double() @ weight.double().T, F.linear(x, weight))
+
+
+def check_normed_linear(
+    device: torch.device,
+    *,
+    inputs: int,
+    outputs: int,
+    gated: bool,
+    with_residual: bool,
+    dtype: torch.dtype,
+) -> None:
+    x = draw(1, inputs, dtype=dtype, device=device, scale=2.0)
+    residual = draw(1, inputs + 1, dtype=dtype, device=device, scale=5.0)[:, 1:].contiguous()
+    gain = 1 + draw(inputs, dtype=dtype, device=device, scale=0.2)
+    weight = draw(outputs * (1 + gated), inputs, dtype=dtype, device=device, scale=inputs**-0.5)
+    stream = x + residual if with_residual else x
+    before = x.clone(), residual.clone()
+
+    exact = _normed(stream.double(), gain) @ weight.double().T
+    plain = F.linear(rms_norm(stream, gain, 1e-6), weight)
+    if gated:
+        exact, plain = (F.silu(both[:, :outputs]) * both[:, outputs:] for both in (exact, plain))
+    assert skinny_linear_triton.fits_normed(x, weight)
+    with poisoned_outputs():
+        ours, our_stream = skinny_linear_triton.normed_linear(
+            x, residual if with_residual else None, gain, 1e-6, weight, gated=gated
+        )
+        normed = torch.empty_like(x)
+        again, _ = skinny_linear_triton.normed_linear(
+            x, residual if with_residual else None, gain, 1e-6, weight, gated=gated, normed=normed
+        )
+    assert_close(ours, exact, plain)
+    assert torch.equal(again, ours)
+    assert_close(normed, _normed(stream.double(), gain), rms_norm(stream, gain, 1e-6))
+    assert torch.equal(our_stream, stream), "the residual stream is not the sum"
+    # Other programs may still read them.
+    assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
+
+
+def check_split_decode(
+    device: torch.device,
+    *,
+    lengths: tuple[int, ...],
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype,
+) -> None:
+    shape = attention_shape(
+        query_heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        longest=max(lengths),
+        dtype=dtype,
+        device=device.type,
+    )
+    dense = DenseCase(shape, Sequences(decode=lengths))
+    dense.store()
+    batch, splits = dense.batch, (*dense.q.shape[:2], split_decode_triton.SPLITS)
+    out = torch.full_like(dense.q, math.nan)
+    split_decode_triton.split_decode(
+        dense.q,
+        dense.kv.keys[0],
+        dense.kv.values[0],
+        batch.page_table,
+        batch.decode_slots,
+        batch.decode_lengths,
+        torch.full((*splits, head_dim), math.nan, device=device),
+        torch.full(splits, math.nan, device=device),
+        out,
+        scale=head_dim**-0.5 * math.log2(math.e),
+    )
+    error = (out.flatten(1).double().cpu() - dense.expected()).abs().max()
+    assert error < (2e-2 if dtype is torch.bfloat16 else 2e-3), f"error {float(error):.3g}"
+
+
+def _cases() -> dict[str, Case]:
+    """Without bfloat16, which the interpreter rounds towards zero."""
+    half, single = torch.float16, torch.float32
+    cases: dict[str, Case] = {}
+    for count, q_heads, k_heads, head_dim, norm, kept_from, dtype in (
+        (1, 16, 8, 128, True, 1, half),
+        (3, 5, 1, 64, False, 0, half),
+        (2, 4, 2, 80, True, 1, half),
+        (1, 6, 3, 128, False, 0, single),
+    ):
+        name = f"rotate and store {count}x{q_heads}/{k_heads}x{head_dim} {dtype} norm={norm} kept from {kept_from}"
+        cases[name] = partial(
+            check_rotate_and_store, count=count, q_heads=q_heads, k_heads=k_heads, head_dim=head_dim, norm=norm,
+            kept_from=kept_from, dtype=dtype,
+        )  # fmt: skip
+    for rows, inputs, outputs in (
+        (1, 1024, 35),
+        (1, 2048, 9),
+        (1, 9216, 5),
+        (2, 3072, 17),
+        (3, 1024, 5),
+        (4, 5120, 2),
+        (5, 1024, 40),
+        (8, 2048, 3),
+    ):
+        cases[f"linear {rows}x{inputs} to {outputs}"] = partial(
+            check_linear, rows=rows, inputs=inputs, outputs=outputs, dtype=half
+        )
+    for inputs, outputs, gated, with_residual in (
+        (1024, 35, False, False),
+        (1024, 29, True, True),
+        (2048, 19, False, True),
+        (3072, 7, True, False),
+        (5120, 5, False, True),
+    ):
+        name = f"norm, linear {inputs} to {outputs} gated={gated} residual={with_residual}"
+        cases[name] = partial(
+            check_normed_linear, inputs=inputs, outputs=outputs, gated=gated, with_residual=with_residual,
+            dtype=half,
+        )  # fmt: skip
+    for lengths, kv_heads, group, head_dim, page_size in (
+        ((1, 2, 33, 300), 2, 3, 64, 32),
+        ((129, 128), 1, 2, 128, 64),
+    ):
+        name = f"split decode {lengths} {kv_heads}x{group}x{head_dim} pages of {page_size}"
+        cases[name] = partial(
+            check_split_decode, lengths=lengths, kv_heads=kv_heads, group=group, head_dim=head_dim,
+            page_size=page_size, dtype=half,
+        )  # fmt: skip
+    return cases
+
+
+CASES: Final = _cases()
+
+
+def _what_is_wrong(case: Case) -> str | None:
+    try:
+        case(torch.device("cpu"))
+    except AssertionError as error:
+        return str(error) or repr(error)
+    return None
+
+
+if __name__ == "__main__":
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    allow_loops_to_a_loaded_end()
+    # Programs of several outputs, although these products are small.
+    skinny_linear_triton._PROGRAMS = 3
+    # And several blocks of tokens in a split.
+    split_decode_triton.SPLITS = 4
+    print(json.dumps({name: _what_is_wrong(case) for name, case in CASES.items()}))

@@ -1,0 +1,53 @@
+"""The experts' kernels by Triton's interpreter, against float64: `python -m support.kernels.interpreted_experts`.
+
+Prints, as JSON, the error of each case, relative to the result.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+import torch
+
+from support.kernels.experts import Sizes, by_plain_torch, choices, draw
+from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
+
+
+class Case(NamedTuple):
+    tokens: int
+    sizes: Sizes = Sizes(hidden=128, width=64, experts=6, top_k=2)
+    crowded: bool = False
+    """All tokens choose the same experts."""
+
+
+DEFAULT = Case(1).sizes
+CASES = {
+    "one token": Case(1),
+    "experts that nobody chose": Case(3, DEFAULT._replace(experts=16, top_k=4)),
+    "a third of a rank's width": Case(9, DEFAULT._replace(width=96, hidden=256)),
+    "more tokens of an expert than a tile has": Case(40, DEFAULT._replace(experts=16), crowded=True),
+    "tiles of 32 tokens": Case(40),
+    "tiles of 64 tokens": Case(90, DEFAULT._replace(experts=8), crowded=True),
+    "tiles of 128 tokens": Case(150, DEFAULT._replace(experts=4)),
+}
+
+
+def error(case: Case) -> float:
+    from minisgl.kernels.experts_triton import fits, run_experts_cuda
+
+    # The interpreter rounds bfloat16 towards zero.
+    x, gate_up, down = draw(case.sizes, case.tokens, torch.float16, "cpu")
+    experts = choices(case.sizes, case.tokens)
+    if case.crowded:
+        experts[:] = experts[0].clone()
+    shares = torch.rand(experts.shape, generator=torch.Generator().manual_seed(0)).half()
+    assert fits(x, gate_up)
+    ours = run_experts_cuda(x, shares, experts, gate_up, down)
+    exact = by_plain_torch(torch.double, x, shares, experts, gate_up, down)
+    return float((ours.double() - exact).norm()) / float(exact.norm())
+
+
+if __name__ == "__main__":
+    allow_loops_to_a_loaded_end()
+    print(json.dumps({name: error(case) for name, case in CASES.items()}))

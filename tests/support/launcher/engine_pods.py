@@ -1,0 +1,122 @@
+"""`minisgl engine` as pods run it, but with processes of this machine for pods."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from support.frontend.served import RUNTIME, eventually, launched_by
+from support.launcher.ports import free_port, free_ports
+
+PORTS = ("control", "scheduler", "link", "rendezvous", "plans")
+# Rank n gets its plans at that of the plans plus n.
+_MOST_RANKS = 8
+
+
+class EnginePod:
+    """One launcher. Its state directory and its log go on when it is started again, as those of a container."""
+
+    def __init__(self, folder: Path, index: int, flags: tuple[str, ...], ports: dict[str, int]) -> None:
+        self.name = f"m-r0-{index}"
+        self.url = f"http://127.0.0.1:{ports['control']}"
+        self.log = folder / f"{self.name}.log"
+        self.log.touch()
+        self._folder = folder
+        self._command = [
+            *(sys.executable, "-m", "minisgl", "engine", *flags),
+            *("--replica", "m-r0", "--leader", "127.0.0.1", "--device", "cpu", "--num-pages", "512"),
+            *("--pod-index", str(index), "--pod-name", self.name, "--node-name", f"node-{index}"),
+            *("--state-directory", str(folder / self.name), "--log-format", "json"),
+            *(word for name in PORTS for word in (f"--{name}-port", str(ports[name]))),
+        ]
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("a") as log:
+            self.popen = subprocess.Popen(
+                self._command,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(RUNTIME),
+                    "TMPDIR": str(self._folder),
+                    "HOME": str(self._folder),
+                    "OMP_NUM_THREADS": "1",
+                },
+            )
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
+        """HTTP status and body; 0 when nobody answers."""
+        try:
+            request = urllib.request.Request(self.url + path, method=method)
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return int(answer.status), answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+        except OSError:
+            return 0, b""
+
+    def status(self) -> dict[str, Any]:
+        code, body = self.get("/status")
+        return json.loads(body) if code == 200 else {"phase": ""}
+
+    def wait_for(self, seconds: float = 240.0, **fields: Any) -> dict[str, Any]:
+        """Until the status has these values; returns it."""
+        deadline = time.monotonic() + seconds
+        while True:
+            status = self.status()
+            if all(status.get(name) == value for name, value in fields.items()):
+                return status
+            assert self.popen.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"{fields} did not come, but {status}\n{self.log.read_text()}"
+            time.sleep(0.02)
+
+    def wait_for_words(self, words: str, times: int = 1) -> None:
+        eventually(lambda: self.log.read_text().count(words) >= times)
+
+    def children(self) -> dict[str, int]:
+        return launched_by(self.popen.pid)
+
+    def kill_rank(self, rank: int) -> float:
+        """When, on the monotonic clock."""
+        os.kill(self.children()[f"rank{rank}"], signal.SIGKILL)
+        return time.monotonic()
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.wait()
+
+
+class Pods:
+    """The pods of one replica, on ports of their own; pod numbers grow from 0."""
+
+    def __init__(self, folder: Path, model: Path, *flags: str) -> None:
+        first = free_ports(len(PORTS) + _MOST_RANKS)
+        self.ports = {name: first + offset for offset, name in enumerate(PORTS)}
+        self.all: list[EnginePod] = []
+        self._folder = folder
+        self._flags = (str(model), *flags)
+
+    def add(self, *flags: str, index: int | None = None) -> EnginePod:
+        index = len(self.all) if index is None else index
+        ports = self.ports if index == 0 else {**self.ports, "control": free_port()}
+        pod = EnginePod(self._folder, index, (*self._flags, *flags), ports)
+        self.all.append(pod)
+        return pod
+
+    @property
+    def scheduler(self) -> str:
+        return f"tcp://127.0.0.1:{self.ports['scheduler']}"
+
+    def close(self) -> None:
+        for pod in self.all:
+            pod.close()

@@ -1,0 +1,296 @@
+"""Kill each process of a loaded server in turn, and check what its clients received.
+
+Run `python -m support.launcher.kill_matrix --rounds 20`.
+
+A round starts 8 streams and 2 plain requests, waits until at least 6 streams have tokens with most of the answer to
+come, and kills one process with SIGKILL. Whoever got less than a whole answer must have been told so; the server must
+be ready again by itself; after a launcher's death nothing may be left. Exits with 1 where that does not hold.
+
+On GPUs with a model of real size: `minisgl models dummy qwen3-14b DIR`, and
+`python -m support.launcher.kill_matrix --rounds 3 --victims rank0 rank1 --model DIR -- --dummy-weights`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import ssl
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import httpx
+import msgspec
+
+from support.frontend.served import Served, eventually
+from support.tiny_checkpoint import tiny_checkpoint
+
+STREAMS: Final = 8
+PLAIN: Final = 2
+STARTED: Final = 6
+"""Streams that must have tokens before the kill."""
+TOKENS: Final = 700
+"""Of each answer; the tiny server's pool holds all of them."""
+MOST_CHUNKS: Final = 100
+"""A stream that has more of them at the kill does not count as one with much to come: a chunk is a token, or a few
+when the client reads slowly."""
+
+_SSL: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Not used, but to make one for each request would take longer than the request."""
+
+VICTIMS: Final = ("rank0", "tokenizer0", "frontend", "rank1", "launcher")
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kill led to."""
+
+    victim: str
+    started: int
+    """Streams that had some chunks, and not more than MOST_CHUNKS, when the process was killed."""
+    outcomes: Counter[str]
+    not_ready_seconds: float
+    """From the kill to the first answer of /ready that is not 200; 0 where there is nobody to answer, infinite where
+    it was 200 all the time."""
+    back_seconds: float
+    """From the kill to the first 200 of /ready after that, infinite where none came; for a launcher, until nothing was
+    left of it."""
+
+    @property
+    def faults(self) -> list[str]:
+        bad = [name for name in self.outcomes if name.startswith("BAD")]
+        if self.started < STARTED:
+            bad.append(f"only {self.started} streams had tokens out")
+        if self.outcomes["whole"] > STREAMS + PLAIN - self.started:
+            bad.append("streams with much to come were whole")
+        if self.victim not in ("frontend", "launcher") and self.outcomes["connection broken"]:
+            bad.append("clients were not told why")
+        if math.isinf(self.not_ready_seconds):
+            bad.append("/ready was 200 all the time")
+        elif math.isinf(self.back_seconds):
+            bad.append("it did not become ready again")
+        return bad
+
+    def late(self, slack: float = 1.0) -> list[str]:
+        """Promises about time that were not kept, `slack` times as long as promised."""
+        late = []
+        if 1.0 * slack < self.not_ready_seconds < math.inf:
+            late.append(f"/ready was 200 for {self.not_ready_seconds:.2f} s")
+        if (10.0 if self.victim == "launcher" else 60.0) * slack < self.back_seconds < math.inf:
+            late.append(f"it took {self.back_seconds:.1f} s")
+        return late
+
+
+class Client(threading.Thread):
+    """One request, and how it ended: `whole`, a way of failing, or `BAD …` for what looks whole and is not."""
+
+    def __init__(self, url: str, model: str, *, stream: bool, tokens: int = TOKENS) -> None:
+        super().__init__(daemon=True)
+        self.chunks = 0
+        self.outcome = "BAD no end"
+        self._url = url
+        self._stream = stream
+        self._tokens = tokens
+        self._body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "Count"}],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": stream,
+            **({"stream_options": {"include_usage": True}} if stream else {}),
+        }
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = self._read_stream() if self._stream else self._read_plain()
+        except httpx.TransportError:
+            self.outcome = "connection broken"
+
+    def _read_plain(self) -> str:
+        answer = httpx.post(f"{self._url}/v1/chat/completions", json=self._body, timeout=120, verify=_SSL)
+        if answer.status_code == 200:
+            return "whole" if answer.json()["usage"]["completion_tokens"] == self._tokens else "BAD truncated success"
+        code = answer.json()["error"]["code"]
+        return f"{answer.status_code} {code}" if answer.status_code == 503 else f"BAD {answer.status_code} {code}"
+
+    def _read_stream(self) -> str:
+        finish, tokens, done, error = None, 0, False, ""
+        try:
+            with httpx.stream(
+                "POST", f"{self._url}/v1/chat/completions", json=self._body, timeout=120, verify=_SSL
+            ) as answer:
+                if answer.status_code != 200:
+                    return f"{answer.status_code} {json.loads(answer.read())['error']['code']}"
+                for line in answer.iter_lines():
+                    if line == "data: [DONE]":
+                        done = True
+                    elif line.startswith("data: "):
+                        event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            error = event["error"]["code"]
+                            continue
+                        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+                        for choice in event["choices"]:
+                            finish = choice["finish_reason"] or finish
+                            self.chunks += bool(choice["delta"].get("content"))
+        except httpx.TransportError:
+            if done:
+                return "BAD broken after [DONE]"
+            return f"{error} event, connection broken" if error else "connection broken"
+        if (finish, tokens, done, error) == ("length", self._tokens, True, ""):
+            return "whole"
+        return f"BAD clean end: {finish=} {tokens=} {done=} {error=}"
+
+
+def _watch_readiness(url: str, killed_at: float, *, not_ready: bool) -> tuple[float, float]:
+    """Seconds from the kill to the first answer of /ready that is not 200, and to the first 200 after that. With
+    `not_ready` nobody can answer at first: whoever asks waits in the launcher's socket."""
+    not_ready_seconds = 0.0 if not_ready else math.inf
+    while time.monotonic() < killed_at + 120:
+        asked = time.monotonic()
+        try:
+            ready = httpx.get(f"{url}/ready", timeout=10, verify=_SSL).status_code == 200
+        except httpx.TransportError:
+            ready = False
+        if not ready:
+            not_ready_seconds = min(not_ready_seconds, asked - killed_at)
+        elif not_ready_seconds < math.inf:
+            return not_ready_seconds, time.monotonic() - killed_at
+        time.sleep(0.005)
+    return not_ready_seconds, math.inf
+
+
+def kill_one(served: Served, victim: str) -> Round:
+    """One round on a server that is ready. Afterwards it is ready again, or gone when the launcher was killed."""
+    model = _model(served)
+    # Looked for before: the answers go on meanwhile.
+    pid = served.popen.pid if victim == "launcher" else served.children()[victim]
+    streams = [Client(served.url, model, stream=True) for _ in range(STREAMS)]
+    plain = [Client(served.url, model, stream=False) for _ in range(PLAIN)]
+    eventually(lambda: sum(client.chunks > 0 for client in streams) >= STARTED, 60)
+    chunks = [client.chunks for client in streams]
+    killed_at = time.monotonic()
+    if victim == "launcher":
+        served.kill()
+        eventually(lambda: not served.children() and not served.leftovers(), 30)
+        not_ready, back = 0.0, time.monotonic() - killed_at
+    else:
+        os.kill(pid, signal.SIGKILL)
+        if victim == "frontend":
+            eventually(lambda: pid not in served.children().values())
+        not_ready, back = _watch_readiness(served.url, killed_at, not_ready=victim == "frontend")
+    for client in (*streams, *plain):
+        client.join(60)
+    return Round(
+        victim=victim,
+        started=sum(0 < count <= MOST_CHUNKS for count in chunks),
+        outcomes=Counter(client.outcome for client in (*streams, *plain)),
+        not_ready_seconds=not_ready,
+        back_seconds=back,
+    )
+
+
+def run(
+    victims: Sequence[str], rounds: int, folder: Path, model: Path | None = None, flags: Sequence[str] = ()
+) -> list[Round]:
+    """`rounds` of each victim. All but the launcher are killed in turn in one server; rank1 stands for two ranks.
+    `model` and `flags` are those of `serve`; without them it is a tiny one."""
+    model = model or tiny_checkpoint()
+    done: list[Round] = []
+    for turn, ranks in (
+        ([victim for victim in victims if victim not in ("rank1", "launcher")], ()),
+        ([victim for victim in victims if victim == "rank1"], ("--tp", "2")),
+    ):
+        if not turn:
+            continue
+        served = _start(folder, model, *flags, *ranks)
+        try:
+            for victim in turn * rounds:
+                done.append(_show(kill_one(served, victim)))
+                assert _whole_answer(served), "the server does not answer after its restart"
+            served.popen.send_signal(signal.SIGTERM)
+            assert served.popen.wait(60) == 0, served.log.read_text()
+            assert not served.children() and not served.leftovers()
+        finally:
+            served.kill()
+    for victim in [victim for victim in victims if victim == "launcher"] * rounds:
+        served = _start(folder, model, *flags)
+        try:
+            done.append(_show(kill_one(served, victim)))
+        finally:
+            served.kill()
+    return done
+
+
+def _start(folder: Path, model: Path, *flags: str) -> Served:
+    served = Served(model, folder, "--max-restarts", "1000", *flags)
+    served.wait_until_ready()
+    return served
+
+
+def _whole_answer(served: Served) -> bool:
+    client = Client(served.url, _model(served), stream=True, tokens=100)
+    client.join(60)
+    return client.outcome == "whole"
+
+
+def _model(served: Served) -> str:
+    """Its name."""
+    return str(httpx.get(f"{served.url}/v1/models", timeout=60, verify=_SSL).json()["data"][0]["id"])
+
+
+def _show(round: Round) -> Round:
+    outcomes = ", ".join(f"{count} x {name}" for name, count in sorted(round.outcomes.items()))
+    print(
+        f"{round.victim:<11} {round.started} of {STREAMS} streams under way; "
+        f"not ready after {round.not_ready_seconds:.3f} s, back after {round.back_seconds:.2f} s; {outcomes}",
+        flush=True,
+    )
+    return round
+
+
+def table(rounds: Sequence[Round]) -> str:
+    """One line for each victim, as in docs/operations.md."""
+    lines = [
+        "| killed | rounds | not ready after (most) | back after (median, most) | truncated successes |",
+        "|---|---|---|---|---|",
+    ]
+    for victim in dict.fromkeys(round.victim for round in rounds):
+        of_victim = [round for round in rounds if round.victim == victim]
+        back = [round.back_seconds for round in of_victim]
+        bad = sum(count for round in of_victim for name, count in round.outcomes.items() if name.startswith("BAD"))
+        lines.append(
+            f"| {victim} | {len(of_victim)} | {max(round.not_ready_seconds for round in of_victim):.2f} s | "
+            f"{statistics.median(back):.1f} s, {max(back):.1f} s | {bad} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="kill_matrix")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("flags", nargs="*", help="further flags of serve, behind --")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="killed-") as folder:
+        rounds = run(args.victims, args.rounds, Path(folder), args.model, args.flags)
+        left = list(Path(folder).glob("minisgl-*"))
+    print(table(rounds))
+    faults = [f"{round.victim}: {fault}" for round in rounds for fault in round.faults + round.late()]
+    faults += [f"left behind: {path}" for path in left]
+    print("\n".join(faults) if faults else "no faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

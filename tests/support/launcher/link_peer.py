@@ -1,0 +1,89 @@
+"""The other end of a link between launchers, played by a test."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from minisgl.replica.link import PING_SECONDS, Connection, FromLeader, LinkLost, Ping, ToLeader, from_leader, to_leader
+
+T = TypeVar("T")
+
+
+class LinkPeer(Generic[T]):
+    """Messages but pings, in their order. It says that it is there as often as a launcher, unless it is `silent`."""
+
+    def __init__(self, connection: socket.socket, decoder: msgspec.json.Decoder[Any], *, silent: bool = False) -> None:
+        self._connection = Connection(connection)
+        self._decoder = decoder
+        self._messages: list[T] = []
+        self._closed = threading.Event()
+        if not silent:
+            threading.Thread(target=self._ping, daemon=True).start()
+
+    def send(self, message: ToLeader | FromLeader) -> None:
+        self._connection.send(message)
+
+    def send_bytes(self, data: bytes) -> None:
+        self._connection.socket.sendall(data)
+
+    def receive(self, kind: type[Any], seconds: float = 60.0) -> Any:
+        """The next message; it must be of this kind."""
+        deadline = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection.socket, selectors.EVENT_READ)
+            while not self._messages:
+                left = deadline - time.monotonic()
+                assert left > 0, f"no {kind.__name__} came"
+                if selector.select(left):
+                    decoded = [self._decoder.decode(line) for line in self._connection.receive()]
+                    self._messages += [message for message in decoded if not isinstance(message, Ping)]
+        message = self._messages.pop(0)
+        assert isinstance(message, kind), message
+        return message
+
+    def wait_for_end(self, seconds: float = 30.0) -> None:
+        """Until the other side closes."""
+        deadline = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection.socket, selectors.EVENT_READ)
+            while (left := deadline - time.monotonic()) > 0:
+                try:
+                    if selector.select(left):
+                        self._connection.receive()
+                except LinkLost:
+                    return
+        raise AssertionError("the link was not closed")
+
+    def close(self) -> None:
+        self._closed.set()
+        self._connection.close()
+
+    def _ping(self) -> None:
+        with contextlib.suppress(LinkLost):
+            while not self._closed.wait(PING_SECONDS):
+                self._connection.send(Ping())
+
+
+def dial_leader(port: int, seconds: float = 60.0, *, silent: bool = False) -> LinkPeer[FromLeader]:
+    """A follower's end; waits until the leader listens."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return LinkPeer(socket.create_connection(("127.0.0.1", port), 5), from_leader, silent=silent)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline, "nobody listens"
+            time.sleep(0.02)
+
+
+def accept_follower(listener: socket.socket, seconds: float = 60.0) -> LinkPeer[ToLeader]:
+    """The leader's end."""
+    listener.settimeout(seconds)
+    accepted, _ = listener.accept()
+    return LinkPeer(accepted, to_leader)

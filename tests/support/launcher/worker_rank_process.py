@@ -1,0 +1,30 @@
+"""Rank 1 of an engine on a CPU, in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from minisgl.config import EngineConfig
+
+
+def start_follower(config: EngineConfig, address: str) -> tuple[BaseProcess, str]:
+    """The process and the address on which it takes plans."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_main, args=(config, address, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours.recv()
+
+
+def _main(config: EngineConfig, address: str, pipe: Connection) -> None:
+    import torch
+
+    from minisgl.engine.engine import create_engine
+    from minisgl.engine.worker_rank import run
+
+    torch.set_num_threads(1)
+    run(address, lambda: create_engine(config), ready=pipe.send, stop=threading.Event())

@@ -1,0 +1,1 @@
+"""Helpers that compare engines with transformers and with each other."""

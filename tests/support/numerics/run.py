@@ -1,0 +1,291 @@
+"""Serve a workload with the real scheduler and step loop, and write down what happened."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from minisgl.attention.batch import PagedKV
+from minisgl.config import Device, DType, SchedulerConfig
+from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.engine import create_engine
+from minisgl.engine.interface import Engine, EngineLimits, EngineStats
+from minisgl.scheduler.audit import check
+from minisgl.scheduler.loop import StepLoop
+from minisgl.scheduler.pages import Owner
+from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.step_output import Counters, StepOutput
+from minisgl.wire.messages import REQUEST_ID_BYTES, Submit
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from support.numerics.cases import Case
+from support.numerics.workload import ANSWER, Ask, Workload, cached_tokens, engine_config, scheduler_config
+
+_CHECK_EVERY = 16
+"""Steps between two audits of the scheduler's books, which cost more than a step."""
+_SHRINK = 0.94
+_MOST_STEPS = 5000
+
+
+@dataclass
+class Outcome:
+    """Lists and keys go by a request's index in the workload."""
+
+    tokens: list[list[int]]
+    cached: list[int]
+    logits: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    """By request and token: [vocab], from which the token was sampled, on the engine's device."""
+    unowned_are_nan: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    """By step: whether the pages that nobody owned were full of NaN, on the engine's device."""
+    counters: Counters = field(default_factory=Counters)
+    log: list[tuple[str, int]] = field(default_factory=list)
+    """`launch` and `collect` of each step, in the order in which the loop called the engine."""
+    preempted_at: list[int] = field(default_factory=list)
+    """How many tokens the probe had at each of its preemptions."""
+    peers: set[int] = field(default_factory=set)
+    """Others that shared a step with the probe."""
+    most_rows: int = 0
+    joined_decodes: bool = False
+    """A step computed some of the probe's prompt and decoded others."""
+    was_joined: bool = False
+    """A step decoded the probe and computed some of another's prompt."""
+    pages: list[int] = field(default_factory=list)
+    """In the order in which rows got them."""
+    audited_pages: int = 0
+    """How many times a page that nobody owned was found full of NaN."""
+    peak_pages: int = 0
+
+    def stacked(self, keys: Iterable[tuple[int, int]]) -> torch.Tensor:
+        """Logits by request and token: [keys, vocab] float32 on the CPU."""
+        return torch.stack([self.logits[key] for key in keys]).float().cpu()
+
+    def steps_ahead(self) -> int:
+        """Steps that were launched before the result of the step before them was read."""
+        moment = {event: i for i, event in enumerate(self.log)}
+        return sum(
+            moment["launch", step + 1] < moment["collect", step]
+            for kind, step in self.log[:-2]
+            if kind == "launch"
+            if ("launch", step + 1) in moment
+        )
+
+
+class Observer:
+    """An engine that writes down what it is given, before the engine behind it runs it."""
+
+    def __init__(self, engine: Engine, scheduler: Scheduler, work: Workload, outcome: Outcome) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._probe = work.probe
+        self._outcome = outcome
+        self._sampled: dict[int, list[tuple[int, int]]] = {}
+        self._free: dict[int, IntArray] = {}
+        self._preemptions = 0
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._engine.limits
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._engine.stats
+
+    def launch(self, plan: StepPlan) -> Any:
+        self._note(plan)
+        return self._engine.launch(plan)
+
+    def collect(self, handle: Any) -> StepResult:
+        result = self._engine.collect(handle)
+        self._outcome.log.append(("collect", result.step))
+        return result
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def tap(self, kv: PagedKV) -> Callable[[StepPlan, torch.Tensor], None]:
+        """Called by the engine's thread with the logits of each step."""
+
+        def on_logits(plan: StepPlan, logits: torch.Tensor) -> None:
+            for key, row in zip(self._sampled.pop(plan.step), logits, strict=True):
+                assert key not in self._outcome.logits, "a token was sampled twice"
+                self._outcome.logits[key] = row.clone()
+            free = self._free.pop(plan.step)
+            # Looked at when all has run, for the host must not wait for a device here: steps would no longer overlap.
+            self._outcome.unowned_are_nan.append((plan.step, full_of_nan(kv, free)))
+            self._outcome.audited_pages += len(free)
+
+        return on_logits
+
+    def _note(self, plan: StepPlan) -> None:
+        outcome, table = self._outcome, self._scheduler.table
+        outcome.log.append(("launch", plan.step))
+        outcome.pages += plan.page_updates[2].tolist()
+        # The plan has just been made: what is free now was poisoned by an earlier step or is by this one.
+        if len(plan.sampled_slots):
+            self._free[plan.step] = np.flatnonzero(self._scheduler.pool.owner == Owner.FREE).astype(np.int32)
+            ends = (plan.prefill_starts + plan.prefill_lengths)[plan.prefill_sample == 1]
+            index = np.concatenate((plan.decode_positions + 1, ends)) - table.prompt_length[plan.sampled_slots]
+            self._sampled[plan.step] = list(zip(map(self._number, plan.sampled_slots), index.tolist(), strict=True))
+        decode, prefill = set(map(self._number, plan.decode_slots)), set(map(self._number, plan.prefill_slots))
+        rows = decode | prefill
+        outcome.most_rows = max(outcome.most_rows, len(rows))
+        used = self._scheduler.config.num_pages - self._scheduler.available_pages
+        outcome.peak_pages = max(outcome.peak_pages, used)
+        if self._probe not in rows:
+            return
+        outcome.peers |= rows - {self._probe}
+        outcome.joined_decodes |= self._probe in prefill and bool(decode)
+        outcome.was_joined |= self._probe in decode and bool(prefill)
+        row = next(r for r in table.requests if r is not None and _number(r.id) == self._probe)
+        if row.preemptions > self._preemptions:
+            self._preemptions = row.preemptions
+            outcome.preempted_at.append(len(row.tokens) - row.prompt_length)
+
+    def _number(self, slot: np.int32) -> int:
+        request = self._scheduler.table.requests[slot]
+        assert request is not None, "a step of a row that nobody holds"
+        return _number(request.id)
+
+
+def full_of_nan(kv: PagedKV, pages: IntArray) -> torch.Tensor:
+    """Whether all of these pages is; the answer stays on the pool's device."""
+    index = torch.from_numpy(pages).long().to(kv.keys.device)
+    return kv.keys[:, index].isnan().all() & kv.values[:, index].isnan().all()
+
+
+def serve(
+    work: Workload, config: SchedulerConfig, engine: Engine, shown: CpuEngine | CudaEngine | None = None
+) -> Outcome:
+    """Run the workload to its end. `shown`: the engine, or rank 0's part of it, that shows logits and KV pool."""
+    numbers = len(work.asks) + len(work.earlier)
+    outcome = Outcome([[] for _ in range(numbers)], [0] * numbers)
+    scheduler = Scheduler(config)
+    outcome.counters = scheduler.counters
+    observer = Observer(engine, scheduler, work, outcome)
+    if shown is not None:
+        shown.runner.logits_tap = observer.tap(shown.runner.kv)
+    loop = StepLoop(scheduler, observer)
+
+    def run(asks: dict[int, Ask]) -> None:
+        probe = outcome.tokens[work.probe]
+        waiting = sorted(asks.items(), key=lambda item: item[1].after)
+        for step in range(_MOST_STEPS):
+            while waiting and waiting[0][1].after <= (len(probe) or -1):
+                number, ask = waiting.pop(0)
+                scheduler.submit(_submit(number, ask), number)
+            if not scheduler.has_work:
+                assert not waiting
+                return
+            output = loop.step()
+            if output is not None:
+                _take(outcome, output)
+            if shown is not None and step % _CHECK_EVERY == 0:
+                check(scheduler)
+        raise AssertionError(f"not done after {_MOST_STEPS} steps: {scheduler.counters}")
+
+    run(dict(enumerate(work.earlier, len(work.asks))))
+    run(dict(enumerate(work.asks)))
+    check(scheduler)
+    assert scheduler.available_pages == config.num_pages, "pages were not given back"
+    dirty = {step for step, is_nan in outcome.unowned_are_nan if not is_nan}
+    assert not dirty, f"steps {sorted(dirty)}: a free page is not filled with NaN"
+    return outcome
+
+
+def serve_case(
+    case: Case, work: Workload, checkpoint: Path, device: Device = "cpu", dtype: DType = "auto"
+) -> tuple[Outcome, EngineStats]:
+    """Run the workload in an engine of one rank, as the case says."""
+    config = scheduler_config(case, work, pool_pages(case, work))
+    engine = create_engine(engine_config(checkpoint, config, device, dtype))
+    try:
+        return serve(work, config, engine, engine), engine.stats
+    finally:
+        engine.close()
+
+
+def _submit(number: int, ask: Ask) -> Submit:
+    return Submit(
+        id=number.to_bytes(REQUEST_ID_BYTES, "big"),
+        prompt=np.array(ask.prompt, np.int32).tobytes(),
+        max_tokens=ask.max_tokens,
+        temperature=ask.sampling.temperature,
+        top_k=ask.sampling.top_k,
+        top_p=ask.sampling.top_p,
+        min_p=ask.sampling.min_p,
+        seed=ask.sampling.seed or 0,
+        ignore_eos=True,
+        stop_token_ids=ask.sampling.stop_token_ids,
+        priority=ask.priority,
+    )
+
+
+def _number(request_id: bytes) -> int:
+    return int.from_bytes(request_id, "big")
+
+
+def _take(outcome: Outcome, output: StepOutput) -> None:
+    assert not output.failures, output.failures
+    columns = (output.client, output.index, output.tokens, output.cached)
+    for number, index, token, cached in zip(*(column.tolist() for column in columns), strict=True):
+        assert index == len(outcome.tokens[number]), "a token was lost or came twice"
+        outcome.tokens[number].append(token)
+        outcome.cached[number] = cached
+
+
+def pool_pages(case: Case, work: Workload) -> int:
+    """Pages of a pool that suits the case: ample, or so small that the probe is preempted in mid-answer.
+
+    The latter is searched for with trial runs: what the scheduler does depends on lengths alone, not on tokens.
+    """
+    ample = work.pages(case.page)
+    if not case.preemption:
+        return ample
+    pages = _trial(case, work, ample).peak_pages - 1
+    while pages * case.page >= work.longest:
+        trial = _trial(case, work, pages)
+        if is_disturbed(trial) and trial.cached[work.probe] == cached_tokens(case):
+            return pages
+        pages = min(math.floor(pages * _SHRINK), pages - 1)
+    raise AssertionError(f"no size of the pool makes the probe give way: {case}")
+
+
+def is_disturbed(outcome: Outcome) -> bool:
+    """The probe was preempted with some of its answer behind it and some still to come."""
+    return any(ANSWER // 8 <= at <= ANSWER - ANSWER // 8 for at in outcome.preempted_at)
+
+
+def _trial(case: Case, work: Workload, pages: int) -> Outcome:
+    config = scheduler_config(case, work, pages)
+    return serve(work, config, _NoModel(config))
+
+
+class _NoModel:
+    """An engine without a model: any tokens, at once."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.stats = EngineStats()
+        self.limits = EngineLimits(
+            num_pages=config.num_pages,
+            page_size=config.page_size,
+            max_running=config.max_running,
+            max_model_len=config.max_model_len,
+            vocab_size=config.vocab_size,
+            eos_token_ids=(),
+        )
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        return plan
+
+    def collect(self, handle: StepPlan) -> StepResult:
+        rows = np.arange(len(handle.sampled_slots), dtype=np.int32)
+        return StepResult(handle.step, (handle.step * 31 + rows * 17) % self.limits.vocab_size)
+
+    def close(self) -> None:
+        """Nothing is held."""

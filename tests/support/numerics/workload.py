@@ -1,0 +1,152 @@
+"""The requests of a case: the probe, and those that are there to disturb it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from minisgl.config import Device, DType, EngineConfig, SchedulerConfig
+from minisgl.wire.messages import SamplingParams
+from support.numerics.cases import Case
+
+VOCAB: Final = 576
+ANSWER: Final = 64
+"""Tokens that the probe generates."""
+_PROMPT: Final = 80
+_SHARED: Final = 70
+"""Tokens of the probe's prompt that an earlier request had as well: more than the largest page."""
+_OTHERS: Final = 32
+GREEDY: Final = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    priority: int = 0
+    after: int = -1
+    """Submitted as soon as the probe has so many tokens; −1: at the start."""
+    sampling: SamplingParams = GREEDY
+    """Of it only what chooses tokens, and `stop_token_ids`."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    probe: int
+    """Index into `asks`."""
+    asks: tuple[Ask, ...]
+    """In the order in which those of the same moment are submitted."""
+    earlier: tuple[Ask, ...] = field(default=())
+    """Served to their ends before anything else."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its answer."""
+        return max(len(ask.prompt) + ask.max_tokens for ask in (*self.earlier, *self.asks))
+
+    def pages(self, page: int) -> int:
+        """Pages with which no request ever waits for another's."""
+        return sum(-(-(len(ask.prompt) + ask.max_tokens) // page) for ask in (*self.earlier, *self.asks))
+
+
+def workload(case: Case, sampling: SamplingParams = GREEDY) -> Workload:
+    """`sampling`: the probe's; if it is not greedy, half of the others sample as well, with seeds of their own."""
+    prompt = _prompt(VOCAB - 1, _PROMPT)
+    # Whoever gives way is the one that goes last: lowest priority, then latest arrival.
+    rank = int(case.preemption)
+    if case.company == "others":
+        before, after = _before(case), _after(case)
+    elif case.preemption:
+        # A request that has the pool to itself is never preempted, so that "alone" then means: with one rival. It
+        # comes when the probe is generating already, fits in beside it, and outgrows what is left.
+        before, after = [], [Ask(_prompt(0, 8), ANSWER, rank, after=4)]
+    else:
+        before, after = [], []
+    if sampling != GREEDY:
+        before, after = _sampled(before), _sampled(after)
+    asks = (*before, Ask(prompt, ANSWER, sampling=sampling), *after)
+    earlier = (Ask(prompt[:_SHARED] + _prompt(0, _PROMPT - _SHARED), 4),) if case.prefix == "hit" else ()
+    return Workload(len(before), asks, earlier)
+
+
+def cached_tokens(case: Case) -> int:
+    """Prompt tokens that the probe must find in the cache: whole pages of what it shares."""
+    return _SHARED // case.page * case.page if case.prefix == "hit" else 0
+
+
+def _before(case: Case) -> list[Ask]:
+    """Half of the others, ahead of the probe. They generate until the probe has started, whatever the chunks."""
+    lengths = [45] + [(3, 5, 8)[i % 3] for i in range(1, _OTHERS // 2)]
+    asks = []
+    for i, length in enumerate(lengths):
+        steps = (sum(lengths[i:]) + _PROMPT) // _prefill_speed(case)
+        asks.append(Ask(_prompt(i, length), steps + _stay(case, i), int(case.preemption)))
+    return asks
+
+
+def _after(case: Case) -> list[Ask]:
+    """The other half arrives while the probe generates: few enough tokens to join in time at one token a step."""
+    return [
+        Ask(_prompt(i, (3, 3, 5)[i % 3]), _stay(case, i), int(case.preemption), after=1 + i - _OTHERS // 2)
+        for i in range(_OTHERS // 2, _OTHERS)
+    ]
+
+
+def _stay(case: Case, i: int) -> int:
+    """Tokens that another request generates beside the probe: mixed, and long where the pool shall run out."""
+    hungry = case.preemption and _prefill_speed(case) > 1
+    return (48 if hungry else 8) + i * 11 % 40
+
+
+def _prefill_speed(case: Case) -> int:
+    """Prompt tokens in a step beside many decode rows: those leave nothing of a small budget but the one token."""
+    return case.budget if case.budget > _OTHERS else 1
+
+
+def _prompt(first: int, length: int) -> tuple[int, ...]:
+    """Random tokens behind `first`, by which prompts differ from the start."""
+    draw = random.Random(first)
+    return (first, *(int(draw.random() * VOCAB) for _ in range(length - 1)))
+
+
+def _sampled(asks: list[Ask]) -> list[Ask]:
+    return [
+        Ask(a.prompt, a.max_tokens, a.priority, a.after, SamplingParams(temperature=0.9, top_p=0.9, seed=i))
+        if i % 2
+        else a
+        for i, a in enumerate(asks)
+    ]
+
+
+def scheduler_config(case: Case, work: Workload, num_pages: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        num_pages=num_pages,
+        page_size=case.page,
+        max_running=_OTHERS + 1,
+        max_model_len=work.longest,
+        vocab_size=VOCAB,
+        max_step_tokens=case.budget,
+        overlap=case.overlap,
+        cache="naive" if case.prefix == "naive" else "radix",
+        audit=True,
+    )
+
+
+def engine_config(
+    checkpoint: Path, config: SchedulerConfig, device: Device = "cpu", dtype: DType = "auto"
+) -> EngineConfig:
+    return EngineConfig(
+        model=str(checkpoint),
+        device=device,
+        dtype=dtype,
+        page_size=config.page_size,
+        num_pages=config.num_pages,
+        max_running=config.max_running,
+        max_model_len=config.max_model_len,
+        max_step_tokens=config.max_step_tokens,
+        audit=True,
+    )
