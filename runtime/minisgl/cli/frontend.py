@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
 
 from minisgl.flags.arguments import add_log_arguments, add_port_argument, add_tokenizers_argument, number, port
 from minisgl.flags.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
 from minisgl.launcher.frontend import FrontendOptions, serve_frontend
-from minisgl.replica.options import Ports
-
-_PORTS: Final = Ports()
-"""Of the engines; the pod of a frontend has the same one for its own control."""
+from minisgl.wire.status import CONTROL_PORT, SCHEDULER_PORT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,16 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scheduler-port",
         type=port,
-        default=_PORTS.scheduler,
+        default=SCHEDULER_PORT,
         metavar="N",
-        help=f"TCP port of the engines' schedulers (default: {_PORTS.scheduler})",
+        help=f"TCP port of the engines' schedulers (default: {SCHEDULER_PORT})",
     )
     group.add_argument(
         "--engine-control-port",
         type=port,
-        default=_PORTS.control,
+        default=CONTROL_PORT,
         metavar="N",
-        help=f"TCP port from which engines give out their tokenizer files (default: {_PORTS.control})",
+        help=f"TCP port from which engines give out their tokenizer files (default: {CONTROL_PORT})",
     )
     group = parser.add_argument_group("endpoint")
     group.add_argument("--host", default="0.0.0.0", metavar="ADDR", help="address to listen on (default: 0.0.0.0, all)")
@@ -43,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--control-port",
         type=port,
-        default=_PORTS.control,
+        default=CONTROL_PORT,
         metavar="N",
-        help=f"TCP port of /live, /ready, /status and /drain, 0 for a free one (default: {_PORTS.control})",
+        help=f"TCP port of /live, /ready, /status and /drain, 0 for a free one (default: {CONTROL_PORT})",
     )
     group.add_argument(
         "--served-model-name",

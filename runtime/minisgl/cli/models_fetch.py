@@ -12,8 +12,9 @@ import msgspec
 
 from minisgl import logging as log
 from minisgl.flags.arguments import add_log_arguments, port
-from minisgl.hub.fetch import FetchError, FetchStatus, Source, fetch
+from minisgl.hub.fetch import FetchError, Source, fetch
 from minisgl.launcher.control_server import Board, ControlServer
+from minisgl.wire.status import FetchStatus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

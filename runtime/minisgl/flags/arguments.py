@@ -13,11 +13,11 @@ import msgspec
 from minisgl.config import MAX_RUNNING, Device, EngineConfig
 from minisgl.launcher.devices import choose_device, default_page_size
 from minisgl.logging import LogFormat, LogLevel
+from minisgl.wire.status import HTTP_PORT
 
 _BACKENDS: Final = ("torch", "flashinfer", "xqa", "balanced", "fa3")
 _MAX_PAGE_SIZE: Final = 256
 _MAX_PORT: Final = 65535
-DEFAULT_PORT: Final = 8000
 """Of the OpenAI endpoint."""
 
 
@@ -222,9 +222,9 @@ def add_port_argument(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--port",
         type=port,
-        default=DEFAULT_PORT,
+        default=HTTP_PORT,
         metavar="N",
-        help=f"TCP port, 0 for a free one (default: {DEFAULT_PORT})",
+        help=f"TCP port, 0 for a free one (default: {HTTP_PORT})",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from minisgl.router.config import TokenizerConfig
+from minisgl.wire.status import HTTP_PORT
 
 
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP server and the tokenizer workers behind it."""
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = HTTP_PORT
     """0: any free one."""
     socket_fd: int | None = None
     """An inherited, bound socket to listen on instead of host and port."""

@@ -22,6 +22,7 @@ from minisgl.frontend.server.response_stream import ResponseStream
 from minisgl.frontend.server.traffic import Progress, Traffic
 from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError, open_socket
+from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
     TEXT_WIRE_VERSION,
     Accepted,
@@ -32,7 +33,6 @@ from minisgl.wire.text import (
     FromTokenizer,
     Generate,
     Question,
-    ReplicaState,
     Reply,
     ServedModel,
     TextFailed,
@@ -138,10 +138,10 @@ class Tokenizers:
         for link in self._links:
             link.fail_all(code, message)
 
-    def replicas(self) -> list[ReplicaState]:
+    def replicas(self) -> list[ReplicaView]:
         """What the workers know of the engines that they have found, by name and address. A replica is routable when
         some worker can send requests there, and waits for its files when some worker has them loaded."""
-        merged: dict[str, ReplicaState] = {}
+        merged: dict[str, ReplicaView] = {}
         for state in (state for link in self._links for state in link.replicas):
             known = merged.get(state.address)
             if known is None or _nearness(state) > _nearness(known):
@@ -161,7 +161,7 @@ class Tokenizers:
         self._closing = _Closing(code, message)
 
 
-def _nearness(state: ReplicaState) -> tuple[bool, bool]:
+def _nearness(state: ReplicaView) -> tuple[bool, bool]:
     """How near to requests a replica is."""
     return state.routable, state.waits_for_files
 
@@ -195,7 +195,7 @@ class _Link:
     def __init__(self, context: zmq.asyncio.Context, address: str, traffic: Traffic) -> None:
         self._traffic = traffic
         self.model: ServedModel | None = None
-        self.replicas: tuple[ReplicaState, ...] = ()
+        self.replicas: tuple[ReplicaView, ...] = ()
         self._reason = "no tokenizer worker has connected yet"
         self._heard = 0.0
         self._retried = 0

@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -26,11 +26,9 @@ from minisgl.hub.download import HttpFailure, HubFile, WrongContent, download, r
 from minisgl.hub.errors import HubError
 from minisgl.hub.resolve import CHECKPOINT_FILES
 from minisgl.version import __version__
+from minisgl.wire.status import FetchFailureReason, FetchStatus
 
 logger = logging.getLogger(__name__)
-
-Phase = Literal["Resolving", "Downloading", "Done", "Failed"]
-Reason = Literal["AuthRequired", "NotFound", "RateLimited", "NoSpace", "Unreachable"]
 
 RECORD: Final = "minisgl-fetch.json"
 """In the directory: where it is from."""
@@ -49,24 +47,12 @@ _PROGRESS_LOG_SECONDS: Final = 10.0
 T = TypeVar("T")
 
 
-class FetchStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far it is."""
-
-    kind: Literal["fetch"] = "fetch"
-    phase: Phase = "Resolving"
-    percent: int = 0
-    commit: str = ""
-    reason: Reason | Literal[""] = ""
-    """Why it failed, or what it is waiting for."""
-    message: str = ""
-
-
 class FetchError(HubError):
     """The checkpoint cannot be fetched."""
 
-    code: Reason
+    code: FetchFailureReason
 
-    def __init__(self, code: Reason, message: str) -> None:
+    def __init__(self, code: FetchFailureReason, message: str) -> None:
         super().__init__(code, message)
 
     @property

@@ -28,6 +28,7 @@ from minisgl.models.errors import ModelError
 from minisgl.router.config import TokenizerConfig
 from minisgl.scheduler.process import SchedulerProcessConfig
 from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.wire.status import HTTP_PORT
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheKind = "radix"
     overlap: bool = True
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = HTTP_PORT
     tokenizers: int = 1
     """Processes; 0: in the frontend's."""
     limits: RequestLimits = RequestLimits()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from minisgl.launcher import control
-
-Reason = Literal["Killed", "OutOfMemory", "InvalidModel", "TensorDoesNotDivideHeads", "StartupTimeout", "Error"]
+from minisgl.wire.status import FailureReason
 
 CURABLE: Final = frozenset({"rendezvous_failed", "follower_stuck", "plan_gap", "ranks_diverged"})
 """Refusals after which another start may do better. Any other one would only be repeated."""
 
-_REASONS: Final[dict[str, Reason]] = {
+_REASONS: Final[dict[str, FailureReason]] = {
     "tensor_does_not_divide": "TensorDoesNotDivideHeads",
     "out_of_memory": "OutOfMemory",
     "kv_pool_too_small": "OutOfMemory",
@@ -33,20 +32,6 @@ _OOM_COUNTERS: Final = (
 )
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the ranks had to be started again, or were not."""
-
-    at: str
-    """RFC 3339, to the millisecond."""
-    rank: int
-    pod: str
-    exit_code: int | None
-    """Negative: the signal that killed it. None: it did not end, or nobody knows."""
-    reason: Reason
-    message: str
-    """Way and last words."""
-
-
 class Death(msgspec.Struct, frozen=True, kw_only=True):
     """One process that has ended; those of a failure in the order in which they were noticed."""
 
@@ -54,16 +39,16 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     pod: str
     exit_code: int | None
     told_to_end: bool
-    reason: Reason
+    reason: FailureReason
     message: str
 
 
-def reason_of_refusal(code: str) -> Reason:
+def reason_of_refusal(code: str) -> FailureReason:
     """What the launcher does not know about, it takes for a property of the checkpoint and its options."""
     return _REASONS.get(code, "InvalidModel")
 
 
-def reason_of(exit_code: int, refusal: control.Refused | None, last_words: str, *, oom_killed: bool) -> Reason:
+def reason_of(exit_code: int, refusal: control.Refused | None, last_words: str, *, oom_killed: bool) -> FailureReason:
     """`oom_killed`: the kernel has killed processes of this container for their memory since this one began."""
     if refusal is not None:
         return reason_of_refusal(refusal.code)

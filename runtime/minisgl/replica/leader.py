@@ -22,17 +22,17 @@ from minisgl.launcher.supervisor import Supervisor
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
 from minisgl.replica.epoch import OtherPod, plan_epoch
-from minisgl.replica.failures import CURABLE, Failure, count_oom_kills, reason_of_refusal
+from minisgl.replica.failures import CURABLE, count_oom_kills, reason_of_refusal
 from minisgl.replica.options import EngineOptions
 from minisgl.replica.pods import Pods
 from minisgl.replica.post_mortem import examine, shortened, timestamp
 from minisgl.replica.remote_rank import RemoteRank
 from minisgl.replica.report import PodFacts, ReplicaFacts, failed_status, pod_name, running_status
 from minisgl.replica.restart_log import History
-from minisgl.replica.status import EngineInfo, EngineStatus
 from minisgl.replica.timeline import Timeline, stage_of
 from minisgl.replica.topology import own_place
 from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.wire.status import EngineInfo, EngineStatus, Failure
 
 logger = logging.getLogger(__name__)
 

@@ -43,8 +43,9 @@ from minisgl.replica.link import (
 )
 from minisgl.replica.options import EngineOptions
 from minisgl.replica.post_mortem import rank_of, shortened
-from minisgl.replica.status import EngineStatus, Phase, RankStatus, rank_phase, standing_by
+from minisgl.replica.status import rank_phase, standing_by
 from minisgl.replica.topology import own_place
+from minisgl.wire.status import EnginePhase, EngineStatus, RankStatus
 
 logger = logging.getLogger(__name__)
 
@@ -294,7 +295,7 @@ class MemberPod:
             )
             for process in self._group.processes
         )
-        phase: Phase = "Waiting"
+        phase: EnginePhase = "Waiting"
         if self._given_up:
             phase = "Failed"
         elif self._leave_by is not None:

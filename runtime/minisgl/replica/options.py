@@ -10,20 +10,17 @@ from minisgl import logging as log
 from minisgl.config import CacheKind, EngineConfig
 from minisgl.launcher.restarts import Limits
 from minisgl.replica.pods import Expected
+from minisgl.wire.status import CONTROL_PORT, LINK_PORT, PLANS_PORT, RENDEZVOUS_PORT, SCHEDULER_PORT
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
-    """The same in all pods."""
+    """TCP ports, the same in all pods of a replica; see `wire.status`."""
 
-    control: int = 8080
-    scheduler: int = 5550
-    """ZMQ, on pod 0."""
-    link: int = 5551
-    """On pod 0."""
-    rendezvous: int = 5552
-    """On pod 0, where there are several."""
-    plans: int = 5560
-    """Plus the rank's number; of ranks outside of pod 0."""
+    control: int = CONTROL_PORT
+    scheduler: int = SCHEDULER_PORT
+    link: int = LINK_PORT
+    rendezvous: int = RENDEZVOUS_PORT
+    plans: int = PLANS_PORT
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, cast
 
 from minisgl.launcher.process import Child, Process
-from minisgl.replica.failures import Death, Failure, Reason, cause, reason_of
+from minisgl.replica.failures import Death, cause, reason_of
 from minisgl.replica.remote_rank import RemoteRank
+from minisgl.wire.status import Failure, FailureReason
 
 _MESSAGE_CHARACTERS: Final = 4000
 """Of the last words, which the status of the Kubernetes object carries too."""
@@ -68,7 +69,7 @@ def shortened(text: str) -> str:
 def _death(process: Child, pod: str, oom_killed: bool) -> Death:
     message = process.death()
     if isinstance(process, RemoteRank):
-        told, reason = process.told_to_end, cast(Reason, process.reason)
+        told, reason = process.told_to_end, cast(FailureReason, process.reason)
     else:
         assert isinstance(process, Process)
         told = process.told_to_end

@@ -9,19 +9,10 @@ import msgspec
 
 from minisgl.launcher.process import Child, Process
 from minisgl.launcher.restarts import GroupState
-from minisgl.replica.failures import Failure
 from minisgl.replica.options import EngineOptions
 from minisgl.replica.post_mortem import rank_of
-from minisgl.replica.status import (
-    EngineInfo,
-    EngineStatus,
-    Phase,
-    RankStatus,
-    rank_phase,
-    replica_phase,
-    short_transport,
-    standing_by,
-)
+from minisgl.replica.status import rank_phase, replica_phase, short_transport, standing_by
+from minisgl.wire.status import EngineInfo, EnginePhase, EngineStatus, Failure, RankStatus
 
 _NAMED: Final = 8
 """Pods that a line of progress names at most."""
@@ -87,7 +78,7 @@ def failed_status(options: EngineOptions, facts: ReplicaFacts, message: str) -> 
 def _status(
     options: EngineOptions,
     facts: ReplicaFacts,
-    phase: Phase,
+    phase: EnginePhase,
     progress: str,
     ranks: tuple[RankStatus, ...],
     transport: str,
@@ -119,7 +110,7 @@ def _status(
 def _rank(
     options: EngineOptions, facts: ReplicaFacts, rank: int, process: Child | None, group: GroupState
 ) -> RankStatus:
-    phase: Phase = "Waiting"
+    phase: EnginePhase = "Waiting"
     progress = ""
     if process is not None and group.phase != "waiting":
         running = process.alive and group.phase != "ending"
@@ -135,7 +126,7 @@ def _rank(
     )
 
 
-def _progress(options: EngineOptions, facts: ReplicaFacts, phase: Phase, ranks: Sequence[RankStatus]) -> str:
+def _progress(options: EngineOptions, facts: ReplicaFacts, phase: EnginePhase, ranks: Sequence[RankStatus]) -> str:
     if phase == "Waiting":
         count = options.expected.ranks_per_pod
         missing = [

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from minisgl.replica.failures import Failure
+from minisgl.wire.status import Failure
 
 _KEPT: Final = 1000
 _MAX_BYTES: Final = 64 << 20

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
+from minisgl.wire.status import CONTROL_PORT, SCHEDULER_PORT
+
 
 class EngineDiscovery(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that are found by a name, come and go, and have the tokenizer files. Times in seconds."""
 
     host: str
     """Its addresses are those of all replicas' rank 0."""
-    scheduler_port: int = 5550
-    control_port: int = 8080
+    scheduler_port: int = SCHEDULER_PORT
+    control_port: int = CONTROL_PORT
     """Where an engine gives out its tokenizer files by HTTP."""
     cache: str
     """Directory for these files, which other workers may use at the same time."""

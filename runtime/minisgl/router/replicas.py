@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from minisgl.router.routing import PrefixIndex
 from minisgl.wire.messages import WIRE_VERSION, ModelCard, Status, Welcome
-from minisgl.wire.text import ReplicaState
+from minisgl.wire.status import ReplicaView
 
 STALE_SECONDS: Final = 5.0
 """Who has said nothing for so long gets nothing new; a scheduler speaks ten times a second."""
@@ -175,7 +175,7 @@ class Replicas:
         """Addresses of those who have these."""
         return [replica.address for replica in self if replica.hashes == hashes]
 
-    def states(self) -> tuple[ReplicaState, ...]:
+    def states(self) -> tuple[ReplicaView, ...]:
         """What is known of each, by name."""
         latest = self._latest()
         return tuple(
@@ -272,9 +272,9 @@ def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
     return sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
 
 
-def _state(replica: Replica, problem: str, waits_for_files: bool) -> ReplicaState:
+def _state(replica: Replica, problem: str, waits_for_files: bool) -> ReplicaView:
     known, status = replica.welcome or replica.before, replica.status
-    return ReplicaState(
+    return ReplicaView(
         replica="" if known is None else known.replica,
         revision="" if known is None else known.revision,
         epoch=(0, 0) if known is None else known.epoch,

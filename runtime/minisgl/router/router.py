@@ -37,11 +37,11 @@ from minisgl.wire.messages import (
     Welcome,
 )
 from minisgl.wire.sockets import Codec, WireError
+from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
     TEXT_WIRE_VERSION,
     FromTokenizer,
     Generate,
-    ReplicaState,
     ServedModel,
     WorkerState,
 )
@@ -324,7 +324,7 @@ class Router:
             )
         )
 
-    def _why_not(self, states: Sequence[ReplicaState]) -> str:
+    def _why_not(self, states: Sequence[ReplicaView]) -> str:
         """Why nobody can take a request."""
         if not states:
             return self._discovery.problem or "no engine is connected yet"

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from minisgl.wire.messages import REQUEST_ID_BYTES, FirstTokenWait, Flush, Flushed, ModelCard, SamplingParams, Status
+from minisgl.wire.status import ReplicaView
 
 TEXT_WIRE_VERSION: Final = 1
 
@@ -82,23 +83,6 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         return self.names or (self.card.name,)
 
 
-class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the replicas that a worker knows of."""
-
-    replica: str
-    """Its name; empty before it has answered. That, revision and epoch stay when it is lost."""
-    revision: str
-    epoch: tuple[int, int]
-    address: str
-    routable: bool
-    reason: str
-    """Why it gets nothing new."""
-    waits_for_files: bool = False
-    """It could take requests as soon as its tokenizer files, which are loaded, are those in use."""
-    running: int
-    waiting: int
-
-
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """Where the worker stands. `model` is None while no scheduler has welcomed it: `reason` says why."""
 
@@ -109,7 +93,7 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     status: Status | None
     """The scheduler's last word; of several, their sums."""
     reason: str = ""
-    replicas: tuple[ReplicaState, ...] = ()
+    replicas: tuple[ReplicaView, ...] = ()
     """Where engines are found by name: all that were found."""
     retried: int = 0
     """How often a request was tried again with another engine, or a later epoch of it; since the worker's start."""

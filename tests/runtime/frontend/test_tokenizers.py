@@ -18,13 +18,13 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.tokenizers import Tokenizers
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.sockets import open_socket
+from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
     TEXT_WIRE_VERSION,
     Accepted,
     Cancel,
     Finished,
     Generate,
-    ReplicaState,
     SamplingDefaults,
     ServedModel,
     Texts,
@@ -223,9 +223,9 @@ async def test_who_leaves_is_not_ready_and_still_serves(links: Links) -> None:
 
 
 async def test_of_what_workers_say_of_a_replica_the_best_counts(links: Links) -> None:
-    def states(routable: str, waiting: str) -> tuple[ReplicaState, ...]:
+    def states(routable: str, waiting: str) -> tuple[ReplicaView, ...]:
         return tuple(
-            ReplicaState(
+            ReplicaView(
                 replica=f"chat-{name}",
                 revision="1",
                 epoch=(1, 1),

@@ -22,7 +22,8 @@ from fake_hub import FakeHub, Repository
 from minisgl.cli.main import main
 from minisgl.hub import fetch as model_fetch
 from minisgl.hub.download import HubFile
-from minisgl.hub.fetch import FetchError, FetchStatus, Source, fetch, wanted_files
+from minisgl.hub.fetch import FetchError, Source, fetch, wanted_files
+from minisgl.wire.status import FetchStatus
 from support.launcher.ports import free_port
 
 REPOSITORY = "org/tiny"

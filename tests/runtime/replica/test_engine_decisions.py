@@ -12,13 +12,14 @@ from minisgl.config import EngineConfig
 from minisgl.launcher import control
 from minisgl.launcher.restarts import GroupState, Limits
 from minisgl.replica.epoch import EpochPlan, OtherPod, member_pod_ranks, plan_epoch
-from minisgl.replica.failures import Death, Failure, cause, count_oom_kills, reason_of
+from minisgl.replica.failures import Death, cause, count_oom_kills, reason_of
 from minisgl.replica.options import EngineOptions, Ports
 from minisgl.replica.pods import Expected
 from minisgl.replica.restart_log import History
-from minisgl.replica.status import RankStatus, replica_phase, short_transport
+from minisgl.replica.status import replica_phase, short_transport
 from minisgl.replica.timeline import Timeline, stage_of
 from minisgl.replica.topology import Place, are_neighbours, first_devices
+from minisgl.wire.status import Failure, RankStatus
 
 
 def _death(rank: int, exit_code: int | None, told: bool = False) -> Death:

@@ -15,7 +15,8 @@ from minisgl.router import discovery
 from minisgl.router.config import EngineDiscovery, TokenizerConfig
 from minisgl.router.worker import Worker
 from minisgl.wire.messages import Abort, Ack, Failed, Flush, Flushed, FromScheduler, SamplingParams, Submit
-from minisgl.wire.text import Accepted, Cancel, ReplicaState, Texts, WorkerState
+from minisgl.wire.status import ReplicaView
+from minisgl.wire.text import Accepted, Cancel, Texts, WorkerState
 from support.cluster.fake_pods import Pods
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
 from support.frontend.played_frontend import PlayedFrontend
@@ -82,7 +83,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     made.close()
 
 
-def state_of(state: WorkerState, number: int) -> ReplicaState:
+def state_of(state: WorkerState, number: int) -> ReplicaView:
     return next(one for one in state.replicas if one.replica == f"chat-r{number}")
 
 

@@ -16,18 +16,17 @@ import numpy as np
 
 from minisgl.frontend.admin.control import POD_NAME, create_control
 from minisgl.frontend.tokenizers import Tokenizers
-from minisgl.hub.fetch import FetchRecord, FetchStatus, Source, fetch
+from minisgl.hub.fetch import FetchRecord, Source, fetch
 from minisgl.launcher import control
 from minisgl.replica import link
-from minisgl.replica.failures import Failure
 from minisgl.replica.restart_log import History
-from minisgl.replica.status import EngineStatus
 from minisgl.wire.messages import FromScheduler, ToScheduler
 from minisgl.wire.plan import IntArray, StepPlan
 from minisgl.wire.row_controls import RowControls, decode_controls
 from minisgl.wire.shared_prefixes import SharedPrefix, decode_prefixes, encode_prefixes
 from minisgl.wire.sockets import Codec
-from minisgl.wire.text import FromTokenizer, ReplicaState, ToTokenizer
+from minisgl.wire.status import EngineStatus, Failure, FetchStatus, ReplicaView
+from minisgl.wire.text import FromTokenizer, ToTokenizer
 from support.compat.codecs import NO_FIELDS, Family, plain, schema, typed
 
 NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {"0.1.0": {}}
@@ -141,12 +140,12 @@ class _Tokenizers:
     def __init__(self, values: dict[str, Any]) -> None:
         self.is_leaving = values["draining"]
         self._ready = values["ready"]
-        self._replicas = msgspec.convert(values["replicas"], list[ReplicaState])
+        self._replicas = msgspec.convert(values["replicas"], list[ReplicaView])
 
     def not_ready(self) -> str | None:
         return None if self._ready else "no engine"
 
-    def replicas(self) -> list[ReplicaState]:
+    def replicas(self) -> list[ReplicaView]:
         return self._replicas
 
 

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from minisgl.frontend.tokenizers import Tokenizers
+from minisgl.wire.status import FrontendStatus
 
 POD_NAME: Final = "MINISGL_POD_NAME"
 """Environment variable that a cluster sets."""
@@ -33,13 +34,12 @@ def create_control(tokenizers: Tokenizers, drain: Callable[[], None]) -> ASGIApp
 
     async def status(_: Request) -> Response:
         return _json(
-            {
-                "kind": "frontend",
-                "pod": os.environ.get(POD_NAME, ""),
-                "ready": tokenizers.not_ready() is None,
-                "draining": tokenizers.is_leaving,
-                "replicas": tokenizers.replicas(),
-            }
+            FrontendStatus(
+                pod=os.environ.get(POD_NAME, ""),
+                ready=tokenizers.not_ready() is None,
+                draining=tokenizers.is_leaving,
+                replicas=tokenizers.replicas(),
+            )
         )
 
     async def start_drain(_: Request) -> Response:

@@ -1,0 +1,159 @@
+"""Bodies of `GET /status` on the control port of each kind of pod, and the default ports.
+
+Launchers and frontends write these bodies; the operator reads them. Pods and operators of different versions run side
+by side: encoded names stay, and a new field has a default.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+HTTP_PORT: Final = 8000
+"""OpenAI API of a frontend."""
+CONTROL_PORT: Final = 8080
+"""Probes, `/status`, `/drain` and tokenizer files over HTTP, in every pod."""
+SCHEDULER_PORT: Final = 5550
+"""Requests of tokenizer workers over ZMQ, on pod 0 of a replica."""
+LINK_PORT: Final = 5551
+"""Links between the launchers of a replica, on pod 0."""
+RENDEZVOUS_PORT: Final = 5552
+"""Rendezvous of the ranks of several pods, on pod 0."""
+PLANS_PORT: Final = 5560
+"""Step plans for rank 0 of the other pods' ranks: each of them listens on this port plus its rank."""
+
+EnginePhase = Literal["Waiting", "Rendezvous", "Loading", "Ready", "Restarting", "Draining", "Failed"]
+FailureReason = Literal["Killed", "OutOfMemory", "InvalidModel", "TensorDoesNotDivideHeads", "StartupTimeout", "Error"]
+FetchPhase = Literal["Resolving", "Downloading", "Done", "Failed"]
+FetchFailureReason = Literal["AuthRequired", "NotFound", "RateLimited", "NoSpace", "Unreachable"]
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Failure of one rank, which ended all ranks of its replica."""
+
+    at: str
+    """Time in RFC 3339, to the millisecond."""
+    rank: int
+    pod: str
+    exit_code: int | None
+    """Exit code of the rank's process; negative: the signal that killed it; None: unknown, or it did not exit."""
+    reason: FailureReason
+    message: str
+    """Cause of the exit and the last words of the process."""
+
+
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """State of one rank."""
+
+    rank: int
+    pod: str
+    node: str
+    """Empty: unknown."""
+    phase: EnginePhase
+    progress: str
+    """Current step of the start; empty once the rank is ready, or when it does not run."""
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The served model."""
+
+    name: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_field="kind"):
+    """Body of an engine pod. The leader (pod 0) reports its whole replica, a member pod its own ranks."""
+
+    model: str
+    replica: str
+    pod: str
+    pod_index: int
+    revision: str
+    epoch: tuple[int, int]
+    phase: EnginePhase
+    progress: str
+    """Reason for the phase, such as the pods that are missing; empty when there is nothing to add."""
+    ready: bool
+    """Leader: all ranks serve. Member pod: it has joined the leader."""
+    ranks: tuple[RankStatus, ...]
+    ready_ranks: int
+    tensor: int
+    """Tensor-parallel ranks of the replica."""
+    transport: str
+    """Transport of NCCL or gloo between the ranks, such as `P2P/IPC`; empty for one rank, or when unknown."""
+    timings: dict[str, float]
+    """Seconds of each stage of the last start, see `replica.timeline.STAGES`."""
+    standbys: int
+    """Processes of this pod that have done their imports and wait to replace a rank."""
+    restarts: int
+    """Restarts within the restart window."""
+    max_restarts: int
+    last_failure: Failure | None
+    card: EngineInfo | None
+    """None until the replica has been ready once."""
+
+
+class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica as a router sees it."""
+
+    replica: str
+    """Its name; empty before its first welcome. Name, revision and epoch are kept when the connection is lost."""
+    revision: str
+    epoch: tuple[int, int]
+    address: str
+    routable: bool
+    """The router can send it requests now."""
+    reason: str
+    """Why it is not routable; empty when it is."""
+    waits_for_files: bool = False
+    """It is not routable only because its tokenizer files, which are loaded, are not in use."""
+    running: int
+    waiting: int
+
+
+class FrontendStatus(msgspec.Struct, frozen=True, kw_only=True, tag="frontend", tag_field="kind"):
+    """Body of a frontend pod."""
+
+    pod: str
+    ready: bool
+    """It can answer requests."""
+    draining: bool
+    """It refuses new requests and is about to stop."""
+    replicas: list[ReplicaView]
+    """All replicas that discovery has found, as the best informed tokenizer worker sees each."""
+
+
+class FetchStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a fetch pod; also the last line that `minisgl models fetch` prints and its termination message."""
+
+    kind: Literal["fetch"] = "fetch"
+    phase: FetchPhase = "Resolving"
+    percent: int = 0
+    commit: str = ""
+    reason: FetchFailureReason | Literal[""] = ""
+    """Why it failed, or what it waits for."""
+    message: str = ""
+
+
+class _Kind(msgspec.Struct):
+    kind: Literal["engine", "frontend", "fetch"]
+
+
+_decode_kind: Final = msgspec.json.Decoder(_Kind).decode
+_decode_engine: Final = msgspec.json.Decoder(EngineStatus).decode
+_decode_frontend: Final = msgspec.json.Decoder(FrontendStatus).decode
+_decode_fetch: Final = msgspec.json.Decoder(FetchStatus).decode
+
+
+def decode_status(body: bytes | str) -> EngineStatus | FrontendStatus | FetchStatus:
+    """Decode a body by its `kind`. Raises msgspec.DecodeError for anything else, RecursionError for deep nesting."""
+    match _decode_kind(body).kind:
+        case "engine":
+            return _decode_engine(body)
+        case "frontend":
+            return _decode_frontend(body)
+        case "fetch":
+            return _decode_fetch(body)
