@@ -51,7 +51,7 @@ image-engine: install  ## build the engine image with CUDA's libraries, as users
 	@PYTHONPATH=e2e .venv/bin/python -m image_builder check-engine
 
 lint: install  ## ruff, mypy --strict and the import rules
-	.venv/bin/ruff check runtime operator tests docs e2e
+	.venv/bin/ruff check runtime operator benchmarks tests docs e2e
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 
@@ -64,8 +64,8 @@ $(DEMO): $(wildcard runtime/minisgl/toy/demo*.py) runtime/minisgl/toy/tiny_token
 	@.venv/bin/minisgl models demo $(@D)
 
 bench: install $(DEMO)  ## measure scheduler and frontend CPU time and the demo model's speed on this machine
-	.venv/bin/minisgl bench scheduler
-	.venv/bin/minisgl bench frontend
+	.venv/bin/python benchmarks/scheduler.py
+	.venv/bin/python benchmarks/frontend.py
 	.venv/bin/minisgl bench offline --model .cache/demo --num-requests 16 --input-len 20 200 --output-len 20 60
 
 bench-operator: cluster-tools  ## measure the operator with 1,000 models on an API server of its own

@@ -17,8 +17,8 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from graph_timing import microseconds
 
+from graph_timing import microseconds
 from minisgl.kernels.activation_triton import silu_and_mul_cuda
 from minisgl.kernels.batch_linear_gluon import Tile, batch_linear
 from minisgl.kernels.norm_triton import rms_norm_cuda

@@ -17,9 +17,9 @@ from functools import partial
 import numpy as np
 import torch
 import triton
-from graph_timing import microseconds
 from numpy.typing import NDArray
 
+from graph_timing import microseconds
 from minisgl.attention import xqa_backend
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV

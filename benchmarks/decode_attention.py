@@ -17,9 +17,9 @@ from random import Random
 import numpy as np
 import torch
 import triton
-from graph_timing import microseconds
 from numpy.typing import NDArray
 
+from graph_timing import microseconds
 from minisgl.attention import xqa_backend
 from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.balanced_backend import BalancedDecode

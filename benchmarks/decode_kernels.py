@@ -13,7 +13,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from unittest import mock
 
@@ -120,7 +120,11 @@ def in_parts() -> Iterator[None]:
         yield
 
 
-WAYS = {"early": nullcontext, "plain": plain_launches, "parts": in_parts}
+WAYS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "early": nullcontext,
+    "plain": plain_launches,
+    "parts": in_parts,
+}
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from graph_timing import microseconds
 
+from graph_timing import microseconds
 from minisgl.kernels.experts_triton import Tiles, run_chosen, weighted_sum
 from minisgl.kernels.experts_vector_gluon import run_experts_vector
 from minisgl.layers.activation import silu_and_mul
@@ -71,8 +71,16 @@ def ways(tokens: int) -> dict[str, Way]:
     return found | {"grouped": grouped}
 
 
+def choose_experts(x: torch.Tensor, routers: list[torch.Tensor], call: int) -> object:
+    return route(linear(x, routers[call % COPIES]), TOP_K, renormalize=True)
+
+
 def chosen_way(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     return mixture_of_experts(x, logits, gate_up, down, silu_and_mul, TOP_K, renormalize=True)
+
+
+def draw(*size: int) -> torch.Tensor:
+    return torch.randn(*size, device="cuda", dtype=torch.bfloat16)
 
 
 def main() -> None:
@@ -80,18 +88,17 @@ def main() -> None:
     parser.add_argument("tokens", nargs="*", type=int, default=TOKENS, help="default: %(default)s")
     tokens_of = parser.parse_args().tokens
     started = time.monotonic()
-    bfloat = {"device": "cuda", "dtype": torch.bfloat16}
-    routers = [torch.randn(EXPERTS, HIDDEN, **bfloat) * HIDDEN**-0.5 for _ in range(COPIES)]
-    gate_ups = [torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, **bfloat) * HIDDEN**-0.5 for _ in range(COPIES)]
-    downs = [torch.randn(EXPERTS, HIDDEN, WIDTH, **bfloat) * WIDTH**-0.5 for _ in range(COPIES)]
+    routers = [draw(EXPERTS, HIDDEN) * HIDDEN**-0.5 for _ in range(COPIES)]
+    gate_ups = [draw(EXPERTS, 2 * WIDTH, HIDDEN) * HIDDEN**-0.5 for _ in range(COPIES)]
+    downs = [draw(EXPERTS, HIDDEN, WIDTH) * WIDTH**-0.5 for _ in range(COPIES)]
     print(f"{torch.cuda.get_device_name()}; µs of a layer")
     for tokens in tokens_of:
-        x = torch.randn(tokens, HIDDEN, **bfloat)
+        x = draw(tokens, HIDDEN)
         logits = linear(x, routers[0])
         used = len(route(logits, TOP_K, renormalize=True)[1].unique())
         size = 3 * WIDTH * HIDDEN
         floor = max(2 * used * size / BANDWIDTH, 2 * tokens * TOP_K * size / PEAK)
-        routing = microseconds(lambda i, x=x: route(linear(x, routers[i % COPIES]), TOP_K, renormalize=True), CALLS)
+        routing = microseconds(partial(choose_experts, x, routers), CALLS)
         exact = grouped(x, logits, gate_ups[0], downs[0]).float()
         print(f"T={tokens} {used} experts, floor {floor * 1e6:.1f}, routing {routing:.1f}", flush=True)
         for name, way in ways(tokens).items():

@@ -39,7 +39,7 @@ def report(bench: str, figures: Mapping[str, Figure], reference: Mapping[str, Fi
             "bench": bench,
             "machine": machine(),
             "versions": versions(),
-            "command": shlex.join(["minisgl", *sys.argv[1:]]),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "figures": dict(figures),
             "reference": dict(reference),
         }

@@ -12,9 +12,7 @@ from typing import Protocol, TypeAlias
 
 from minisgl.cli import (
     bench_comm,
-    bench_frontend,
     bench_offline,
-    bench_scheduler,
     bench_serve,
     chat,
     engine,
@@ -66,8 +64,6 @@ def build_parser() -> Parser:
     _add(kernels, "build", kernels_build, "compile the kernels of models ahead of time, on a machine without a GPU")
     bench = _group(commands, "bench", "measure speed")
     _add(bench, "offline", bench_offline, "tokens per second of scheduler and engine, without a server")
-    _add(bench, "frontend", bench_frontend, "tokens per CPU second of API and tokenizers, with a stub engine")
-    _add(bench, "scheduler", bench_scheduler, "CPU time of the scheduler per step, with a stub engine")
     _add(bench, "serve", bench_serve, "latency and throughput of any OpenAI endpoint under load")
     _add(bench, "comm", bench_comm, "latency and bandwidth of all-reduce between ranks, by size")
     _add(commands, "version", version, "print versions of minisgl and of what it runs on")

@@ -1,4 +1,4 @@
-"""`minisgl bench scheduler`: CPU time of the scheduler's whole process for each decode step.
+"""CPU time of the scheduler's whole process for each decode step: `python benchmarks/scheduler.py [--json FILE]`.
 
 Everything is real but the engine: sockets, radix cache, plans, result messages. The process free-runs, since the stub
 engine answers at once, and this process is the client that reads what it sends.
@@ -21,8 +21,7 @@ import zmq
 from minisgl.bench.report import report
 from minisgl.config import SchedulerConfig
 from minisgl.engine.interface import EngineLimits
-from minisgl.engine.stub import StubEngine
-from minisgl.flags.arguments import add_json_argument, integer
+from minisgl.flags.arguments import Parser, add_json_argument, integer
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.radix_cache import RadixCache
@@ -31,6 +30,7 @@ from minisgl.scheduler.server import serve
 from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, Submit, Tokens, Welcome
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.sockets import Codec, open_socket
+from stub_engine import StubEngine
 
 VOCAB_SIZE: Final = 151_936
 PREFIX_PAGES: Final = 16
@@ -74,7 +74,8 @@ class Measurement(msgspec.Struct, frozen=True):
     cached_prefixes: int
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def parse_arguments() -> argparse.Namespace:
+    parser = Parser(description="CPU time of the scheduler per step, with a stub engine.")
     for flag, low, default, what in (
         ("--running", 1, 256, "requests that decode"),
         ("--steps", 1, 2000, "decode steps that are measured"),
@@ -83,9 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(flag, type=integer(low), default=default, metavar="N", help=f"{what} (default: {default})")
     add_json_argument(parser)
+    return parser.parse_args()
 
 
-def run(args: argparse.Namespace) -> int:
+def main() -> None:
+    args = parse_arguments()
     figures: dict[str, float | int] = {}
     plain = measure(args.running, args.steps, args.page_size, 0)
     figures["decode_step_cpu_ms"] = plain.cpu_ms
@@ -101,7 +104,6 @@ def run(args: argparse.Namespace) -> int:
     figures["running"], figures["steps"], figures["page_size"] = args.running, args.steps, args.page_size
     reference = {"decode_step_cpu_ms": TARGET_MS, "decode_step_cpu_ms_50k_prefixes": TARGET_50K_MS}
     report("scheduler", figures, reference, args.json)
-    return 0
 
 
 def measure(running: int, steps: int, page_size: int, prefixes: int) -> Measurement:
@@ -243,3 +245,7 @@ def _submit(socket: Any, codec: Codec[FromScheduler], number: int, prompt: np.nd
 def _finished(socket: Any, codec: Codec[FromScheduler]) -> int:
     message = codec.decode(socket.recv())
     return sum(map(bool, message.finish)) if isinstance(message, Tokens) else 0
+
+
+if __name__ == "__main__":
+    main()

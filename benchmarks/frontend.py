@@ -1,4 +1,4 @@
-"""`minisgl bench frontend`: tokens that the API and tokenizer processes pass on per second of their CPU time.
+"""Tokens that the API and tokenizer processes pass on per second of their CPU time: `python benchmarks/frontend.py`.
 
 Everything is real but the engine, whose tokens come at a steady pace: HTTP, chat template, detokenization, sockets,
 scheduler. Every stream asks for one event per token, and the client here counts them.
@@ -24,17 +24,18 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
+import uvloop
 
 from minisgl.bench.http_client import Endpoint, HttpError
 from minisgl.bench.report import Figure, report
 from minisgl.config import EngineConfig
 from minisgl.engine.interface import EngineLimits
-from minisgl.engine.stub import StubEngine
-from minisgl.flags.arguments import add_json_argument, integer, number
+from minisgl.flags.arguments import Parser, add_json_argument, integer, number
 from minisgl.frontend.config import FrontendConfig
 from minisgl.router.config import TokenizerConfig
 from minisgl.scheduler.process import SchedulerProcessConfig
 from minisgl.wire.plan import StepPlan, StepResult
+from stub_engine import StubEngine
 
 TARGET: Final = 25_000
 METRICS_TARGET_MS: Final = 2.0
@@ -91,7 +92,8 @@ class Measurement(NamedTuple):
         return self.tokens / self.cpu_seconds
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def parse_arguments() -> argparse.Namespace:
+    parser = Parser(description="Tokens per CPU second of API and tokenizers, with a stub engine.")
     parser.add_argument(
         "--model", type=Path, metavar="DIR", help="whose tokenizer to use (default: a tiny one that is made for it)"
     )
@@ -105,9 +107,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seconds", type=number(0), default=8.0, metavar="S", help="measured (default: 8 seconds)")
     add_json_argument(parser)
+    return parser.parse_args()
 
 
-def run(args: argparse.Namespace) -> int:
+def main() -> None:
+    args = parse_arguments()
     figures: dict[str, Figure] = {}
     metrics: list[float] = []
     with tempfile.TemporaryDirectory(prefix="minisgl-bench-") as folder:
@@ -127,12 +131,9 @@ def run(args: argparse.Namespace) -> int:
         figures["metrics_ms_max"] = max(metrics)
     figures["streams"], figures["step_ms"] = args.streams, args.step_ms
     report("frontend", figures, {"tokens_per_core_second": TARGET, "metrics_ms_p50": METRICS_TARGET_MS}, args.json)
-    return 0
 
 
 def measure(scenario: Scenario) -> Measurement:
-    import uvloop
-
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     encoded = msgspec.json.encode(scenario)
@@ -343,3 +344,7 @@ def _cpu_seconds(pid: int) -> float:
     """Of user and system time of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main()
