@@ -49,7 +49,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """SIGTERM asks it to finish its clients' requests, then to exit by itself; the others may be killed."""
     preload: tuple[str, ...] = ()
     """Modules whose import takes long: a standby does that ahead. Empty: no standby is kept."""
-    pid_class: tuple[int, int] | None = None
+    pid_residue: tuple[int, int] | None = None
     """(r, n): its process id leaves the rest r when divided by n, so that of n such processes in n containers, each of
     which numbers its processes by itself, no two have the same."""
 
@@ -238,7 +238,7 @@ class Process:
 
 
 def _spawn(command: Sequence[str], spec: ProcessSpec, control_descriptor: int) -> subprocess.Popen[bytes]:
-    rest, classes = spec.pid_class or (0, 1)
+    rest, classes = spec.pid_residue or (0, 1)
     # Process ids are given out in order: n attempts suffice unless others start processes at the same time.
     for _ in range(_PID_ATTEMPTS * classes):
         popen = subprocess.Popen(

@@ -47,9 +47,9 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
     process.run(config, create, ready=ready, stop=threading.Event(), draining=draining)
 
 
-def follower(raw: msgspec.Raw, control: Control) -> None:
-    """The engine of a rank above 0."""
-    from minisgl.engine import worker_rank as follower
+def worker_rank(raw: msgspec.Raw, control: Control) -> None:
+    """Run the engine of a worker rank."""
+    from minisgl.engine import worker_rank
 
     config = msgspec.json.decode(raw, type=WorkerRankConfig)
 
@@ -58,7 +58,7 @@ def follower(raw: msgspec.Raw, control: Control) -> None:
         control.ready()
         return engine
 
-    follower.run(config.plans, create, ready=lambda address: None, stop=threading.Event())
+    worker_rank.run(config.plans, create, ready=lambda address: None, stop=threading.Event())
 
 
 def tokenizer(raw: msgspec.Raw, control: Control) -> None:

@@ -13,13 +13,12 @@ import msgspec
 from minisgl import logging as log
 from minisgl.config import CacheKind, EngineConfig
 from minisgl.frontend.config import FrontendConfig, RequestLimits
-from minisgl.launcher.devices import rank_environment
 from minisgl.launcher.endpoint import endpoint_groups
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.listener import bind, url_host
 from minisgl.launcher.process import ProcessSpec
-from minisgl.launcher.ranks import PRELOAD, rank0_config, worker_rank_configs, worker_rank_spec
+from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.supervisor import Supervisor
@@ -148,13 +147,15 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
     boot_ms = time.time_ns() // 1_000_000
     tokenizer_hashes = hash_tokenizer_files(options.engine.model)
 
+    ranks = range(options.engine.tensor_parallel)
+    plans = ipc_plans(directory, ranks)
+
     def processes(number: int) -> list[ProcessSpec]:
-        engine = rank0_config(options.engine, directory, number)
-        followers = worker_rank_configs(engine, directory)
+        engine = msgspec.structs.replace(options.engine, rendezvous=file_rendezvous(directory, number))
         scheduler = SchedulerProcessConfig(
             engine=engine,
             address=scheduler_address,
-            followers=tuple(follower.plans for follower in followers),
+            followers=tuple(plans.values()),
             model_name=options.model_name,
             revision=options.revision,
             tokenizer_hashes=tokenizer_hashes,
@@ -163,13 +164,6 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
             cache=options.cache,
             max_waiting=options.limits.waiting,
         )
-        rank0 = ProcessSpec(
-            name="rank0",
-            target="minisgl.launcher.roles:rank0",
-            config=scheduler,
-            environment=rank_environment(engine.device, engine.tensor_parallel),
-            preload=PRELOAD,
-        )
-        return [rank0, *map(worker_rank_spec, followers)]
+        return rank_specs(engine, ranks, plans, scheduler)
 
     return GroupSpec(name="engine", processes=processes)

@@ -16,7 +16,8 @@ from minisgl.config import CacheKind, ConfigError, Device, DType, EngineConfig, 
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.hub.resolve import resolve
 from minisgl.launcher.devices import choose_device, default_page_size
-from minisgl.launcher.ranks import WorkerRankConfig, rank0_config, start_rank0, worker_rank_configs, worker_rank_spec
+from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
+from minisgl.launcher.ranks import start_rank0
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.worker_ranks import WorkerRanks
 from minisgl.offline.answers import Answers
@@ -119,15 +120,16 @@ class LLM:
             self._resources = stack.pop_all()
 
     def _start_engine(self, config: EngineConfig, stack: ExitStack) -> Engine:
-        followers: list[WorkerRankConfig] = []
+        plans: dict[int, str] = {}
         if config.tensor_parallel > 1:
             directory = stack.enter_context(run_directory())
-            config = rank0_config(config, directory)
-            followers = worker_rank_configs(config, directory)
-            self._worker_ranks = WorkerRanks([worker_rank_spec(follower) for follower in followers])
+            config = msgspec.structs.replace(config, rendezvous=file_rendezvous(directory))
+            ranks = range(config.tensor_parallel)
+            plans = ipc_plans(directory, ranks)
+            self._worker_ranks = WorkerRanks(rank_specs(config, ranks, plans))
             stack.callback(self._worker_ranks.close)
         try:
-            engine = start_rank0(config, [follower.plans for follower in followers])
+            engine = start_rank0(config, tuple(plans.values()))
         except Exception:
             self._check_worker_ranks(_DEATH_SECONDS)
             raise

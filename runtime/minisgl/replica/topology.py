@@ -36,7 +36,7 @@ def own_place(node: str, device: Device) -> Place:
 
 def are_neighbours(places: Sequence[Place], ranks: int) -> bool:
     """NCCL may be told that the pods, in which `ranks` ranks run, are one machine: see `nccl_neighbours`. What this
-    does not look at is ensured in another way: process ids differ by `ProcessSpec.pid_class`."""
+    does not look at is ensured in another way: process ids differ by `ProcessSpec.pid_residue`."""
     first = places[0]
     return (
         first.node != ""

@@ -36,7 +36,7 @@ def test_a_cpu_limit_counts_like_missing_cores(
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_process_gets_an_id_that_no_rank_of_another_pod_can_have(rank: int) -> None:
-    spec = ProcessSpec(name="rank", target="", config=None, pid_class=(rank, 3))
+    spec = ProcessSpec(name="rank", target="", config=None, pid_residue=(rank, 3))
     process = Process(spec, "info", lambda line: None, standby=True)
     try:
         assert process.pid % 3 == rank

@@ -207,7 +207,7 @@ def test_every_rank_of_an_epoch_is_told_the_same_but_for_its_place() -> None:
     assert [engine.device_index for engine in engines] == [0, 1, 2, 3]
     assert {engine.rendezvous for engine in engines} == {begin.rendezvous}
     assert {engine.nccl_host for engine in engines} == {"n"}
-    assert [rank.pid_class for rank in ranks] == [(rank, 4) for rank in range(4)]
+    assert [rank.pid_residue for rank in ranks] == [(rank, 4) for rank in range(4)]
     assert [rank.drains for rank in ranks] == [True, False, False, False]
     scheduler = plan.local[0].config
     assert scheduler.followers == ("ipc:///tmp/s/plans1", "tcp://[fd00::2]:5562", "tcp://[fd00::2]:5563")
@@ -229,4 +229,4 @@ def test_one_pod_needs_no_network_between_its_ranks() -> None:
     assert plan.local[0].config.engine.rendezvous == "file:///tmp/s/rendezvous3"
     assert all(address.startswith("ipc://") for address in plan.local[0].config.followers)
     assert plan.local[0].config.engine.device_index is None
-    assert plan.local[0].pid_class is None
+    assert plan.local[0].pid_residue is None

@@ -29,7 +29,8 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import EngineLimits, EngineStats
-from minisgl.launcher.ranks import WorkerRankConfig, rank0_config, worker_rank_configs
+from minisgl.launcher.rank_specs import file_rendezvous
+from minisgl.launcher.ranks import WorkerRankConfig
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from support.numerics.cases import Case
 from support.numerics.run import Outcome, full_of_nan, pool_pages, serve
@@ -114,8 +115,8 @@ class SecondRank:
     @contextmanager
     def pair(self, config: EngineConfig, folder: Path) -> Iterator[Pair]:
         """Start both ranks, and end them after the block. `folder` is new: there the ranks meet."""
-        config = rank0_config(msgspec.structs.replace(config, tensor_parallel=2), folder)
-        [second] = worker_rank_configs(config, folder)
+        config = msgspec.structs.replace(config, tensor_parallel=2, rendezvous=file_rendezvous(folder))
+        second = WorkerRankConfig(engine=msgspec.structs.replace(config, rank=1), plans=f"ipc://{folder}/plans1")
         process = self._process = self._process or _start()
         assert process.stdin is not None and process.stdout is not None
         context: zmq.Context[Any] = zmq.Context()
