@@ -27,7 +27,7 @@ import numpy as np
 import uvloop
 
 from minisgl.bench.http_client import Endpoint, HttpError
-from minisgl.bench.report import Figure, report
+from minisgl.bench.report import Metric, report
 from minisgl.config import EngineConfig
 from minisgl.engine.interface import EngineLimits
 from minisgl.flags.arguments import Parser, add_json_argument, integer, number
@@ -112,7 +112,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    figures: dict[str, Figure] = {}
+    figures: dict[str, Metric] = {}
     metrics: list[float] = []
     with tempfile.TemporaryDirectory(prefix="minisgl-bench-") as folder:
         model = args.model or _tiny_model(Path(folder) / "model")

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, Final
 
-from minisgl.bench.report import Figure, report
+from minisgl.bench.report import Metric, report
 from minisgl_operator.api.crd import NAME as CRD_NAME
 from minisgl_operator.api.crd import crd
 from minisgl_operator.api.types import InferenceModel
@@ -57,7 +57,7 @@ def run_bench(options: argparse.Namespace) -> int:
     """Print the figures; 1 when one is beyond its limit."""
     figures = asyncio.run(_measure(options.kubeconfig, options.models))
     longest = max(SECONDS_LIMIT, WRITE_TIMES_LIMIT * float(figures["api_server_write_s"] or 0))
-    limits: dict[str, Figure] = {
+    limits: dict[str, Metric] = {
         "cold_to_steady_s": longest,
         "rss_mib": RSS_LIMIT_MIB,
         "edit_in_churn_worst_s": EDIT_LIMIT_SECONDS,
@@ -69,7 +69,7 @@ def run_bench(options: argparse.Namespace) -> int:
     return 1 if beyond else 0
 
 
-async def _measure(kubeconfig: Path, models: int) -> dict[str, Figure]:
+async def _measure(kubeconfig: Path, models: int) -> dict[str, Metric]:
     run = f"{os.getpid():x}"
     names = [f"m{number}" for number in range(models)]
     async with Client(await connection(kubeconfig)) as client:

@@ -6,4 +6,4 @@ from minisgl.errors import CodedError
 
 
 class BenchError(CodedError):
-    """A benchmark cannot run as asked, or its figures would be wrong."""
+    """A benchmark cannot run with these arguments, or its results would be wrong."""

@@ -1,4 +1,4 @@
-"""The newest figures of each workload and model on one kind of machine, kept in one file that benchmarks update."""
+"""File with the newest results of each workload and model on one kind of machine; benchmarks update it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 
 from minisgl.bench.errors import BenchError
-from minisgl.bench.report import Figure, gpu_names, versions
+from minisgl.bench.report import Metric, gpu_names, versions
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """Figures by name, such as `a_qwen3_0.6b_tok_s`: medians, their share of the F1 floor, and how far the runs lie
-    apart."""
+    """Results by name, such as `a_qwen3_0.6b_tok_s`: medians, their share of the roofline F1, and the spread of the
+    runs."""
 
     date: str
     device: str
-    """Name of the GPU or processor; figures of another device are not mixed in."""
+    """Name of the GPU, or `cpu`; results of another device are refused."""
     versions: dict[str, str]
     commit: str
     figures: dict[str, float] = {}
@@ -31,9 +31,10 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 def read(path: Path) -> Record:
-    """The record at `path`, an empty one if there is none. Worth a look before an hour of measuring.
+    """Record in the file at `path`, or an empty one if the file does not exist.
 
-    Raises BenchError `other_device` when the file holds figures of another device, `bad_record` when it is none.
+    Raises BenchError `other_device` when the file holds results of another device, `bad_record` when it is invalid;
+    both are better known before an hour of measuring.
     """
     device = next(iter(gpu_names()), "cpu")
     try:
@@ -41,23 +42,23 @@ def read(path: Path) -> Record:
     except FileNotFoundError:
         return Record(date="", device=device, versions={}, commit="")
     except msgspec.MsgspecError as error:
-        raise BenchError("bad_record", f"{path} is no record of figures: {error}") from error
+        raise BenchError("bad_record", f"{path} is not a results file: {error}") from error
     if known.device != device:
-        raise BenchError("other_device", f"{path} holds figures of {known.device}, this is {device}: name another")
+        raise BenchError("other_device", f"{path} holds results of {known.device}, this is {device}; name another file")
     return known
 
 
 def update(
-    path: Path, known: Record, model: str, workload: str, tensor_parallel: int, figures: Mapping[str, Figure]
+    path: Path, known: Record, model: str, workload: str, tensor_parallel: int, metrics: Mapping[str, Metric]
 ) -> None:
-    """Write `known` with the figures of one run of `bench offline` to `path`."""
+    """Add the metrics of one workload of `bench offline` to `known` and write it to `path`."""
     name = Path(model).name.lower().replace("-", "_") + (f"_tp{tensor_parallel}" if tensor_parallel > 1 else "")
     rate = f"{workload.lower()}_{name}_tok_s"
-    known.figures[rate] = _rounded(figures["tokens_per_second"])
-    known.figures[f"engine_up_{name}_s"] = _rounded(figures["engine_up_seconds"])
-    known.spread[rate] = (_rounded(figures["tokens_per_second_min"]), _rounded(figures["tokens_per_second_max"]))
-    if "f1_ratio" in figures:
-        known.f1_ratio[rate] = _rounded(figures["f1_ratio"])
+    known.figures[rate] = _rounded(metrics["tokens_per_second"])
+    known.figures[f"engine_up_{name}_s"] = _rounded(metrics["engine_up_seconds"])
+    known.spread[rate] = (_rounded(metrics["tokens_per_second_min"]), _rounded(metrics["tokens_per_second_max"]))
+    if "f1_ratio" in metrics:
+        known.f1_ratio[rate] = _rounded(metrics["f1_ratio"])
     known.date = datetime.datetime.now(datetime.UTC).date().isoformat()
     known.versions = versions()
     known.commit = _commit()
@@ -69,7 +70,7 @@ def update(
 
 
 def _commit() -> str:
-    """Of the source tree that runs. MINISGL_COMMIT says it on a machine that got the files alone; else empty there."""
+    """Commit of the running source tree, from MINISGL_COMMIT if set; empty outside a Git repository."""
     if given := os.environ.get("MINISGL_COMMIT"):
         return given
     answer = subprocess.run(
@@ -81,6 +82,6 @@ def _commit() -> str:
     return answer.stdout.strip()
 
 
-def _rounded(figure: Figure) -> float:
-    assert isinstance(figure, float | int)
-    return float(f"{figure:.4g}") if abs(figure) < 1000 else round(float(figure), 1)
+def _rounded(value: Metric) -> float:
+    assert isinstance(value, float | int)
+    return float(f"{value:.4g}") if abs(value) < 1000 else round(float(value), 1)

@@ -1,4 +1,4 @@
-"""What every benchmark prints and writes: one table for people, one JSON file for comparisons."""
+"""Report of a benchmark: a table on stdout, and a JSON file for comparisons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from minisgl.version import __version__
 
-Figure = float | int | str | bool | None
+Metric = float | int | str | bool | None
 
 _REPORTED_PACKAGES = (
     "torch",
@@ -30,17 +30,17 @@ _REPORTED_PACKAGES = (
 )
 
 
-def report(bench: str, figures: Mapping[str, Figure], reference: Mapping[str, Figure], json_path: str | None) -> None:
-    """Print `figures` as a table, each beside the value of the same name in `reference` where there is one, and
-    write everything to `json_path` when given. Units are part of the names: `decode_step_cpu_ms`."""
-    print(table(bench, figures, reference))
+def report(bench: str, metrics: Mapping[str, Metric], reference: Mapping[str, Metric], json_path: str | None) -> None:
+    """Print `metrics` as a table, each beside the value of the same name in `reference` if any, and write them with
+    machine and versions to `json_path` if given. Units are part of the names: `decode_step_cpu_ms`."""
+    print(table(bench, metrics, reference))
     if json_path is not None:
         document = {
             "bench": bench,
             "machine": machine(),
             "versions": versions(),
             "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "figures": dict(figures),
+            "figures": dict(metrics),
             "reference": dict(reference),
         }
         path = Path(json_path)
@@ -49,18 +49,18 @@ def report(bench: str, figures: Mapping[str, Figure], reference: Mapping[str, Fi
         print(f"written to {path}")
 
 
-def table(bench: str, figures: Mapping[str, Figure], reference: Mapping[str, Figure]) -> str:
-    """Rows of name, value and reference; references without a figure of their name follow at the end."""
-    rows = [(name, _shown(value), _shown(reference.get(name))) for name, value in figures.items()]
-    rows += [(name, "", _shown(value)) for name, value in reference.items() if name not in figures]
-    header = (bench, "figure", "reference" if reference else "")
+def table(bench: str, metrics: Mapping[str, Metric], reference: Mapping[str, Metric]) -> str:
+    """Table of name, value and reference; references without a metric of the same name follow at the end."""
+    rows = [(name, _format(value), _format(reference.get(name))) for name, value in metrics.items()]
+    rows += [(name, "", _format(value)) for name, value in reference.items() if name not in metrics]
+    header = (bench, "metric", "reference" if reference else "")
     width = [max(len(row[i]) for row in [header, *rows]) for i in range(3)]
     lines = [f"{a:<{width[0]}}  {b:>{width[1]}}  {c:>{width[2]}}".rstrip() for a, b, c in [header, *rows]]
     lines.insert(1, "-" * max(map(len, lines)))
     return "\n".join(lines)
 
 
-def _shown(value: Figure) -> str:
+def _format(value: Metric) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
@@ -70,9 +70,9 @@ def _shown(value: Figure) -> str:
     return str(value)
 
 
-def machine() -> dict[str, Figure]:
-    """Processor, cores that this process may use, memory, and GPUs if the driver's tool is there."""
-    facts: dict[str, Figure] = {
+def machine() -> dict[str, Metric]:
+    """Processor, cores available to this process, memory, and GPUs if `nvidia-smi` is installed."""
+    info: dict[str, Metric] = {
         "system": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
         "cpu": _cpu_name(),
@@ -81,9 +81,9 @@ def machine() -> dict[str, Figure]:
     }
     gpus = gpu_names()
     if gpus:
-        facts["gpu"] = gpus[0]
-        facts["gpus"] = len(gpus)
-    return facts
+        info["gpu"] = gpus[0]
+        info["gpus"] = len(gpus)
+    return info
 
 
 def _cpu_name() -> str:
@@ -96,7 +96,7 @@ def _cpu_name() -> str:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs, asked of the driver's tool: importing torch for this would take seconds."""
+    """Names of the GPUs from `nvidia-smi`: importing torch would take seconds."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -107,6 +107,7 @@ def gpu_names() -> list[str]:
 
 
 def versions() -> dict[str, str]:
+    """Versions of minisgl, Python and the packages that are installed."""
     found = {"minisgl": __version__, "python": platform.python_version()}
     for package in _REPORTED_PACKAGES:
         try:

@@ -1,9 +1,9 @@
-"""Requests with arrival times: read from a trace file, or made up. One JSON object a line, as in the Mooncake traces:
+"""Requests with arrival times, from a trace file or synthetic. One JSON object per line, as in the Mooncake traces:
 
     {"timestamp": 27000, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}
 
-`timestamp` in ms from the beginning; `hash_ids` name the prompt's blocks, so prompts whose first ids are equal begin
-with the same tokens.
+`timestamp` is in ms since the beginning; `hash_ids` name the blocks of the prompt: prompts whose first ids are equal
+begin with the same tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from minisgl.errors import CodedError
+from minisgl.bench.errors import BenchError
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -29,35 +29,29 @@ class TraceRequest(msgspec.Struct, frozen=True):
     hash_ids: tuple[int, ...] = ()
 
 
-class TraceError(CodedError):
-    """A trace file cannot be used. `code` is stable."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__("bad_trace", message)
-
-
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What a made-up trace is like."""
+class TraceShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters of a synthetic trace."""
 
     requests: int
     input_length: tuple[int, int]
     output_length: tuple[int, int]
     rate: float | None
-    """Requests per second; None: all at once."""
+    """Requests per second; None: all at the same time."""
     burstiness: float
-    """Of the arrivals: their gaps follow a gamma distribution of shape 1/burstiness; 1 is a Poisson process, more is
+    """Gaps between arrivals follow a gamma distribution of shape 1/burstiness; 1 is a Poisson process, more is
     burstier, near 0 is regular."""
     shared_prefixes: int
-    """So many different beginnings of prompts, each half of its prompt; 0: no two prompts begin alike."""
+    """Number of different prefixes, each half of its prompt; 0: prompts share nothing."""
     block: int
+    """Tokens per entry of `hash_ids`."""
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
-    """In the order of arrival. Raises TraceError."""
+    """Requests of a trace file in the order of arrival. Raises BenchError `bad_trace`."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror}") from error
+        raise BenchError("bad_trace", f"{path} cannot be read: {error.strerror}") from error
     requests = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -65,22 +59,22 @@ def read_trace(path: Path) -> list[TraceRequest]:
         try:
             requests.append(msgspec.json.decode(line, type=TraceRequest))
         except msgspec.DecodeError as error:
-            raise TraceError(f"{path}, line {number}: {error}") from error
+            raise BenchError("bad_trace", f"{path}, line {number}: {error}") from error
     if not requests:
-        raise TraceError(f"{path} has no request in it")
+        raise BenchError("bad_trace", f"{path} contains no request")
     return sorted(requests, key=lambda request: request.timestamp)
 
 
 def write_trace(path: Path, requests: Sequence[TraceRequest]) -> None:
-    """Raises TraceError."""
+    """Write a trace file. Raises BenchError `bad_trace`."""
     try:
         path.write_bytes(b"".join(msgspec.json.encode(request) + b"\n" for request in requests))
     except OSError as error:
-        raise TraceError(f"{path} cannot be written: {error.strerror}") from error
+        raise BenchError("bad_trace", f"{path} cannot be written: {error.strerror}") from error
 
 
-def make_trace(shape: Shape, seed: int) -> list[TraceRequest]:
-    """The same requests for the same shape and seed."""
+def make_trace(shape: TraceShape, seed: int) -> list[TraceRequest]:
+    """Draw a synthetic trace; the same shape and seed give the same requests."""
     rng = random.Random(seed)
     gaps = np.zeros(shape.requests)
     if shape.rate is not None:
@@ -100,7 +94,7 @@ def make_trace(shape: Shape, seed: int) -> list[TraceRequest]:
 
 
 def prompt_tokens(request: TraceRequest, number: int, *, block: int, vocabulary: int, seed: int) -> list[int]:
-    """Token ids below `vocabulary`; `number` keeps prompts without hash_ids apart."""
+    """Prompt of a request: token ids below `vocabulary`. `number` distinguishes prompts without hash_ids."""
     tokens: list[int] = []
     for block_id in request.hash_ids:
         tokens += random.Random(f"{seed}/{block_id}").choices(range(vocabulary), k=block)

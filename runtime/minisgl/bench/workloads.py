@@ -1,4 +1,4 @@
-"""The workloads of `minisgl bench offline`, token for token as other systems were measured with."""
+"""Workloads of `minisgl bench offline`, with the same tokens that other systems were measured with."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from minisgl.wire.messages import SamplingParams
 WorkloadName = Literal["A", "C", "C64", "D"]
 
 _TOKEN_RANGE: Final = 10_000
-"""Prompts are made of token ids 0 to this, both included, or of what a smaller vocabulary has."""
+"""Largest token id of prompts, unless the vocabulary is smaller."""
 
 _SHARED_PREFIX: Final = 2048
 _SHARED_OWN: Final = 128
 _SHARED_OUTPUT: Final = 128
 _STREAM_PROMPT: Final = 4
 _STREAM_OUTPUT: Final = 1024
-_SINGLE_FLOOR_CONTEXT: Final = 1024
+_SINGLE_CONTEXT: Final = 1024
 _STREAMS: Final = 64
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """Requests that are submitted at once."""
+    """Requests in the order in which they are submitted, all at the same time."""
 
     prompts: list[list[int]]
     output_lengths: list[int]
@@ -59,7 +59,7 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be chosen about a workload; C and C64 take none of it, D the number of requests."""
+    """Sizes of a workload: A uses all of them, D the number of requests, C and C64 none."""
 
     requests: int = 256
     input_length: tuple[int, int] = (100, 1024)
@@ -67,20 +67,20 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def independent(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
-    """A: prompts and answers of random length that share nothing."""
+    """A: prompts and answers of random lengths, without shared prefixes."""
     rng = random.Random(seed)
     prompts = [_tokens(rng, rng.randint(*sizes.input_length), vocabulary) for _ in range(sizes.requests)]
     return Workload(prompts, [rng.randint(*sizes.output_length) for _ in range(sizes.requests)], 0.6)
 
 
 def single_stream(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
-    """C: one request alone."""
+    """C: a single request."""
     del sizes
     return _streams(1, vocabulary, seed)
 
 
 def many_streams(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
-    """C64: 64 requests like that of C at once, so that nearly all steps decode 64 rows."""
+    """C64: 64 requests like that of C at the same time, so that nearly all steps decode 64 rows."""
     del sizes
     return _streams(_STREAMS, vocabulary, seed)
 
@@ -92,7 +92,7 @@ def _streams(count: int, vocabulary: int, seed: int) -> Workload:
 
 
 def shared_prefix(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
-    """D: all prompts begin with the same 2,048 tokens, which no earlier run has seen."""
+    """D: all prompts begin with the same 2,048 tokens, which differ from those of other seeds."""
     rng = random.Random(seed)
     prefix = _tokens(rng, _SHARED_PREFIX, vocabulary)
     prompts = [prefix + _tokens(rng, _SHARED_OWN, vocabulary) for _ in range(sizes.requests)]
@@ -107,15 +107,15 @@ WORKLOADS: Final[Mapping[WorkloadName, Callable[[Sizes, int, int], Workload]]] =
 }
 
 
-def floor_tokens_per_second(name: WorkloadName, workload: Workload, model: ModelShape, hardware: Hardware) -> float:
-    """Output tokens per second at the F1 floor."""
+def roofline_tokens_per_second(name: WorkloadName, workload: Workload, model: ModelShape, hardware: Hardware) -> float:
+    """Output tokens per second at the roofline F1."""
     match name:
         case "A" | "C64":
             lengths = [len(prompt) for prompt in workload.prompts]
             return workload.output_tokens / offline_seconds(model, hardware, lengths, workload.output_lengths)
         case "C":
-            # As published: of a step in the middle of a long answer.
-            return 1 / decode_seconds(model, hardware, 1, _SINGLE_FLOOR_CONTEXT)
+            # As published: one step in the middle of a long answer.
+            return 1 / decode_seconds(model, hardware, 1, _SINGLE_CONTEXT)
         case "D":
             return workload.output_tokens / shared_prefix_seconds(
                 model,

@@ -1,14 +1,12 @@
-"""`minisgl bench comm`: what an all-reduce between the ranks of one machine costs, by size."""
+"""`minisgl bench comm`: latency and bandwidth of all-reduce between the ranks of one machine, by size."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Final
 
-from minisgl.bench.comm import measure_on_this_machine
-from minisgl.bench.report import Figure, report
+from minisgl.bench import comm
 from minisgl.flags.arguments import add_json_argument, integer
-from minisgl.launcher.devices import choose_device
 
 _SIZES: Final = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 
@@ -25,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="where the messages are (default: auto, CUDA where there is one)",
+        help="device of the messages (default: auto, CUDA if available)",
     )
     parser.add_argument(
         "--sizes",
@@ -39,20 +37,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    device = choose_device(args.device, args.tp)
-    measured = measure_on_this_machine(device, args.tp, args.sizes)
-    figures: dict[str, Figure] = {"transport": measured.transport, "device": device, "tensor_parallel": args.tp}
-    for timing in measured.timings:
-        size = _size(timing.num_bytes)
-        figures[f"latency_us_{size}"] = timing.seconds * 1e6
-        figures[f"bus_gb_per_s_{size}"] = timing.bus_bandwidth / 1e9
-    report("comm", figures, {}, args.json)
+    comm.run(tp=args.tp, device=args.device, sizes=args.sizes, json=args.json)
     return 0
-
-
-def _size(num_bytes: int) -> str:
-    """`64KiB`: the largest unit that leaves a whole number."""
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if num_bytes % unit == 0:
-            return f"{num_bytes // unit}{name}"
-    return f"{num_bytes}B"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from minisgl.bench.device_trace import utilization
 from minisgl.bench.report import report, table
-from minisgl.bench.timeline import busy
 from minisgl.bench.workloads import WORKLOADS, Sizes
 from minisgl.cli.main import main
 from support.frontend.served import RUNTIME
@@ -118,14 +118,14 @@ def test_offline_records_the_newest_figures_beside_others_and_traces(
 
     record.write_text(json.dumps(known | {"device": "NVIDIA H200"}))
     assert main([*command.split(), *model]) == 1
-    assert "holds figures of NVIDIA H200" in capsys.readouterr().err
+    assert "holds results of NVIDIA H200" in capsys.readouterr().err
 
 
 def test_overlapping_work_counts_once_and_gaps_are_found() -> None:
-    found = busy([(10, 20), (0, 4), (12, 15), (18, 25), (30, 40)])
+    found = utilization([(10, 20), (0, 4), (12, 15), (18, 25), (30, 40)])
     assert (found.span, found.busy, found.gaps, found.longest_gap) == (40, 29, 2, 6)
     assert found.idle_share == pytest.approx(11 / 40)
-    assert busy([]).idle_share == 0
+    assert utilization([]).idle_share == 0
 
 
 def test_comm_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from minisgl.bench.traces import Shape, TraceError, make_trace, prompt_tokens, read_trace, write_trace
-from minisgl.cli.bench_serve import Sample, summarize
+from minisgl.bench.errors import BenchError
+from minisgl.bench.serve import Sample, summarize
+from minisgl.bench.traces import TraceShape, make_trace, prompt_tokens, read_trace, write_trace
 from minisgl.cli.main import main
 
 
@@ -137,7 +138,7 @@ def test_failures_are_counted_and_shown(endpoint: Endpoint, tmp_path: Path, caps
     command = f"bench serve --url {endpoint.url} --num-requests 2 --json {json_path}".split()
     endpoint.broken = True
     assert main(command) == 1
-    assert "2 requests failed, the first one: the connection broke before the answer" in capsys.readouterr().err
+    assert "2 requests failed; the first error: the connection broke before the answer" in capsys.readouterr().err
     endpoint.broken, endpoint.refused = False, True
     assert main(command) == 1
     assert "HTTP 429: too many (overloaded)" in capsys.readouterr().err
@@ -194,7 +195,7 @@ def test_made_up_traces_can_be_written_and_read(tmp_path: Path) -> None:
 
 def test_burstiness_changes_the_gaps_and_not_the_rate() -> None:
     def gaps(burstiness: float) -> list[float]:
-        shape = Shape(
+        shape = TraceShape(
             requests=4000,
             input_length=(1, 1),
             output_length=(1, 1),
@@ -214,7 +215,7 @@ def test_burstiness_changes_the_gaps_and_not_the_rate() -> None:
 
 
 def test_prompts_without_hash_ids_differ() -> None:
-    shape = Shape(
+    shape = TraceShape(
         requests=2,
         input_length=(40, 40),
         output_length=(1, 1),
@@ -235,7 +236,7 @@ def test_prompts_without_hash_ids_differ() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "has no request"),
+        ("", "contains no request"),
         ('{"timestamp": 1, "input_length": 2}', "line 1: .*output_length"),
         ('{"timestamp": 1, "input_length": 0, "output_length": 1}', "line 1: .*>= 1"),
         ("{", "line 1"),
@@ -244,9 +245,9 @@ def test_prompts_without_hash_ids_differ() -> None:
 def test_a_wrong_trace_is_an_error_that_names_the_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
-    with pytest.raises(TraceError, match=message):
+    with pytest.raises(BenchError, match=message):
         read_trace(path)
-    with pytest.raises(TraceError, match="cannot be read"):
+    with pytest.raises(BenchError, match="cannot be read"):
         read_trace(tmp_path / "none")
 
 

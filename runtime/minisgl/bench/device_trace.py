@@ -1,4 +1,4 @@
-"""What the GPU did, moment by moment: a trace in Chrome's format, and how long it had nothing to do."""
+"""Trace of the device's work in Chrome's format, and how long the device was idle."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 
 
-class Busy(msgspec.Struct, frozen=True):
-    """Times in microseconds."""
+class Utilization(msgspec.Struct, frozen=True):
+    """Busy and idle time of a device, in microseconds."""
 
     span: float
-    """From the beginning of the first piece of work to the end of the last."""
+    """From the beginning of the first interval to the end of the last one."""
     busy: float
     gaps: int
     longest_gap: float
@@ -23,11 +23,11 @@ class Busy(msgspec.Struct, frozen=True):
         return 1 - self.busy / self.span if self.span else 0.0
 
 
-def busy(work: Sequence[tuple[float, float]]) -> Busy:
-    """Of pieces of work, (begin, end) in microseconds, in any order; those that overlap count once."""
-    if not work:
-        return Busy(0.0, 0.0, 0, 0.0)
-    ordered = sorted(work)
+def utilization(intervals: Sequence[tuple[float, float]]) -> Utilization:
+    """Merge (begin, end) of the device's work, in microseconds and any order; overlapping work counts once."""
+    if not intervals:
+        return Utilization(0.0, 0.0, 0, 0.0)
+    ordered = sorted(intervals)
     first, until = ordered[0][0], ordered[0][0]
     total, gaps, longest = 0.0, 0, 0.0
     for begin, end in ordered:
@@ -36,17 +36,17 @@ def busy(work: Sequence[tuple[float, float]]) -> Busy:
             longest = max(longest, begin - until)
         total += max(0.0, end - max(begin, until))
         until = max(until, end)
-    return Busy(until - first, total, gaps, longest)
+    return Utilization(until - first, total, gaps, longest)
 
 
 @contextmanager
-def traced(path: Path, device: str) -> Iterator[list[Busy]]:
-    """Write a trace of what happens inside to `path`; what the device's time was spent on is in the list after it."""
+def trace_device(path: Path, device: str) -> Iterator[list[Utilization]]:
+    """Write a trace of the block to `path`; after the block, the list holds the utilization of `device`."""
     from torch._C._autograd import DeviceType
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
 
-    found: list[Busy] = []
+    found: list[Utilization] = []
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     # The engine has threads of its own.
     with profile(activities=activities, experimental_config=_ExperimentalConfig(profile_all_threads=True)) as profiler:
@@ -55,4 +55,4 @@ def traced(path: Path, device: str) -> Iterator[list[Busy]]:
     profiler.export_chrome_trace(str(path))
     kind = DeviceType.CUDA if device == "cuda" else DeviceType.CPU
     events = [event for event in profiler.events() or () if event.device_type == kind]
-    found.append(busy([(event.time_range.start, event.time_range.end) for event in events]))
+    found.append(utilization([(event.time_range.start, event.time_range.end) for event in events]))

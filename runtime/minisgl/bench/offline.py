@@ -1,0 +1,229 @@
+"""Output tokens per second of scheduler and engine without a server, beside the roofline of the hardware."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from minisgl.bench import record as bench_record
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.bench.device_trace import trace_device
+from minisgl.bench.errors import BenchError
+from minisgl.bench.report import Metric, gpu_names, report
+from minisgl.bench.roofline import ModelShape, hardware_of
+from minisgl.bench.workloads import WORKLOADS, Sizes, Workload, WorkloadName, roofline_tokens_per_second
+from minisgl.hub.resolve import resolve
+from minisgl.wire.messages import SamplingParams
+
+if TYPE_CHECKING:
+    from minisgl.offline import LLM
+
+_WARM_UP_TOKENS: Final = 16
+"""Limit for answers in the warm-up, which otherwise is the workload with another seed."""
+
+_TRACED_TOKENS: Final = 64
+"""Limit for answers in a traced run: enough steps to look at, in a file that a browser can still open."""
+
+
+class OfflineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of `minisgl bench offline`, under the names of its flags."""
+
+    model: str
+    workload: Sequence[WorkloadName]
+    num_requests: int
+    input_len: tuple[int, int]
+    output_len: tuple[int, int]
+    seed: int
+    repeat: int
+    trace: Path | None
+    record: Path | None
+    json: str | None
+
+    def sizes(self) -> Sizes:
+        """Sizes of workload A. Raises BenchError `bad_range`."""
+        for flag, (low, high) in (("--input-len", self.input_len), ("--output-len", self.output_len)):
+            if low > high:
+                raise BenchError("bad_range", f"{flag} {low} {high}: the minimum exceeds the maximum")
+        return Sizes(requests=self.num_requests, input_length=self.input_len, output_length=self.output_len)
+
+    def seeds(self) -> range:
+        """Seeds of the timed runs."""
+        return range(self.seed, self.seed + self.repeat)
+
+    def metric_name(self, workload: WorkloadName, key: str) -> str:
+        """Name of a workload's metric `key` in the report."""
+        return key if len(self.workload) == 1 else f"{workload.lower()}_{key}"
+
+    def trace_path(self, trace: Path, workload: WorkloadName) -> Path:
+        """Path of a workload's trace: `trace`, with the workload's name in it if there are several."""
+        name, dot, suffixes = trace.name.partition(".")
+        return trace if len(self.workload) == 1 else trace.with_name(f"{name}-{workload.lower()}{dot}{suffixes}")
+
+
+def run(options: OfflineOptions, engine: Mapping[str, Any]) -> None:
+    """Run the workloads on an `LLM` with the options `engine`, print and write the report. Raises BenchError, and the
+    errors of `LLM`."""
+    from minisgl.offline import LLM
+
+    sizes = options.sizes()
+    known = bench_record.read(options.record) if options.record is not None else None
+    with _model_directory(options.model) as (directory, builtin):
+        config = json.loads((directory / "config.json").read_text())
+        with LLM(directory, detokenize=False, **{**engine, **({"dummy_weights": True} if builtin else {})}) as llm:
+            start = _measure_start(llm)
+            metrics: dict[str, Metric] = {"model": options.model, "workload": " ".join(options.workload), **start}
+            reference: dict[str, Metric] = {}
+            for name in options.workload:
+                measured = _measure(llm, name, sizes, options.seeds())
+                roofline = _roofline(llm, name, sizes, options.seeds(), config)
+                if roofline is not None:
+                    measured["f1_ratio"] = float(measured["tokens_per_second"]) / roofline
+                    reference[options.metric_name(name, "tokens_per_second")] = roofline
+                if options.trace is not None:
+                    path = options.trace_path(options.trace, name)
+                    measured |= _trace(llm, name, sizes, options.seeds().stop + 1, path)
+                metrics |= {options.metric_name(name, key): value for key, value in measured.items()}
+                if options.record is not None and known is not None:
+                    bench_record.update(
+                        options.record, known, options.model, name, llm.tensor_parallel, {**start, **measured}
+                    )
+            metrics |= _engine_metrics(llm)
+    report("offline", metrics, reference, options.json)
+
+
+def _measure_start(llm: LLM) -> dict[str, float]:
+    """Generate the first token; returns the seconds of each part of the start until then."""
+    built = _process_age()
+    llm.generate([[0]], SamplingParams(max_tokens=1, ignore_eos=True))
+    up = _process_age()
+    phases = llm.stats.start_seconds
+    return {
+        "engine_up_seconds": up,
+        "start_command_seconds": built - sum(phases.values()),
+        **{f"start_{phase}_seconds": seconds for phase, seconds in phases.items()},
+        "start_first_token_seconds": up - built,
+    }
+
+
+def _measure(llm: LLM, name: WorkloadName, sizes: Sizes, seeds: range) -> dict[str, float]:
+    """Run a workload once per seed after a warm-up."""
+    make = WORKLOADS[name]
+    vocabulary = llm.limits.vocab_size
+    _generate(llm, make(sizes, vocabulary, seeds.stop), longest_output=_WARM_UP_TOKENS)
+    before = _counters(llm)
+    seconds, rates = [], []
+    for seed in seeds:
+        workload = make(sizes, vocabulary, seed)
+        took = _generate(llm, workload)
+        seconds.append(took)
+        rates.append(workload.output_tokens / took)
+        print(f"{name}, seed {seed}: {took:.2f} s, {rates[-1]:,.1f} output tokens/s", file=sys.stderr)
+    counted = {key: value - before[key] for key, value in _counters(llm).items()}
+    first = make(sizes, vocabulary, seeds.start)
+    return {
+        "tokens_per_second": statistics.median(rates),
+        "tokens_per_second_min": min(rates),
+        "tokens_per_second_max": max(rates),
+        "seconds": statistics.median(seconds),
+        "runs": len(seeds),
+        "first_seed": seeds.start,
+        "requests": len(first.prompts),
+        "prompt_tokens_of_first_seed": first.prompt_tokens,
+        "output_tokens_of_first_seed": first.output_tokens,
+        **counted,
+    }
+
+
+def _engine_metrics(llm: LLM) -> dict[str, Metric]:
+    stats, limits = llm.stats, llm.limits
+    return {
+        "device": llm.device,
+        "tensor_parallel": llm.tensor_parallel,
+        "prefill_backend": stats.prefill_backend,
+        "decode_backend": stats.decode_backend,
+        "transport": stats.transport,
+        "compiled_kernels": stats.compiled_kernels,
+        "page_size": limits.page_size,
+        "num_pages": limits.num_pages,
+        "parameter_gib": stats.parameter_bytes / 2**30,
+        "kv_pool_gib": stats.kv_pool_bytes / 2**30,
+    }
+
+
+def _trace(llm: LLM, name: WorkloadName, sizes: Sizes, seed: int, path: Path) -> dict[str, float]:
+    with trace_device(path, llm.device) as found:
+        _generate(llm, WORKLOADS[name](sizes, llm.limits.vocab_size, seed), longest_output=_TRACED_TOKENS)
+    print(f"trace written to {path}", file=sys.stderr)
+    [device] = found
+    return {
+        "trace_idle_share": device.idle_share,
+        "trace_gaps": device.gaps,
+        "trace_longest_gap_us": device.longest_gap,
+    }
+
+
+def _generate(llm: LLM, workload: Workload, longest_output: int | None = None) -> float:
+    """Run all requests of a workload; returns seconds. Raises BenchError `bad_answer` when an answer is not complete,
+    which means that its logits were not finite."""
+    began = time.perf_counter()
+    outputs = llm.generate(workload.prompts, workload.params(longest_output))
+    seconds = time.perf_counter() - began
+    failed = [output for output in outputs if output.finish_reason != "length"]
+    if failed:
+        raise BenchError("bad_answer", f"{len(failed)} of {len(outputs)} answers failed: {failed[0].error}")
+    return seconds
+
+
+def _process_age() -> float:
+    """Seconds since this process was started, imports included. /proc counts since boot in ticks of 10 ms."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _counters(llm: LLM) -> dict[str, int]:
+    """Counters of engine and scheduler since the start, under the names of the report."""
+    stats, counters = llm.stats, llm.counters
+    return {
+        "steps": stats.steps,
+        "graph_replays": stats.graph_replays,
+        "eager_decode_steps": stats.eager_decode_steps,
+        "cascade_steps": stats.cascade_steps,
+        "mixed_steps": stats.mixed_steps,
+        "prefill_tokens": stats.prefill_tokens,
+        "decode_tokens": stats.decode_tokens,
+        "cached_tokens": counters.cached_tokens,
+        "retractions": counters.preemptions,
+    }
+
+
+def _roofline(
+    llm: LLM, name: WorkloadName, sizes: Sizes, seeds: Sequence[int], config: Mapping[str, Any]
+) -> float | None:
+    """Output tokens per second of the roofline F1, median over the seeds; None on hardware that was not measured."""
+    hardware = hardware_of(next(iter(gpu_names()), "")) if llm.device == "cuda" else None
+    if hardware is None:
+        return None
+    model = ModelShape.from_config(config, llm.tensor_parallel)
+    workloads = [WORKLOADS[name](sizes, config["vocab_size"], seed) for seed in seeds]
+    return statistics.median(roofline_tokens_per_second(name, workload, model, hardware) for workload in workloads)
+
+
+@contextmanager
+def _model_directory(model: str) -> Iterator[tuple[Path, bool]]:
+    """Directory of the model, and whether it was made from a built-in configuration, without weights."""
+    if model in BUILTIN_CONFIGS and not Path(model).exists():
+        with tempfile.TemporaryDirectory(prefix="minisgl-config-") as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(BUILTIN_CONFIGS[model]))
+            yield Path(folder), True
+    else:
+        yield resolve(model), False
