@@ -19,11 +19,12 @@ import numpy as np
 import zmq
 
 from minisgl.bench.report import report
-from minisgl.config import SchedulerConfig
+from minisgl.config import EngineConfig
 from minisgl.engine.interface import EngineLimits
 from minisgl.flags.arguments import Parser, add_json_argument, integer
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
+from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.server import serve
@@ -169,14 +170,7 @@ def _scheduler_process(encoded: bytes, result: Connection) -> None:
         vocab_size=VOCAB_SIZE,
         eos_token_ids=(VOCAB_SIZE - 1,),
     )
-    config = SchedulerConfig(
-        num_pages=limits.num_pages,
-        page_size=limits.page_size,
-        max_running=limits.max_running,
-        max_model_len=limits.max_model_len,
-        vocab_size=VOCAB_SIZE,
-        eos_token_ids=limits.eos_token_ids,
-    )
+    config = scheduler_config(EngineConfig(model=""), limits)
     card = ModelCard(
         name="stub",
         revision="",

@@ -1,103 +1,180 @@
-"""Frozen configuration of the runtime's processes: plain data, built once by the command line.
+"""Configuration of the engine and the scheduler: frozen data, built once from the command line or by `LLM`.
 
-Every package gets the part it needs and nothing else; no package reads environment variables for these.
+A package receives the part that it needs; no package reads environment variables for these values.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeVar
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from minisgl.errors import CodedError
+from minisgl.options import option, options_of
 
 Device = Literal["cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 CacheKind = Literal["radix", "naive"]
 
 MAX_RUNNING: Final = 1 << 16
-"""Rows of tables that are allocated at the start."""
+"""Largest number of rows of the tables, which are allocated at the start."""
+DEFAULT_PAGE_SIZE: Final[Mapping[Device, int]] = {"cuda": 64, "cpu": 16}
+"""Tokens. The fast decode kernels on CUDA need 64; small pages waste less of a CPU's small pool."""
+ATTENTION_BACKENDS: Final = ("torch", "flashinfer", "xqa", "balanced", "fa3")
 
 Count = Annotated[int, Meta(ge=1)]
 Rows = Annotated[int, Meta(ge=1, le=MAX_RUNNING)]
-PageSize = Annotated[int, Meta(ge=1, le=256)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 class ConfigError(CodedError, ValueError):
-    """An option outside of its range. The command line refuses it before; this is for callers of the library."""
+    """An option that is unknown, or whose value has the wrong type or is out of range."""
 
     def __init__(self, message: str) -> None:
         super().__init__("invalid_option", message)
 
 
-def checked(config: Config) -> Config:
-    """`config`, if every field has the type and range that it declares. Raises ConfigError."""
-    try:
-        return msgspec.convert(msgspec.structs.asdict(config), type(config))
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
-        field = where.rstrip("`")
-        raise ConfigError(f"{field}: {what[:1].lower()}{what[1:]}: {getattr(config, field, None)!r:.60}") from error
-
-
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank's engine needs to know. The same on every rank but for `rank` and `device_index`."""
+    """Configuration of one rank's engine and of the scheduler in front of it. The same on every rank but for `rank`
+    and `device_index`.
+
+    The only list of engine options: a field marked with `option` is a flag of every command that runs an engine, and
+    a keyword of `LLM`. The other fields are set by the launcher.
+    """
 
     model: str
     """Directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files)."""
     device: Device = "cpu"
-    dtype: DType = "auto"
-    """`auto`: what config.json says, but float32 on a CPU."""
     rank: int = 0
-    tensor_parallel: Count = 1
     rendezvous: str = ""
     """`tcp://host:port` or `file:///path` at which the ranks' collectives meet; unused with one rank."""
     device_index: Annotated[int, Meta(ge=0)] | None = None
-    """Which of the visible CUDA devices; None: the one with the rank's number."""
+    """Index of the rank's device among the visible CUDA devices; None: `rank`."""
     nccl_host: str = ""
-    """One name for the machine that all ranks run on, although they are in containers that NCCL takes for several
-    machines; empty: NCCL finds out itself. See `TensorParallel`."""
-    page_size: PageSize = 16
-    """Tokens per KV page, 1..256."""
-    num_pages: Count | None = None
-    """Pages of the KV pool; None: as many as fit in `memory_fraction` of the free memory of every rank."""
-    memory_fraction: Fraction = 0.9
-    """Share of the device's free memory for weights, KV pool and graphs together."""
-    max_running: Rows = 256
-    """Rows of the tables: the most requests that are in the batch at a time."""
-    max_model_len: Annotated[int, Meta(ge=2)] | None = None
-    """Longest prompt plus answer in tokens; None: what the model supports and the pool holds."""
-    max_step_tokens: Count = 8192
-    """Token budget of one step: decode rows plus prefill tokens."""
-    attention_backend: str = "auto"
-    """`torch`, `flashinfer`, `xqa`, `balanced`, `fa3`, a pair `PREFILL,DECODE`, or `auto`."""
-    cuda_graph_max_batch: Annotated[int, Meta(ge=0)] | None = None
-    """Largest decode batch with a CUDA graph; None: `max_running`; 0: no graphs."""
-    dummy_weights: bool = False
-    """Random weights instead of the checkpoint's: only config.json is needed."""
+    """One host name for all ranks, when they run on one machine in containers that NCCL takes for several machines;
+    empty: NCCL detects the hosts. See `TensorParallel`."""
     load_threads: Count = 4
-    audit: bool = False
-    """Check invariants that cost time: freed pages are filled with NaN and handed out in shuffled order,
-    token hashes are compared across ranks."""
+    """Threads that read the checkpoint's weights."""
+
+    tensor_parallel: Annotated[
+        Count, option("tensor-parallel ranks, each one process and, on CUDA, one GPU", default="{} rank")
+    ] = msgspec.field(default=1, name="tp")
+    dtype: Annotated[
+        DType, option("data type of weights and KV cache", default="auto, that of config.json, but float32 on a CPU")
+    ] = "auto"
+    max_running: Annotated[Rows, option("maximum number of requests in the batch", default="{} requests")] = 256
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        option("maximum tokens of prompt plus answer", default="what the model supports and the KV pool holds"),
+    ] = None
+    max_step_tokens: Annotated[
+        Count,
+        option("token budget of a step: one per decoding request, the rest for chunks of prompts", default="{} tokens"),
+    ] = 8192
+    page_size: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | None,
+        option(
+            "tokens per page of the KV pool",
+            default=f"{DEFAULT_PAGE_SIZE['cuda']} tokens on CUDA, {DEFAULT_PAGE_SIZE['cpu']} on a CPU",
+        ),
+    ] = None
+    num_pages: Annotated[
+        Count | None, option("pages of the KV pool", default="as many as fit into --memory-fraction")
+    ] = None
+    memory_fraction: Annotated[
+        Fraction, option("share of the device's free memory for weights, KV pool and CUDA graphs together")
+    ] = 0.9
+    cache: Annotated[
+        CacheKind, option("prefix cache: radix shares the KV of equal prompt beginnings, naive shares nothing")
+    ] = "radix"
+    overlap: Annotated[
+        bool, option("launch a step before the result of the previous one is read", default="off, steps overlap")
+    ] = True
+    attention_backend: Annotated[
+        str,
+        option(
+            f"{', '.join(ATTENTION_BACKENDS)}, or PREFILL,DECODE",
+            default="auto, the fastest one that is installed and supports the model",
+        ),
+    ] = "auto"
+    cuda_graph_max_batch: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option("largest decode batch with a CUDA graph; 0 disables graphs", default="--max-running, in requests"),
+    ] = None
+    dummy_weights: Annotated[
+        bool, option("use random weights instead of the checkpoint's, for benchmarks; needs only config.json")
+    ] = False
+    audit: Annotated[
+        bool,
+        option("check invariants at a cost: fill freed pages with NaN, hand out pages in random order, compare ranks"),
+    ] = False
+
+
+class EngineArgs(TypedDict, total=False):
+    """Engine options as keywords of `LLM`: the options of `EngineConfig`, with the same names and types."""
+
+    tp: int
+    dtype: DType
+    max_running: int
+    max_model_len: int | None
+    max_step_tokens: int
+    page_size: int | None
+    num_pages: int | None
+    memory_fraction: float
+    cache: CacheKind
+    overlap: bool
+    attention_backend: str
+    cuda_graph_max_batch: int | None
+    dummy_weights: bool
+    audit: bool
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler needs to know; sizes come from the engine that was started."""
+    """Configuration of the scheduler; sizes are those of the engine that was started."""
 
     num_pages: Count
     page_size: Count
     max_running: Rows
     max_model_len: Count
     vocab_size: Count
-    max_step_tokens: Count = 8192
-    overlap: bool = True
-    cache: CacheKind = "radix"
+    max_step_tokens: Count
+    overlap: bool
+    cache: CacheKind
     eos_token_ids: tuple[int, ...] = ()
     max_waiting: Count = 1 << 20
-    """Requests that may wait for a row; one more is rejected with `queue_full`."""
+    """Maximum number of requests that wait for a row; one more is rejected with `queue_full`."""
     audit: bool = False
     audit_seed: int = 0
+
+
+def engine_config(model: str, options: Mapping[str, object]) -> EngineConfig:
+    """Configuration of rank 0 on a CPU, from options by name. Raises ConfigError that names the option."""
+    known = {each.name: each for each in options_of(EngineConfig(model=model))}
+    for name, value in options.items():
+        if name not in known:
+            [closest] = difflib.get_close_matches(name, known, 1, 0.0)
+            raise ConfigError(f"{name}: unknown option; did you mean {closest}?")
+        if (choices := known[name].choices) and value not in choices:
+            raise ConfigError(f"{name}: expected one of {', '.join(choices)}, got {value!r:.60}")
+    return _convert({"model": model, **options}, EngineConfig)
+
+
+def checked(config: Config) -> Config:
+    """`config`, if every field has the type and range that it declares. Raises ConfigError."""
+    fields = msgspec.structs.fields(config)
+    return _convert({field.encode_name: getattr(config, field.name) for field in fields}, type(config))
+
+
+def _convert(values: Mapping[str, Any], kind: type[Config]) -> Config:
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        name = where.rstrip("`")
+        raise ConfigError(f"{name}: {what[:1].lower()}{what[1:]}: {values.get(name)!r:.60}") from error

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from minisgl.config import Device
-from minisgl.flags.arguments import add_engine_arguments, add_log_arguments, engine_config, integer, number
-from minisgl.launcher.devices import cuda_device_count
+from minisgl.config import EngineConfig
+from minisgl.flags.arguments import add_engine_arguments, add_log_arguments, filled, integer, number
+from minisgl.launcher.devices import choose_device
 from minisgl.launcher.restarts import Limits
 from minisgl.replica.engine_pod import engine
 from minisgl.replica.options import EngineOptions, Ports
@@ -128,12 +128,10 @@ def run(args: argparse.Namespace) -> int:
     pod_index = args.pod_index if args.pod_index is not None else _pod_index(args.refuse)
     if pod_index >= pods:
         args.refuse(f"pod index {pod_index}: --tp {args.tp} with --ranks-per-pod {ranks_per_pod} makes {pods} pods")
-    device: Device = args.device
-    if args.device == "auto":
-        device = "cuda" if cuda_device_count() else "cpu"
     return engine(
         EngineOptions(
-            engine=engine_config(args, args.model, device),
+            # Devices of other pods count too: this pod checks its own when its ranks start.
+            engine=filled(args, EngineConfig(model=str(args.model), device=choose_device(args.device))),
             expected=Expected(
                 replica=args.replica,
                 revision=args.revision_label,
@@ -154,8 +152,6 @@ def run(args: argparse.Namespace) -> int:
             ),
             drain_timeout=args.drain_timeout,
             directory=args.state_directory,
-            cache=args.cache,
-            overlap=not args.no_overlap,
             log_level=args.log_level,
             log_format=args.log_format,
         )

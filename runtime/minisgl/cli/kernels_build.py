@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
-from minisgl.flags.arguments import default_of, integer
-from minisgl.launcher.devices import default_page_size
+from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
+from minisgl.flags.arguments import add_options, integer
 
 if TYPE_CHECKING:
     from minisgl.kernels.flashinfer_kernels import FlashInferKernel
@@ -44,20 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="numbers of ranks; those that a model cannot be split over are left out (default: 1 2 4 8 ranks)",
     )
-    parser.add_argument(
-        "--page-size",
-        type=integer(1, 256),
-        default=default_page_size("cuda"),
-        metavar="N",
-        help=f"of the KV pool (default: {default_page_size('cuda')} tokens)",
-    )
-    parser.add_argument(
-        "--max-running",
-        type=integer(1),
-        default=default_of("max_running"),
-        metavar="N",
-        help=f"largest decode batch (default: {default_of('max_running')} requests)",
-    )
+    defaults = EngineConfig(model="", page_size=DEFAULT_PAGE_SIZE["cuda"])
+    add_options(parser, defaults, only=("page_size", "max_running"))
     parser.add_argument(
         "--jobs", type=integer(1), metavar="N", help="compilers that run at a time (default: one for each core)"
     )

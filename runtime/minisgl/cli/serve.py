@@ -7,12 +7,13 @@ import os
 import sys
 from pathlib import Path
 
+from minisgl.config import EngineConfig
 from minisgl.flags.arguments import (
     add_engine_arguments,
     add_log_arguments,
     add_port_argument,
     add_tokenizers_argument,
-    engine_config,
+    filled,
     integer,
     number,
 )
@@ -20,6 +21,7 @@ from minisgl.flags.manifest import read
 from minisgl.flags.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
 from minisgl.flags.settings import Settings
 from minisgl.hub.resolve import resolve
+from minisgl.launcher.devices import choose_device
 from minisgl.launcher.serve import ServeOptions, serve
 
 
@@ -91,12 +93,10 @@ def run(args: argparse.Namespace) -> int:
         args.settings.refuse("the following arguments are required: MODEL")
     directory = resolve(args.model, args.revision, with_weights=not args.dummy_weights)
     options = ServeOptions(
-        engine=engine_config(args, directory),
+        engine=filled(args, EngineConfig(model=str(directory), device=choose_device(args.device, args.tp))),
         model_name=args.served_model_name or (directory.name if Path(args.model).is_dir() else args.model),
         other_names=other_names,
         revision=args.revision or "",
-        cache=args.cache,
-        overlap=not args.no_overlap,
         host=args.host,
         port=args.port,
         tokenizers=args.tokenizers,

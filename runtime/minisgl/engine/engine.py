@@ -12,7 +12,7 @@ from minisgl.attention import cascade_backend
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.paged import PagedAttention
 from minisgl.attention.select import select_backends
-from minisgl.config import EngineConfig
+from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import kv_pool
 from minisgl.engine.cpu_engine import CpuEngine
@@ -103,12 +103,13 @@ class _Start:
             start_seconds=clock.seconds,
             transport=parallel.transport,
         )
+        page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
         shape = AttentionShape(
             query_heads=model_config.num_heads // parallel.size,
             kv_heads=self._model.num_kv_heads_local,
             head_dim=model_config.head_dim,
-            page_size=config.page_size,
-            pages_per_row=-(-max_model_len // config.page_size),
+            page_size=page_size,
+            pages_per_row=-(-max_model_len // page_size),
             dtype=self._model.parameters.dtype,
             device=device,
         )
@@ -127,16 +128,17 @@ class _Start:
         config = self._config
         num_pages = self._num_pages() if config.num_pages is None else config.num_pages
         self._clock.end("warm_up", self._device)
-        self._check_pool(num_pages * config.page_size)
+        tokens = num_pages * self._shape.page_size
+        self._check_pool(tokens)
         runner = self._runner(num_pages)
         self._stats.kv_pool_bytes = (num_pages + 1) * self._page_bytes()
         self._report("pool", 1.0)
         self._clock.end("pool", self._device)
         limits = EngineLimits(
             num_pages=num_pages,
-            page_size=config.page_size,
+            page_size=self._shape.page_size,
             max_running=config.max_running,
-            max_model_len=min(self._max_model_len, num_pages * config.page_size),
+            max_model_len=min(self._max_model_len, tokens),
             vocab_size=self._model.config.vocab_size,
             eos_token_ids=self._model.config.eos_token_ids,
         )

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn, get_args
 
 import msgspec
 
-from minisgl.config import MAX_RUNNING, Device, EngineConfig
-from minisgl.launcher.devices import choose_device, default_page_size
+from minisgl.config import ATTENTION_BACKENDS, Config, DeviceChoice, EngineConfig
 from minisgl.logging import LogFormat, LogLevel
+from minisgl.options import Option, options_of
 from minisgl.wire.status import HTTP_PORT
 
-_BACKENDS: Final = ("torch", "flashinfer", "xqa", "balanced", "fa3")
-_MAX_PAGE_SIZE: Final = 256
 _MAX_PORT: Final = 65535
 """Of the OpenAI endpoint."""
 
@@ -72,150 +69,93 @@ def number(low: float, high: float | None = None) -> Callable[[str], float]:
 
 
 def backend(text: str) -> str:
-    """A type for argparse: `auto`, one backend, or `PREFILL,DECODE`."""
+    """A type for argparse: `auto`, one attention backend, or `PREFILL,DECODE`."""
     parts = text.split(",")
-    if text != "auto" and (len(parts) > 2 or not all(part in _BACKENDS for part in parts)):
+    if text != "auto" and (len(parts) > 2 or not all(part in ATTENTION_BACKENDS for part in parts)):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not auto, one of {', '.join(_BACKENDS)}, or two of them as PREFILL,DECODE"
+            f"{text!r} is not auto, one of {', '.join(ATTENTION_BACKENDS)}, or two of them as PREFILL,DECODE"
         )
     return text
 
 
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"attention_backend": backend}
+"""Options whose text has a format of its own."""
+
 port = integer(0, _MAX_PORT)
 
 
-def default_of(field: str) -> Any:
-    """The default of a field of EngineConfig, so that it is said in one place."""
-    return next(f.default for f in msgspec.structs.fields(EngineConfig) if f.name == field)
+def add_options(group: argparse._ActionsContainer, defaults: msgspec.Struct, only: Sequence[str] = ()) -> None:
+    """Add a flag for each option of the struct `defaults`, whose values are the defaults; `only`: for these options."""
+    for option in options_of(defaults):
+        if only and option.name not in only:
+            continue
+        flag = f"--{_dest(option).replace('_', '-')}"
+        if option.type is bool:
+            negation = "do not " if option.default else ""
+            group.add_argument(flag, action="store_true", help=f"{negation}{option.help}")
+            continue
+        parse, metavar = _value(option)
+        group.add_argument(
+            flag,
+            dest=_dest(option),
+            type=parse,
+            choices=option.choices or None,
+            default=option.default,
+            metavar=option.metavar or metavar,
+            help=option.help,
+        )
+
+
+def option_values(args: argparse.Namespace, defaults: msgspec.Struct) -> dict[str, Any]:
+    """Values of the flags that `add_options` added, by the option's name."""
+    return {option.name: _given(args, option) for option in options_of(defaults)}
+
+
+def filled(args: argparse.Namespace, defaults: Config) -> Config:
+    """The struct `defaults` with the values of the flags that `add_options` added."""
+    values = {option.field: _given(args, option) for option in options_of(defaults)}
+    return msgspec.structs.replace(defaults, **values)
+
+
+def _dest(option: Option) -> str:
+    """Name of the flag in the parsed arguments. The flag of an option that is on by default turns it off."""
+    return f"no_{option.name}" if option.default is True else option.name
+
+
+def _given(args: argparse.Namespace, option: Option) -> Any:
+    value = getattr(args, _dest(option))
+    return not value if option.default is True else value
+
+
+def _value(option: Option) -> tuple[Callable[[str], Any], str | None]:
+    """Parser of a flag's text, and the name of the value in the help."""
+    if option.type is int:
+        assert option.bounds.ge is not None
+        return integer(int(option.bounds.ge), None if option.bounds.le is None else int(option.bounds.le)), "N"
+    if option.type is float:
+        assert option.bounds.gt is not None
+        return number(option.bounds.gt, option.bounds.le), "X"
+    return _PARSERS.get(option.name, str), None if option.choices else "NAME"
+
+
+def add_device_argument(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--device",
+        choices=get_args(DeviceChoice),
+        default="auto",
+        help="device that runs the model (default: auto, CUDA if there is a device)",
+    )
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    group.add_argument(
-        "--tp",
-        type=integer(1),
-        default=1,
-        metavar="N",
-        help="tensor-parallel ranks, one process (and on CUDA one GPU) each (default: 1 rank)",
-    )
-    group.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="where the model runs (default: auto, CUDA where there is one)",
-    )
-    group.add_argument(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16", "float16"),
-        default=default_of("dtype"),
-        help="type of weights and KV (default: auto, what config.json says, but float32 on a CPU)",
-    )
-    group.add_argument(
-        "--max-running",
-        type=integer(1, MAX_RUNNING),
-        default=default_of("max_running"),
-        metavar="N",
-        help=f"most requests in the batch at a time (default: {default_of('max_running')} requests)",
-    )
-    group.add_argument(
-        "--max-model-len",
-        type=integer(2),
-        metavar="N",
-        help="longest prompt plus answer (default: what the model supports and the KV pool holds, in tokens)",
-    )
-    group.add_argument(
-        "--max-step-tokens",
-        type=integer(1),
-        default=default_of("max_step_tokens"),
-        metavar="N",
-        help="token budget of one step: each decoding request takes one, prompts are cut into chunks of what is left "
-        f"(default: {default_of('max_step_tokens')} tokens)",
-    )
-    group.add_argument(
-        "--page-size",
-        type=integer(1, _MAX_PAGE_SIZE),
-        metavar="N",
-        help="tokens a page of the KV pool holds, 1 to 256 (default: 64 tokens on CUDA, 16 on a CPU)",
-    )
-    group.add_argument(
-        "--num-pages",
-        type=integer(1),
-        metavar="N",
-        help="pages of the KV pool (default: as many as --memory-fraction leaves room for)",
-    )
-    group.add_argument(
-        "--memory-fraction",
-        type=number(0, 1),
-        default=default_of("memory_fraction"),
-        metavar="X",
-        help="share of the device's free memory for weights, KV pool and graphs together "
-        f"(default: {default_of('memory_fraction')})",
-    )
-    group.add_argument(
-        "--cache",
-        choices=("radix", "naive"),
-        default="radix",
-        help="prefix cache: radix shares the KV of equal prompt beginnings, naive shares nothing (default: radix)",
-    )
-    group.add_argument(
-        "--no-overlap",
-        action="store_true",
-        help="wait for each step's result before the next step is launched (default: off, steps overlap)",
-    )
-    group.add_argument(
-        "--attention-backend",
-        type=backend,
-        default=default_of("attention_backend"),
-        metavar="NAME",
-        help=f"{', '.join(_BACKENDS)}, or PREFILL,DECODE (default: auto, the fastest that is installed and fits)",
-    )
-    group.add_argument(
-        "--cuda-graph-max-batch",
-        type=integer(0),
-        metavar="N",
-        help="largest decode batch with a CUDA graph, 0 for none (default: --max-running, in requests)",
-    )
-    group.add_argument(
-        "--dummy-weights",
-        action="store_true",
-        help="random weights in place of the checkpoint's, for benchmarks (default: off)",
-    )
-    group.add_argument(
-        "--audit",
-        action="store_true",
-        help="check invariants at a cost: freed pages are filled with NaN and handed out in random order "
-        "(default: off)",
-    )
+    add_device_argument(group)
+    add_options(group, EngineConfig(model=""))
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What `add_engine_arguments` was given, under the names that `LLM` has for it."""
-    names = (
-        *("tp", "device", "dtype", "max_running", "max_model_len", "max_step_tokens", "page_size", "num_pages"),
-        *("memory_fraction", "cache", "attention_backend", "cuda_graph_max_batch", "dummy_weights", "audit"),
-    )
-    return {name: getattr(args, name) for name in names} | {"overlap": not args.no_overlap}
-
-
-def engine_config(args: argparse.Namespace, model: Path, device: Device | None = None) -> EngineConfig:
-    """The configuration of rank 0, on `device` if that is known. Raises LauncherError where the device is not there."""
-    device = device or choose_device(args.device, args.tp)
-    return EngineConfig(
-        model=str(model),
-        device=device,
-        dtype=args.dtype,
-        tensor_parallel=args.tp,
-        page_size=args.page_size or default_page_size(device),
-        num_pages=args.num_pages,
-        memory_fraction=args.memory_fraction,
-        max_running=args.max_running,
-        max_model_len=args.max_model_len,
-        max_step_tokens=args.max_step_tokens,
-        attention_backend=args.attention_backend,
-        cuda_graph_max_batch=args.cuda_graph_max_batch,
-        dummy_weights=args.dummy_weights,
-        audit=args.audit,
-    )
+    """Keywords of `LLM` from the flags that `add_engine_arguments` added."""
+    return {"device": args.device, **option_values(args, EngineConfig(model=""))}
 
 
 def add_port_argument(group: argparse._ArgumentGroup) -> None:
@@ -242,13 +182,13 @@ def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("log")
     group.add_argument(
         "--log-level",
-        choices=LogLevel.__args__,  # type: ignore[attr-defined]
+        choices=get_args(LogLevel),
         default="info",
         help="least severe lines that are written to stderr (default: info)",
     )
     group.add_argument(
         "--log-format",
-        choices=LogFormat.__args__,  # type: ignore[attr-defined]
+        choices=get_args(LogFormat),
         default="auto",
         help="text for people, json for machines: one object a line (default: auto, text on a terminal)",
     )

@@ -6,9 +6,9 @@ import ctypes
 import os
 import threading
 from pathlib import Path
-from typing import Literal
+from typing import get_args
 
-from minisgl.config import Device
+from minisgl.config import ConfigError, Device, DeviceChoice
 from minisgl.launcher.errors import LauncherError
 
 
@@ -52,8 +52,13 @@ def open_device(index: int) -> None:
     threading.Thread(target=retain, name="open-device", daemon=True).start()
 
 
-def choose_device(wanted: Literal["auto", "cpu", "cuda"], ranks: int) -> Device:
-    """`auto` is CUDA where there is one. Raises LauncherError `no_device` when there are fewer devices than ranks."""
+def choose_device(wanted: DeviceChoice, ranks: int = 0) -> Device:
+    """Device to run on; `auto` is CUDA if there is a device. `ranks`: ranks on this machine that need a device each.
+
+    Raises LauncherError `no_device` when there are fewer devices than ranks, and ConfigError.
+    """
+    if wanted not in get_args(DeviceChoice):
+        raise ConfigError(f"device: expected one of {', '.join(get_args(DeviceChoice))}, got {wanted!r:.60}")
     if wanted == "cpu":
         return "cpu"
     devices = cuda_device_count()
@@ -66,11 +71,6 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], ranks: int) -> Device:
             "lower --tp, or choose --device cpu",
         )
     return "cuda"
-
-
-def default_page_size(device: Device) -> int:
-    """Tokens. The fast decode kernels on CUDA want 64; small pages waste less of a CPU's small pool."""
-    return 64 if device == "cuda" else 16
 
 
 def rank_environment(device: Device, ranks: int) -> dict[str, str]:

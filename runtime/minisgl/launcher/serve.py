@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from minisgl import logging as log
-from minisgl.config import CacheKind, EngineConfig
+from minisgl.config import EngineConfig
 from minisgl.frontend.config import FrontendConfig, RequestLimits
 from minisgl.launcher.endpoint import endpoint_groups
 from minisgl.launcher.errors import LauncherError
@@ -40,8 +40,6 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     other_names: tuple[str, ...] = ()
     """By which requests may call the model too."""
     revision: str = ""
-    cache: CacheKind = "radix"
-    overlap: bool = True
     host: str = "127.0.0.1"
     port: int = HTTP_PORT
     tokenizers: int = 1
@@ -160,8 +158,6 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
             revision=options.revision,
             tokenizer_hashes=tokenizer_hashes,
             epoch=(boot_ms, number),
-            overlap=options.overlap,
-            cache=options.cache,
             max_waiting=options.limits.waiting,
         )
         return rank_specs(engine, ranks, plans, scheduler)

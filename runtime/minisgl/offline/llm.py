@@ -7,15 +7,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Self, Unpack
 
 import msgspec
 import numpy as np
 
-from minisgl.config import CacheKind, ConfigError, Device, DType, EngineConfig, checked
+from minisgl.config import Device, DeviceChoice, EngineArgs, EngineConfig, engine_config
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.hub.resolve import resolve
-from minisgl.launcher.devices import choose_device, default_page_size
+from minisgl.launcher.devices import choose_device
 from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
 from minisgl.launcher.ranks import start_rank0
 from minisgl.launcher.run_directory import run_directory
@@ -62,51 +62,17 @@ class LLM:
         model: str | os.PathLike[str],
         *,
         revision: str | None = None,
-        tp: int = 1,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
-        dtype: DType = "auto",
-        max_running: int = 256,
-        max_model_len: int | None = None,
-        max_step_tokens: int = 8192,
-        page_size: int | None = None,
-        num_pages: int | None = None,
-        memory_fraction: float = 0.9,
-        cache: CacheKind = "radix",
-        overlap: bool = True,
-        attention_backend: str = "auto",
-        cuda_graph_max_batch: int | None = None,
-        dummy_weights: bool = False,
-        audit: bool = False,
+        device: DeviceChoice = "auto",
         detokenize: bool = True,
+        **options: Unpack[EngineArgs],
     ) -> None:
-        directory = resolve(os.fspath(model), revision, with_weights=not dummy_weights)
-        _check_choice("device", device, ("auto", "cpu", "cuda"))
-        _check_choice("cache", cache, get_args(CacheKind))
-        given = checked(
-            EngineConfig(
-                model=str(directory),
-                dtype=dtype,
-                tensor_parallel=tp,
-                page_size=1 if page_size is None else page_size,
-                num_pages=num_pages,
-                memory_fraction=memory_fraction,
-                max_running=max_running,
-                max_model_len=max_model_len,
-                max_step_tokens=max_step_tokens,
-                attention_backend=attention_backend,
-                cuda_graph_max_batch=cuda_graph_max_batch,
-                dummy_weights=dummy_weights,
-                audit=audit,
-            )
-        )
-        chosen = choose_device(device, tp)
-        config = msgspec.structs.replace(
-            given, device=chosen, page_size=default_page_size(chosen) if page_size is None else page_size
-        )
+        directory = resolve(os.fspath(model), revision, with_weights=not options.get("dummy_weights"))
+        config = engine_config(str(directory), options)
+        self.device: Device = choose_device(device, config.tensor_parallel)
+        self.tensor_parallel = config.tensor_parallel
+        config = msgspec.structs.replace(config, device=self.device)
         self._closed = False
         self._broken = ""
-        self.device: Device = chosen
-        self.tensor_parallel = tp
         files = load_model_files(directory) if detokenize else None
         self._recommended = SamplingParams()
         if files is not None:
@@ -114,7 +80,7 @@ class LLM:
         self._worker_ranks: WorkerRanks | None = None
         with ExitStack() as stack:
             self._engine = self._start_engine(config, stack)
-            self._scheduler = Scheduler(scheduler_config(config, self._engine.limits, cache=cache, overlap=overlap))
+            self._scheduler = Scheduler(scheduler_config(config, self._engine.limits))
             self._loop = StepLoop(self._scheduler, self._engine)
             self._text = None if files is None else OfflineTokenizer(files, self._engine.limits)
             self._resources = stack.pop_all()
@@ -254,11 +220,6 @@ class LLM:
     def _check_worker_ranks(self, patience: float = 0.0) -> None:
         if self._worker_ranks is not None:
             self._worker_ranks.check(patience)
-
-
-def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
 
 @contextmanager

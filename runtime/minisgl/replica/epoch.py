@@ -78,8 +78,6 @@ def plan_epoch(
         drains=True,
         tokenizer_hashes=tokenizer_hashes,
         epoch=epoch,
-        overlap=options.overlap,
-        cache=options.cache,
     )
     local = _pod_specs(options, 0, begins[0], local_plans, scheduler)
     return EpochPlan(begin=begins[1:], local=local, neighbours=neighbours)

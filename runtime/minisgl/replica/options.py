@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from minisgl import logging as log
-from minisgl.config import CacheKind, EngineConfig
+from minisgl.config import EngineConfig
 from minisgl.launcher.restarts import Limits
 from minisgl.replica.pods import Expected
 from minisgl.wire.status import CONTROL_PORT, LINK_PORT, PLANS_PORT, RENDEZVOUS_PORT, SCHEDULER_PORT
@@ -41,7 +41,5 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds."""
     directory: Path
     """Outlives the container, but not the pod."""
-    cache: CacheKind = "radix"
-    overlap: bool = True
     log_level: log.LogLevel = "info"
     log_format: log.LogFormat = "auto"

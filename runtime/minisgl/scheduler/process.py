@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 import zmq
 
-from minisgl.config import CacheKind, EngineConfig, SchedulerConfig
+from minisgl.config import EngineConfig, SchedulerConfig
 from minisgl.engine.interface import Engine, EngineLimits
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
@@ -39,8 +39,6 @@ class SchedulerProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     """SIGTERM asks it to finish what is under way."""
     tokenizer_hashes: dict[str, str] = {}
     epoch: tuple[int, int] = (0, 0)
-    overlap: bool = True
-    cache: CacheKind = "radix"
     max_waiting: int = 1 << 20
 
 
@@ -50,7 +48,7 @@ def pack_epoch(epoch: tuple[int, int]) -> int:
     return boot_ms << 16 | counter & 0xFFFF
 
 
-def scheduler_config(engine: EngineConfig, limits: EngineLimits, *, cache: CacheKind, overlap: bool) -> SchedulerConfig:
+def scheduler_config(engine: EngineConfig, limits: EngineLimits) -> SchedulerConfig:
     """`limits` are those of the engine that was started with `engine`."""
     return SchedulerConfig(
         num_pages=limits.num_pages,
@@ -59,8 +57,8 @@ def scheduler_config(engine: EngineConfig, limits: EngineLimits, *, cache: Cache
         max_model_len=limits.max_model_len,
         vocab_size=limits.vocab_size,
         max_step_tokens=engine.max_step_tokens,
-        overlap=overlap,
-        cache=cache,
+        overlap=engine.overlap,
+        cache=engine.cache,
         eos_token_ids=limits.eos_token_ids,
         audit=engine.audit,
     )
@@ -94,7 +92,7 @@ def run(
         )
         linger_ms = 0
         try:
-            settings = scheduler_config(config.engine, limits, cache=config.cache, overlap=config.overlap)
+            settings = scheduler_config(config.engine, limits)
             settings = msgspec.structs.replace(settings, max_waiting=config.max_waiting)
             scheduler = Scheduler(settings, pack_epoch(config.epoch))
             ready(clients.address, card)

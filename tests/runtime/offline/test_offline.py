@@ -290,10 +290,13 @@ def test_controls_without_a_tokenizer() -> None:
         ({"memory_fraction": 5.0}, "memory_fraction: expected `float` <= 1"),
         ({"max_step_tokens": 0}, "max_step_tokens"),
         ({"max_model_len": -1}, "max_model_len"),
-        ({"tp": 0}, "tensor_parallel"),
-        ({"dtype": "int8"}, "dtype: invalid enum value 'int8'"),
+        ({"tp": 0}, "tp: expected `int` >= 1: 0"),
+        ({"dtype": "int8"}, "dtype: expected one of auto, float32, bfloat16, float16, got 'int8'"),
         ({"device": "tpu"}, "device: expected one of auto, cpu, cuda, got 'tpu'"),
         ({"cache": "foo"}, "cache: expected one of radix, naive, got 'foo'"),
+        ({"overlap": "no"}, "overlap: expected `bool`, got `str`: 'no'"),
+        ({"max_runing": 8}, "max_runing: unknown option; did you mean max_running?"),
+        ({"rank": 1}, "rank: unknown option"),
     ],
 )
 def test_an_option_out_of_range_is_refused_by_name(options: dict[str, Any], words: str) -> None:

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from minisgl.config import SchedulerConfig
+from minisgl.config import EngineConfig
 from minisgl.engine.interface import Engine
 from minisgl.kernels.sample import choose
 from minisgl.kernels.top_k_top_p import thresholds
 from minisgl.scheduler.audit import check
 from minisgl.scheduler.loop import StepLoop
+from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
@@ -148,19 +149,16 @@ class Serving:
     def __init__(
         self, engine: Engine, *, overlap: bool = True, max_step_tokens: int = 64, cache: str = "radix"
     ) -> None:
-        limits = engine.limits
         self.scheduler = Scheduler(
-            SchedulerConfig(
-                num_pages=limits.num_pages,
-                page_size=limits.page_size,
-                max_running=limits.max_running,
-                max_model_len=limits.max_model_len,
-                vocab_size=limits.vocab_size,
-                eos_token_ids=limits.eos_token_ids,
-                max_step_tokens=max_step_tokens,
-                overlap=overlap,
-                cache=cache,  # type: ignore[arg-type]
-                audit=True,
+            scheduler_config(
+                EngineConfig(
+                    model="",
+                    max_step_tokens=max_step_tokens,
+                    overlap=overlap,
+                    cache=cache,  # type: ignore[arg-type]
+                    audit=True,
+                ),
+                engine.limits,
             )
         )
         self._loop = StepLoop(self.scheduler, engine)

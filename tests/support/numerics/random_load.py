@@ -22,14 +22,15 @@ import numpy as np
 import torch
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
-from minisgl.config import Device, EngineConfig, SchedulerConfig
+from minisgl.config import DEFAULT_PAGE_SIZE, Device, EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
-from minisgl.launcher.devices import choose_device, default_page_size
+from minisgl.launcher.devices import choose_device
 from minisgl.scheduler.audit import check
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.pages import Owner
+from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES, Submit
@@ -126,16 +127,7 @@ class RandomLoad:
         limits = engine.limits
         self.report = Report()
         self._scheduler = Scheduler(
-            SchedulerConfig(
-                num_pages=limits.num_pages,
-                page_size=limits.page_size,
-                max_running=limits.max_running,
-                max_model_len=limits.max_model_len,
-                vocab_size=limits.vocab_size,
-                max_step_tokens=max_step_tokens,
-                eos_token_ids=limits.eos_token_ids,
-                audit=True,
-            )
+            scheduler_config(EngineConfig(model="", max_step_tokens=max_step_tokens, audit=True), limits)
         )
         self._engine = _Audited(engine, self._scheduler)
         self._loop = StepLoop(self._scheduler, self._engine)
@@ -294,7 +286,7 @@ def _host_bytes() -> int:
 
 def config(model: Path, device: Device, *, rows: int, longest: int, **settings: Any) -> EngineConfig:
     """Of an engine whose pool holds only a third of what its rows may fill."""
-    page = default_page_size(device)
+    page = DEFAULT_PAGE_SIZE[device]
     return EngineConfig(
         model=str(model),
         device=device,

@@ -1,0 +1,71 @@
+"""Options: fields of configuration structs that users set by flag, environment variable, file or keyword.
+
+Such a field is declared as `Annotated[type, option("help text", ...)]`. Name, type, range, default and help text of the
+option are those of the field and are stated nowhere else.
+"""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+
+class Option(NamedTuple):
+    """One option of a struct."""
+
+    field: str
+    """Name of the struct's field."""
+    name: str
+    """Name for users, with underscores: the encoded name of the field."""
+    type: Any
+    """Type without `Annotated` and None."""
+    bounds: Meta
+    """`ge`, `gt` and `le` of a number."""
+    default: Any
+    help: str
+    metavar: str
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Allowed values of a Literal in the order of their declaration; empty for other types."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+
+def option(description: str, *, default: str = "{}", metavar: str = "") -> Meta:
+    """Mark a field as an option. `description` is its help text.
+
+    `default` describes the default in the help, with `{}` for the value: it adds a unit, or the meaning of None.
+    `metavar` stands for the value in the help; empty: N for an integer, X for another number, NAME for text.
+    """
+    return Meta(description=description, extra={"default": default, "metavar": metavar})
+
+
+def options_of(defaults: msgspec.Struct) -> list[Option]:
+    """Options of a struct in the order of its fields; their defaults are the values of `defaults`."""
+    found = []
+    for field in msgspec.structs.fields(defaults):
+        kind, metas = _plain(field.type)
+        default = getattr(defaults, field.name)
+        bounds = next((meta for meta in metas if meta.description is None), Meta())
+        for meta in metas:
+            if meta.description is not None and meta.extra is not None:
+                shown = meta.extra["default"].format("off" if isinstance(default, bool) else default)
+                text = f"{meta.description} (default: {shown})"
+                found.append(Option(field.name, field.encode_name, kind, bounds, default, text, meta.extra["metavar"]))
+    return found
+
+
+def _plain(kind: Any) -> tuple[Any, list[Meta]]:
+    """A type without `Annotated` and None, and the annotations that were removed."""
+    metas: list[Meta] = []
+    while True:
+        if get_origin(kind) is Annotated:
+            kind, *found = get_args(kind)
+            metas += found
+        elif NoneType in get_args(kind):
+            kind = get_args(kind)[0]
+        else:
+            return kind, metas
