@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -23,7 +23,6 @@ from minisgl.launcher.worker_ranks import WorkerRanks
 from minisgl.offline.answers import Answers
 from minisgl.offline.interrupt import interrupted_between_steps
 from minisgl.offline.outputs import OfflineError, Output
-from minisgl.offline.pacing import Pacing
 from minisgl.offline.prompts import (
     Message,
     Params,
@@ -163,9 +162,6 @@ class LLM:
             )
         submits = self._text.submits(generates) if self._text else [submit_of_tokens(g, self.limits) for g in generates]
         try:
-            for number, submit in enumerate(submits):
-                with _refusals_name(number):
-                    self._scheduler.check(submit)
             answers = Answers(submits)
             self._answer(submits, answers, progress)
         except (OfflineError, KeyboardInterrupt):
@@ -181,27 +177,25 @@ class LLM:
         return [answers.output(number) for number in range(len(submits))]
 
     def _answer(self, submits: Sequence[Submit], answers: Answers, progress: bool | None) -> None:
-        """Run until every request has ended."""
-        pacing = Pacing(submits, self._scheduler.config.max_running)
-        ended = 0
+        """Queue all requests in the order given, then run until each has finished."""
         with (
             _progress_bar(len(submits), progress) as bar,
             interrupted_between_steps() as check_interrupt,
             self._waiting_for_worker_ranks(),
         ):
-            while (due := pacing.take_due(ended)) or self._scheduler.has_work:
+            for number, submit in enumerate(submits):
+                try:
+                    self._scheduler.submit(submit, number)
+                except RequestError as error:
+                    raise OfflineError(error.code, f"prompt {number}: {error}") from error
+            while self._scheduler.has_work:
                 check_interrupt()
                 self._check_worker_ranks()
-                for number in due:
-                    with _refusals_name(number):
-                        self._scheduler.submit(submits[number], number)
                 output = self._loop.step()
                 if output is not None:
                     answers.take(output)
                     stopped = self._text.take(output, self._scheduler) if self._text else 0
-                    news = int(np.count_nonzero(output.finish)) + len(output.failures) + stopped
-                    ended += news
-                    bar.update(news)
+                    bar.update(int(np.count_nonzero(output.finish)) + len(output.failures) + stopped)
             check_interrupt()
 
     def _abandon(self, submits: Sequence[Submit]) -> None:
@@ -220,15 +214,6 @@ class LLM:
     def _check_worker_ranks(self, patience: float = 0.0) -> None:
         if self._worker_ranks is not None:
             self._worker_ranks.check(patience)
-
-
-@contextmanager
-def _refusals_name(number: int) -> Iterator[None]:
-    """The scheduler's refusal, as the caller gets it."""
-    try:
-        yield
-    except RequestError as error:
-        raise OfflineError(error.code, f"prompt {number}: {error}") from error
 
 
 def _progress_bar(requests: int, wanted: bool | None) -> Any:

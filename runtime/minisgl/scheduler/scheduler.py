@@ -115,10 +115,6 @@ class Scheduler:
                 heapq.heapify(self._deadlines)
         self.counters.prompt_tokens += request.prompt_length
 
-    def check(self, message: Submit) -> None:
-        """Raises the RequestError with which `submit` would refuse what the request says."""
-        parse(message, client=0, arrival=0, now=self.now, config=self.config)
-
     def abort(self, request_id: bytes) -> bool:
         """End a request without an answer; False when it is not (or no longer) known."""
         request = self._alive.pop(request_id, None)

@@ -17,6 +17,7 @@ from minisgl.config import ConfigError
 from minisgl.engine.errors import EngineError
 from minisgl.launcher.errors import LauncherError
 from minisgl.offline import OfflineError, Output
+from minisgl.wire.messages import Submit
 from support.frontend.served import RUNTIME, launched_by
 from support.tiny_checkpoint import tiny_checkpoint
 
@@ -56,6 +57,20 @@ def test_many_prompts_keep_their_order(llm: LLM) -> None:
     together = llm.generate(prompts, [_greedy(max_tokens=3 + i % 5) for i in range(20)])
     alone = [llm.generate([prompt], _greedy(max_tokens=3 + i % 5))[0] for i, prompt in enumerate(prompts)]
     assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+
+
+def test_requests_are_queued_at_once_in_the_order_given(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, queued = llm._scheduler.submit, []
+
+    def recorded(message: Submit, client: int) -> None:
+        assert llm.counters.steps == steps
+        queued.append(client)
+        submit(message, client)
+
+    monkeypatch.setattr(llm._scheduler, "submit", recorded)
+    steps = llm.counters.steps
+    llm.generate([[7 + i] for i in range(20)], [_greedy(max_tokens=1 + i % 5) for i in range(20)])
+    assert queued == list(range(20))
 
 
 def test_a_second_call_is_answered_from_the_cache(llm: LLM) -> None:
