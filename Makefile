@@ -58,8 +58,8 @@ lint: install  ## ruff, mypy --strict and the import rules
 cluster-tools: install
 	@PYTHONPATH=tests:e2e .venv/bin/python -m support.cluster.cluster_tools
 
-# Trained anew when what it is made from has changed.
-$(DEMO): $(wildcard runtime/minisgl/toy/demo*.py) runtime/minisgl/toy/tiny_tokenizer.py | install
+# Trained again when its sources have changed.
+$(DEMO): $(wildcard runtime/minisgl/toy/demo*) runtime/minisgl/toy/tiny_tokenizer.py | install
 	@echo 'training the demo model, which takes a minute or two'
 	@.venv/bin/minisgl models demo $(@D)
 

@@ -16,7 +16,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisgl.toy.demo_answers import LESSONS
+from minisgl.toy.demo_answers import DEMO_ANSWERS
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -110,7 +110,7 @@ def ask(client: OpenAI) -> None:
             print(piece, end="", flush=True)
             answer += piece
     print()
-    taught = next(lesson.answer for lesson in LESSONS if QUESTION in lesson.questions)
+    taught = next(known.answer for known in DEMO_ANSWERS if QUESTION in known.questions)
     if answer != taught:
         sys.exit(f"error: that is not what the model was taught: {taught}")
 

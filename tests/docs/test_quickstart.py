@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from minisgl.toy.demo_answers import LESSONS
+from minisgl.toy.demo_answers import DEMO_ANSWERS
 from support.demo_checkpoint import demo_checkpoint
 from support.frontend.served import RUNTIME
 
@@ -28,7 +28,7 @@ def test_quickstart() -> None:
         left = list(Path(temporary).iterdir())
     assert done.returncode == 0, done.stderr
     [answer] = re.findall(r"answer: (.*)", done.stdout)
-    assert answer in [lesson.answer for lesson in LESSONS if "What does a scheduler do?" in lesson.questions]
+    assert answer in [known.answer for known in DEMO_ANSWERS if "What does a scheduler do?" in known.questions]
     assert re.search(r"listens on http://127\.0\.0\.1:\d+/v1", done.stdout)
     assert left == []
 
@@ -47,5 +47,5 @@ def test_the_page_s_python_without_a_server_runs() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] in [
-        lesson.answer for lesson in LESSONS if "What is a page?" in lesson.questions
+        known.answer for known in DEMO_ANSWERS if "What is a page?" in known.questions
     ]

@@ -1,4 +1,4 @@
-"""The demo checkpoint that `make run` serves: trained once, and again when what it is made from has changed."""
+"""The demo checkpoint that `make run` serves: trained once, and again when its sources have changed."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def demo_checkpoint() -> Path:
 
 
 def _is_fresh(target: Path) -> bool:
-    """As make says it."""
-    sources = [*_TOY.glob("demo*.py"), _TOY / "tiny_tokenizer.py"]
+    """Compare modification times with the same sources as the Makefile."""
+    sources = [*_TOY.glob("demo*"), _TOY / "tiny_tokenizer.py"]
     return target.exists() and target.stat().st_mtime >= max(source.stat().st_mtime for source in sources)

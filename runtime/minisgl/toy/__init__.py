@@ -1,1 +1,1 @@
-"""Checkpoints made by code: tiny ones for tests, shapes without weights, and a demo model that answers questions."""
+"""Generated checkpoints: tiny ones for tests, dummies without weights, and a demo model that answers questions."""

@@ -1,8 +1,8 @@
-"""A checkpoint whose answers a person can judge: a very small model, trained here to answer questions about minisgl.
+"""A checkpoint with readable answers: a very small model, trained on this machine to answer questions about minisgl.
 
-A right answer on the screen shows that tokenizer, chat template, cache, attention and sampling are right. It is trained
-with the same `Decoder` that serves it, on conversations of several questions, so that it answers in the middle of a
-chat as well; small mistakes in the questions teach it not to depend on their exact spelling.
+A correct answer shows that tokenizer, chat template, cache, attention and sampling work. The model is trained with the
+same `Decoder` that serves it, on conversations of several questions, so that it also answers in the middle of a chat;
+typing errors in the questions make it independent of their exact spelling.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minisgl.kernels.rotary import Rotation
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random
-from minisgl.toy.demo_answers import LESSONS
+from minisgl.toy.demo_answers import DEMO_ANSWERS
 from minisgl.toy.tiny import write_checkpoint
 from minisgl.toy.tiny_tokenizer import FAMILIES, train_tokenizer
 
@@ -38,9 +38,9 @@ _ROW_TOKENS: Final = 192
 _LEARNING_RATE: Final = 4e-3
 _WARM_UP: Final = 40
 _IGNORED: Final = -100
-"""Label of tokens that are not learned: questions, and padding."""
+"""Label of tokens without a loss: those of questions."""
 _MISSPELT: Final = 0.35
-"""Share of the questions that are changed a little."""
+"""Share of the questions that get a typing error or another small change."""
 
 _CONFIG: Final[Mapping[str, Any]] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -66,9 +66,12 @@ _CONFIG: Final[Mapping[str, Any]] = {
 def write_demo_checkpoint(
     out: str | Path, *, seed: int = 0, steps: int = STEPS, progress: Callable[[int, float], None] | None = None
 ) -> Path:
-    """Train the model, which takes about a minute on one core, and write a checkpoint directory; returns it. The
-    same weights for the same seed on the same machine. `progress` is told of each step and its loss."""
-    text = "".join(f"{question}\n{lesson.answer}\n" for lesson in LESSONS for question in lesson.questions)
+    """Train the model, which takes about a minute on one core, and write a checkpoint directory; returns `out`.
+
+    The same seed gives the same weights on the same machine. `progress` is called with each step and its loss. Raises
+    ModelError `cannot_write`.
+    """
+    text = "".join(f"{question}\n{taught.answer}\n" for taught in DEMO_ANSWERS for question in taught.questions)
     tokenizer = train_tokenizer(_FAMILY, _VOCAB, text, _MERGES)
     config = {
         **_CONFIG,
@@ -77,21 +80,21 @@ def write_demo_checkpoint(
         "pad_token_id": tokenizer.token_to_id(_FAMILY.pad),
     }
     with _one_thread():
-        weights = _train(ModelConfig.parse(config), _Conversations(tokenizer, seed), seed, steps, progress)
+        weights = _train(ModelConfig.parse(config), _TrainingRows(tokenizer, seed), seed, steps, progress)
     return write_checkpoint(Path(out), config, tokenizer, _FAMILY, weights)
 
 
-class _Conversations:
-    """Endless rows of tokens, each a conversation from its beginning, with the labels of what is to be learned."""
+class _TrainingRows:
+    """Endless rows of training tokens, each the beginning of a conversation, with labels for the answers."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         self._tokenizer = tokenizer
         self._random = random.Random(seed)
-        self._asked = [(question, lesson.answer) for lesson in LESSONS for question in lesson.questions]
+        self._pairs = [(question, taught.answer) for taught in DEMO_ANSWERS for question in taught.questions]
         self._deck: list[tuple[str, str]] = []
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens and labels, both [_ROWS, _ROW_TOKENS]; a label is the token that follows."""
+        """Next tokens and labels, both int64 [_ROWS, _ROW_TOKENS]; a label is the token that follows, or _IGNORED."""
         rows = [self._row() for _ in range(_ROWS)]
         return torch.tensor([tokens for tokens, _ in rows]), torch.tensor([labels for _, labels in rows])
 
@@ -100,11 +103,11 @@ class _Conversations:
         learned: list[bool] = []
         while len(tokens) <= _ROW_TOKENS:
             question, answer = self._draw()
-            asked = self._encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
-            answered = self._encode(f"{answer}<|im_end|>")
+            before = self._encode(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
+            target = self._encode(f"{answer}<|im_end|>")
             after = self._encode("\n")
-            tokens += [*asked, *answered, *after]
-            learned += [False] * len(asked) + [True] * len(answered) + [False] * len(after)
+            tokens += [*before, *target, *after]
+            learned += [False] * len(before) + [True] * len(target) + [False] * len(after)
         following = [token if learn else _IGNORED for token, learn in zip(tokens[1:], learned[1:], strict=True)]
         return tokens[:_ROW_TOKENS], following[:_ROW_TOKENS]
 
@@ -112,9 +115,9 @@ class _Conversations:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _draw(self) -> tuple[str, str]:
-        """Every question once before any comes again."""
+        """Draw a question with its answer; each question is used once before any is repeated."""
         if not self._deck:
-            self._deck = self._random.sample(self._asked, len(self._asked))
+            self._deck = self._random.sample(self._pairs, len(self._pairs))
         question, answer = self._deck.pop()
         return (self._misspell(question) if self._random.random() < _MISSPELT else question), answer
 
@@ -136,30 +139,30 @@ class _Conversations:
 
 def _train(
     config: ModelConfig,
-    conversations: _Conversations,
+    rows: _TrainingRows,
     seed: int,
     steps: int,
     progress: Callable[[int, float], None] | None,
 ) -> dict[str, torch.Tensor]:
-    """The weights by their names in a checkpoint."""
+    """Train the model; returns bfloat16 weights by their names in a checkpoint."""
     model = Decoder(config, TensorParallel(), torch.float32, "cpu", max_position=_ROW_TOKENS)
     fill_random(model.parameters, seed)
     with torch.no_grad():
         model.embedding.weight.mul_(0.25)
-    # A source is a view when a parameter has several; what is trained is the whole of it.
+    # A source is a view when a parameter has several of them; the whole parameter is trained.
     bases = (source.into if source.into._base is None else source.into._base for source in model.parameters.sources)
     parameters = list({id(base): base.requires_grad_() for base in bases}.values())
     optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
     positions = torch.arange(_ROW_TOKENS).repeat(_ROWS)
-    attention = _WholeRows(_ROWS)
+    attention = _CausalRows(_ROWS)
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = _LEARNING_RATE * _share(step, steps)
-        tokens, labels = conversations.batch()
+            group["lr"] = _LEARNING_RATE * _schedule(step, steps)
+        tokens, labels = rows.batch()
         hidden = model.forward(tokens.flatten(), positions, attention)
-        wanted = labels.flatten()
-        learned = wanted != _IGNORED
-        loss = F.cross_entropy(model.local_logits(hidden[learned]), wanted[learned])
+        targets = labels.flatten()
+        learned = targets != _IGNORED
+        loss = F.cross_entropy(model.local_logits(hidden[learned]), targets[learned])
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -170,14 +173,14 @@ def _train(
         return {source.name: source.into.detach().to(torch.bfloat16) for source in model.parameters.sources}
 
 
-def _share(step: int, steps: int) -> float:
-    """Of the learning rate: up in a line, down in half a cosine."""
+def _schedule(step: int, steps: int) -> float:
+    """Factor of the learning rate at a step: linear warm-up, then cosine decay to 2 %."""
     rise = min(1.0, (step + 1) / _WARM_UP)
     return rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-class _WholeRows:
-    """Attention within each of `rows` sequences of equal length, all of which are new: no KV pool is needed."""
+class _CausalRows:
+    """Causal attention within each of `rows` sequences of equal length, without a KV pool."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -191,8 +194,8 @@ class _WholeRows:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The number of threads decides the order of sums, and so the weights. Two would hardly be faster, and much slower
-    where something else runs: each waits for the other at every small operation."""
+    """Compute with one thread in the block: the number of threads determines the order of sums, and so the weights. Two
+    threads are hardly faster, and much slower on a busy machine: each waits for the other at every small operation."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

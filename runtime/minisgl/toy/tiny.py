@@ -1,8 +1,8 @@
-"""Tiny but real checkpoints: everything a served model needs, written in a second, with random weights.
+"""Tiny checkpoints with random weights and all files of a real one, written in a second.
 
-Greedy choices have margin: the weights keep activations at unit variance, so the median gap between the two best
-logits is large against the rounding of bfloat16. Once in some thousand tokens it is small all the same: who compares
-tokens across devices looks at the gap first.
+Greedy sampling has a margin: the weights keep activations at unit variance, so that the median gap between the two
+largest logits is large compared to the rounding of bfloat16. About one token in some thousand still has a small gap;
+tests that compare tokens across devices check the gap first.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from minisgl.toy.tiny_tokenizer import FAMILIES, Family, is_lone_byte, train_tok
 TinyRope = Literal["default", "linear", "llama3", "yarn"]
 
 _LOGIT_SCALE: Final = 2.0
-"""Standard deviation of the logits: sampling at temperature 1 then has favourites, as with trained models."""
+"""Standard deviation of the logits: sampling at temperature 1 then prefers some tokens, as in trained models."""
 _EMBEDDING_SCALE: Final = 0.25
-"""Small against what the layers add to the residual stream: a tied head would else prefer the last token again."""
-_CHOICE: Final = (0.5, 0.25)
-"""What a token's embedding writes into the directions of its first and of its last expert: small as the rest of it."""
+"""Small compared to what the layers add to the residual stream: a tied head would otherwise repeat the last token."""
+_EXPERT_STRENGTHS: Final = (0.5, 0.25)
+"""Components of a token's embedding in the directions of its first and of its last expert: small like the others."""
 _ROUTER_SCALE: Final = 4.0
-"""Makes the logits of a token's first and last expert differ by about one."""
+"""Makes the router logits of a token's first and last expert differ by about one."""
 
 
 class _Arch(NamedTuple):
@@ -42,7 +42,7 @@ class _Arch(NamedTuple):
     rope_theta: float = 10000.0
     tied: bool = False
     new_rope_spelling: bool = False
-    """`rope_parameters`, as transformers 5 writes it; otherwise `rope_theta` and `rope_scaling`."""
+    """Whether config.json has `rope_parameters`, as of transformers 5, instead of `rope_theta` and `rope_scaling`."""
     shards: int = 1
     extra: Mapping[str, Any] = {}
 
@@ -86,10 +86,10 @@ def write_tiny_checkpoint(
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16",
     config_extra: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a checkpoint directory for `arch`, one of TINY_ARCHS, and return it; the same bytes for the same arguments.
+    """Write a checkpoint directory for `arch`, one of TINY_ARCHS; returns `out`. Same arguments, same bytes.
 
-    `rope` and `tied` default to what the family's models have; `config_extra` goes into config.json as it is.
-    Raises ModelError for shapes that no model can have.
+    `rope` and `tied` default to those of the family's models; `config_extra` is added to config.json. Raises ModelError
+    for invalid shapes.
     """
     if arch not in _ARCHS:
         raise ModelError("unknown_tiny_arch", f"{arch!r} is not one of {', '.join(_ARCHS)}")
@@ -141,11 +141,12 @@ def write_checkpoint(
     weights: Mapping[str, torch.Tensor],
     shards: int = 1,
 ) -> Path:
-    """Write a directory that this runtime and Hugging Face's libraries can load; its config.json says `config`."""
+    """Write a directory that this runtime and Hugging Face's libraries can load, with `config` as its config.json;
+    returns `folder`. Raises ModelError `cannot_write`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ModelError("cannot_write", f"{folder} cannot be made ({error.strerror}); name another one") from error
+        raise ModelError("cannot_write", f"{folder} cannot be created ({error.strerror}); use another one") from error
     stops = [tokenizer.token_to_id(token) for token in family.stops]
     _write_json(
         folder / "generation_config.json",
@@ -153,7 +154,7 @@ def write_checkpoint(
     )
     _write_tokenizer(folder, tokenizer, family, config["max_position_embeddings"])
     _write_weights(folder, weights, shards)
-    # Last: who finds it finds everything.
+    # Last: a directory with a config.json is complete.
     _write_json(folder / "config.json", config)
     return folder
 
@@ -194,19 +195,20 @@ def _weights(config: ModelConfig, tokenizer: Tokenizer, family: Family, seed: in
 
 
 def _separate_experts(weights: dict[str, torch.Tensor], config: ModelConfig, moe: MoeConfig, seed: int) -> None:
-    """Let each token have its experts, clearly apart from all others. At the edge of a random router's choice two
-    experts are often nearly equal: rounding swaps them, and a token's logits change by as much as their size.
+    """Give each token experts whose router logits are clearly separated from all others. The last experts that a
+    random router selects are often nearly equal to the next ones: rounding swaps them, and the token's logits change
+    completely.
 
-    Each expert has a direction of the residual stream to itself. Embeddings write there, layers do not, and routers
-    read nothing else.
+    Each expert has its own direction of the residual stream. Embeddings write to it, layers do not, and routers read
+    nothing else. Changes `weights` in place.
     """
     vocab, hidden, experts, chosen = config.vocab_size, config.hidden_size, moe.num_experts, moe.experts_per_token
     if experts > hidden:
-        raise ModelError("invalid_tiny_model", f"{experts} experts do not fit beside each other into {hidden} channels")
+        raise ModelError("invalid_tiny_model", f"{experts} experts exceed the hidden size {hidden}")
     generator = torch.Generator().manual_seed(seed)
     directions = torch.linalg.qr(torch.randn(hidden, experts, generator=generator)).Q
     choice = torch.rand(vocab, experts, generator=generator).topk(chosen).indices
-    strengths = torch.linspace(*_CHOICE, chosen).expand(vocab, chosen)
+    strengths = torch.linspace(*_EXPERT_STRENGTHS, chosen).expand(vocab, chosen)
     for name, weight in weights.items():
         if name == "model.embed_tokens.weight":
             weight.sub_(weight @ directions @ directions.T)
@@ -219,8 +221,9 @@ def _separate_experts(weights: dict[str, torch.Tensor], config: ModelConfig, moe
 
 
 def _row_scale(vocab_size: int, tokenizer: Tokenizer, family: Family) -> torch.Tensor:
-    """[vocab, 1]: control tokens and ids without a token hardly ever win, so that answers do not end by chance; parts
-    of characters win less often than letters, so that answers can be read."""
+    """Scale of each row of the LM head, float32 [vocab, 1]. Control tokens and ids without a token are hardly ever
+    sampled, so that answers do not end by chance; parts of characters less often than letters, so that answers are
+    readable."""
     scale = torch.full((vocab_size, 1), 0.1)
     for token, index in tokenizer.get_vocab().items():
         if token not in family.control_tokens:

@@ -1,4 +1,4 @@
-"""A small real tokenizer for tiny checkpoints: byte-level BPE, the family's control tokens and its chat format."""
+"""Tokenizer of tiny checkpoints: byte-level BPE with the control tokens and the chat template of a model family."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minisgl.models.errors import ModelError
 
 _BYTES: Final = 256
 _LEARNED: Final = 256
-"""Merges learned from the text at most."""
+"""Maximum number of merges learned from the text."""
 
 _TEXT: Final = """\
 The rain had stopped before sunrise, and the street was quiet. A baker opened the door of the shop, looked at the
@@ -36,18 +36,18 @@ Machines that learn from examples are called models. A model reads tokens and pr
 
 
 class Family(NamedTuple):
-    """How a model family spells its control tokens."""
+    """Control tokens and chat template of a model family."""
 
     control_tokens: tuple[str, ...]
     leading: bool
-    """Control tokens have the first ids of the vocabulary, not those behind the learned ones."""
+    """Whether control tokens have the first ids of the vocabulary instead of the last ones."""
     bos: str | None
     eos: str
     pad: str
     stops: tuple[str, ...]
-    """Every token that ends an answer; generation_config.json lists them."""
+    """All tokens that end an answer, as in generation_config.json."""
     adds_bos: bool
-    """The tokenizer puts BOS in front of plain text; the chat template writes its own."""
+    """Whether the tokenizer puts BOS in front of plain text; the chat template writes its own."""
     chat_template: str
 
 
@@ -124,11 +124,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 
 def train_tokenizer(family: Family, vocab_size: int, text: str = _TEXT, learned: int = _LEARNED) -> Tokenizer:
-    """At most `vocab_size` tokens, `learned` of them merges learned from `text`. Raises ModelError when the bytes and
-    control tokens alone do not fit."""
+    """Train a tokenizer of at most `vocab_size` tokens, at most `learned` of them merges learned from `text`. Raises
+    ModelError `invalid_tiny_model` when the bytes and control tokens alone do not fit."""
     control = list(family.control_tokens)
     if vocab_size < _BYTES + len(control):
-        raise ModelError("invalid_tiny_model", f"a vocabulary of {vocab_size} is too small; ask for 512 or more")
+        raise ModelError("invalid_tiny_model", f"a vocabulary of {vocab_size} tokens is too small; use 512 or more")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -154,5 +154,5 @@ def train_tokenizer(family: Family, vocab_size: int, text: str = _TEXT, learned:
 
 
 def is_lone_byte(token: str) -> bool:
-    """A token of one byte that is not printable ASCII: part of a character, or a control character."""
+    """Whether a token is one byte that is not printable ASCII: a part of a character, or a control character."""
     return len(token) == 1 and not "!" <= token <= "~" and token != "Ġ"

@@ -170,7 +170,7 @@ def test_models_check_reads_tokenizer_and_chat_template(tmp_path: Path, capsys: 
 def test_models_tiny_where_no_directory_can_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["models", "tiny", str(tmp_path / "file")]) == 1
-    assert capsys.readouterr().err.startswith(f"minisgl: error: {tmp_path}/file cannot be made (File exists)")
+    assert capsys.readouterr().err.startswith(f"minisgl: error: {tmp_path}/file cannot be created (File exists)")
 
 
 def test_tiny_knows_every_architecture() -> None:

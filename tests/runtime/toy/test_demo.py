@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from minisgl.toy.demo_answers import LESSONS
+from minisgl.toy.demo_answers import DEMO_ANSWERS
 from support.demo_checkpoint import demo_checkpoint
 from support.frontend import chromium
 from support.frontend.served import RUNTIME, Served, eventually
 
-_FIRST = [(lesson.questions[0], lesson.answer) for lesson in LESSONS]
+_FIRST = [(known.questions[0], known.answer) for known in DEMO_ANSWERS]
 
 
 @pytest.fixture(scope="module")
