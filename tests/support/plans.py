@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minisgl.wire.plan import PARAM_COLUMNS, StepPlan
+from minisgl.wire.plan import SAMPLING_COLUMNS, StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix, encode_prefixes
 
 
@@ -60,7 +60,7 @@ def make_plan(
         prefill_sample=ints([int(s.sample) for s in prefill]),
         prefill_tokens=ints([token for s in prefill for token in s.tokens]),
         page_updates=ints(pages).reshape(-1, 3).T,
-        new_rows=ints(rows).reshape(-1, PARAM_COLUMNS).T,
+        new_rows=ints(rows).reshape(-1, SAMPLING_COLUMNS).T,
         poison_pages=ints(poison),
         shared_prefixes=encode_prefixes(prefixes),
     )

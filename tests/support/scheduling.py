@@ -9,13 +9,13 @@ import numpy as np
 
 from minisgl.config import SchedulerConfig
 from minisgl.engine.interface import EngineLimits
-from minisgl.scheduler.audit import check
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.request import Phase
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import Failure, StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
 from support.numerics.kv_engine import KvEngine, prompt_scores, reference
+from support.scheduler_audit import check
 
 VOCAB = 97
 EOS = (7, 11)

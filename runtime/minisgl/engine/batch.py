@@ -8,12 +8,10 @@ import numpy as np
 import torch
 
 from minisgl.attention.cascade import CascadeLayout, CascadeTables
-from minisgl.engine.step_controls import DeviceControls
+from minisgl.engine.logits_processors import DeviceLogitsProcessors
 from minisgl.engine.tables import Tables
-from minisgl.wire.plan import PARAM_COLUMNS, IntArray, StepPlan
+from minisgl.wire.plan import EMPTY, SAMPLING_COLUMNS, IntArray, StepPlan
 from minisgl.wire.shared_prefixes import decode_prefixes
-
-_EMPTY = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +41,10 @@ class DeviceStep:
     page_updates: torch.Tensor
     """[3, U]"""
     new_rows: torch.Tensor
-    """[PARAM_COLUMNS, N]"""
+    """[SAMPLING_COLUMNS, N]"""
     poison_pages: torch.Tensor
     """[Z]"""
-    controls: DeviceControls | None
+    processors: DeviceLogitsProcessors | None
     cascade: CascadeTables | None
 
 
@@ -69,9 +67,9 @@ class PackedStep:
         self.prefill_starts, self.prefill_lengths = plan.prefill_starts, plan.prefill_lengths
         self.sampled = len(self.sampled_slots)
         self.filtered = tables.filtered(self.sampled_slots)
-        self.controls = tables.controls.select(plan, self.sampled_slots, self.filtered)
-        if self.controls is not None:
-            self.filtered = np.setdiff1d(self.filtered, self.controls.changed, assume_unique=True)
+        self.processors = tables.processors.select(plan, self.sampled_slots, self.filtered)
+        if self.processors is not None:
+            self.filtered = np.setdiff1d(self.filtered, self.processors.changed, assume_unique=True)
         self._plan = plan
         self._cascade = cascade
         self._parts = self._decode_parts() if not len(plan.prefill_slots) else self._mixed_parts()
@@ -94,7 +92,7 @@ class PackedStep:
         after = self.decode_positions + np.int32(1)
         rows = np.arange(self.num_decode, dtype=np.int32)
         first = [self.decode_slots, self.decode_positions, self.decode_slots, after, self._cascade_part()]
-        second = [rows, self.filtered, _EMPTY, _EMPTY, np.zeros(1, np.int32), _EMPTY]
+        second = [rows, self.filtered, EMPTY, EMPTY, np.zeros(1, np.int32), EMPTY]
         return [*first, *second, *self._update_parts()]
 
     def _mixed_parts(self) -> list[IntArray]:
@@ -122,13 +120,13 @@ class PackedStep:
 
     def _cascade_part(self) -> IntArray:
         if self._cascade is None:
-            return _EMPTY
+            return EMPTY
         groups = decode_prefixes(self._plan.shared_prefixes, len(self._plan.decode_slots))
         return self._cascade.pack(groups, self.num_decode)
 
     def _update_parts(self) -> list[IntArray]:
-        controls = _EMPTY if self.controls is None else self.controls.packed()
-        return [self._plan.page_updates.ravel(), self._plan.new_rows.ravel(), self._plan.poison_pages, controls]
+        plan, processors = self._plan, EMPTY if self.processors is None else self.processors.packed()
+        return [plan.page_updates.ravel(), plan.new_rows.ravel(), plan.poison_pages, processors]
 
     def write(self, buffer: IntArray) -> None:
         """Pack into `buffer` [size] int32."""
@@ -150,9 +148,9 @@ class PackedStep:
             query_offsets=next(parts),
             prefill_kv_lengths=next(parts),
             page_updates=next(parts).view(3, -1),
-            new_rows=next(parts).view(PARAM_COLUMNS, -1),
+            new_rows=next(parts).view(SAMPLING_COLUMNS, -1),
             poison_pages=next(parts),
-            controls=None if self.controls is None else self.controls.view(next(parts)),
+            processors=None if self.processors is None else self.processors.view(next(parts)),
         )
 
     def _cascade_view(self, part: torch.Tensor) -> CascadeTables | None:

@@ -57,8 +57,8 @@ class CpuEngine:
             check_hashes(plan.step, gather_hashes(self._parallel, tokens).tolist())
         if report is None:
             return StepResult(plan.step, tokens.numpy())
-        assert packed.controls is not None
-        return StepResult(plan.step, tokens.numpy(), *packed.controls.unpack(report.numpy()))
+        assert packed.processors is not None
+        return StepResult(plan.step, tokens.numpy(), *packed.processors.unpack(report.numpy()))
 
 
 def count_step(stats: EngineStats, plan: StepPlan) -> None:

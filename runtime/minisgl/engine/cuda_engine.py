@@ -14,8 +14,8 @@ from minisgl.engine.batch import PackedStep
 from minisgl.engine.cpu_engine import count_step
 from minisgl.engine.decode_graphs import DecodeGraph, DecodeGraphs
 from minisgl.engine.interface import EngineLimits, EngineStats
+from minisgl.engine.logits_processors import StepLogitsProcessors
 from minisgl.engine.runner import Runner
-from minisgl.engine.step_controls import StepControls
 from minisgl.engine.step_guard import StepGuard
 from minisgl.wire.plan import StepPlan, StepResult
 
@@ -33,7 +33,7 @@ class _Staging:
         self._tokens = torch.empty(max_running, dtype=torch.int32, pin_memory=True)
         self._hashes = torch.empty(ranks, dtype=torch.int64, pin_memory=True)
         self._sampled = 0
-        self._controls: StepControls | None = None
+        self._processors: StepLogitsProcessors | None = None
         self._report: torch.Tensor | None = None
         self._done = torch.cuda.Event()
 
@@ -52,10 +52,10 @@ class _Staging:
         tokens: torch.Tensor,
         hashes: torch.Tensor | None,
         report: torch.Tensor | None,
-        controls: StepControls | None,
+        processors: StepLogitsProcessors | None,
     ) -> None:
-        """Queue the copies of a step's results; `controls` reads the `report`."""
-        self._controls = controls
+        """Queue the copies of a step's results; `processors` reads the `report`."""
+        self._processors = processors
         self._report = None
         if report is not None:
             self._report = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
@@ -73,8 +73,8 @@ class _Staging:
         step, self.step = self.step, -1
         if self._report is None:
             return StepResult(step, tokens), self._hashes.tolist()
-        assert self._controls is not None
-        return StepResult(step, tokens, *self._controls.unpack(self._report.numpy())), self._hashes.tolist()
+        assert self._processors is not None
+        return StepResult(step, tokens, *self._processors.unpack(self._report.numpy())), self._hashes.tolist()
 
 
 class CudaEngine:
@@ -142,7 +142,7 @@ class CudaEngine:
         run = self._eager(plan, packed, buffer) if graph is None else self._replay(plan, graph, packed, buffer)
         tokens, report = run
         hashes = gather_hashes(self._parallel, tokens) if self._compare_ranks else None
-        staging.download(tokens, hashes, report, packed.controls)
+        staging.download(tokens, hashes, report, packed.processors)
         return staging
 
     def _replay(

@@ -14,7 +14,7 @@ from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.paged import PagedAttention
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.runner import Runner
-from minisgl.wire.plan import PARAM_COLUMNS, StepPlan
+from minisgl.wire.plan import StepPlan
 
 
 def graph_sizes(largest: int) -> list[int]:
@@ -46,7 +46,7 @@ class DecodeGraph:
         self.size = size
         self.cascade = cascade
         self._attention = attention
-        packed = PackedStep(_no_rows(), runner.tables, size, cascade)
+        packed = PackedStep(StepPlan.build(epoch=0, step=0), runner.tables, size, cascade)
         host = np.empty(packed.size, np.int32)
         packed.write(host)
         upload[: packed.size].copy_(torch.from_numpy(host))
@@ -116,24 +116,6 @@ class DecodeGraphs:
 def _smallest(graphs: list[DecodeGraph], rows: int) -> DecodeGraph | None:
     index = bisect.bisect_left(graphs, rows, key=lambda graph: graph.size)
     return graphs[index] if index < len(graphs) else None
-
-
-def _no_rows() -> StepPlan:
-    empty = np.empty(0, np.int32)
-    return StepPlan.build(
-        epoch=0,
-        step=0,
-        decode_slots=empty,
-        decode_positions=empty,
-        prefill_slots=empty,
-        prefill_starts=empty,
-        prefill_lengths=empty,
-        prefill_sample=empty,
-        prefill_tokens=empty,
-        page_updates=np.empty((3, 0), np.int32),
-        new_rows=np.empty((PARAM_COLUMNS, 0), np.int32),
-        poison_pages=empty,
-    )
 
 
 class _Memory:

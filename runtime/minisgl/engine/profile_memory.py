@@ -7,7 +7,7 @@ import torch
 
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.runner import Runner
-from minisgl.wire.plan import PARAM_COLUMNS, StepPlan
+from minisgl.wire.plan import StepPlan
 
 
 def measure_step(runner: Runner, *, max_step_tokens: int, max_running: int, max_model_len: int) -> int:
@@ -19,20 +19,14 @@ def measure_step(runner: Runner, *, max_step_tokens: int, max_running: int, max_
     lengths = np.full(segments, max_step_tokens // segments, np.int32)
     lengths[0] += max_step_tokens - lengths.sum()
     np.minimum(lengths, max_model_len, out=lengths)
-    empty = np.empty(0, np.int32)
     plan = StepPlan.build(
         epoch=0,
         step=0,
-        decode_slots=empty,
-        decode_positions=empty,
         prefill_slots=np.full(segments, runner.tables.dummy_slot, np.int32),
         prefill_starts=np.zeros(segments, np.int32),
         prefill_lengths=lengths,
         prefill_sample=np.ones(segments, np.int32),
         prefill_tokens=np.zeros(lengths.sum(), np.int32),
-        page_updates=np.empty((3, 0), np.int32),
-        new_rows=np.empty((PARAM_COLUMNS, 0), np.int32),
-        poison_pages=empty,
     )
     device = runner.tables.page_table.device
     packed = PackedStep(plan, runner.tables)

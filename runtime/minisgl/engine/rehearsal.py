@@ -22,7 +22,7 @@ from minisgl.kernels.sample import choose
 from minisgl.kernels.top_k_top_p import thresholds
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.wire.plan import PARAM_COLUMNS, IntArray, StepPlan
+from minisgl.wire.plan import IntArray, StepPlan
 
 _DEVICE: Final = torch.device("cuda")
 _PAGES: Final = 64
@@ -102,7 +102,6 @@ def _plan(tables: Tables, decode: int, tokens: int = 0) -> StepPlan:
         return np.full(count, tables.dummy_slot, np.int32)
 
     segments = int(tokens > 0)
-    empty = np.empty(0, np.int32)
     return StepPlan.build(
         epoch=0,
         step=0,
@@ -113,9 +112,6 @@ def _plan(tables: Tables, decode: int, tokens: int = 0) -> StepPlan:
         prefill_lengths=np.full(segments, tokens, np.int32),
         prefill_sample=np.ones(segments, np.int32),
         prefill_tokens=np.zeros(tokens, np.int32),
-        page_updates=np.empty((3, 0), np.int32),
-        new_rows=np.empty((PARAM_COLUMNS, 0), np.int32),
-        poison_pages=empty,
     )
 
 

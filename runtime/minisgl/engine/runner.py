@@ -41,8 +41,8 @@ class Runner:
             self.kv.poison(step.poison_pages.long())
         if step.new_rows.shape[1]:
             self.tables.set_rows(step.new_rows)
-        if step.controls is not None:
-            self.tables.counts.join(step.controls)
+        if step.processors is not None:
+            self.tables.counts.join(step.processors)
         if step.page_updates.shape[1]:
             self.tables.set_pages(step.page_updates)
 
@@ -94,30 +94,30 @@ class Runner:
     ) -> torch.Tensor | None:
         """Correct `tokens`, and the rows' next inputs, where rows filter their logits or change them otherwise.
         Returns the log-probabilities of the rows that report them."""
-        host, controls = packed.controls, step.controls
+        host, processors = packed.processors, step.processors
         if not len(packed.filtered) and host is None:
             return None
         rows = step.sample_slots, step.sample_positions, tokens
         if len(packed.filtered):
             self._sampler.sample_filtered(logits, *rows, step.filtered_rows)
-        if host is not None and controls is not None and len(controls.changed):
-            self._sampler.sample_changed(logits, *rows, controls, host.unfiltered)
+        if host is not None and processors is not None and len(processors.changed):
+            self._sampler.sample_changed(logits, *rows, processors, host.unfiltered)
         self.tables.set_last_token(step.sample_slots, tokens)
-        if host is None or controls is None or not len(controls.report_rows):
+        if host is None or processors is None or not len(processors.logprob_rows):
             return None
-        return self._sampler.report(logits, tokens, controls.report_rows, host.tops)
+        return self._sampler.report(logits, tokens, processors.logprob_rows, host.tops)
 
     def run(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The whole step, eagerly. Returns the sampled tokens [S] int32 on the device, and the step's
-        log-probabilities, which `StepControls.unpack` reads."""
+        log-probabilities, which `StepLogitsProcessors.unpack` reads."""
         self.apply_updates(step)
         batch = self.attention_batch(packed, step)
         self.attention.prepare(batch)
         reports = []
-        host, controls = packed.controls, step.controls
-        if host is not None and controls is not None and len(controls.prompt_rows):
+        host, processors = packed.processors, step.processors
+        if host is not None and processors is not None and len(processors.prompt_rows):
             hidden = self._hidden(step, batch, self.attention, None)
-            reports.append(self._sampler.report_prompt(self._model.local_logits, hidden, controls, host.tops))
+            reports.append(self._sampler.report_prompt(self._model.local_logits, hidden, processors, host.tops))
             logits = self._model.local_logits(hidden[step.sample_rows])
         else:
             logits = self.logits(packed, step, batch, self.attention)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine.logit_controls import change_logits
+from minisgl.engine.logits_processors import DeviceLogitsProcessors
 from minisgl.engine.logprobs import PROMPT_CHUNK, report
-from minisgl.engine.step_controls import DeviceControls
+from minisgl.engine.process_logits import process_logits
 from minisgl.engine.tables import Tables
 from minisgl.kernels.sample import choose
 from minisgl.kernels.top_k_top_p import thresholds
@@ -60,21 +60,21 @@ class Sampler:
         slots: torch.Tensor,
         positions: torch.Tensor,
         tokens: torch.Tensor,
-        controls: DeviceControls,
+        processors: DeviceLogitsProcessors,
         unfiltered: int,
     ) -> None:
         """Overwrite `tokens` [S] in the rows with penalties, biases or masks, and count the tokens of the step.
         The first `unfiltered` of these rows have neither top-k, top-p nor min-p."""
-        picked = controls.changed.long()
+        picked = processors.changed.long()
         full = self._whole(logits[picked]).float()
-        change_logits(full, controls, self._tables.counts)
+        process_logits(full, processors, self._tables.counts)
         for part, filters in ((slice(unfiltered), False), (slice(unfiltered, None), True)):
             rows = picked[part]
             if len(rows):
                 parameters = self._tables.sampling_rows(slots[rows], positions[rows])
                 limits = thresholds(full[part], parameters) if filters else None
                 tokens[rows] = choose(full[part], parameters, 0, limits)[1]
-        self._tables.counts.sampled(controls, tokens)
+        self._tables.counts.add_sampled(processors, tokens)
 
     def report(self, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, tops: int) -> torch.Tensor:
         """Log-probabilities, as `logprobs.report`, of `tokens` [S] in `rows` of `logits` [S, vocab_local]."""
@@ -85,13 +85,13 @@ class Sampler:
         self,
         head: Callable[[torch.Tensor], torch.Tensor],
         hidden: torch.Tensor,
-        controls: DeviceControls,
+        processors: DeviceLogitsProcessors,
         tops: int,
     ) -> torch.Tensor:
         """The same for the prompts' tokens: `head` gives the logits of rows of `hidden` [T, hidden]."""
         parts = []
         for rows, following in zip(
-            controls.prompt_rows.long().split(PROMPT_CHUNK), controls.prompt_next.split(PROMPT_CHUNK), strict=True
+            processors.prompt_rows.long().split(PROMPT_CHUNK), processors.prompt_next.split(PROMPT_CHUNK), strict=True
         ):
             parts.append(report(self._whole(head(hidden[rows])), following, tops))
         return torch.cat(parts)

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minisgl.engine.logit_controls import TokenCounts
-from minisgl.engine.step_controls import ControlRows
+from minisgl.engine.logits_processors import LogitsProcessorTable
+from minisgl.engine.process_logits import TokenCounts
 from minisgl.kernels.sampling_rows import SamplingRows
 from minisgl.kernels.step_inputs import keep_tokens
-from minisgl.wire.plan import PARAM_COLUMNS, IntArray
+from minisgl.wire.plan import SAMPLING_COLUMNS, IntArray
 
 
 class Tables:
@@ -23,14 +23,14 @@ class Tables:
         """[rows, pages_per_row] int32"""
         self.last_token = torch.zeros(rows, dtype=torch.int32, device=device)
         """[rows] int32: input of the row's next decode step"""
-        self._sampling = torch.zeros((PARAM_COLUMNS - 1, rows), dtype=torch.int32, device=device)
-        self.controls = ControlRows()
+        self._sampling = torch.zeros((SAMPLING_COLUMNS - 1, rows), dtype=torch.int32, device=device)
+        self.processors = LogitsProcessorTable()
         self.counts = TokenCounts(max_running, vocab_size, device)
         self._vocab_size = vocab_size
         self._filters: NDArray[np.bool_] = np.zeros(rows, np.bool_)
 
     def note_new_rows(self, new_rows: IntArray) -> None:
-        """Keep on the host which of the rows [PARAM_COLUMNS, N] filter their logits: `filtered` never waits for
+        """Keep on the host which of the rows [SAMPLING_COLUMNS, N] filter their logits: `filtered` never waits for
         the device. Once per plan, before `filtered`."""
         slots, temperature, top_k, top_p, min_p = new_rows[:5]
         filters = (top_k > 0) & (top_k < self._vocab_size)
@@ -42,7 +42,7 @@ class Tables:
         return np.flatnonzero(self._filters[slots]).astype(np.int32)
 
     def set_rows(self, new_rows: torch.Tensor) -> None:
-        """`new_rows` [PARAM_COLUMNS, N] int32, on the device."""
+        """`new_rows` [SAMPLING_COLUMNS, N] int32, on the device."""
         self._sampling.index_copy_(1, new_rows[0].long(), new_rows[1:])
 
     def set_pages(self, updates: torch.Tensor) -> None:

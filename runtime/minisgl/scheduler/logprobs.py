@@ -21,17 +21,15 @@ def row_logprobs(
     messages = {}
     for i, slot in enumerate(sampled[reported.rows].tolist()):
         row = row_of.get(slot)
-        request = table.requests[slot]
-        if row is not None and request is not None and request.controls is not None:
-            messages[row] = _message(reported.columns[i : i + 1], request.controls.logprobs)
+        if row is not None:
+            messages[row] = _message(reported.columns[i : i + 1], table.request(slot).params.logprobs)
     return messages
 
 
 def prompt_logprobs(table: RequestTable, parts: tuple[PromptPart, ...]) -> Iterator[tuple[int, PromptLogprobs]]:
     """Client and message of what a step says of prompts, nothing twice; before the step's tokens are collected."""
     for part in parts:
-        request = table.requests[part.slot]
-        assert request is not None and request.controls is not None
+        request = table.request(part.slot)
         if table.phase[part.slot] == Phase.ENDING:
             continue
         assert part.start == request.prompt_reported, "a prompt's log-probabilities come in order"
@@ -39,9 +37,9 @@ def prompt_logprobs(table: RequestTable, parts: tuple[PromptPart, ...]) -> Itera
         request.prompt_reported += count
         for first in range(0, count, MESSAGE_TOKENS):
             columns = part.columns[first : first + MESSAGE_TOKENS]
-            message = _message(columns, request.controls.prompt_logprobs)
+            message = _message(columns, request.params.prompt_logprobs)
             yield request.client, PromptLogprobs(request.id, part.start + first, message)
 
 
-def _message(columns: LogprobColumns, tops: int) -> TokenLogprobs:
+def _message(columns: LogprobColumns, tops: int | None) -> TokenLogprobs:
     return TokenLogprobs(columns.chosen.tobytes(), columns.top_ids[:, :tops].tobytes(), columns.top[:, :tops].tobytes())

@@ -18,9 +18,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from minisgl.scheduler.controls import Controls
 from minisgl.scheduler.pages import NO_PAGES
-from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES
+from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES, SamplingParams
 from minisgl.wire.plan import IntArray
 
 STOP, LENGTH, ABORT, ERROR = (FINISH_REASONS.index(reason) for reason in ("stop", "length", "abort", "error"))
@@ -49,22 +48,17 @@ class Request(msgspec.Struct, kw_only=True):
     prompt_length: int
     limit: int
     """Most tokens of prompt and output together."""
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    ignore_eos: bool
+    params: SamplingParams
+    """Checked and with `max_tokens` and `seed` set; temperature 0 is greedy, top_k 0 keeps all tokens."""
     stop_token_ids: frozenset[int]
-    """Of the vocabulary."""
+    """Only ids of the vocabulary."""
     priority: int
     deadline_ms: int
     arrival: int
     """Order of arrival; kept over a preemption."""
-    controls: Controls | None
     cache_salt: bytes
     prompt_reported: int
-    """Prompt tokens before this index need no log-probability, or have it."""
+    """Index of the next prompt token whose log-probability is to be reported; `prompt_length`: none is left."""
     queued_at: float
     """`Scheduler.now` when it arrived."""
     admitted_at: float = 0.0
@@ -95,6 +89,9 @@ class Completed(msgspec.Struct, frozen=True):
     """Of the token in the answer."""
     tokens: IntArray
     finish: NDArray[np.uint8]
+
+    def __getitem__(self, rows: NDArray[np.bool_]) -> Completed:
+        return Completed(self.slots[rows], self.index[rows], self.tokens[rows], self.finish[rows])
 
 
 class RequestTable:
@@ -142,6 +139,12 @@ class RequestTable:
     @property
     def has_free_row(self) -> bool:
         return bool(self._free_rows)
+
+    def request(self, slot: int) -> Request:
+        """The request in a row that is in use."""
+        request = self.requests[slot]
+        assert request is not None
+        return request
 
     def admit(self, request: Request, cached_pages: IntArray, own_pages: IntArray, page_size: int) -> int:
         """QUEUED → PREFILL, behind a cached prefix."""
@@ -202,8 +205,7 @@ class RequestTable:
         """Rows whose prompt is not fully launched, best first."""
         if not self.in_prefill:
             return []
-        rows = [self.requests[slot] for slot in self.in_prefill]
-        return sorted((request for request in rows if request is not None), key=lambda request: request.order)
+        return sorted(map(self.request, self.in_prefill), key=lambda request: request.order)
 
     def collect(self, mask: IntArray, sampled: IntArray, tokens: IntArray) -> Completed:
         """The result of a launched step: the rows of `mask` took part, `sampled` of them got `tokens`.
@@ -228,13 +230,12 @@ class RequestTable:
 
     def _finish(self, slot: int, token: int) -> int:
         """Whether the newest token ends the row, and why: its code in FINISH_REASONS, 0 if it goes on."""
-        request = self.requests[slot]
-        assert request is not None
+        request = self.request(slot)
         if token < 0:
             # The logits were not finite: there is no token.
             self.length[slot] -= 1
             reason = ERROR
-        elif (token in self._eos_ids and not request.ignore_eos) or token in request.stop_token_ids:
+        elif (token in self._eos_ids and not request.params.ignore_eos) or token in request.stop_token_ids:
             reason = STOP
         elif self.length[slot] >= self.limit[slot]:
             reason = LENGTH
@@ -266,8 +267,7 @@ class RequestTable:
     def release(self, slot: int) -> Request:
         """A settled row becomes free; a preempted request takes along the tokens that it has by now."""
         assert slot in self.unsettled and self.in_flight[slot] == 0, "a launched step may still write this row"
-        request = self.requests[slot]
-        assert request is not None
+        request = self.request(slot)
         if self.phase[slot] == Phase.PREEMPTING:
             request.tokens = self.tokens[slot, : self.length[slot]].copy()
             request.preemptions += 1

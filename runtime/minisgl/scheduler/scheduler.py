@@ -12,21 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
+from minisgl.scheduler.logits_processors import encode_logits_processors
 from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
 from minisgl.scheduler.pages import NO_PAGES, Owner, PagePool
 from minisgl.scheduler.prefix_cache import NaiveCache, PrefixCache
 from minisgl.scheduler.queue import WaitingQueue
 from minisgl.scheduler.radix_cache import RadixCache
-from minisgl.scheduler.request import ERROR, Phase, Request, RequestTable
+from minisgl.scheduler.request import ERROR, Completed, Phase, Request, RequestTable
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
 from minisgl.scheduler.step_output import DEADLINE_MESSAGE, Counters, Failure, RequestError, StepOutput
-from minisgl.scheduler.validation import parse
-from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Submit
-from minisgl.wire.plan import NO_CONTROLS, PARAM_COLUMNS, IntArray, StepPlan, StepResult
+from minisgl.scheduler.validation import request_from_submit
+from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, SamplingParams, Submit
+from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, IntArray, StepPlan, StepResult
 
 _NO_SEGMENTS = np.empty((0, 4), np.int32)
-_NO_UPDATES = np.empty((3, 0), np.int32)
-_NO_ROWS = np.empty((PARAM_COLUMNS, 0), np.int32)
 
 GROWTH_SHARE_START = 0.5
 """Optimistic admission: the share of what running requests may still generate that a newcomer must leave free."""
@@ -104,7 +103,7 @@ class Scheduler:
             raise RequestError("duplicate_request", "a request with this id is being served already")
         if len(self.queue) >= self.config.max_waiting:
             raise RequestError("queue_full", f"{len(self.queue)} requests are waiting already; try again later")
-        request = parse(message, client=client, arrival=self._arrivals, now=self.now, config=self.config)
+        request = request_from_submit(message, client=client, arrival=self._arrivals, now=self.now, config=self.config)
         self._arrivals += 1
         self._alive[request.id] = request
         self.queue.push(request)
@@ -158,7 +157,7 @@ class Scheduler:
             self._blocked = None
         updates: list[IntArray] = []
         decode, positions = self._plan_decode(updates)
-        segments, new_rows, controls = self._plan_prefill(max(self.config.max_step_tokens - len(decode), 1), updates)
+        segments, new_rows, processors = self._plan_prefill(max(self.config.max_step_tokens - len(decode), 1), updates)
         if not len(decode) and not segments:
             return None
 
@@ -180,9 +179,9 @@ class Scheduler:
             prefill_sample=prefill[:, 3],
             prefill_tokens=prefill_tokens,
             page_updates=_joined(updates),
-            new_rows=np.stack(new_rows, axis=1) if new_rows else _NO_ROWS,
+            new_rows=np.stack(new_rows, axis=1) if new_rows else NO_ROWS,
             poison_pages=self.pool.take_freed(),
-            controls=np.concatenate(controls) if controls else NO_CONTROLS,
+            logits_processors=np.concatenate(processors) if processors else EMPTY,
             shared_prefixes=self._shared_prefixes.of(self.table.page_table, decode, positions),
         )
         self._launched.append(_Launched(self._step, self.table.launch(slots), plan.sampled_slots))
@@ -203,43 +202,45 @@ class Scheduler:
         table = self.table
         of_prompts = list(prompt_logprobs(table, result.prompt_logprobs)) if result.prompt_logprobs else []
         done = table.collect(launched.mask, launched.sampled, result.tokens)
-        slots, finish = done.slots, done.finish
-        output = StepOutput(
+        self.counters.generated_tokens += len(done.slots)
+        failures = []
+        if np.count_nonzero(done.finish):
+            failures = self._forget_ended(done)
+            if failures:
+                done = done[done.finish != ERROR]
+        slots = done.slots
+        scored, first = result.logprobs, np.count_nonzero(done.index) < len(slots)
+        return StepOutput(
             table.ids.take(slots),
             table.client.take(slots),
             done.index,
             done.tokens,
-            finish,
+            done.finish,
             table.cached.take(slots),
-            [],
+            failures,
+            {} if scored is None else row_logprobs(table, scored, launched.sampled, slots),
+            of_prompts,
+            self._started(done) if first else {},
         )
-        self.counters.generated_tokens += len(slots)
-        if np.count_nonzero(finish):
-            for slot in slots[finish != 0].tolist():
-                request = table.requests[slot]
-                assert request is not None
-                del self._alive[request.id]
-                self.counters.finished += 1
-            if (finish == ERROR).any():
-                output = self._split_failures(slots, output)
-                slots = slots[finish != ERROR]
-        if result.logprobs is not None:
-            of_rows = row_logprobs(table, result.logprobs, launched.sampled, slots)
-            output = msgspec.structs.replace(output, logprobs=of_rows)
-        if of_prompts:
-            output = msgspec.structs.replace(output, prompt_logprobs=of_prompts)
-        if np.count_nonzero(output.index) < len(slots):
-            output = msgspec.structs.replace(output, started=self._started(slots, output.index))
-        return output
 
-    def _started(self, slots: IntArray, index: IntArray) -> dict[int, tuple[float, float]]:
-        """Of the rows with first tokens."""
-        started = {}
-        for row in np.flatnonzero(index == 0).tolist():
-            request = self.table.requests[slots[row]]
-            assert request is not None
-            started[row] = request.admitted_at - request.queued_at, request.admitted_at
-        return started
+    def _forget_ended(self, done: Completed) -> list[Failure]:
+        """Forget the requests that ended with this step; failures of those without a token."""
+        failures = []
+        ended = np.flatnonzero(done.finish)
+        for slot, finish in zip(done.slots[ended].tolist(), done.finish[ended].tolist(), strict=True):
+            request = self.table.request(slot)
+            del self._alive[request.id]
+            self.counters.finished += 1
+            if finish == ERROR:
+                self._failed_rows.add(slot)
+                message = "the model's logits are not finite; the weights or the KV cache are damaged"
+                failures.append(Failure(request.client, request.id, "engine_error", message))
+        return failures
+
+    def _started(self, done: Completed) -> dict[int, tuple[float, float]]:
+        """`StepOutput.started` of the rows with first tokens."""
+        requests = {row: self.table.request(done.slots[row]) for row in np.flatnonzero(done.index == 0).tolist()}
+        return {row: (r.admitted_at - r.queued_at, r.admitted_at) for row, r in requests.items()}
 
     def _plan_decode(self, updates: list[IntArray]) -> tuple[IntArray, IntArray]:
         """Rows that decode in this step and the positions of their input tokens; pages where they need one."""
@@ -278,10 +279,10 @@ class Scheduler:
         self, budget: int, updates: list[IntArray]
     ) -> tuple[list[tuple[int, int, int, int]], list[IntArray], list[IntArray]]:
         """Segments (slot, start, length, sample) of at most `budget` tokens: first what is under way, then
-        newcomers. And the sampling parameters and controls of the newcomers' rows."""
+        newcomers. And the sampling parameters and logits processors of the newcomers' rows."""
         segments: list[tuple[int, int, int, int]] = []
         new_rows: list[IntArray] = []
-        controls: list[IntArray] = []
+        processors: list[IntArray] = []
         for request in self.table.prefilling():
             if not budget:
                 break
@@ -295,12 +296,11 @@ class Scheduler:
             assert slot is not None
             count = int(self.table.num_pages[slot])
             updates.append(np.stack((np.full(count, slot), np.arange(count), self.table.pages(slot))).astype(np.int32))
-            new_rows.append(_parameters(slot, newcomer))
-            if newcomer.controls is not None:
-                history = newcomer.tokens, newcomer.prompt_length, newcomer.prompt_reported
-                controls.append(newcomer.controls.row(slot, *history))
+            new_rows.append(_sampling_row(slot, newcomer.params))
+            if (encoded := encode_logits_processors(newcomer, self.config)) is not None:
+                processors.append(encoded)
             budget -= self._launch_segment(slot, budget, segments)
-        return segments, new_rows, controls
+        return segments, new_rows, processors
 
     def _launch_segment(self, slot: int, budget: int, segments: list[tuple[int, int, int, int]]) -> int:
         table = self.table
@@ -437,39 +437,19 @@ class Scheduler:
             self.queue.push(request)
         self._blocked = None
 
-    def _split_failures(self, slots: IntArray, output: StepOutput) -> StepOutput:
-        failed = output.finish == ERROR
-        failures = []
-        for slot in slots[failed].tolist():
-            self._failed_rows.add(slot)
-            request = self.table.requests[slot]
-            assert request is not None
-            message = "the model's logits were not finite: the weights or the KV cache are damaged"
-            failures.append(Failure(request.client, request.id, "engine_error", message))
-        good = ~failed
-        return StepOutput(
-            output.ids[good],
-            output.client[good],
-            output.index[good],
-            output.tokens[good],
-            output.finish[good],
-            output.cached[good],
-            failures,
-        )
-
 
 def _joined(updates: list[IntArray]) -> IntArray:
     """`StepPlan.page_updates` of [3, U] each. Most steps have those of the decode rows only."""
     match updates:
         case []:
-            return _NO_UPDATES
+            return NO_UPDATES
         case [only]:
             return only
     return np.concatenate(updates, axis=1)
 
 
-def _parameters(slot: int, request: Request) -> IntArray:
+def _sampling_row(slot: int, params: SamplingParams) -> IntArray:
     """One column of `StepPlan.new_rows`."""
-    floats = np.array((request.temperature, request.top_p, request.min_p), np.float32).view(np.int32)
-    seed = np.array((request.seed,), np.int64).view(np.int32)
-    return np.array((slot, floats[0], request.top_k, floats[1], floats[2], seed[0], seed[1]), np.int32)
+    floats = np.array((params.temperature, params.top_p, params.min_p), np.float32).view(np.int32)
+    seed = np.array((params.seed,), np.int64).view(np.int32)
+    return np.array((slot, floats[0], params.top_k, floats[1], floats[2], seed[0], seed[1]), np.int32)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minisgl.wire.plan import NO_PREFIXES, IntArray
+from minisgl.wire.plan import EMPTY, IntArray
 from minisgl.wire.shared_prefixes import SharedPrefix, encode_prefixes
 
 SMALLEST_GROUP: Final = 16
@@ -58,8 +58,8 @@ class SharedPrefixes:
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._slots: IntArray = NO_PREFIXES
-        self._encoded: IntArray = NO_PREFIXES
+        self._slots: IntArray = EMPTY
+        self._encoded: IntArray = EMPTY
         self._steps_left = 0
 
     def of(self, page_table: IntArray, slots: IntArray, positions: IntArray) -> IntArray:

@@ -1,82 +1,117 @@
-"""A message from outside becomes a request, or is refused. The frontend has checked most of it already, with better
-words; this is what keeps the engine safe from any client."""
+"""Validation of requests from clients. The frontend has checked most values already, with better messages; these
+checks keep the engine safe from any client."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from minisgl.config import SchedulerConfig
-from minisgl.scheduler.controls import parse_controls
 from minisgl.scheduler.request import Request
 from minisgl.scheduler.step_output import RequestError
-from minisgl.wire.messages import REQUEST_ID_BYTES, Submit
+from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams, Submit
 
 LOWEST_TEMPERATURE: Final = 1e-5
-"""Below it logits / temperature leaves float32's range; the choice has long been the greedy one."""
+"""Below it logits / temperature leaves the range of float32; sampling has long become greedy."""
 HIGHEST_TEMPERATURE: Final = 1e5
-"""Far above it float32 has no value; the choice has long been uniform."""
-
+"""Far above it float32 has no value; sampling has long become uniform."""
+MAX_BIASES: Final = 1024
+MAX_LOGPROBS: Final = 128
+MAX_PENALTY: Final = 1e4
+"""Far above useful values, and with the longest answer still far below the maximum of float32."""
+REPETITION_RANGE: Final = (1e-3, 1e3)
 MAX_SALT_BYTES: Final = 1024
 
 
-def parse(message: Submit, *, client: int, arrival: int, now: float, config: SchedulerConfig) -> Request:
-    """Raises RequestError."""
+def request_from_submit(message: Submit, *, client: int, arrival: int, now: float, config: SchedulerConfig) -> Request:
+    """The request of a client's message. Raises RequestError when a value is wrong."""
     if len(message.id) != REQUEST_ID_BYTES:
-        raise RequestError("invalid_request", f"a request id has {REQUEST_ID_BYTES} bytes, not {len(message.id)}")
+        raise _invalid(f"the request id has {len(message.id)} bytes; it must have {REQUEST_ID_BYTES}")
     if len(message.prompt) % 4 or len(message.output) % 4 or not message.prompt:
-        raise RequestError("invalid_request", "a prompt is at least one int32 token id")
+        raise _invalid("the prompt must consist of int32 token ids, at least one")
     tokens = np.frombuffer(message.prompt + message.output, "<i4").astype(np.int32)
     prompt_length = len(message.prompt) // 4
-    lowest, highest = int(tokens.min()), int(tokens.max())
-    if lowest < 0 or highest >= config.vocab_size:
-        bad = lowest if lowest < 0 else highest
-        raise RequestError(
-            "invalid_token", f"token id {bad} is outside of the model's vocabulary, 0..{config.vocab_size - 1}"
-        )
+    _check_vocabulary("the prompt", (int(tokens.min()), int(tokens.max())), config)
     if prompt_length >= config.max_model_len:
-        raise RequestError(
-            "context_length_exceeded",
-            f"This model's maximum context length is {config.max_model_len} tokens, but the prompt has {prompt_length} "
-            "(context_length_exceeded)",
-        )
+        raise _too_long(f"the prompt has {prompt_length}", config)
     limit = prompt_length + message.max_tokens
-    if message.max_tokens < 1 or limit <= len(tokens):
-        raise RequestError("invalid_request", "max_tokens leaves no token to generate")
+    if limit <= len(tokens):
+        raise _invalid("max_tokens leaves no token to generate")
     if limit > config.max_model_len:
-        raise RequestError(
-            "context_length_exceeded",
-            f"This model's maximum context length is {config.max_model_len} tokens, but {prompt_length} of the "
-            f"prompt and {message.max_tokens} to generate were asked for (context_length_exceeded)",
-        )
-    if not (0 <= message.temperature <= HIGHEST_TEMPERATURE and 0 < message.top_p <= 1 and 0 <= message.min_p <= 1):
-        raise RequestError("invalid_request", "temperature, top_p or min_p is out of range")
-    if not -(2**63) <= message.seed < 2**63:
-        raise RequestError("invalid_request", "seed is not a 64-bit integer")
+        raise _too_long(f"the prompt has {prompt_length} and max_tokens is {message.max_tokens}", config)
     if len(message.cache_salt) > MAX_SALT_BYTES:
-        raise RequestError("invalid_request", f"cache_salt has more than {MAX_SALT_BYTES} bytes")
-    controls = parse_controls(message, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
-    # Who goes on behind an output has got all that there was to say of the prompt.
-    reports_prompt = message.prompt_logprobs >= 0 and not message.output
+        raise _invalid(f"cache_salt has more than {MAX_SALT_BYTES} bytes")
+    params = message.params
+    _check_params(params, message.max_tokens, config)
+    # A request that resumes behind an earlier output has already received the log-probabilities of its prompt.
+    reports_prompt = params.prompt_logprobs is not None and not message.output
     return Request(
         id=message.id,
         client=client,
         tokens=tokens,
         prompt_length=prompt_length,
         limit=limit,
-        temperature=message.temperature if message.temperature >= LOWEST_TEMPERATURE else 0.0,
-        top_k=message.top_k if 0 < message.top_k < config.vocab_size else 0,
-        top_p=message.top_p,
-        min_p=message.min_p,
-        seed=message.seed,
-        ignore_eos=message.ignore_eos,
-        stop_token_ids=frozenset(token for token in message.stop_token_ids if 0 <= token < config.vocab_size),
+        params=replace(
+            params,
+            temperature=params.temperature if params.temperature >= LOWEST_TEMPERATURE else 0.0,
+            top_k=params.top_k if 0 < params.top_k < config.vocab_size else 0,
+        ),
+        stop_token_ids=frozenset(token for token in params.stop_token_ids if 0 <= token < config.vocab_size),
         priority=message.priority,
         deadline_ms=message.deadline_ms,
         arrival=arrival,
         queued_at=now,
-        controls=controls,
         cache_salt=message.cache_salt,
         prompt_reported=1 if reports_prompt else prompt_length,
     )
+
+
+def _check_params(params: SamplingParams, max_tokens: int, config: SchedulerConfig) -> None:
+    if not (0 <= params.temperature <= HIGHEST_TEMPERATURE and 0 < params.top_p <= 1 and 0 <= params.min_p <= 1):
+        raise _invalid("temperature, top_p or min_p is out of range")
+    assert params.seed is not None
+    if not -(2**63) <= params.seed < 2**63:
+        raise _invalid("seed is not a 64-bit integer")
+    if len(params.logit_bias) > MAX_BIASES:
+        raise _invalid(f"logit_bias has {len(params.logit_bias)} tokens; the limit is {MAX_BIASES}")
+    penalties = (-MAX_PENALTY, MAX_PENALTY)
+    in_range = [
+        ("presence_penalty", params.presence_penalty, penalties),
+        ("frequency_penalty", params.frequency_penalty, penalties),
+        ("repetition_penalty", params.repetition_penalty, REPETITION_RANGE),
+        ("logprobs", params.logprobs or 0, (0, MAX_LOGPROBS)),
+        ("prompt_logprobs", params.prompt_logprobs or 0, (0, MAX_LOGPROBS)),
+        *((f"logit_bias of token {token}", value, penalties) for token, value in params.logit_bias.items()),
+    ]
+    for name, value, (lowest, highest) in in_range:
+        # NaN is in no range.
+        if not lowest <= value <= highest:
+            raise _invalid(f"{name} is {value}; it must be in {lowest:g}..{highest:g}")
+    if params.logit_bias:
+        _check_vocabulary("logit_bias", params.logit_bias, config)
+    if not 0 <= params.min_tokens <= max_tokens:
+        raise _invalid("min_tokens is negative or above max_tokens")
+
+
+def _check_vocabulary(name: str, tokens: Collection[int], config: SchedulerConfig) -> None:
+    for token in (min(tokens), max(tokens)):
+        if not 0 <= token < config.vocab_size:
+            raise RequestError(
+                "invalid_token",
+                f"{name} contains token id {token}; the vocabulary of the model is 0..{config.vocab_size - 1}",
+            )
+
+
+def _too_long(lengths: str, config: SchedulerConfig) -> RequestError:
+    return RequestError(
+        "context_length_exceeded",
+        f"This model's maximum context length is {config.max_model_len} tokens, but {lengths} "
+        "(context_length_exceeded)",
+    )
+
+
+def _invalid(message: str) -> RequestError:
+    return RequestError("invalid_request", message)

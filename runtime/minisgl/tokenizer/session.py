@@ -12,6 +12,8 @@ from collections.abc import Collection, Sequence
 from enum import Enum, auto
 from typing import Final, Literal
 
+from msgspec.structs import replace
+
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.prompt_encoder import Prompt
@@ -372,26 +374,11 @@ def _check_tokens(tokens: Collection[int], vocab_size: int, param: str) -> None:
 
 
 def submit_message(generate: Generate, prompt: bytes, *, max_tokens: int, seed: int) -> Submit:
-    """What the scheduler is told of `generate`, whose prompt are the int32 token ids in `prompt`."""
-    params = generate.params
-    return Submit(
+    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt."""
+    return Submit.with_params(
+        replace(generate.params, max_tokens=max_tokens, seed=seed),
         id=generate.id,
         prompt=prompt,
-        max_tokens=max_tokens,
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=seed,
-        ignore_eos=params.ignore_eos,
-        stop_token_ids=params.stop_token_ids,
-        min_tokens=params.min_tokens,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias,
-        logprobs=-1 if params.logprobs is None else params.logprobs,
-        prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
         priority=generate.priority,
         deadline_ms=generate.deadline_ms,
         cache_salt=generate.cache_salt.encode("utf-8", "replace"),

@@ -85,7 +85,36 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     deadline_ms: int = 0
     """Unix time in ms after which the request ends in an error; 0: none."""
     cache_salt: bytes = b""
-    """Requests share cached prefixes only with those of the same salt."""
+    """Requests share cached prefixes only with requests of the same salt."""
+
+    @staticmethod
+    def with_params(
+        params: SamplingParams,
+        *,
+        id: bytes,
+        prompt: bytes,
+        priority: int = 0,
+        deadline_ms: int = 0,
+        cache_salt: bytes = b"",
+    ) -> Submit:
+        """A request with flat `params`, whose `max_tokens` and `seed` are set. Stop strings are left out."""
+        flat = {name: getattr(params, name) for name in _TOKEN_PARAMS}
+        flat |= {name: -1 for name in _LOGPROBS if flat[name] is None}
+        flat["top_k"] = max(params.top_k, 0)
+        return Submit(id=id, prompt=prompt, priority=priority, deadline_ms=deadline_ms, cache_salt=cache_salt, **flat)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The flat fields as one struct."""
+        nested = {name: getattr(self, name) for name in _TOKEN_PARAMS}
+        nested |= {name: None for name in _LOGPROBS if nested[name] == -1}
+        return SamplingParams(**nested)
+
+
+_TOKEN_PARAMS: Final = tuple(name for name in SamplingParams.__struct_fields__ if name in Submit.__struct_fields__)
+"""Parameters that reach the scheduler; the tokenizer applies the others to the text."""
+_LOGPROBS: Final = ("logprobs", "prompt_logprobs")
+"""None in `SamplingParams` is −1 in `Submit`."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

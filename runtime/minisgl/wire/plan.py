@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 
-PARAM_COLUMNS: Final = 7
+SAMPLING_COLUMNS: Final = 7
 """slot, temperature (float bits), top_k, top_p (float bits), min_p (float bits), seed low, seed high."""
 
-NO_CONTROLS: Final[IntArray] = np.empty(0, np.int32)
-NO_PREFIXES: Final[IntArray] = np.empty(0, np.int32)
+EMPTY: Final[IntArray] = np.empty(0, np.int32)
+NO_UPDATES: Final[IntArray] = np.empty((3, 0), np.int32)
+NO_ROWS: Final[IntArray] = np.empty((SAMPLING_COLUMNS, 0), np.int32)
 
 _HEADER: Final = 12
 
@@ -31,7 +32,8 @@ class PlanError(ValueError):
 
 class StepPlan(msgspec.Struct, frozen=True):
     """One step. All arrays are int32 views into `buffer`; D decode rows, P prefill segments, T prefill tokens,
-    U page-table updates, N new rows, Z poisoned pages, C numbers of controls, X of shared prefixes.
+    U page-table updates, N new rows, Z poisoned pages, C numbers of logits processors, X of shared
+    prefixes.
 
     Execution order within a step: poison, new rows' parameters, page-table updates, then the forward pass. In
     each layer the KV of *all* tokens of the step is stored before any attention reads it: a segment may start
@@ -62,13 +64,14 @@ class StepPlan(msgspec.Struct, frozen=True):
     page_updates: IntArray
     """[3, U] slot, index in the slot's page table, page."""
     new_rows: IntArray
-    """[PARAM_COLUMNS, N] sampling parameters of the rows that join in this step."""
+    """[SAMPLING_COLUMNS, N] sampling parameters of the rows that join in this step."""
     poison_pages: IntArray
     """[Z] pages freed since the last plan; only with audit. The engine fills them with NaN."""
-    controls: IntArray
-    """[C] what some of the new rows ask besides: `row_controls.decode_controls` reads it."""
+    logits_processors: IntArray
+    """[C] penalties, biases, masks and log-probability requests of some of the new rows;
+    `logits_processors.decode_logits_processors` reads it."""
     shared_prefixes: IntArray
-    """[X] decode rows whose first pages are the same: `shared_prefixes.decode_prefixes` reads it."""
+    """[X] decode rows whose first pages are the same; `shared_prefixes.decode_prefixes` reads it."""
     buffer: IntArray
 
     @property
@@ -86,39 +89,32 @@ class StepPlan(msgspec.Struct, frozen=True):
         *,
         epoch: int,
         step: int,
-        decode_slots: IntArray,
-        decode_positions: IntArray,
-        prefill_slots: IntArray,
-        prefill_starts: IntArray,
-        prefill_lengths: IntArray,
-        prefill_sample: IntArray,
-        prefill_tokens: IntArray,
-        page_updates: IntArray,
-        new_rows: IntArray,
-        poison_pages: IntArray,
-        controls: IntArray = NO_CONTROLS,
-        shared_prefixes: IntArray = NO_PREFIXES,
+        decode_slots: IntArray = EMPTY,
+        decode_positions: IntArray = EMPTY,
+        prefill_slots: IntArray = EMPTY,
+        prefill_starts: IntArray = EMPTY,
+        prefill_lengths: IntArray = EMPTY,
+        prefill_sample: IntArray = EMPTY,
+        prefill_tokens: IntArray = EMPTY,
+        page_updates: IntArray = NO_UPDATES,
+        new_rows: IntArray = NO_ROWS,
+        poison_pages: IntArray = EMPTY,
+        logits_processors: IntArray = EMPTY,
+        shared_prefixes: IntArray = EMPTY,
     ) -> StepPlan:
-        """Pack the parts. `page_updates` is [3, U], `new_rows` [PARAM_COLUMNS, N]; the others 1-D."""
-        header = np.array(
-            (
-                epoch & 0x7FFFFFFF,
-                epoch >> 31,
-                step & 0x7FFFFFFF,
-                step >> 31,
-                len(decode_slots),
-                len(prefill_slots),
-                len(prefill_tokens),
-                page_updates.shape[1],
-                new_rows.shape[1],
-                len(poison_pages),
-                len(controls),
-                len(shared_prefixes),
-            ),
-            np.int32,
+        """Pack the arrays, whose shapes are those of the fields."""
+        sizes = (
+            len(decode_slots),
+            len(prefill_slots),
+            len(prefill_tokens),
+            page_updates.shape[1],
+            new_rows.shape[1],
+            len(poison_pages),
+            len(logits_processors),
+            len(shared_prefixes),
         )
         parts = (
-            header,
+            (epoch & 0x7FFFFFFF, epoch >> 31, step & 0x7FFFFFFF, step >> 31, *sizes),
             decode_slots,
             decode_positions,
             prefill_slots,
@@ -129,49 +125,31 @@ class StepPlan(msgspec.Struct, frozen=True):
             page_updates.ravel(),
             new_rows.ravel(),
             poison_pages,
-            controls,
+            logits_processors,
             shared_prefixes,
         )
         return StepPlan._view(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
 
     @staticmethod
     def decode(frame: bytes | memoryview) -> StepPlan:
-        """Raises PlanError when the frame's sizes do not add up."""
+        """The plan in a frame. Raises PlanError when the frame's sizes do not add up."""
         if len(frame) < _HEADER * 4 or len(frame) % 4:
-            raise PlanError(f"a plan of {len(frame)} bytes is cut off")
+            raise PlanError(f"a plan of {len(frame)} bytes is truncated")
         return StepPlan._view(np.frombuffer(frame, np.int32))
 
     @staticmethod
     def _view(buffer: IntArray) -> StepPlan:
         epoch_low, epoch_high, step_low, step_high, *sizes = buffer[:_HEADER].tolist()
-        d, p, t, u, n, z, controls, prefixes = sizes
-        size = _HEADER + 2 * d + 4 * p + t + 3 * u + PARAM_COLUMNS * n + z + controls + prefixes
-        if min(sizes) < 0 or size != len(buffer):
+        d, p, t, u, n, *others = sizes
+        arrays, start = [], _HEADER
+        for length in (d, d, p, p, p, p, t, 3 * u, SAMPLING_COLUMNS * n, *others):
+            arrays.append(buffer[start : start + length])
+            start += length
+        if min(sizes) < 0 or start != len(buffer):
             raise PlanError("the sizes in a plan's header do not add up to its length")
-        a = _HEADER + d
-        b = a + d
-        c = b + 4 * p
-        e = c + t
-        f = e + 3 * u
-        g = f + PARAM_COLUMNS * n
-        h = g + z
-        return StepPlan(
-            epoch=epoch_low | epoch_high << 31,
-            step=step_low | step_high << 31,
-            decode_slots=buffer[_HEADER:a],
-            decode_positions=buffer[a:b],
-            prefill_slots=buffer[b : b + p],
-            prefill_starts=buffer[b + p : b + 2 * p],
-            prefill_lengths=buffer[b + 2 * p : b + 3 * p],
-            prefill_sample=buffer[b + 3 * p : c],
-            prefill_tokens=buffer[c:e],
-            page_updates=buffer[e:f].reshape(3, u),
-            new_rows=buffer[f:g].reshape(PARAM_COLUMNS, n),
-            poison_pages=buffer[g:h],
-            controls=buffer[h : h + controls],
-            shared_prefixes=buffer[h + controls :],
-            buffer=buffer,
-        )
+        arrays[7], arrays[8] = arrays[7].reshape(3, u), arrays[8].reshape(SAMPLING_COLUMNS, n)
+        arrays.append(buffer)
+        return StepPlan(epoch_low | epoch_high << 31, step_low | step_high << 31, *arrays)
 
 
 class LogprobColumns(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from minisgl.wire.plan import NO_PREFIXES, IntArray, PlanError
+from minisgl.wire.plan import EMPTY, IntArray, PlanError
 
 _HEADER: Final = 2
 
@@ -29,7 +29,7 @@ class SharedPrefix:
 def encode_prefixes(groups: Sequence[SharedPrefix]) -> IntArray:
     """[X] of each group: pages, number of rows, rows."""
     if not groups:
-        return NO_PREFIXES
+        return EMPTY
     parts = [part for group in groups for part in ((group.pages, len(group.rows)), group.rows)]
     return np.concatenate(parts, dtype=np.int32, casting="same_kind")
 

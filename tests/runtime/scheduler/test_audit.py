@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from minisgl.scheduler.audit import check
+from support.scheduler_audit import check
 from support.scheduling import Harness
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minisgl.scheduler.audit import check_radix
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit
 from support.numerics.kv_engine import reference
+from support.scheduler_audit import check_radix
 from support.scheduling import VOCAB, Harness
 
 

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from minisgl.scheduler.audit import check_radix
 from minisgl.scheduler.prefix_cache import NaiveCache
 from minisgl.scheduler.radix_cache import Node, RadixCache
+from support.scheduler_audit import check_radix
 
 
 def ints(*values: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from minisgl.wire.plan import PARAM_COLUMNS, PlanError, StepPlan
+from minisgl.wire.plan import SAMPLING_COLUMNS, PlanError, StepPlan
 
 SIZES = st.integers(0, 5)
 
@@ -31,9 +31,9 @@ def plans(draw: st.DrawFn) -> StepPlan:
         prefill_sample=draw(arrays(p)),
         prefill_tokens=draw(arrays(t)),
         page_updates=draw(arrays(3, u)),
-        new_rows=draw(arrays(PARAM_COLUMNS, n)),
+        new_rows=draw(arrays(SAMPLING_COLUMNS, n)),
         poison_pages=draw(arrays(z)),
-        controls=draw(arrays(c)),
+        logits_processors=draw(arrays(c)),
         shared_prefixes=draw(arrays(x)),
     )
 
@@ -74,8 +74,5 @@ def test_sampled_slots_are_decode_rows_then_prompts_that_end() -> None:
         prefill_lengths=ints(1, 1, 1),
         prefill_sample=ints(1, 0, 1),
         prefill_tokens=ints(5, 5, 5),
-        page_updates=np.empty((3, 0), np.int32),
-        new_rows=np.empty((PARAM_COLUMNS, 0), np.int32),
-        poison_pages=ints(),
     )
     assert plan.sampled_slots.tolist() == [4, 2, 7, 1]

@@ -20,9 +20,9 @@ from minisgl.hub.fetch import FetchRecord, Source, fetch
 from minisgl.launcher import control
 from minisgl.replica import link
 from minisgl.replica.restart_log import History
+from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
 from minisgl.wire.messages import FromScheduler, ToScheduler
 from minisgl.wire.plan import IntArray, StepPlan
-from minisgl.wire.row_controls import RowControls, decode_controls
 from minisgl.wire.shared_prefixes import SharedPrefix, decode_prefixes, encode_prefixes
 from minisgl.wire.sockets import Codec
 from minisgl.wire.status import EngineStatus, Failure, FetchStatus, ReplicaView
@@ -88,7 +88,7 @@ def _encode_plan(values: dict[str, Any]) -> bytes:
     return StepPlan.build(
         epoch=values["epoch"],
         step=values["step"],
-        controls=np.concatenate([np.empty(0, np.int32), *map(_encode_row, values["controls"])]),
+        logits_processors=np.concatenate([np.empty(0, np.int32), *map(_encode_row, values["controls"])]),
         shared_prefixes=encode_prefixes(groups),
         **{name: np.array(values[name], np.int32) for name in _PLAN_ARRAYS},
     ).encode()
@@ -96,12 +96,12 @@ def _encode_plan(values: dict[str, Any]) -> bytes:
 
 def _encode_row(values: dict[str, Any]) -> IntArray:
     arrays = {name: np.array(values[name], kind) for name, kind in _ROW_ARRAYS.items()}
-    return RowControls(**cast(Any, values | arrays)).encode()
+    return RowLogitsProcessors(**cast(Any, values | arrays)).encode()
 
 
 def _decode_plan(frame: bytes) -> dict[str, Any]:
     plan = StepPlan.decode(frame)
-    rows = [asdict(row) for row in decode_controls(plan.controls)]
+    rows = [asdict(row) for row in decode_logits_processors(plan.logits_processors)]
     groups = decode_prefixes(plan.shared_prefixes, len(plan.decode_slots))
     return {
         "epoch": plan.epoch,

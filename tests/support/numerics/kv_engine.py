@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from minisgl.engine.interface import EngineLimits, EngineStats
+from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
 from minisgl.wire.plan import LogprobColumns, PromptPart, RowLogprobs, StepPlan, StepResult
-from minisgl.wire.row_controls import RowControls, decode_controls
 from minisgl.wire.shared_prefixes import decode_prefixes
 
 MASK = (1 << 64) - 1
@@ -78,7 +78,7 @@ class KvEngine:
         self.page_table = np.full((limits.max_running, pages_per_row), -1, np.int32)
         self.last_token = np.full(limits.max_running, -1, np.int64)
         self.seeds = np.zeros(limits.max_running, np.int64)
-        self.controls: dict[int, RowControls] = {}
+        self.processors: dict[int, RowLogitsProcessors] = {}
         self.shared_rows = 0
         """Rows of executed plans that shared a prefix."""
         self.log: list[tuple[str, int]] = []
@@ -103,30 +103,30 @@ class KvEngine:
         pass
 
     def _row_scores(self, plan: StepPlan, tokens: np.ndarray) -> RowLogprobs | None:
-        slots = plan.sampled_slots.tolist()
-        rows = [row for row, slot in enumerate(slots) if slot in self.controls and self.controls[slot].logprobs >= 0]
-        if not rows:
+        found = {row: self.processors.get(slot) for row, slot in enumerate(plan.sampled_slots.tolist())}
+        asked = {row: p.logprobs for row, p in found.items() if p is not None and p.logprobs >= 0}
+        if not asked:
             return None
-        tops = max(self.controls[slots[row]].logprobs for row in rows)
-        return RowLogprobs(np.array(rows, np.int32), columns(tokens[rows].tolist(), tops))
+        rows = list(asked)
+        return RowLogprobs(np.array(rows, np.int32), columns(tokens[rows].tolist(), max(asked.values())))
 
     def _prompt_scores(self, plan: StepPlan) -> Iterator[PromptPart]:
         segments = (plan.prefill_slots, plan.prefill_starts, plan.prefill_lengths)
         for slot, start, length in zip(*(column.tolist() for column in segments), strict=True):
-            controls = self.controls.get(slot)
-            if controls is None or controls.prompt_logprobs < 0:
+            row = self.processors.get(slot)
+            if row is None or row.prompt_logprobs < 0:
                 continue
-            first = max(start + 1, controls.prompt_logprobs_from)
-            end = min(start + length + 1, controls.prompt_length)
+            first = max(start + 1, row.prompt_logprobs_from)
+            end = min(start + length + 1, row.prompt_length)
             if first < end:
-                assert controls.prompt[first:end].size == end - first, "the engine is not told the next prompt tokens"
+                assert row.prompt[first:end].size == end - first, "the engine is not told the next prompt tokens"
                 scores = [float(int(self.kv[self._address(slot, i - 1)]) % 1000) for i in range(first, end)]
-                yield PromptPart(slot, first, columns(scores, controls.prompt_logprobs))
+                yield PromptPart(slot, first, columns(scores, row.prompt_logprobs))
 
     def _execute(self, plan: StepPlan) -> np.ndarray:
         for slot in plan.new_rows[0].tolist():
-            self.controls.pop(slot, None)
-        self.controls.update((controls.slot, controls) for controls in decode_controls(plan.controls))
+            self.processors.pop(slot, None)
+        self.processors.update((row.slot, row) for row in decode_logits_processors(plan.logits_processors))
         self.kv[plan.poison_pages] = POISON
         self.last_token[plan.new_rows[0]] = -1
         self.seeds[plan.new_rows[0]] = np.ascontiguousarray(plan.new_rows[5:7].T).view(np.int64).ravel()

@@ -27,7 +27,6 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
 from minisgl.launcher.devices import choose_device
-from minisgl.scheduler.audit import check
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.process import scheduler_config
@@ -35,6 +34,7 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES, Submit
 from minisgl.wire.plan import IntArray, StepPlan
+from support.scheduler_audit import check
 
 _CHECK_EVERY: Final = 32
 """Steps between two audits, which cost more than a step."""

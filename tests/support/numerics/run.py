@@ -17,7 +17,6 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
-from minisgl.scheduler.audit import check
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.scheduler import Scheduler
@@ -26,6 +25,7 @@ from minisgl.wire.messages import REQUEST_ID_BYTES, Submit
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from support.numerics.cases import Case
 from support.numerics.workload import ANSWER, Ask, Workload, cached_tokens, engine_config, scheduler_config
+from support.scheduler_audit import check
 
 _CHECK_EVERY = 16
 """Steps between two audits of the scheduler's books, which cost more than a step."""

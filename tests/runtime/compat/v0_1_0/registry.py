@@ -17,12 +17,12 @@ from minisgl.launcher.engine_status import EngineStatus
 from minisgl.launcher.failures import Failure
 from minisgl.launcher.history import History
 from minisgl.launcher.model_fetch import FetchRecord, FetchStatus
+from minisgl.wire.row_controls import RowControls, decode_controls
 
 from minisgl.frontend.tokenizers import Tokenizers
 from minisgl.launcher import control, link
 from minisgl.wire.messages import FromScheduler, ToScheduler
 from minisgl.wire.plan import IntArray, StepPlan
-from minisgl.wire.row_controls import RowControls, decode_controls
 from minisgl.wire.shared_prefixes import SharedPrefix, decode_prefixes, encode_prefixes
 from minisgl.wire.sockets import Codec
 from minisgl.wire.text import FromTokenizer, ReplicaState, ToTokenizer

@@ -14,7 +14,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
 from minisgl.wire.plan import StepPlan
-from support.kernels.controls_reference import Scores, Serving, assert_same, defined_answer, submit
+from support.numerics.logits_processors import Scores, Serving, assert_same, defined_answer, submit
 
 PROMPT = np.random.default_rng(5).integers(3, 500, 75).tolist()
 CONTROLS: list[dict[str, Any]] = [

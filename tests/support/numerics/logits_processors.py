@@ -16,13 +16,13 @@ from minisgl.config import EngineConfig
 from minisgl.engine.interface import Engine
 from minisgl.kernels.sample import choose
 from minisgl.kernels.top_k_top_p import thresholds
-from minisgl.scheduler.audit import check
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
 from support.kernels.sampling import sampling_rows
+from support.scheduler_audit import check
 
 _IDS = itertools.count(1)
 

@@ -18,7 +18,7 @@ from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.wire.messages import Submit
 from minisgl.wire.plan import StepPlan, StepResult
-from support.kernels.controls_reference import Model, Serving, assert_same, submit
+from support.numerics.logits_processors import Model, Serving, assert_same, submit
 
 PROMPT = np.random.default_rng(5).integers(3, 500, 11).tolist() * 2
 """Holds every token twice, so that repetition counts presence, not occurrences."""

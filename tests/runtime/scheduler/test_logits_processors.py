@@ -52,7 +52,7 @@ def test_plain_requests_carry_no_controls() -> None:
     harness.submit([1, 2], 8, stop_token_ids=(5,), cache_salt=b"x")
     harness.submit([1, 2], 8, min_tokens=3, ignore_eos=True)
     plan = harness.scheduler.plan()
-    assert plan is not None and len(plan.controls) == 0
+    assert plan is not None and len(plan.logits_processors) == 0
 
 
 def test_what_a_row_asks_travels_in_the_plan_in_which_it_joins() -> None:
@@ -68,7 +68,7 @@ def test_what_a_row_asks_travels_in_the_plan_in_which_it_joins() -> None:
         logprobs=2,
     )
     harness.step()
-    (row,) = harness.engine.controls.values()
+    (row,) = harness.engine.processors.values()
     assert sorted(row.masked_ids.tolist()) == sorted([9, *EOS])
     assert (row.bias_ids.tolist(), row.bias_values.tolist()) == ([4], [-1.5])
     assert (row.prompt.tolist(), row.output.tolist()) == ([1, 2, 3, 4, 5], [6])
@@ -81,7 +81,7 @@ def test_a_history_that_nobody_needs_is_not_sent() -> None:
     harness = Harness(overlap=False)
     harness.submit([1, 2, 3], 4, logprobs=0)
     harness.step()
-    (row,) = harness.engine.controls.values()
+    (row,) = harness.engine.processors.values()
     assert len(row.prompt) == len(row.output) == 0
 
 

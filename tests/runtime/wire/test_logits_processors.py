@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
 from minisgl.wire.plan import PlanError
-from minisgl.wire.row_controls import RowControls, decode_controls
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)
@@ -17,9 +17,9 @@ LISTS = hnp.arrays(np.int32, st.integers(0, 4))
 
 
 @st.composite
-def controls(draw: st.DrawFn) -> RowControls:
+def processors(draw: st.DrawFn) -> RowLogitsProcessors:
     bias = draw(LISTS)
-    return RowControls(
+    return RowLogitsProcessors(
         slot=draw(INTS),
         prompt_length=draw(INTS),
         repetition=draw(FLOATS),
@@ -37,29 +37,29 @@ def controls(draw: st.DrawFn) -> RowControls:
     )
 
 
-def _joined(rows: list[RowControls]) -> np.ndarray:
+def _joined(rows: list[RowLogitsProcessors]) -> np.ndarray:
     return np.concatenate([np.empty(0, np.int32), *(row.encode() for row in rows)], dtype=np.int32)
 
 
-@given(st.lists(controls(), max_size=3))
-def test_rows_survive_the_wire(rows: list[RowControls]) -> None:
-    decoded = decode_controls(_joined(rows))
+@given(st.lists(processors(), max_size=3))
+def test_rows_survive_the_wire(rows: list[RowLogitsProcessors]) -> None:
+    decoded = decode_logits_processors(_joined(rows))
     assert len(decoded) == len(rows)
     for ours, theirs in zip(decoded, rows, strict=True):
-        for name in RowControls.__dataclass_fields__:
+        for name in RowLogitsProcessors.__dataclass_fields__:
             assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
 
 
-@given(st.lists(controls(), min_size=1, max_size=3), st.integers(1, 10))
-def test_what_is_cut_off_is_refused(rows: list[RowControls], cut: int) -> None:
+@given(st.lists(processors(), min_size=1, max_size=3), st.integers(1, 10))
+def test_what_is_cut_off_is_refused(rows: list[RowLogitsProcessors], cut: int) -> None:
     with pytest.raises(PlanError):
-        decode_controls(_joined(rows)[:-cut])
+        decode_logits_processors(_joined(rows)[:-cut])
 
 
 @given(hnp.arrays(np.int32, st.integers(1, 40)))
 def test_any_other_numbers_are_refused_or_add_up(numbers: np.ndarray) -> None:
     try:
-        rows = decode_controls(numbers)
+        rows = decode_logits_processors(numbers)
     except PlanError:
         return
     assert len(_joined(rows)) == len(numbers)

@@ -1,0 +1,82 @@
+"""Logits processors of single rows (penalties, biases, masks) and their log-probability requests, as they travel in
+`StepPlan.logits_processors`.
+
+Few rows have any: a plan without them carries nothing, and an engine does nothing for it. The processors of a row come
+in the plan in which it joins, with the row's whole history, so a preempted row continues exactly where it stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from minisgl.wire.plan import FloatArray, IntArray, PlanError
+
+_HEADER: Final = 13
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogitsProcessors:
+    """Logits processors and log-probability requests of one row."""
+
+    slot: int
+    prompt_length: int
+    repetition: float
+    frequency: float
+    presence: float
+    min_tokens: int
+    """The row does not sample any of `masked_ids` before it has generated this number of tokens."""
+    logprobs: int
+    """Number of most likely tokens reported beside the sampled one; −1: no log-probabilities."""
+    prompt_logprobs: int
+    """The same for prompt tokens from index `prompt_logprobs_from` on."""
+    prompt_logprobs_from: int
+    masked_ids: IntArray
+    bias_ids: IntArray
+    """Without duplicates."""
+    bias_values: FloatArray
+    prompt: IntArray
+    """Empty where neither penalties nor log-probabilities of the prompt need it."""
+    output: IntArray
+    """Tokens generated before the row joined; empty where no penalty needs them."""
+
+    @property
+    def penalized(self) -> bool:
+        """True when a penalty changes the row's logits."""
+        return self.repetition != 1 or self.frequency != 0 or self.presence != 0
+
+    def encode(self) -> IntArray:
+        """The row as int32 numbers; rows are concatenated to `StepPlan.logits_processors`."""
+        floats = np.array((self.repetition, self.frequency, self.presence), np.float32).view(np.int32)
+        header = (
+            self.slot,
+            self.prompt_length,
+            *floats.tolist(),
+            self.min_tokens,
+            self.logprobs,
+            self.prompt_logprobs,
+            self.prompt_logprobs_from,
+            *map(len, (self.masked_ids, self.bias_ids, self.prompt, self.output)),
+        )
+        parts = (header, self.masked_ids, self.bias_ids, self.bias_values.view(np.int32), self.prompt, self.output)
+        return np.concatenate(parts, dtype=np.int32, casting="same_kind")
+
+
+def decode_logits_processors(encoded: IntArray) -> list[RowLogitsProcessors]:
+    """The rows of `StepPlan.logits_processors`. Raises PlanError when the sizes do not add up."""
+    rows = []
+    while len(encoded):
+        if len(encoded) < _HEADER:
+            raise PlanError("the logits processors of a plan are truncated")
+        header = encoded[:_HEADER]
+        masked, bias, prompt, output = header[9:].tolist()
+        sizes = (masked, bias, bias, prompt, output)
+        if min(sizes) < 0 or _HEADER + sum(sizes) > len(encoded):
+            raise PlanError("the sizes of a plan's logits processors do not add up to their length")
+        fields: list[Any] = [*header[:2].tolist(), *header[2:5].view(np.float32).tolist(), *header[5:9].tolist()]
+        masked_ids, bias_ids, biases, *history, encoded = np.split(encoded[_HEADER:], np.cumsum(sizes))
+        fields += masked_ids, bias_ids, biases.view(np.float32), *history
+        rows.append(RowLogitsProcessors(*fields))
+    return rows
