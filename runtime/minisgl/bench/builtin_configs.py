@@ -1,103 +1,12 @@
-"""config.json of well-known models, for benchmarks with dummy weights on a machine without their files."""
+"""Built-in configurations: config.json of well-known models, for benchmarks with dummy weights without their files."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
-_QWEN3: Final[Mapping[str, Any]] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "attention_bias": False,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "max_position_embeddings": 40960,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-6,
-    "rope_scaling": None,
-    "rope_theta": 1000000.0,
-    "sliding_window": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-
 BUILTIN_CONFIGS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "qwen3-0.6b": {
-        **_QWEN3,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-8b": {
-        **_QWEN3,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-    },
-    "qwen3-14b": {
-        **_QWEN3,
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 40,
-    },
-    "qwen3-32b": {
-        **_QWEN3,
-        "hidden_size": 5120,
-        "intermediate_size": 25600,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 64,
-    },
-    "qwen3-30b-a3b": {
-        **_QWEN3,
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "decoder_sparse_step": 1,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-        "num_attention_heads": 32,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "num_hidden_layers": 48,
-        "num_key_value_heads": 4,
-    },
-    "llama-3.1-8b": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
-        "bos_token_id": 128000,
-        "eos_token_id": [128001, 128008, 128009],
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "initializer_range": 0.02,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 131072,
-        "mlp_bias": False,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-5,
-        "rope_scaling": {
-            "factor": 8.0,
-            "high_freq_factor": 4.0,
-            "low_freq_factor": 1.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        },
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "vocab_size": 128256,
-    },
+    path.stem: json.loads(path.read_bytes()) for path in sorted((Path(__file__).parent / "configs").glob("*.json"))
 }
