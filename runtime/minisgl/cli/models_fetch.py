@@ -12,7 +12,9 @@ import msgspec
 
 from minisgl import logging as log
 from minisgl.flags.arguments import add_log_arguments, port
-from minisgl.hub.fetch import FetchError, Source, fetch
+from minisgl.hub.errors import FetchError
+from minisgl.hub.fetch import fetch
+from minisgl.hub.repository import Source
 from minisgl.launcher.control_server import Board, ControlServer
 from minisgl.wire.status import FetchStatus
 
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             code = 0
         except FetchError as error:
             publish(msgspec.structs.replace(last, phase="Failed", reason=error.code, message=str(error)))
-            code = 1 if error.can_be_cured_by_another_try else 2
+            code = 1 if error.is_retryable else 2
         except OSError as error:
             publish(msgspec.structs.replace(last, phase="Failed", message=f"{args.directory}: {error}"))
             code = 1

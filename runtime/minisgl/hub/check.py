@@ -1,4 +1,5 @@
-"""Can this checkpoint be served? Reads configs and headers only, no weights."""
+"""Check whether a checkpoint directory can be served, from its JSON files and safetensors headers. Torch, which gives
+the names and shapes of the model's parameters, is imported by the check itself."""
 
 from __future__ import annotations
 
@@ -6,21 +7,17 @@ import math
 from pathlib import Path
 
 import msgspec
-import torch
 
-from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.models.checkpoint import ITEM_BYTES, StoredTensor, check_tensor, stored_tensors
+from minisgl.models.checkpoint import ITEM_BYTES, check_tensor, stored_tensors
 from minisgl.models.config import ModelConfig, read_json
-from minisgl.models.decoder import Decoder
 from minisgl.models.errors import ModelError
-from minisgl.models.weights import unknown_tensors
 
-_NAMED = 10
-"""Problems of one kind that are listed one by one."""
+_MAX_LISTED = 10
+"""Problems with the same code that are listed one by one."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`code` is stable; the message names what is wrong and what to do."""
+    """Problem or note: a stable code, and a message with what is wrong and what to do."""
 
     code: str
     message: str
@@ -33,13 +30,13 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
     num_parameters: int = 0
     weight_bytes: int = 0
     max_model_len: int | None = None
-    """Longest sequence in tokens that can be served."""
+    """Tokens of the longest sequence that can be served."""
     tensor_parallel_sizes: list[int] = []
     """Numbers of ranks that the model can be split over."""
     problems: list[Finding] = []
-    """Any of them keeps the checkpoint from being served."""
+    """Reasons why the checkpoint cannot be served."""
     notes: list[Finding] = []
-    """What does not keep it from being served, but should be known."""
+    """Other findings; the checkpoint can be served in spite of them."""
 
     @property
     def servable(self) -> bool:
@@ -47,7 +44,7 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
 
 
 def check_checkpoint(directory: str | Path) -> CheckpointReport:
-    """Find everything that is wrong, not just the first thing. Raises nothing for what is wrong with the directory."""
+    """Check everything, and report all problems instead of raising the first one."""
     folder = Path(directory)
     report = CheckpointReport(directory=str(folder))
     config = None
@@ -75,11 +72,14 @@ def _describe(config: ModelConfig, report: CheckpointReport) -> None:
         except ModelError as error:
             report.notes.append(Finding(error.code, str(error)))
     if not config.eos_token_ids:
-        message = "neither generation_config.json nor config.json names an eos_token_id: answers end by length only"
+        message = "neither generation_config.json nor config.json has an eos_token_id: answers end by length only"
         report.notes.append(Finding("no_eos_token", message))
 
 
 def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointReport) -> None:
+    from minisgl.models.decoder import checkpoint_parameters
+    from minisgl.models.weights import unknown_tensors
+
     try:
         tensors = stored_tensors(folder)
     except ModelError as error:
@@ -87,27 +87,23 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
         return
     if config is None:
         return
-    parameters = Decoder(config, TensorParallel(), torch.bfloat16, "meta", max_position=1).parameters
-    found: dict[str, list[Finding]] = {}
+    parameters = checkpoint_parameters(config)
+    by_code: dict[str, list[Finding]] = {}
     for source in parameters.sources:
         try:
             stored = check_tensor(source.name, source.shape, tensors)
         except ModelError as error:
-            found.setdefault(error.code, []).append(Finding(error.code, str(error)))
+            by_code.setdefault(error.code, []).append(Finding(error.code, str(error)))
         else:
             report.num_parameters += math.prod(stored.shape)
             report.weight_bytes += math.prod(stored.shape) * ITEM_BYTES[stored.dtype]
-    for code, findings in found.items():
-        report.problems += findings[:_NAMED]
-        if len(findings) > _NAMED:
-            report.problems.append(Finding(code, f"… and {len(findings) - _NAMED} more tensors like these"))
-    _note_unknown(unknown_tensors(tensors, parameters), tensors, report)
-
-
-def _note_unknown(unknown: list[str], tensors: dict[str, StoredTensor], report: CheckpointReport) -> None:
-    if unknown:
+    for code, findings in by_code.items():
+        report.problems += findings[:_MAX_LISTED]
+        if len(findings) > _MAX_LISTED:
+            report.problems.append(Finding(code, f"… and {len(findings) - _MAX_LISTED} more tensors"))
+    if unknown := unknown_tensors(tensors, parameters):
         file = tensors[unknown[0]].file.name
-        message = f"{len(unknown)} tensors are not used, the first is {unknown[0]} in {file}"
+        message = f"{len(unknown)} tensors are not used; the first one is {unknown[0]} in {file}"
         report.notes.append(Finding("unknown_tensors", message))
 
 
@@ -122,7 +118,5 @@ def _check_tokenizer(folder: Path, report: CheckpointReport) -> None:
         except ModelError as error:
             report.problems.append(Finding(error.code, str(error)))
     if "chat_template" not in settings and not (folder / "chat_template.jinja").is_file():
-        message = (
-            "there is no chat template: /v1/completions works, /v1/chat/completions does not; add chat_template.jinja"
-        )
+        message = "no chat template: /v1/completions works, /v1/chat/completions does not; add chat_template.jinja"
         report.notes.append(Finding("no_chat_template", message))

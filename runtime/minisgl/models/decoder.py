@@ -237,3 +237,8 @@ def _scaled(part: slice, size: int) -> slice:
 
 def _length(part: slice) -> int:
     return int(part.stop - part.start)
+
+
+def checkpoint_parameters(config: ModelConfig) -> Parameters:
+    """Parameters of a whole model on the meta device: names and shapes of a checkpoint's tensors, without memory."""
+    return Decoder(config, TensorParallel(), torch.bfloat16, "meta", max_position=1).parameters

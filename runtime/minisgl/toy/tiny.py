@@ -16,9 +16,8 @@ import torch
 from safetensors.torch import save
 from tokenizers import Tokenizer
 
-from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.models.config import ModelConfig, MoeConfig
-from minisgl.models.decoder import Decoder
+from minisgl.models.decoder import checkpoint_parameters
 from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import random_tensor
 from minisgl.toy.tiny_tokenizer import FAMILIES, Family, is_lone_byte, train_tokenizer
@@ -180,8 +179,8 @@ def _rope(kind: TinyRope, spec: _Arch, max_position: int) -> dict[str, Any]:
 
 def _weights(config: ModelConfig, tokenizer: Tokenizer, family: Family, seed: int) -> dict[str, torch.Tensor]:
     dtype = getattr(torch, config.dtype)
-    model = Decoder(config, TensorParallel(), dtype, "meta", max_position=1)
-    weights = {source.name: random_tensor(source.name, source.shape, seed) for source in model.parameters.sources}
+    sources = checkpoint_parameters(config).sources
+    weights = {source.name: random_tensor(source.name, source.shape, seed) for source in sources}
     weights["model.embed_tokens.weight"] *= _EMBEDDING_SCALE
     if config.tied_embeddings:
         weights["model.norm.weight"] *= _LOGIT_SCALE / _EMBEDDING_SCALE

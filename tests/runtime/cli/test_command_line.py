@@ -53,7 +53,7 @@ def test_bad_command_line_is_one_line_and_exit_code_2(
 def test_errors_for_people_are_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "./no-such-model"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("minisgl: error: there is no directory './no-such-model'")
+    assert error.startswith("minisgl: error: './no-such-model' is neither a directory nor")
     assert error.count("\n") == 1
 
 

@@ -21,8 +21,9 @@ import pytest
 from fake_hub import FakeHub, Repository
 from minisgl.cli.main import main
 from minisgl.hub import fetch as model_fetch
-from minisgl.hub.download import HubFile
-from minisgl.hub.fetch import FetchError, Source, fetch, wanted_files
+from minisgl.hub.errors import FetchError
+from minisgl.hub.fetch import fetch
+from minisgl.hub.repository import HubFile, Source, files_to_download
 from minisgl.wire.status import FetchStatus
 from support.launcher.ports import free_port
 
@@ -54,7 +55,7 @@ def repository(checkpoint: Path) -> Repository:
 def hub(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("HF_TOKEN_PATH", "/nowhere")
-    monkeypatch.setattr(model_fetch, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(model_fetch, "_FIRST_WAIT_SECONDS", 0.01)
     fake = FakeHub({REPOSITORY: repository})
     with fake.serve("127.0.0.1", "127.0.0.2") as url:
         fake.url = url  # type: ignore[attr-defined]
@@ -128,7 +129,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_ended(
 def test_another_try_resumes_what_the_last_one_left(
     hub: FakeHub, tmp_path: Path, checkpoint: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_fetch, "_MOST_TRIES", 1)
+    monkeypatch.setattr(model_fetch, "_MAX_ATTEMPTS", 1)
     repository.broken_downloads = 2
     with pytest.raises(FetchError) as failed:
         run_fetch(hub, tmp_path / "model")
@@ -148,7 +149,7 @@ def test_other_content_than_the_repository_names_is_never_kept(
     hub: FakeHub, tmp_path: Path, repository: Repository
 ) -> None:
     repository.corrupt = True
-    with pytest.raises(FetchError, match="its hash differs") as failed:
+    with pytest.raises(FetchError, match="its hash is wrong") as failed:
         run_fetch(hub, tmp_path / "model")
     assert failed.value.code == "Unreachable"
     assert not (tmp_path / "model").exists()
@@ -168,11 +169,11 @@ def test_a_limit_is_waited_for(hub: FakeHub, tmp_path: Path, repository: Reposit
 def test_a_limit_is_not_waited_for_for_ever(
     hub: FakeHub, tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_fetch, "_MOST_WAITING_SECONDS", 0.5)
+    monkeypatch.setattr(model_fetch, "_MAX_RATE_LIMIT_SECONDS", 0.5)
     repository.too_many_requests = 1000
     with pytest.raises(FetchError) as failed:
         run_fetch(hub, tmp_path / "model")
-    assert (failed.value.code, failed.value.can_be_cured_by_another_try) == ("RateLimited", True)
+    assert (failed.value.code, failed.value.is_retryable) == ("RateLimited", True)
 
 
 def test_a_token_is_shown_to_the_hub_and_not_to_its_storage(
@@ -181,7 +182,7 @@ def test_a_token_is_shown_to_the_hub_and_not_to_its_storage(
     repository.token = "hf_secret"
     with pytest.raises(FetchError, match="give a token") as failed:
         run_fetch(hub, tmp_path / "model")
-    assert (failed.value.code, failed.value.can_be_cured_by_another_try) == ("AuthRequired", False)
+    assert (failed.value.code, failed.value.is_retryable) == ("AuthRequired", False)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     run_fetch(hub, tmp_path / "model")
     assert hub.downloads(REPOSITORY) == 2
@@ -209,22 +210,22 @@ def test_what_is_not_there(
         monkeypatch.setenv("HF_TOKEN", token)
     with pytest.raises(FetchError) as failed:
         run_fetch(hub, tmp_path / "model", revision, repository_name)
-    assert (failed.value.code, failed.value.can_be_cured_by_another_try) == (code, False)
+    assert (failed.value.code, failed.value.is_retryable) == (code, False)
 
 
 def test_a_repository_without_weights_is_no_checkpoint(hub: FakeHub, tmp_path: Path, checkpoint: Path) -> None:
     for weights in checkpoint.glob("*.safetensors"):
         weights.unlink()
-    with pytest.raises(FetchError, match="no checkpoint that can be served"):
+    with pytest.raises(FetchError, match="not a servable checkpoint"):
         run_fetch(hub, tmp_path / "model")
 
 
 def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_fetch, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(model_fetch, "_FIRST_WAIT_SECONDS", 0.01)
     source = Source(repository=REPOSITORY, revision="main", endpoint="http://127.0.0.1:1")
     with pytest.raises(FetchError) as failed:
         fetch(source, tmp_path / "model", Told())
-    assert (failed.value.code, failed.value.can_be_cured_by_another_try) == ("Unreachable", True)
+    assert (failed.value.code, failed.value.is_retryable) == ("Unreachable", True)
 
 
 def test_too_little_space_is_known_before_the_first_byte(
@@ -254,9 +255,9 @@ def test_weights_in_the_makers_own_format_are_left_out() -> None:
         return HubFile(name=name, size=1, digest="", is_large=True)
 
     own = [file("consolidated.safetensors"), file("config.json"), file("pytorch_model.bin")]
-    assert [one.name for one in wanted_files(own)] == ["consolidated.safetensors", "config.json"]
+    assert [one.name for one in files_to_download(own)] == ["consolidated.safetensors", "config.json"]
     both = [*own, file("model.safetensors")]
-    assert [one.name for one in wanted_files(both)] == ["config.json", "model.safetensors"]
+    assert [one.name for one in files_to_download(both)] == ["config.json", "model.safetensors"]
 
 
 @pytest.mark.parametrize(("name", "status"), [(REPOSITORY, 0), ("org/none", 2)])

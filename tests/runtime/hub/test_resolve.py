@@ -43,7 +43,7 @@ def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["/no/such/model", "./model", "../model/x", "~/no-such-model", "model", "a/b/c"])
 def test_what_is_no_hub_id_never_goes_there(path: str, hub: list[dict[str, Any]]) -> None:
-    with pytest.raises(HubError, match="there is no directory") as refused:
+    with pytest.raises(HubError, match="neither a directory nor a Hugging Face Hub id") as refused:
         resolve(path)
     assert refused.value.code == "model_not_found"
     assert len(hub) == 1
@@ -67,7 +67,7 @@ def _http_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
     ("error", "code", "words"),
     [
         (_http_error(errors.GatedRepoError), "model_access_denied", "HF_TOKEN"),
-        (_http_error(errors.RepositoryNotFoundError), "model_not_found", "neither a directory here nor"),
+        (_http_error(errors.RepositoryNotFoundError), "model_not_found", "neither a local directory nor"),
         (_http_error(errors.RevisionNotFoundError), "model_not_found", "no revision 'v9'"),
         (_http_error(errors.HfHubHTTPError), "hub_unreachable", "refused"),
         (errors.LocalEntryNotFoundError("offline"), "hub_unreachable", "cannot be reached"),

@@ -23,6 +23,9 @@ _FAST = {
     "minisgl.launcher.serve": ("torch", "transformers", "fastapi"),
     "minisgl.replica.engine_pod": ("torch", "transformers", "fastapi", "uvicorn", "jinja2"),
     "minisgl.cli.main": ("torch", "transformers", "fastapi"),
+    "minisgl.hub.check": ("torch", "transformers", "fastapi", "huggingface_hub"),
+    "minisgl.hub.fetch": ("torch", "transformers", "fastapi", "huggingface_hub"),
+    "minisgl.hub.resolve": ("torch", "transformers", "fastapi", "huggingface_hub"),
     "minisgl.offline": ("torch", "transformers", "fastapi"),
 }
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from minisgl.frontend.admin.control import POD_NAME, create_control
 from minisgl.frontend.tokenizers import Tokenizers
-from minisgl.hub.fetch import FetchRecord, Source, fetch
+from minisgl.hub.fetch import FetchRecord, fetch
+from minisgl.hub.repository import Source
 from minisgl.launcher import control
 from minisgl.replica import link
 from minisgl.replica.restart_log import History

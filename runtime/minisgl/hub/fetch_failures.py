@@ -1,0 +1,56 @@
+"""Classification of errors during a fetch: permanent or retryable, and how long to wait before a retry."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from minisgl.hub.download import HttpFailure, WrongContent, retry_after
+from minisgl.hub.errors import FetchError
+from minisgl.hub.repository import Source
+
+_RATE_LIMIT_SECONDS: Final = 30.0
+"""Wait after status 429 without Retry-After."""
+
+
+def classify_error(error: Exception, source: Source) -> FetchError | None:
+    """FetchError for an error of the Hub or of the connection to it; None for any other error, such as one of the
+    disk."""
+    import httpx2
+    from huggingface_hub import errors
+
+    if isinstance(error, FetchError):
+        return error
+    if isinstance(error, errors.HfHubHTTPError):
+        status: int = error.response.status_code if error.response is not None else 0
+    elif isinstance(error, HttpFailure):
+        status = error.status
+    elif isinstance(error, WrongContent | ConnectionError | httpx2.TransportError):
+        return FetchError("Unreachable", f"{source.hub}: {error or type(error).__name__}")
+    elif isinstance(error, errors.HFValidationError):
+        return FetchError("NotFound", f"{source.repository!r} is not a repository id; it has the form owner/name")
+    else:
+        return None
+    name = f"{source.repository} at revision {source.revision}"
+    if status in (401, 403):
+        return FetchError(
+            "AuthRequired",
+            f"{source.hub} denies access to {name} (HTTP status {status}): it is private or gated, or does not exist. "
+            "Check its name; give a token that may read it, after accepting its terms",
+        )
+    if status == 404:
+        return FetchError("NotFound", f"{source.hub} has no {name}: check its name and revision")
+    if status == 429:
+        return FetchError("RateLimited", f"{source.hub} limits our requests: a token raises the limit")
+    return FetchError("Unreachable", f"{source.hub} did not return {name}: HTTP status {status}")
+
+
+def rate_limit_seconds(error: Exception) -> float:
+    """Seconds to wait after an error with status 429."""
+    from huggingface_hub import errors
+
+    seconds = None
+    if isinstance(error, HttpFailure):
+        seconds = error.retry_after
+    elif isinstance(error, errors.HfHubHTTPError) and error.response is not None:
+        seconds = retry_after(error.response.headers.get("retry-after"))
+    return _RATE_LIMIT_SECONDS if seconds is None else seconds

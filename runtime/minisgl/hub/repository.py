@@ -1,0 +1,89 @@
+"""Repositories of a Hugging Face Hub: the commit of a revision, and the files of a checkpoint in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from typing import Any, Final
+
+import msgspec
+
+from minisgl.hub.errors import FetchError
+
+CONFIG_FILES: Final = ("*.json", "*.jinja")
+CHECKPOINT_FILES: Final = (*CONFIG_FILES, "*.safetensors")
+"""Patterns of the files that a server reads."""
+
+_TIMEOUT_SECONDS: Final = 30.0
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Repository and revision to fetch."""
+
+    repository: str
+    revision: str
+    endpoint: str | None
+    """URL of the Hub; None: that of HF_ENDPOINT, or the public Hub."""
+
+    @property
+    def hub(self) -> str:
+        """Name of the Hub in messages."""
+        return self.endpoint or "the Hub"
+
+
+class HubFile(msgspec.Struct, frozen=True, kw_only=True):
+    """File of a repository, as the Hub lists it."""
+
+    name: str
+    size: int
+    """Bytes."""
+    digest: str
+    """sha256 of a large file, Git's blob id (sha1) of any other."""
+    is_large: bool
+
+    def hasher(self) -> Any:
+        """New hash object for the content of this file."""
+        if self.is_large:
+            return hashlib.sha256()
+        return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
+
+
+def list_checkpoint(source: Source) -> tuple[str, list[HubFile]]:
+    """Commit of the revision, and the files to download. Raises FetchError `NotFound`, and the errors of the client
+    library."""
+    from huggingface_hub import HfApi, RepoFile
+
+    api = HfApi(endpoint=source.endpoint)
+    commit = api.model_info(source.repository, revision=source.revision, timeout=_TIMEOUT_SECONDS).sha
+    if not commit:
+        raise FetchError("NotFound", f"{source.repository} has no commit at revision {source.revision}")
+    files = files_to_download(
+        [
+            HubFile(
+                name=entry.path,
+                size=entry.size,
+                digest=entry.lfs.sha256 if entry.lfs is not None else entry.blob_id,
+                is_large=entry.lfs is not None,
+            )
+            for entry in api.list_repo_tree(source.repository, revision=commit)
+            if isinstance(entry, RepoFile) and "/" not in entry.path
+        ]
+    )
+    names = {file.name for file in files}
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        raise FetchError(
+            "NotFound",
+            f"{source.repository} at revision {source.revision} is not a servable checkpoint: it needs config.json and "
+            "*.safetensors",
+        )
+    return commit, files
+
+
+def files_to_download(files: Sequence[HubFile]) -> list[HubFile]:
+    """Select the files that a server reads. Some repositories contain their weights a second time in another format:
+    if any weights are named `model*`, all others are left out."""
+    selected = [file for file in files if any(fnmatch(file.name, pattern) for pattern in CHECKPOINT_FILES)]
+    weights = [file for file in selected if file.name.endswith(".safetensors")]
+    preferred = [file for file in weights if file.name.startswith("model")] or weights
+    return [file for file in selected if file not in weights or file in preferred]
