@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from minisgl.kernels.sample import choose
+from minisgl.kernels.sample import sample
 from minisgl.kernels.sampling_rows import SamplingRows
 from minisgl.kernels.step_inputs import step_inputs
-from minisgl.kernels.top_k_top_p import thresholds
+from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
 from support.kernels.sampling import sampling_rows
 
 
@@ -28,8 +28,8 @@ def test_the_same_tokens_as_on_a_cpu(count: int, vocabulary: int, dtype: torch.d
     logits = _logits(count, vocabulary, dtype)
     temperatures = [(0.0, 1.0, 0.6, 2.5)[i % 4] for i in range(count)]
     rows = sampling_rows(count, temperature=temperatures, seeds=[(i - 3) * 0x1234_5678_9ABC for i in range(count)])
-    values, indices = choose(logits, rows, 1000)
-    cuda_values, cuda_indices = choose(logits.cuda(), _cuda(rows), 1000)
+    values, indices = sample(logits, rows, 1000)
+    cuda_values, cuda_indices = sample(logits.cuda(), _cuda(rows), 1000)
     assert torch.equal(cuda_indices.cpu(), indices)
     torch.testing.assert_close(cuda_values.cpu(), values, atol=1e-4, rtol=1e-5)
 
@@ -46,13 +46,13 @@ def test_the_same_thresholds_and_filtered_tokens_as_on_a_cpu(vocabulary: int, dt
         top_p=[(1.0, 0.9, 0.5, 0.99, 0.0)[i % 5] for i in range(count)],
         min_p=[(0.0, 0.0, 0.05, 1.0)[i % 4] for i in range(count)],
     )
-    limits, cuda_limits = thresholds(logits, rows), thresholds(logits.cuda(), _cuda(rows))
+    limits, cuda_limits = top_k_top_p_thresholds(logits, rows), top_k_top_p_thresholds(logits.cuda(), _cuda(rows))
     stays, cuda_stays = logits.float() >= limits[:, None], logits.float() >= cuda_limits.cpu()[:, None]
     same = (stays == cuda_stays).all(1)
     # exp differs in its last bits between the devices, which may move one token across the edge of top-p.
     assert same.sum() >= count - 1
-    tokens = choose(logits.cuda(), _cuda(rows), 0, cuda_limits)[1].cpu()
-    assert torch.equal(tokens[same], choose(logits, rows, 0, limits)[1][same])
+    tokens = sample(logits.cuda(), _cuda(rows), 0, cuda_limits)[1].cpu()
+    assert torch.equal(tokens[same], sample(logits, rows, 0, limits)[1][same])
 
 
 def test_rows_that_are_not_finite_have_no_token() -> None:
@@ -60,15 +60,15 @@ def test_rows_that_are_not_finite_have_no_token() -> None:
     logits[1, 19_999], logits[2, 0], logits[4, 9000] = math.nan, math.inf, -math.inf
     for temperature in (0.0, 1.0):
         rows = _cuda(sampling_rows(6, temperature=temperature, top_p=0.9))
-        for limits in (None, thresholds(logits.cuda(), rows)):
-            indices = choose(logits.cuda(), rows, 0, limits)[1].tolist()
+        for limits in (None, top_k_top_p_thresholds(logits.cuda(), rows)):
+            indices = sample(logits.cuda(), rows, 0, limits)[1].tolist()
             assert [index < 0 for index in indices] == [False, True, True, False, True, False]
 
 
 def test_lowest_of_equal_logits() -> None:
     logits = torch.zeros(2, 50_000, device="cuda")
     logits[1, [49_999, 30_000, 12_345]] = 1.0
-    assert choose(logits, _cuda(sampling_rows(2, temperature=0.0)), 0)[1].tolist() == [0, 12_345]
+    assert sample(logits, _cuda(sampling_rows(2, temperature=0.0)), 0)[1].tolist() == [0, 12_345]
 
 
 def test_inputs_of_a_step() -> None:

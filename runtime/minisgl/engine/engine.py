@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 
 from minisgl.attention import cascade_backend
-from minisgl.attention.backend import AttentionShape
 from minisgl.attention.paged import PagedAttention
 from minisgl.attention.select import select_backends
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
@@ -21,7 +21,7 @@ from minisgl.engine.decode_graphs import cascade_sizes, graph_sizes
 from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.profile_memory import measure_step
-from minisgl.engine.runner import Runner
+from minisgl.engine.runner import Runner, attention_shape
 from minisgl.engine.start_clock import StartClock
 from minisgl.engine.tables import Tables
 from minisgl.kernels.preload import Preload
@@ -66,99 +66,85 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
         nccl_host=config.nccl_host,
     )
     try:
-        return _Start(config, model_config, parallel, device, max_model_len, report, clock).engine()
+        return _EngineBuilder(config, model_config, parallel, device, max_model_len, report, clock).build()
     except BaseException:
         parallel.close()
         raise
 
 
-class _Start:
-    """The phases of a start, in their order: model, pool, graphs."""
+@dataclass
+class _EngineBuilder:
+    """Phases of a start, in their order: model, pool, graphs."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model_config: ModelConfig,
-        parallel: TensorParallel,
-        device: torch.device,
-        max_model_len: int,
-        report: Progress,
-        clock: StartClock,
-    ) -> None:
-        self._config = config
-        self._parallel = parallel
-        self._device = device
-        self._max_model_len = max_model_len
-        self._report = report
-        self._clock = clock
-        self._preload = Preload() if device.type == "cuda" else None
+    _config: EngineConfig
+    _model_config: ModelConfig
+    _parallel: TensorParallel
+    _device: torch.device
+    _max_model_len: int
+    _report: Progress
+    _clock: StartClock
+
+    def build(self) -> CpuEngine | CudaEngine:
+        config, parallel, device, clock = self._config, self._parallel, self._device, self._clock
+        preload = Preload() if device.type == "cuda" else None
         self._free_before = kv_pool.free_memory(device)
         if device.type == "cuda":
-            kv_pool.check_balance(parallel.gather_int(self._free_before))
+            kv_pool.check_memory_balance(parallel.gather_int(self._free_before))
         clock.end("device", device)
-        self._model = self._load(model_config)
+        self._model = model = self._load_model()
         clock.end("load", device)
-        self._stats = EngineStats(
-            parameter_bytes=self._model.parameter_bytes,
-            start_seconds=clock.seconds,
-            transport=parallel.transport,
-        )
         page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
-        shape = AttentionShape(
-            query_heads=model_config.num_heads // parallel.size,
-            kv_heads=self._model.num_kv_heads_local,
-            head_dim=model_config.head_dim,
-            page_size=page_size,
-            pages_per_row=-(-max_model_len // page_size),
-            dtype=self._model.parameters.dtype,
-            device=device,
+        self._shape = shape = attention_shape(
+            model, parallel, page_size=page_size, max_model_len=self._max_model_len, device=device
         )
-        self._shape = shape
-        if self._preload is not None:
-            self._preload.finish()
+        if preload is not None:
+            preload.finish()
         self._backends = select_backends(config.attention_backend, shape)
         fits = cascade_backend.why_not(shape) is None
         self._cascade = cascade_backend.CascadeDecode(shape, config.max_running) if fits else None
         clock.end("kernels", device)
-        self._stats.prefill_backend, self._stats.decode_backend = (backend.name for backend in self._backends)
         limit = config.cuda_graph_max_batch
         self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
-
-    def engine(self) -> CpuEngine | CudaEngine:
-        config = self._config
         num_pages = self._num_pages() if config.num_pages is None else config.num_pages
-        self._clock.end("warm_up", self._device)
-        tokens = num_pages * self._shape.page_size
+        clock.end("warm_up", device)
+        tokens = num_pages * page_size
         self._check_pool(tokens)
-        runner = self._runner(num_pages)
-        self._stats.kv_pool_bytes = (num_pages + 1) * self._page_bytes()
+        runner = self._build_runner(num_pages)
         self._report("pool", 1.0)
-        self._clock.end("pool", self._device)
+        clock.end("pool", device)
+        prefill, decode = self._backends
+        stats = EngineStats(
+            parameter_bytes=model.parameter_bytes,
+            kv_pool_bytes=(num_pages + 1) * kv_pool.page_bytes(shape, model.config.num_layers),
+            start_seconds=clock.seconds,
+            prefill_backend=prefill.name,
+            decode_backend=decode.name,
+            transport=parallel.transport,
+        )
         limits = EngineLimits(
             num_pages=num_pages,
-            page_size=self._shape.page_size,
+            page_size=page_size,
             max_running=config.max_running,
             max_model_len=min(self._max_model_len, tokens),
-            vocab_size=self._model.config.vocab_size,
-            eos_token_ids=self._model.config.eos_token_ids,
+            vocab_size=model.config.vocab_size,
+            eos_token_ids=model.config.eos_token_ids,
         )
-        if self._device.type == "cpu":
-            return CpuEngine(runner, self._parallel, limits, self._stats, audit=config.audit)
+        if preload is None:
+            return CpuEngine(runner, parallel, limits, stats, audit=config.audit)
         engine = CudaEngine(
             runner,
-            self._parallel,
+            parallel,
             limits,
-            self._stats,
+            stats,
             max_step_tokens=config.max_step_tokens,
             largest_graph=self._largest_graph,
             audit=config.audit,
             progress=lambda share: self._report("capture", share),
         )
-        self._clock.end("capture", self._device)
-        assert self._preload is not None
-        if compiled := self._preload.compiled:
-            logger.info("kernels that were compiled because they were not ahead of time: %s", ", ".join(compiled))
-        self._stats.compiled_kernels = len(compiled)
+        clock.end("capture", device)
+        if compiled := preload.compiled:
+            logger.info("kernels compiled at start because they were not built ahead of time: %s", ", ".join(compiled))
+        stats.compiled_kernels = len(compiled)
         return engine
 
     def _check_pool(self, tokens: int) -> None:
@@ -176,8 +162,8 @@ class _Start:
             self._max_model_len,
         )
 
-    def _load(self, model_config: ModelConfig) -> Decoder:
-        config = self._config
+    def _load_model(self) -> Decoder:
+        config, model_config = self._config, self._model_config
         model = Decoder(
             model_config, self._parallel, _dtype(config, model_config), self._device, max_position=self._max_model_len
         )
@@ -193,25 +179,15 @@ class _Start:
         self._report("load", 1.0)
         return model
 
-    def _page_bytes(self) -> int:
-        shape = self._shape
-        return kv_pool.page_bytes(
-            layers=self._model.config.num_layers,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            page_size=shape.page_size,
-            dtype=shape.dtype,
-        )
-
     def _num_pages(self) -> int:
         if self._device.type == "cpu":
             pool_bytes = kv_pool.cpu_pool_bytes(kv_pool.free_memory(self._device), self._parallel.size)
         else:
             pool_bytes = self._cuda_pool_bytes()
-        return kv_pool.settle_num_pages(
+        return kv_pool.num_pages_for_budget(
             self._parallel,
             pool_bytes=pool_bytes,
-            bytes_per_page=self._page_bytes(),
+            bytes_per_page=kv_pool.page_bytes(self._shape, self._model.config.num_layers),
             pages_per_row=self._shape.pages_per_row,
             rows=self._config.max_running,
         )
@@ -220,7 +196,7 @@ class _Start:
         """What this rank's share of the device leaves after weights, workspaces, the largest step and the graphs."""
         config, model = self._config, self._model
         step_bytes = measure_step(
-            self._runner(0),
+            self._build_runner(0),
             max_step_tokens=config.max_step_tokens,
             max_running=config.max_running,
             max_model_len=self._max_model_len,
@@ -236,21 +212,11 @@ class _Start:
         counts = config.max_running * model.config.vocab_size * 4
         return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - counts
 
-    def _runner(self, num_pages: int) -> Runner:
+    def _build_runner(self, num_pages: int) -> Runner:
         shape = self._shape
-        kv = kv_pool.allocate(
-            layers=self._model.config.num_layers,
-            num_pages=num_pages,
-            page_size=shape.page_size,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            dtype=shape.dtype,
-            device=self._device,
-            audit=self._config.audit,
-        )
-        tables = Tables(
-            self._config.max_running, shape.pages_per_row, kv.dummy_page, self._model.config.vocab_size, self._device
-        )
+        config, model_config = self._config, self._model.config
+        kv = kv_pool.allocate(shape, layers=model_config.num_layers, num_pages=num_pages, audit=config.audit)
+        tables = Tables(config.max_running, shape.pages_per_row, kv.dummy_page, model_config.vocab_size, self._device)
         prefill, decode = self._backends
         return Runner(self._model, self._parallel, kv, tables, PagedAttention(kv, prefill, decode, self._cascade))
 

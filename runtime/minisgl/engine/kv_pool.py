@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 
+from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import PagedKV
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.errors import EngineError
@@ -24,12 +25,12 @@ _CGROUP_FILES: Final = (
 """Limit and use of this container's memory, in the second and in the first version of cgroups."""
 
 
-def page_bytes(*, layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> int:
+def page_bytes(shape: AttentionShape, layers: int) -> int:
     """Bytes of one page, keys and values of all layers, on one rank."""
-    return 2 * layers * page_size * kv_heads * head_dim * dtype.itemsize
+    return 2 * layers * shape.page_size * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
 
 
-def check_balance(free: list[int]) -> None:
+def check_memory_balance(free: list[int]) -> None:
     """`free` bytes of every rank's device before anything was loaded. Raises EngineError, on every rank alike."""
     if min(free) < (1 - _LARGEST_IMBALANCE) * max(free):
         listed = ", ".join(f"rank {rank}: {bytes_ / 2**30:.1f} GiB" for rank, bytes_ in enumerate(free))
@@ -40,7 +41,7 @@ def check_balance(free: list[int]) -> None:
         )
 
 
-def settle_num_pages(
+def num_pages_for_budget(
     parallel: TensorParallel, *, pool_bytes: int, bytes_per_page: int, pages_per_row: int, rows: int
 ) -> int:
     """Pages that every rank can hold, and no more than `rows` sequences of `pages_per_row` pages can fill.
@@ -60,34 +61,24 @@ def settle_num_pages(
     return min(pages, rows * pages_per_row)
 
 
-def allocate(
-    *,
-    layers: int,
-    num_pages: int,
-    page_size: int,
-    kv_heads: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    audit: bool,
-) -> PagedKV:
-    """A pool of `num_pages` pages and the dummy page. Raises EngineError when the memory is not there."""
-    shape = (layers, num_pages + 1, page_size, kv_heads, head_dim)
+def allocate(shape: AttentionShape, *, layers: int, num_pages: int, audit: bool) -> PagedKV:
+    """A pool of `num_pages` pages and the dummy page. Raises EngineError when the memory is not available."""
+    size = (layers, num_pages + 1, shape.page_size, shape.kv_heads, shape.head_dim)
     try:
         # Uninitialized on a CPU: pages of the operating system are only taken when they are written. On CUDA zeros,
         # for kernels that load whole pages and mask afterwards.
-        new = torch.zeros if device.type == "cuda" else torch.empty
-        kv = PagedKV(new(shape, dtype=dtype, device=device), new(shape, dtype=dtype, device=device))
+        new = torch.zeros if shape.device.type == "cuda" else torch.empty
+        kv = PagedKV(*(new(size, dtype=shape.dtype, device=shape.device) for _ in range(2)))
     except RuntimeError as error:
         raise EngineError(
             "out_of_memory",
-            f"a KV pool of {num_pages} pages ({2 * torch.Size(shape).numel() * dtype.itemsize / 2**30:.1f} GiB) does "
-            f"not fit: {error}; use fewer pages or a smaller memory fraction",
+            f"a KV pool of {num_pages} pages ({(num_pages + 1) * page_bytes(shape, layers) / 2**30:.1f} GiB) does not "
+            f"fit: {error}; use fewer pages or a smaller memory fraction",
         ) from error
     kv.keys[:, kv.dummy_page].zero_()
     kv.values[:, kv.dummy_page].zero_()
     if audit:
-        kv.poison(torch.arange(num_pages, device=device))
+        kv.poison(torch.arange(num_pages, device=shape.device))
     return kv
 
 

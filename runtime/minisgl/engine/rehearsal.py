@@ -9,17 +9,18 @@ import numpy as np
 import torch
 
 from minisgl.attention import balanced_backend, cascade_backend, split_backend
-from minisgl.attention.backend import AttentionShape, DecodeBackend
+from minisgl.attention.backend import DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.paged import PagedAttention
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine import kv_pool
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.decode_graphs import cascade_sizes, graph_sizes
-from minisgl.engine.runner import Runner
+from minisgl.engine.runner import Runner, attention_shape
 from minisgl.engine.tables import Tables
-from minisgl.kernels.sample import choose
-from minisgl.kernels.top_k_top_p import thresholds
+from minisgl.kernels.sample import sample
+from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.wire.plan import IntArray, StepPlan
@@ -39,17 +40,9 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
     parallel = _OneOf(tensor_parallel)
     dtype = getattr(torch, config.dtype)
     model = Decoder(config, parallel, dtype, _DEVICE)
-    shape = AttentionShape(
-        query_heads=config.num_heads // tensor_parallel,
-        kv_heads=model.num_kv_heads_local,
-        head_dim=config.head_dim,
-        page_size=page_size,
-        pages_per_row=-(-config.max_model_len // page_size),
-        dtype=dtype,
-        device=_DEVICE,
-    )
-    size = (config.num_layers, _PAGES + 1, page_size, shape.kv_heads, shape.head_dim)
-    kv = PagedKV(*(torch.empty(size, dtype=dtype, device=_DEVICE) for _ in range(2)))
+    max_model_len = config.max_model_len
+    shape = attention_shape(model, parallel, page_size=page_size, max_model_len=max_model_len, device=_DEVICE)
+    kv = kv_pool.allocate(shape, layers=config.num_layers, num_pages=_PAGES, audit=False)
     tables = Tables(max_running, shape.pages_per_row, kv.dummy_page, config.vocab_size, _DEVICE)
     fits = cascade_backend.why_not(shape) is None
     cascade = cascade_backend.CascadeDecode(shape, max_running) if fits else None
@@ -75,8 +68,8 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
         for logits_dtype in (dtype, torch.float32):
             logits = torch.empty((rows, config.vocab_size), dtype=logits_dtype, device=_DEVICE)
             parameters = tables.sampling_rows(slots, slots)
-            choose(logits, parameters, 0)
-            choose(logits, parameters, 0, thresholds(logits, parameters))
+            sample(logits, parameters, 0)
+            sample(logits, parameters, 0, top_k_top_p_thresholds(logits, parameters))
 
 
 def _few_layers(config: ModelConfig) -> ModelConfig:

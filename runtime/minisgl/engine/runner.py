@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.paged import PagedAttention
 from minisgl.distributed.tensor_parallel import TensorParallel
@@ -17,6 +18,21 @@ from minisgl.models.decoder import Decoder
 from minisgl.wire.plan import StepPlan
 
 LogitsTap = Callable[[StepPlan, torch.Tensor], None]
+
+
+def attention_shape(
+    model: Decoder, parallel: TensorParallel, *, page_size: int, max_model_len: int, device: torch.device
+) -> AttentionShape:
+    """Sizes of attention on one rank of `model`."""
+    return AttentionShape(
+        query_heads=model.config.num_heads // parallel.size,
+        kv_heads=model.num_kv_heads_local,
+        head_dim=model.config.head_dim,
+        page_size=page_size,
+        pages_per_row=-(-max_model_len // page_size),
+        dtype=model.parameters.dtype,
+        device=device,
+    )
 
 
 class Runner:
@@ -86,7 +102,7 @@ class Runner:
 
     def sample(self, logits: torch.Tensor, step: DeviceStep) -> torch.Tensor:
         tokens = self._sampler.sample(logits, step.sample_slots, step.sample_positions)
-        self.tables.set_last_token(step.sample_slots, tokens)
+        self.tables.set_last_tokens(step.sample_slots, tokens)
         return tokens
 
     def correct(
@@ -102,7 +118,7 @@ class Runner:
             self._sampler.sample_filtered(logits, *rows, step.filtered_rows)
         if host is not None and processors is not None and len(processors.changed):
             self._sampler.sample_changed(logits, *rows, processors, host.unfiltered)
-        self.tables.set_last_token(step.sample_slots, tokens)
+        self.tables.set_last_tokens(step.sample_slots, tokens)
         if host is None or processors is None or not len(processors.logprob_rows):
             return None
         return self._sampler.report(logits, tokens, processors.logprob_rows, host.tops)

@@ -11,8 +11,8 @@ from minisgl.engine.logits_processors import DeviceLogitsProcessors
 from minisgl.engine.logprobs import PROMPT_CHUNK, report
 from minisgl.engine.process_logits import process_logits
 from minisgl.engine.tables import Tables
-from minisgl.kernels.sample import choose
-from minisgl.kernels.top_k_top_p import thresholds
+from minisgl.kernels.sample import sample
+from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
 
 
 class Sampler:
@@ -29,7 +29,7 @@ class Sampler:
         Ranks exchange one (score, index) pair a row: random numbers belong to vocabulary indices, so the best of the
         ranks' bests is the best of all.
         """
-        values, indices = choose(logits, self._tables.sampling_rows(slots, positions), self._vocab_start)
+        values, indices = sample(logits, self._tables.sampling_rows(slots, positions), self._vocab_start)
         if self._parallel.size == 1:
             return indices
         all_values, all_indices = self._parallel.all_gather_pairs(values, indices)
@@ -51,7 +51,7 @@ class Sampler:
         picked = filtered_rows.long()
         full = self._whole(logits[picked])
         rows = self._tables.sampling_rows(slots[picked], positions[picked])
-        _, indices = choose(full, rows, 0, thresholds(full, rows))
+        _, indices = sample(full, rows, 0, top_k_top_p_thresholds(full, rows))
         tokens[picked] = indices
 
     def sample_changed(
@@ -72,8 +72,8 @@ class Sampler:
             rows = picked[part]
             if len(rows):
                 parameters = self._tables.sampling_rows(slots[rows], positions[rows])
-                limits = thresholds(full[part], parameters) if filters else None
-                tokens[rows] = choose(full[part], parameters, 0, limits)[1]
+                limits = top_k_top_p_thresholds(full[part], parameters) if filters else None
+                tokens[rows] = sample(full[part], parameters, 0, limits)[1]
         self._tables.counts.add_sampled(processors, tokens)
 
     def report(self, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, tops: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from minisgl.engine.logits_processors import LogitsProcessorTable
 from minisgl.engine.process_logits import TokenCounts
 from minisgl.kernels.sampling_rows import SamplingRows
-from minisgl.kernels.step_inputs import keep_tokens
+from minisgl.kernels.step_inputs import store_last_tokens
 from minisgl.wire.plan import SAMPLING_COLUMNS, IntArray
 
 
@@ -53,7 +53,7 @@ class Tables:
         """Parameters of `slots` [S]; `positions` [S] counts the tokens before the sampled one."""
         return SamplingRows(self._sampling, slots, positions)
 
-    def set_last_token(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+    def set_last_tokens(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """A row without a valid token (−1) goes on with token 0: its request has ended, but with overlap one more
         step of it may be on its way."""
-        keep_tokens(self.last_token, slots, tokens)
+        store_last_tokens(self.last_token, slots, tokens)

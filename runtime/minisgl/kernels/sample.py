@@ -11,7 +11,7 @@ from minisgl.kernels.sampling_rows import SamplingRows
 _CHUNK_ELEMENTS = 1 << 22
 
 
-def choose(
+def sample(
     logits: torch.Tensor, rows: SamplingRows, first_index: int, thresholds: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Best score and its vocabulary index per row, float32 [S] and int32 [S].
@@ -21,20 +21,20 @@ def choose(
     all finite gets (+inf, −1), so that the maximum over ranks keeps the fault.
     """
     if logits.is_cuda:
-        from minisgl.kernels.sample_triton import choose_cuda
+        from minisgl.kernels.sample_triton import sample_cuda
 
-        return choose_cuda(logits, rows, first_index, thresholds)
+        return sample_cuda(logits, rows, first_index, thresholds)
     values = torch.empty(len(logits), dtype=torch.float32)
     indices = torch.empty(len(logits), dtype=torch.int32)
     chunk = max(1, _CHUNK_ELEMENTS // logits.shape[1])
     for first in range(0, len(logits), chunk):
         part = slice(first, first + chunk)
         limits = None if thresholds is None else thresholds[part]
-        values[part], indices[part] = _choose_rows(logits[part].float(), rows[part], first_index, limits)
+        values[part], indices[part] = _sample_rows(logits[part].float(), rows[part], first_index, limits)
     return values, indices
 
 
-def _choose_rows(
+def _sample_rows(
     logits: torch.Tensor, rows: SamplingRows, first_index: int, thresholds: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     finite = logits.isfinite().all(1)

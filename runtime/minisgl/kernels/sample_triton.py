@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""`choose` on CUDA: one read of the logits, whatever their dtype, and no temporary of their size."""
+"""`sample` on CUDA: one read of the logits, whatever their dtype, and no temporary of their size."""
 
 import math
 
@@ -30,7 +30,7 @@ def _first_best(score, index):
 @triton.jit(
     do_not_specialize=["parameter_stride", "first_index"], do_not_specialize_on_alignment=["slots", "positions"]
 )
-def _choose_part(
+def _sample_part(
     logits, parameters, parameter_stride, slots, positions, thresholds, scores, indices, row_stride, columns,
     first_index, FILTERED: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +75,7 @@ def _choose_part(
 
 
 @triton.jit
-def _choose_row(scores, indices, best_scores, best_indices, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
+def _sample_row(scores, indices, best_scores, best_indices, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
@@ -87,7 +87,7 @@ def _choose_row(scores, indices, best_scores, best_indices, parts, PARTS: tl.con
     tl.store(best_indices + row, first)
 
 
-def choose_cuda(
+def sample_cuda(
     logits: torch.Tensor, rows: SamplingRows, first_index: int, thresholds: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     count, columns = logits.shape
@@ -100,13 +100,13 @@ def choose_cuda(
     best_scores = torch.empty(count, dtype=torch.float32, device=logits.device)
     best_indices = torch.empty(count, dtype=torch.int32, device=logits.device)
     early = dependent_launch(logits.device)
-    _choose_part[(parts, count)](
+    _sample_part[(parts, count)](
         logits, rows.table, rows.table.stride(0), rows.slots, rows.positions,
         logits if thresholds is None else thresholds, scores, indices, logits.stride(0), columns, first_index,
         FILTERED=thresholds is not None, PART=width, BLOCK=min(width, 2048), num_warps=4 if width == _SMALL_PART else 8,
         **early,
     )  # fmt: skip
-    _choose_row[(count,)](
+    _sample_row[(count,)](
         scores, indices, best_scores, best_indices, parts, PARTS=triton.next_power_of_2(parts), num_warps=1, **early
     )
     return best_scores, best_indices

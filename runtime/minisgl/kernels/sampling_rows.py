@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
+
+WEIGHT_UNIT: Final = float(1 << 30)
+"""Integer weight of the most likely token of a row, in the sums of top-p."""
 
 
 @dataclass(frozen=True, slots=True)

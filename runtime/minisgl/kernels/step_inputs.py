@@ -27,12 +27,12 @@ def step_inputs(
     return torch.cat((decode, prefill_tokens)), pages.long() * page_size + positions % page_size
 
 
-def keep_tokens(last_token: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+def store_last_tokens(last_token: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
     """Make `tokens` [S] the inputs of their slots' next step in `last_token` [R]; all int32. A negative one becomes 0.
     Of rows with the same slot any may win."""
     if tokens.is_cuda:
-        from minisgl.kernels.step_inputs_triton import keep_tokens_cuda
+        from minisgl.kernels.step_inputs_triton import store_last_tokens_cuda
 
-        keep_tokens_cuda(last_token, slots, tokens)
+        store_last_tokens_cuda(last_token, slots, tokens)
         return
     last_token[slots] = tokens.clamp(min=0)

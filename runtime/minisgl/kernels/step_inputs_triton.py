@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""`step_inputs` and `keep_tokens` on CUDA: one launch each instead of seven and three."""
+"""`step_inputs` and `store_last_tokens` on CUDA: one launch each instead of seven and three."""
 
 import torch
 import triton
@@ -49,7 +49,7 @@ def step_inputs_cuda(
 
 
 @triton.jit(do_not_specialize=["total"], do_not_specialize_on_alignment=["slots", "tokens"])
-def _keep_tokens(last_token, slots, tokens, total, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _store_last_tokens(last_token, slots, tokens, total, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = row < total
     start_next(PDL)
@@ -58,8 +58,8 @@ def _keep_tokens(last_token, slots, tokens, total, BLOCK: tl.constexpr, PDL: tl.
     tl.store(last_token + tl.load(slots + row, mask, other=0), token, mask)
 
 
-def keep_tokens_cuda(last_token: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+def store_last_tokens_cuda(last_token: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
     block = 128
-    _keep_tokens[(triton.cdiv(len(tokens), block),)](
+    _store_last_tokens[(triton.cdiv(len(tokens), block),)](
         last_token, slots, tokens, len(tokens), BLOCK=block, **dependent_launch(tokens.device)
     )

@@ -7,21 +7,17 @@ added as integers (weights in units of 2^-30 of the largest): the sum is the sam
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
-from minisgl.kernels.sampling_rows import SamplingRows
-
-WEIGHT_UNIT: Final = float(1 << 30)
+from minisgl.kernels.sampling_rows import WEIGHT_UNIT, SamplingRows
 
 
-def thresholds(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+def top_k_top_p_thresholds(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """float32 [S] for `logits` [S, V] over the whole vocabulary. The largest logit is never below it."""
     if logits.is_cuda:
-        from minisgl.kernels.top_k_top_p_triton import thresholds_cuda
+        from minisgl.kernels.top_k_top_p_triton import top_k_top_p_cuda
 
-        return thresholds_cuda(logits, rows)
+        return top_k_top_p_cuda(logits, rows)
     ordered = logits.float().sort(1, descending=True).values
     largest = ordered[:, :1]
     vocabulary = ordered.shape[1]

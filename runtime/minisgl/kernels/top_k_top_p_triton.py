@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""`thresholds` on CUDA: bisection over the bits of the logits instead of a sort.
+"""`top_k_top_p_thresholds` on CUDA: bisection over the bits of the logits instead of a sort.
 
 One program per row reads the row a few dozen times from the L2 cache; 16-bit logits need 16 rounds, float32 32.
 """
@@ -8,10 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernels import top_k_top_p as reference
-from minisgl.kernels.sampling_rows import SamplingRows
+from minisgl.kernels.sampling_rows import WEIGHT_UNIT, SamplingRows
 
-_UNIT = tl.constexpr(reference.WEIGHT_UNIT)
+_UNIT = tl.constexpr(WEIGHT_UNIT)
 _SIGN = tl.constexpr(-(1 << 31))
 _LOWEST = tl.constexpr(-0x7F800001)
 """Below the key of every finite number."""
@@ -55,7 +54,7 @@ def _weight_above(logits, columns, key, floor, largest, inverse, BLOCK: tl.const
 
 # The number of rows changes with every step: one compiled kernel serves all.
 @triton.jit(do_not_specialize=["parameter_stride"], do_not_specialize_on_alignment=["slots"])
-def _thresholds(logits, parameters, parameter_stride, slots, out, row_stride, columns, BLOCK: tl.constexpr):
+def _top_k_top_p(logits, parameters, parameter_stride, slots, out, row_stride, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     logits += row.to(tl.int64) * row_stride
     parameters += tl.load(slots + row)
@@ -106,10 +105,10 @@ def _thresholds(logits, parameters, parameter_stride, slots, out, row_stride, co
     tl.store(out + row, tl.minimum(smallest, largest))
 
 
-def thresholds_cuda(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+def top_k_top_p_cuda(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     assert logits.stride(1) == 1 and rows.table.is_contiguous() and rows.slots.is_contiguous()
     out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    _thresholds[(len(logits),)](
+    _top_k_top_p[(len(logits),)](
         logits, rows.table, rows.table.stride(0), rows.slots, out, logits.stride(0), logits.shape[1], BLOCK=4096,
         num_warps=16,
     )  # fmt: skip

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 
+from minisgl.attention.backend import AttentionShape
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import kv_pool
 from minisgl.engine.errors import EngineError
@@ -21,15 +23,28 @@ class Ranks:
         return [value, *self._others]
 
 
+def _shape(**changes: Any) -> AttentionShape:
+    shape = AttentionShape(
+        query_heads=1,
+        kv_heads=1,
+        head_dim=8,
+        page_size=4,
+        pages_per_row=1,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    return replace(shape, **changes)
+
+
 def _settle(pool_bytes: int, *others: int) -> int:
     ranks = cast(TensorParallel, Ranks(*others))
-    return kv_pool.settle_num_pages(ranks, pool_bytes=pool_bytes, bytes_per_page=1000, pages_per_row=50, rows=4)
+    return kv_pool.num_pages_for_budget(ranks, pool_bytes=pool_bytes, bytes_per_page=1000, pages_per_row=50, rows=4)
 
 
 def test_bytes_of_a_page() -> None:
     # Qwen3-0.6B: 112 KiB per token in bfloat16.
-    size = kv_pool.page_bytes(layers=28, kv_heads=8, head_dim=128, page_size=64, dtype=torch.bfloat16)
-    assert size == 64 * 112 * 1024
+    shape = _shape(kv_heads=8, head_dim=128, page_size=64, dtype=torch.bfloat16)
+    assert kv_pool.page_bytes(shape, 28) == 64 * 112 * 1024
 
 
 def test_every_rank_takes_the_pages_of_the_smallest() -> None:
@@ -48,23 +63,14 @@ def test_too_little_memory_says_which_rank_and_what_to_change(pool_bytes: int) -
 
 
 def test_unequal_devices_are_an_error_that_names_the_ranks() -> None:
-    kv_pool.check_balance([100 << 30, 91 << 30])
+    kv_pool.check_memory_balance([100 << 30, 91 << 30])
     with pytest.raises(EngineError, match=r"rank 0: 100.0 GiB, rank 1: 80.0 GiB") as refused:
-        kv_pool.check_balance([100 << 30, 80 << 30])
+        kv_pool.check_memory_balance([100 << 30, 80 << 30])
     assert refused.value.code == "memory_imbalance"
 
 
 def test_audit_fills_all_but_the_dummy_page_with_nan() -> None:
-    kv = kv_pool.allocate(
-        layers=2,
-        num_pages=3,
-        page_size=4,
-        kv_heads=1,
-        head_dim=8,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        audit=True,
-    )
+    kv = kv_pool.allocate(_shape(), layers=2, num_pages=3, audit=True)
     assert kv.dummy_page == 3
     for pool in (kv.keys, kv.values):
         assert pool[:, :3].isnan().all() and (pool[:, 3] == 0).all()

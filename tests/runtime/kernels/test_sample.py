@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from minisgl.kernels.random_bits import gumbel_noise, random_bits, row_keys
-from minisgl.kernels.sample import choose
-from minisgl.kernels.top_k_top_p import thresholds
+from minisgl.kernels.sample import sample
+from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
 from support.kernels.sampling import sampling_rows
 
 
@@ -66,8 +66,8 @@ def test_draws_are_distributed_as_transformers_would_have_them(
         draws, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds, positions=positions
     )
     wide = logits.expand(draws, vocabulary)
-    limits = thresholds(wide[:1], rows[:1]).expand(draws) if top_k or top_p < 1 or min_p else None
-    _, indices = choose(wide, rows, 0, limits)
+    limits = top_k_top_p_thresholds(wide[:1], rows[:1]).expand(draws) if top_k or top_p < 1 or min_p else None
+    _, indices = sample(wide, rows, 0, limits)
     assert _chi_square_passes(indices.bincount(minlength=vocabulary), probabilities)
 
 
@@ -88,7 +88,7 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
     logits = torch.randn(40, 400, generator=torch.Generator().manual_seed(1)) * 3
     temperatures = [0.3 + 0.05 * i for i in range(40)]
     rows = sampling_rows(40, temperature=temperatures, top_k=top_k, top_p=top_p, min_p=min_p)
-    kept = logits >= thresholds(logits, rows)[:, None]
+    kept = logits >= top_k_top_p_thresholds(logits, rows)[:, None]
     for row, temperature in enumerate(temperatures):
         expected = _hugging_face(logits[row], temperature, min(top_k, 400), top_p, min_p) > 0
         assert torch.equal(kept[row], expected)
@@ -96,13 +96,13 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
 
 def test_tokens_of_equal_logit_stay_or_go_together() -> None:
     logits = torch.tensor([[1.0, 2.0, 1.0, 0.0, 1.0, -1.0]])
-    assert thresholds(logits, sampling_rows(1, top_k=2)).tolist() == [1.0]
-    assert thresholds(logits, sampling_rows(1, top_p=0.6)).tolist() == [1.0]
+    assert top_k_top_p_thresholds(logits, sampling_rows(1, top_k=2)).tolist() == [1.0]
+    assert top_k_top_p_thresholds(logits, sampling_rows(1, top_p=0.6)).tolist() == [1.0]
 
 
 def test_greedy_takes_the_lowest_of_equal_logits() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0], [5.0, 5.0, 5.0]], dtype=torch.bfloat16)
-    values, indices = choose(logits, sampling_rows(2, temperature=0.0), 100)
+    values, indices = sample(logits, sampling_rows(2, temperature=0.0), 100)
     assert indices.tolist() == [101, 100] and values.tolist() == [3.0, 5.0]
 
 
@@ -112,8 +112,8 @@ def test_a_row_that_is_not_finite_has_no_token(fault: float, temperature: float)
     logits = torch.zeros(3, 9)
     logits[1, 4] = fault
     rows = sampling_rows(3, temperature=temperature, top_p=0.5)
-    for limits in (None, thresholds(logits, rows)):
-        values, indices = choose(logits, rows, 0, limits)
+    for limits in (None, top_k_top_p_thresholds(logits, rows)):
+        values, indices = sample(logits, rows, 0, limits)
         assert indices[1] == -1 and values[1] == math.inf
         assert (indices[[0, 2]] >= 0).all() and values[[0, 2]].isfinite().all()
 
@@ -121,18 +121,18 @@ def test_a_row_that_is_not_finite_has_no_token(fault: float, temperature: float)
 def test_a_requests_tokens_depend_neither_on_its_row_nor_on_its_neighbours() -> None:
     logits = torch.randn(64, 300, generator=torch.Generator().manual_seed(5))
     rows = sampling_rows(64, temperature=[0.0, 0.7, 1.0, 3.0] * 16, seeds=[(-7) ** i % 2**62 for i in range(64)])
-    _, together = choose(logits, rows, 0)
+    _, together = sample(logits, rows, 0)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(6))
-    assert torch.equal(choose(logits[order], rows[order], 0)[1], together[order])
-    alone = [int(choose(logits[i : i + 1], rows[i : i + 1], 0)[1]) for i in range(64)]
+    assert torch.equal(sample(logits[order], rows[order], 0)[1], together[order])
+    alone = [int(sample(logits[i : i + 1], rows[i : i + 1], 0)[1]) for i in range(64)]
     assert alone == together.tolist()
 
 
 def test_shards_of_the_vocabulary_have_the_random_numbers_of_the_whole() -> None:
     logits = torch.randn(32, 300, generator=torch.Generator().manual_seed(7))
     rows = sampling_rows(32)
-    values, indices = choose(logits, rows, 0)
-    parts = [choose(logits[:, first : first + 100], rows, first) for first in (0, 100, 200)]
+    values, indices = sample(logits, rows, 0)
+    parts = [sample(logits[:, first : first + 100], rows, first) for first in (0, 100, 200)]
     best = torch.stack([part[0] for part in parts]).argmax(0)
     assert torch.equal(torch.stack([part[1] for part in parts]).gather(0, best[None])[0], indices)
     assert torch.equal(torch.stack([part[0] for part in parts]).max(0).values, values)
@@ -141,9 +141,9 @@ def test_shards_of_the_vocabulary_have_the_random_numbers_of_the_whole() -> None
 def test_large_batches_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(10, 300, generator=torch.Generator().manual_seed(8))
     rows = sampling_rows(10)
-    whole = choose(logits, rows, 0)[1]
+    whole = sample(logits, rows, 0)[1]
     monkeypatch.setattr("minisgl.kernels.sample._CHUNK_ELEMENTS", 700)
-    assert torch.equal(choose(logits, rows, 0)[1], whole)
+    assert torch.equal(sample(logits, rows, 0)[1], whole)
 
 
 def test_random_bits_are_fixed_for_ever() -> None:

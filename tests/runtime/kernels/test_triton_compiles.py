@@ -16,18 +16,18 @@ from minisgl.kernels import (
     one_shot_all_reduce_triton,
     rotary_triton,
     routing_gluon,
+    sample_triton,
     skinny_linear_triton,
     split_decode_triton,
     step_inputs_triton,
+    top_k_top_p_triton,
 )
-from minisgl.kernels import sample_triton as choice_triton
-from minisgl.kernels import top_k_top_p_triton as thresholds_triton
 from support.kernels.compiled_kernel import compiled
 
 INT, FLOAT, LONGS, FLOATS, HALVES = "i32", "fp32", "*i64", "*fp32", "*bf16"
 
 STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row"), INT) | {"locations": LONGS}
-CHOOSE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
+SAMPLE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
 EXPERTS = dict.fromkeys(("x", "weight", "out", "chosen", "shares", "logits", "weights"), HALVES) | dict.fromkeys(
     ("pairs", "tokens", "width"), INT
 )
@@ -39,19 +39,19 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
     ("kernel", "types", "constants"),
     [
         (step_inputs_triton._step_inputs, STEP_INPUTS, {"PAGE_SIZE": 64, "BLOCK": 128}),
-        (step_inputs_triton._keep_tokens, {"total": INT}, {"BLOCK": 128, "PDL": True}),
+        (step_inputs_triton._store_last_tokens, {"total": INT}, {"BLOCK": 128, "PDL": True}),
         *(
             (
-                choice_triton._choose_part,
-                CHOOSE | SCORES | {"logits": dtype},
+                sample_triton._sample_part,
+                SAMPLE | SCORES | {"logits": dtype},
                 {"FILTERED": filtered, "PART": 8192, "BLOCK": 2048, "PDL": True},
             )
             for dtype in (HALVES, FLOATS)
             for filtered in (False, True)
         ),
-        (choice_triton._choose_row, CHOOSE | SCORES, {"PARTS": 32, "PDL": True}),
+        (sample_triton._sample_row, SAMPLE | SCORES, {"PARTS": 32, "PDL": True}),
         *(
-            (thresholds_triton._thresholds, CHOOSE | SCORES | {"logits": dtype}, {"BLOCK": 4096})
+            (top_k_top_p_triton._top_k_top_p, SAMPLE | SCORES | {"logits": dtype}, {"BLOCK": 4096})
             for dtype in (HALVES, FLOATS)
         ),
         *(

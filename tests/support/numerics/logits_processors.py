@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from minisgl.config import EngineConfig
 from minisgl.engine.interface import Engine
-from minisgl.kernels.sample import choose
-from minisgl.kernels.top_k_top_p import thresholds
+from minisgl.kernels.sample import sample
+from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
@@ -132,8 +132,8 @@ def _sample(logits: torch.Tensor, request: Submit, position: int) -> int:
         seeds=[request.seed],
         positions=[position],
     )
-    limits = None if request.temperature == 0 else thresholds(logits[None], rows)
-    return int(choose(logits[None], rows, 0, limits)[1])
+    limits = None if request.temperature == 0 else top_k_top_p_thresholds(logits[None], rows)
+    return int(sample(logits[None], rows, 0, limits)[1])
 
 
 def _score(raw: torch.Tensor, token: int, tops: int, scores: Scores) -> None:

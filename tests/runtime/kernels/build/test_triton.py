@@ -111,7 +111,7 @@ def test_a_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path
     with launches.recorded(HOPPER):
         rehearse(ModelConfig.read(folder), tensor_parallel=2, page_size=64, max_running=8)
     names = {name for name, _ in launches._by_key}
-    assert {"_step_inputs", "_choose_part", "_choose_row", "_thresholds", "_add_rms_norm", "_all_reduce"} <= names
+    assert {"_step_inputs", "_sample_part", "_sample_row", "_top_k_top_p", "_add_rms_norm", "_all_reduce"} <= names
     if arch == "qwen3-moe":
         assert {"_route", "_pairs_of_experts", "_weighted_sum"} <= names
         kernels = {f"{kernel.fn.__module__}.{name}" for (name, _), (kernel, _) in launches._by_key.items()}
