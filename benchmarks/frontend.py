@@ -283,7 +283,7 @@ async def _stream(scenario: Scenario, endpoint: Endpoint, index: int, count: _Co
         if response.status != 200:
             response.raise_for_status(await response.read())
         before = tail = b""
-        async for _, piece in response.pieces():
+        async for _, piece in response.chunks():
             # Far cheaper than to parse them; the client shares the machine with what is measured.
             count.events += (before[-1:] + piece).count(b"\n\n")
             tail = (tail + piece)[-2000:]

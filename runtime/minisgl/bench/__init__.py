@@ -1,1 +1,1 @@
-"""Benchmarks that ship: workloads, traces, floors of the hardware, an HTTP client that times pieces, reports."""
+"""Benchmarks for users: workloads, traces, rooflines, reports, and a streaming HTTP client with arrival times."""

@@ -20,9 +20,10 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.bench.device_trace import trace_device
 from minisgl.bench.errors import BenchError
 from minisgl.bench.report import Metric, gpu_names, report
-from minisgl.bench.roofline import ModelShape, hardware_of
+from minisgl.bench.roofline import Roofline, hardware_of
 from minisgl.bench.workloads import WORKLOADS, Sizes, Workload, WorkloadName, roofline_tokens_per_second
 from minisgl.hub.resolve import resolve
+from minisgl.models.config import ModelConfig
 from minisgl.wire.messages import SamplingParams
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def run(options: OfflineOptions, engine: Mapping[str, Any]) -> None:
     sizes = options.sizes()
     known = bench_record.read(options.record) if options.record is not None else None
     with _model_directory(options.model) as (directory, builtin):
-        config = json.loads((directory / "config.json").read_text())
+        config = ModelConfig.read(directory)
         with LLM(directory, detokenize=False, **{**engine, **({"dummy_weights": True} if builtin else {})}) as llm:
             start = _measure_start(llm)
             metrics: dict[str, Metric] = {"model": options.model, "workload": " ".join(options.workload), **start}
@@ -206,16 +207,14 @@ def _counters(llm: LLM) -> dict[str, int]:
     }
 
 
-def _roofline(
-    llm: LLM, name: WorkloadName, sizes: Sizes, seeds: Sequence[int], config: Mapping[str, Any]
-) -> float | None:
+def _roofline(llm: LLM, name: WorkloadName, sizes: Sizes, seeds: Sequence[int], config: ModelConfig) -> float | None:
     """Output tokens per second of the roofline F1, median over the seeds; None on hardware that was not measured."""
     hardware = hardware_of(next(iter(gpu_names()), "")) if llm.device == "cuda" else None
     if hardware is None:
         return None
-    model = ModelShape.from_config(config, llm.tensor_parallel)
-    workloads = [WORKLOADS[name](sizes, config["vocab_size"], seed) for seed in seeds]
-    return statistics.median(roofline_tokens_per_second(name, workload, model, hardware) for workload in workloads)
+    roofline = Roofline(config, hardware, llm.tensor_parallel)
+    workloads = [WORKLOADS[name](sizes, config.vocab_size, seed) for seed in seeds]
+    return statistics.median(roofline_tokens_per_second(name, workload, roofline) for workload in workloads)
 
 
 @contextmanager

@@ -8,13 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from minisgl.bench.roofline import (
-    Hardware,
-    ModelShape,
-    decode_seconds,
-    offline_seconds,
-    shared_prefix_seconds,
-)
+from minisgl.bench.roofline import Roofline
 from minisgl.wire.messages import SamplingParams
 
 WorkloadName = Literal["A", "C", "C64", "D"]
@@ -107,23 +101,18 @@ WORKLOADS: Final[Mapping[WorkloadName, Callable[[Sizes, int, int], Workload]]] =
 }
 
 
-def roofline_tokens_per_second(name: WorkloadName, workload: Workload, model: ModelShape, hardware: Hardware) -> float:
+def roofline_tokens_per_second(name: WorkloadName, workload: Workload, roofline: Roofline) -> float:
     """Output tokens per second at the roofline F1."""
     match name:
         case "A" | "C64":
             lengths = [len(prompt) for prompt in workload.prompts]
-            return workload.output_tokens / offline_seconds(model, hardware, lengths, workload.output_lengths)
+            return workload.output_tokens / roofline.offline(lengths, workload.output_lengths)
         case "C":
             # As published: one step in the middle of a long answer.
-            return 1 / decode_seconds(model, hardware, 1, _SINGLE_CONTEXT)
+            return 1 / roofline.decode(1, _SINGLE_CONTEXT)
         case "D":
-            return workload.output_tokens / shared_prefix_seconds(
-                model,
-                hardware,
-                requests=len(workload.prompts),
-                prefix=_SHARED_PREFIX,
-                own=_SHARED_OWN,
-                output=_SHARED_OUTPUT,
+            return workload.output_tokens / roofline.shared_prefix(
+                requests=len(workload.prompts), prefix=_SHARED_PREFIX, own=_SHARED_OWN, output=_SHARED_OUTPUT
             )
 
 

@@ -152,10 +152,10 @@ def test_what_is_no_endpoint_is_said_to_be_none(
 ) -> None:
     endpoint.models = models
     assert main([*command.split(), endpoint.url]) == 1
-    assert capsys.readouterr().err == f"minisgl: error: {endpoint.url} lists no model: name one with --model\n"
+    assert capsys.readouterr().err == f"minisgl: error: {endpoint.url} lists no model; name one with --model\n"
     endpoint.models = b"<html>"
     assert main([*command.split(), endpoint.url]) == 1
-    assert "/v1/models gives no JSON: is it an OpenAI endpoint?" in capsys.readouterr().err
+    assert "/v1/models does not return JSON; is it an OpenAI endpoint?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("nonsense", ["<html>", "{}", "[]", '{"choices": [{}]}'])

@@ -1,4 +1,4 @@
-"""The floors against the numbers that were published for them."""
+"""Rooflines, compared with their published values."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ import random
 import pytest
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
-from minisgl.bench.roofline import (
-    HARDWARE,
-    ModelShape,
-    decode_seconds,
-    hardware_of,
-    offline_seconds,
-    shared_prefix_seconds,
-)
+from minisgl.bench.roofline import HARDWARE, Roofline, hardware_of
+from minisgl.models.config import ModelConfig
 
 H200 = HARDWARE["h200"]
 
 
-def _shape(name: str, tensor_parallel: int = 1) -> ModelShape:
-    return ModelShape.from_config(BUILTIN_CONFIGS[name], tensor_parallel)
+def _roofline(name: str, tensor_parallel: int = 1) -> Roofline:
+    return Roofline(ModelConfig.parse(BUILTIN_CONFIGS[name]), H200, tensor_parallel)
 
 
 def _workload_a() -> tuple[list[int], list[int]]:
@@ -30,10 +24,10 @@ def _workload_a() -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize(("name", "tokens_per_second"), [("qwen3-0.6b", 34_845), ("qwen3-14b", 7_744)])
-def test_offline(name: str, tokens_per_second: float) -> None:
+def test_offline_batch(name: str, tokens_per_second: float) -> None:
     prompts, outputs = _workload_a()
     assert (sum(prompts), sum(outputs)) == (142_827, 133_966)
-    seconds = offline_seconds(_shape(name), H200, prompts, outputs)
+    seconds = _roofline(name).offline(prompts, outputs)
     assert sum(outputs) / seconds == pytest.approx(tokens_per_second, rel=0.01)
 
 
@@ -52,17 +46,17 @@ def test_offline(name: str, tokens_per_second: float) -> None:
     ],
 )
 def test_decode_step(name: str, tensor_parallel: int, batch: int, milliseconds: float) -> None:
-    seconds = decode_seconds(_shape(name, tensor_parallel), H200, batch, context=1024)
+    seconds = _roofline(name, tensor_parallel).decode(batch, context=1024)
     assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "prefill", "decode"), [("qwen3-0.6b", 0.0709, 0.2400), ("qwen3-14b", 1.309, 1.475)])
 def test_shared_prefix(name: str, prefill: float, decode: float) -> None:
-    seconds = shared_prefix_seconds(_shape(name), H200, requests=256, prefix=2048, own=128, output=128)
+    seconds = _roofline(name).shared_prefix(requests=256, prefix=2048, own=128, output=128)
     assert seconds == pytest.approx(prefill + decode, rel=0.01)
 
 
-def test_hardware_by_the_name_that_the_driver_gives() -> None:
+def test_hardware_is_found_by_the_name_that_the_driver_reports() -> None:
     assert hardware_of("NVIDIA H200") is H200
     assert hardware_of("NVIDIA H100 80GB HBM3") is HARDWARE["h100"]
     assert hardware_of("NVIDIA L4") is None
