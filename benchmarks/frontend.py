@@ -32,7 +32,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.interface import EngineLimits
 from minisgl.flags.arguments import Parser, add_json_argument, integer, number
 from minisgl.frontend.config import FrontendConfig
-from minisgl.router.config import TokenizerConfig
+from minisgl.router.config import LocalEngine, TokenizerConfig
 from minisgl.scheduler.process import SchedulerProcessConfig
 from minisgl.wire.plan import StepPlan, StepResult
 from stub_engine import StubEngine
@@ -69,8 +69,7 @@ class Scenario(msgspec.Struct, frozen=True):
     def workers(self) -> list[TokenizerConfig]:
         return [
             TokenizerConfig(
-                model=self.model,
-                scheduler_address=self.scheduler_address,
+                engines=LocalEngine(scheduler_address=self.scheduler_address, model=self.model),
                 frontend_address=f"ipc://{self.folder}/text{index}",
                 name=f"tokenizer{index}",
             )

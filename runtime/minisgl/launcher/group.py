@@ -22,6 +22,8 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Asked before each start."""
     cures: frozenset[str] | None = None
     """Codes of refusals after which another start may do better; None: all."""
+    required: bool = False
+    """Requests wait for this group while it restarts, and none can complete without it."""
 
 
 class Group:

@@ -232,16 +232,22 @@ class Supervisor:
         if not self.state.serving:
             return
         needed = []
+        lost = ""
         for name, group in self._groups.items():
             # One that is being started again has nothing to finish, and its end is no failure.
             if self.state.groups[name].phase == "ready":
                 needed += group.processes
             else:
                 group.kill()
+                lost = name if group.spec.required else lost
         draining = [p for p in needed if p.spec.drains and p.alive]
         logger.info("stopping: running requests may finish within %g s, a second signal ends them", self._drain_timeout)
         for process in draining:
-            process.signal(signal.SIGTERM)
+            if lost:
+                # Requests that wait for it would wait in vain until the end of the drain.
+                process.send(control.GaveUp(f"the server was stopped while {lost} was restarting"))
+            else:
+                process.signal(signal.SIGTERM)
         deadline = time.monotonic() + self._drain_timeout + _STOP_SECONDS
         try:
             while any(p.alive for p in draining) and (left := deadline - time.monotonic()) > 0:

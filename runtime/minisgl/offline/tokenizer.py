@@ -23,7 +23,7 @@ class OfflineTokenizer:
     def __init__(self, files: ModelFiles, limits: EngineLimits) -> None:
         self._encoder = PromptEncoder(files)
         self._session = Session(TokenBytes(files.tokenizer))
-        self._session.welcome(
+        self._session.open(
             ModelCard(
                 name="",
                 revision="",
@@ -79,5 +79,5 @@ class OfflineTokenizer:
         ]
 
     def abandon(self) -> None:
-        self._session.abandoned()
+        self._session.abort_all()
         self._session.take_to_scheduler()

@@ -1,73 +1,90 @@
-"""Who might be an engine: the addresses behind a name, asked for again and again."""
+"""Addresses of engines: one that never changes, or those behind a DNS name, looked up again and again."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 logger = logging.getLogger(__name__)
 
-RESOLVE_SECONDS: Final = 2.0
+LOOKUP_SECONDS: Final = 2.0
 MAX_ADDRESSES: Final = 1024
 
 Resolve: TypeAlias = "Callable[[str], frozenset[str]]"
-"""From a name to addresses. Raises OSError."""
+"""Numeric addresses of a host name. Raises OSError."""
+
+Sockets: TypeAlias = "Mapping[str, str]"
+"""Address of each scheduler's socket, by the address of its replica."""
 
 
 def resolve_host(host: str) -> frozenset[str]:
-    """Numeric IPv4 and IPv6 addresses. Raises OSError."""
+    """Return the numeric IPv4 and IPv6 addresses of a host name. Raises OSError."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return frozenset(str(address[0]) for *_, address in found)
 
 
-class Discovery:
-    """Asks in a thread of its own, because the system's resolver may take seconds. After each answer `changed` is
-    called in that thread, whether or not anything has changed."""
+def look_up(host: str, port: int, resolve: Resolve) -> Sockets:
+    """Return the schedulers behind a name. Raises OSError with a message that names it."""
+    try:
+        found = sorted(resolve(host))
+    except (OSError, UnicodeError) as error:
+        raise OSError(f"the name {host} cannot be resolved: {error}") from error
+    if not found:
+        raise OSError(f"the name {host} has no addresses")
+    if len(found) > MAX_ADDRESSES:
+        logger.error("%s has %d addresses; only %d of them are used", host, len(found), MAX_ADDRESSES)
+    return {address: f"tcp://{host_in_url(address)}:{port}" for address in found[:MAX_ADDRESSES]}
 
-    def __init__(self, host: str, changed: Callable[[], None], resolve: Resolve) -> None:
-        self.addresses: frozenset[str] = frozenset()
-        """The last answer. A name that is not known, or cannot be asked for, has none."""
-        self.problem = f"the name {host} has not been looked up yet"
-        """Why there is no address."""
-        self._host = host
+
+class Discovery:
+    """Looks up addresses in a thread of its own, because the system's resolver may take seconds. After each look-up
+    `changed` is called in that thread, whether or not anything has changed."""
+
+    def __init__(self, sockets: Sockets, find: Callable[[], Sockets] | None, changed: Callable[[], None]) -> None:
+        """`sockets` are known from the start. `find` may raise OSError, whose text is the reason why no engine is
+        known; None: the addresses never change."""
+        self.sockets = sockets
+        """Result of the last look-up; empty when it failed."""
+        self.problem = "the engines' addresses have not been looked up yet"
+        """Reason why there is no address."""
+        self._find = find
         self._changed = changed
-        self._resolve = resolve
         self._stop = threading.Event()
         self._calling = threading.Lock()
         """Held while `changed` runs."""
         self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        if self._find is not None:
+            self._thread.start()
 
     def stop(self) -> None:
-        """`changed` is not called any more. An answer that is being waited for is not waited for here."""
+        """End the look-ups. `changed` is not called afterwards; a look-up in progress is not waited for."""
         with self._calling:
             self._stop.set()
 
     def _run(self) -> None:
+        assert self._find is not None
         while not self._stop.is_set():
+            found: Sockets = {}
+            problem = ""
             try:
-                found = self._resolve(self._host)
-                problem = f"no engine is found behind the name {self._host}" if not found else ""
-            except (OSError, UnicodeError) as error:
-                found, problem = frozenset(), f"the name {self._host} cannot be resolved: {error}"
-            if len(found) > MAX_ADDRESSES:
-                logger.error("%s has %d addresses; %d of them are used", self._host, len(found), MAX_ADDRESSES)
-                found = frozenset(sorted(found)[:MAX_ADDRESSES])
+                found = self._find()
+            except OSError as error:
+                problem = str(error)
             with self._calling:
                 if self._stop.is_set():
                     return
-                if found != self.addresses:
-                    logger.info("%s is now %s", self._host, ", ".join(sorted(found)) or problem)
-                self.addresses, self.problem = found, problem
+                if found != self.sockets:
+                    logger.info("engines at %s", ", ".join(found) or f"no address: {problem}")
+                self.sockets, self.problem = found, problem
                 self._changed()
-            self._stop.wait(RESOLVE_SECONDS)
+            self._stop.wait(LOOKUP_SECONDS)
 
 
 def host_in_url(address: str) -> str:
-    """The address as it stands before `:port`."""
+    """Return the address as it is written before `:port`, IPv6 in brackets."""
     return f"[{address}]" if ":" in address else address

@@ -13,8 +13,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from minisgl.wire.sockets import open_socket, try_send
 
-MAX_FRAMES_PER_TURN: Final = 256
-"""Taken from one socket before the others have their turn."""
+MAX_FRAMES_PER_CYCLE: Final = 256
+"""Taken from one socket before the others get theirs."""
 MAX_BACKLOG: Final = 1 << 16
 """Messages that may wait for a peer that does not read, before it counts as gone."""
 
@@ -67,7 +67,7 @@ class Link:
         frames: list[bytes] = []
         if not ready.get(self._socket, 0) & zmq.POLLIN:
             return frames
-        while len(frames) < MAX_FRAMES_PER_TURN:
+        while len(frames) < MAX_FRAMES_PER_CYCLE:
             try:
                 frames.append(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:

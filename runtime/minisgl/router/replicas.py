@@ -3,80 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum, auto
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from minisgl.router.routing import PrefixIndex
+from minisgl.tokenizer.model_files import differing_files
 from minisgl.wire.messages import WIRE_VERSION, ModelCard, Status, Welcome
 from minisgl.wire.status import ReplicaView
 
 STALE_SECONDS: Final = 5.0
-"""Who has said nothing for so long gets nothing new; a scheduler speaks ten times a second."""
+"""A replica of a cluster that has sent nothing for this long gets no new requests; a scheduler sends its status ten
+times a second."""
 
-NOT_GREETED: Final = "it has not answered yet"
+NO_WELCOME_YET: Final = "it has not answered yet"
+
+FileHashes: TypeAlias = "Mapping[str, str]"
+"""Name → sha256 of each file of a set of tokenizer files."""
+
+
+class State(IntEnum):
+    """State of one address as its router sees it; see docs/glossary.md. The later, the nearer to taking requests."""
+
+    CONNECTING = auto()
+    LOST = auto()
+    INCOMPATIBLE = auto()
+    DRAINING = auto()
+    STALE = auto()
+    ACCEPTING = auto()
+    AWAITING_FILES = auto()
+    ROUTABLE = auto()
 
 
 class Replica:
-    """What is behind one address: what it has said, and how much was sent there from here."""
+    """One address: the last messages from it, and the load that this worker has put on it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.welcome: Welcome | None = None
-        """None before it has answered, and after its loss."""
-        self.before: Welcome | None = None
-        """What it said before its loss: it is probably still the same."""
+        """None before the first one, and after a loss."""
+        self.last_welcome: Welcome | None = None
+        """Welcome from before a loss: the next one is probably of the same replica."""
         self.status: Status | None = None
-        self.heard = 0.0
-        self.reason = NOT_GREETED
-        """Why there is no welcome."""
-        self.refuses = False
-        """It has said that it drains, and its status may still be of before."""
+        self.last_message_at = 0.0
+        self.reason = NO_WELCOME_YET
+        """Reason why there is no welcome."""
+        self.refused_as_draining = False
+        """It has refused a request as draining, and its status may be older than that."""
         self.in_flight = 0
         """Requests of this worker."""
-        self.seen = PrefixIndex()
+        self.prefixes = PrefixIndex()
         self.sent_since_status = 0
 
     @property
-    def name(self) -> str:
-        """The replica's own, or the address where it has not said."""
-        known = self.welcome or self.before
-        return (known.replica if known is not None else "") or self.address
+    def known(self) -> Welcome | None:
+        return self.welcome or self.last_welcome
 
     @property
-    def hashes(self) -> Mapping[str, str]:
+    def name(self) -> str:
+        """Name of the replica, or the address of one that has no name."""
+        return (self.known.replica if self.known is not None else "") or self.address
+
+    @property
+    def hashes(self) -> FileHashes:
         return self.welcome.model.tokenizer_hashes if self.welcome is not None else {}
 
     @property
     def draining(self) -> bool:
-        return self.refuses or (self.status is not None and self.status.draining)
+        return self.refused_as_draining or (self.status is not None and self.status.draining)
 
     @property
     def load(self) -> int:
-        """Requests that it runs or that wait there, of all frontends, with those that its status cannot know of."""
+        """Requests of all frontends that run or wait there, those included that its status cannot know of."""
         known = 0 if self.status is None else self.status.running + self.status.waiting
         return max(self.in_flight, known + self.sent_since_status)
 
-    def sent(self, chain: tuple[int, ...]) -> None:
-        """A request with this prompt was sent there."""
+    def sent(self, blocks: tuple[int, ...]) -> None:
+        """Count a request that was sent there, with the block hashes of its prompt."""
         self.in_flight += 1
         self.sent_since_status += 1
-        self.seen.add(chain)
+        self.prefixes.add(blocks)
 
 
 class Replicas:
-    """By address. Times are the caller's clock, in seconds."""
+    """Replicas by address. Times are seconds on the caller's clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, stale_seconds: float = STALE_SECONDS) -> None:
         self.now = 0.0
-        self.files: Mapping[str, str] | None = None
-        """Hashes of the tokenizer files in use."""
-        self._loaded: Sequence[Mapping[str, str]] = ()
-        """Hashes of those that could be in use at once."""
-        self._by_address: dict[str, Replica] = {}
+        self.files: FileHashes | None = None
+        """Tokenizer files in use."""
         self.changes = 0
-        """How often it may have become another question who can take a request."""
-        self._routable: list[Replica] | None = None
-        """None: to be worked out again."""
+        """Counts the moments at which it may have changed which replicas can take requests."""
+        self.statuses = 0
+        """Counts the statuses that were received."""
+        self._stale_seconds = stale_seconds
+        self._loaded: Sequence[FileHashes] = ()
+        """Tokenizer files that could be in use at once."""
+        self._by_address: dict[str, Replica] = {}
+        self._assessed: list[tuple[Replica, State, str]] | None = None
+        """State of each replica and the reason why it is not routable; None: must be computed again."""
+        self._routable: list[Replica] = []
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._by_address.values())
@@ -90,141 +116,154 @@ class Replicas:
     def add(self, address: str) -> None:
         assert address not in self._by_address
         self._by_address[address] = Replica(address)
+        self._change()
 
     def remove(self, address: str) -> None:
         assert not self._by_address[address].in_flight, "its requests must go elsewhere first"
         del self._by_address[address]
         self._change()
 
-    def use_files(self, hashes: Mapping[str, str]) -> None:
-        """Those of the tokenizer files in use from now on: who has others cannot be understood."""
+    def set_files_in_use(self, hashes: FileHashes) -> None:
+        """Use these tokenizer files: replicas with others cannot take requests."""
         self.files = hashes
         self._change()
 
-    def have_loaded(self, kinds: Sequence[Mapping[str, str]]) -> None:
-        """Those of all tokenizer files that are loaded."""
-        self._loaded = kinds
+    def set_loaded_files(self, file_sets: Sequence[FileHashes]) -> None:
+        """Set all tokenizer files that are loaded."""
+        self._loaded = file_sets
         self._change()
 
     def welcome(self, address: str, welcome: Welcome) -> None:
-        assert not self[address].in_flight, "requests of an earlier start are gone"
+        assert not self[address].in_flight, "requests of an earlier start were taken away"
         replica = self._by_address[address] = Replica(address)
         replica.welcome = welcome
-        replica.heard = self.now
+        replica.last_message_at = self.now
         self._change()
 
     def status(self, address: str, status: Status) -> None:
         replica = self[address]
-        if replica.status is None or replica.draining != status.draining or self.silence(replica) > STALE_SECONDS:
+        if replica.status is None or replica.draining != status.draining or self.is_stale(replica):
             self._change()
         replica.status = status
-        replica.heard = self.now
+        replica.last_message_at = self.now
         replica.sent_since_status = 0
+        self.statuses += 1
 
-    def refuses(self, address: str) -> None:
-        """It has said that it drains; its next status may still be of before."""
-        self[address].refuses = True
+    def mark_draining(self, address: str) -> None:
+        """It has refused a request as draining; its next status may be older than that."""
+        self[address].refused_as_draining = True
         self._change()
 
     def lost(self, address: str, reason: str) -> None:
-        before = self[address].welcome or self[address].before
+        last_welcome = self[address].known
         replica = self._by_address[address] = Replica(address)
-        replica.before = before
+        replica.last_welcome = last_welcome
         replica.reason = reason
         self._change()
 
     def tick(self) -> None:
-        """Time has passed: some may have been silent for too long."""
-        self._change()
+        """Time has passed: replicas may be stale now."""
+        if any(self.is_stale(replica) for replica in self if replica.welcome is not None):
+            self._change()
 
     def silence(self, replica: Replica) -> float:
-        return self.now - replica.heard
+        """Seconds since its last message."""
+        return self.now - replica.last_message_at
+
+    def is_stale(self, replica: Replica) -> bool:
+        return self.silence(replica) > self._stale_seconds
 
     @property
     def routable(self) -> list[Replica]:
-        """Those that can take a request now."""
-        if self._routable is None:
-            latest = self._latest()
-            self._routable = [replica for replica in self if not self._problem(replica, latest)]
+        """Replicas that can take a request now."""
+        self._assess()
         return self._routable
 
-    def card(self) -> tuple[ModelCard, tuple[int, int]] | None:
-        """The model as it is served now, and the latest start of an engine; None while nobody can serve it. Where
-        replicas differ in the longest sequence, the shortest of them is what can be promised."""
+    def engine_info(self) -> tuple[ModelCard, tuple[int, int]] | None:
+        """Return the model as it is served now and the latest epoch; None while no replica can take requests. Where
+        replicas differ in the longest sequence, the shortest of them is the one that can be promised."""
         welcomes = [replica.welcome for replica in self.routable if replica.welcome is not None]
         if not welcomes:
             return None
         card = min((welcome.model for welcome in welcomes), key=lambda model: model.max_model_len)
         return card, max(welcome.epoch for welcome in welcomes)
 
-    def missing_files(self) -> list[Mapping[str, str]]:
-        """Hashes of the tokenizer files to load: those of all who could take requests with them, of most first."""
-        kinds = self._able_kinds()
-        missing = [hashes for i, hashes in enumerate(kinds) if hashes not in self._loaded and hashes not in kinds[:i]]
-        return sorted(missing, key=lambda hashes: (-kinds.count(hashes), sorted(hashes.items())))
+    def files_to_load(self) -> list[FileHashes]:
+        """Return the tokenizer files of accepting replicas that are not loaded, those of most replicas first."""
+        file_sets = self._files_of_accepting()
+        missing = [one for i, one in enumerate(file_sets) if one not in self._loaded and one not in file_sets[:i]]
+        return sorted(missing, key=lambda hashes: (-file_sets.count(hashes), sorted(hashes.items())))
 
-    def wanted_files(self) -> Mapping[str, str] | None:
-        """Hashes of the tokenizer files to change to: those, of the loaded ones, with which most replicas can take
-        requests, if these are more than with those in use. None: stay."""
-        kinds = self._able_kinds()
-        best = max(self._loaded, key=lambda hashes: (kinds.count(hashes), sorted(hashes.items())), default=None)
-        in_use = 0 if self.files is None else kinds.count(self.files)
-        return None if best is None or kinds.count(best) <= in_use else best
+    def files_to_switch_to(self) -> FileHashes | None:
+        """Return the loaded tokenizer files with which most replicas can take requests, if these are more than with
+        the files in use. None: keep those."""
+        file_sets = self._files_of_accepting()
+        best = max(self._loaded, key=lambda hashes: (file_sets.count(hashes), sorted(hashes.items())), default=None)
+        in_use = 0 if self.files is None else file_sets.count(self.files)
+        return None if best is None or file_sets.count(best) <= in_use else best
 
-    def with_files(self, hashes: Mapping[str, str]) -> list[str]:
-        """Addresses of those who have these."""
+    def addresses_with_files(self, hashes: FileHashes) -> list[str]:
         return [replica.address for replica in self if replica.hashes == hashes]
 
-    def states(self) -> tuple[ReplicaView, ...]:
-        """What is known of each, by name."""
-        latest = self._latest()
+    def views(self) -> tuple[ReplicaView, ...]:
+        """Return what is known of each replica, by name."""
         return tuple(
-            _state(replica, self._problem(replica, latest), self._waits_for_files(replica, latest))
-            for replica in sorted(self, key=lambda replica: (replica.name, replica.address))
+            _view(*assessed)
+            for assessed in sorted(self._assess(), key=lambda assessed: (assessed[0].name, assessed[0].address))
         )
 
-    def total_status(self) -> Status | None:
-        """Of all replicas together: their sums. Counters of one that goes away go with it, as at a restart."""
+    def aggregate_status(self) -> Status | None:
+        """Return the sums over all replicas. Counters of a replica that goes away go with it, as at a restart."""
         statuses = [replica.status for replica in self if replica.status is not None]
         if len(statuses) < 2:
             return statuses[0] if statuses else None
-        return Status(**{name: _together(name, [getattr(status, name) for status in statuses]) for name in _FIGURES})
+        return Status(
+            **{
+                name: _aggregate(name, [getattr(status, name) for status in statuses])
+                for name in Status.__struct_fields__
+            }
+        )
 
     def _change(self) -> None:
-        self._routable = None
+        self._assessed = None
         self.changes += 1
 
-    def _problem(self, replica: Replica, latest: _Latest) -> str:
-        """Why it gets nothing new; empty when it can."""
-        if problem := self._unable(replica, latest):
-            return problem
-        if self.files is None:
-            return "the tokenizer files are not loaded yet"
-        if differing := _differing(replica.hashes, self.files):
-            return f"its tokenizer files differ from those in use ({', '.join(differing)})"
-        return ""
+    def _assess(self) -> list[tuple[Replica, State, str]]:
+        if self._assessed is None:
+            latest = self._latest_starts()
+            self._assessed = [(replica, *self._state(replica, latest)) for replica in self]
+            self._routable = [replica for replica, state, _ in self._assessed if state is State.ROUTABLE]
+        return self._assessed
 
-    def _unable(self, replica: Replica, latest: _Latest) -> str:
-        """Why it could get nothing new whichever files were in use; empty when it could."""
-        if problem := _unusable(replica, latest):
-            return problem
+    def _state(self, replica: Replica, latest: _Starts) -> tuple[State, str]:
+        """State of a replica, and the reason why it is not routable."""
+        welcome = replica.welcome
+        if welcome is None:
+            return State.CONNECTING if replica.last_welcome is None else State.LOST, replica.reason
+        if welcome.version not in (WIRE_VERSION, WIRE_VERSION - 1):
+            reason = f"its wire version is {welcome.version}, not {WIRE_VERSION}: update the older side"
+            return State.INCOMPATIBLE, reason
+        if not replica.hashes:
+            reason = "it names no tokenizer files: start it from a checkpoint that has some"
+            return State.INCOMPATIBLE, reason
+        if latest[replica.name] != (welcome.epoch, replica.address):
+            return State.INCOMPATIBLE, "another address is a later start of the same replica"
         if replica.draining:
-            return "it is draining"
-        if (silence := self.silence(replica)) > STALE_SECONDS:
-            return f"it has said nothing for {silence:.0f} s"
-        return ""
+            return State.DRAINING, "it is draining"
+        if self.is_stale(replica):
+            return State.STALE, f"it has sent nothing for {self.silence(replica):.0f} s"
+        if self.files is None:
+            return State.ACCEPTING, "the tokenizer files are not loaded yet"
+        if differing := differing_files(replica.hashes, self.files):
+            state = State.AWAITING_FILES if replica.hashes in self._loaded else State.ACCEPTING
+            return state, f"its tokenizer files differ from those in use ({', '.join(differing)})"
+        return State.ROUTABLE, ""
 
-    def _waits_for_files(self, replica: Replica, latest: _Latest) -> bool:
-        if self.files is None or replica.hashes == self.files:
-            return False
-        return replica.hashes in self._loaded and not self._unable(replica, latest)
+    def _files_of_accepting(self) -> list[FileHashes]:
+        """Tokenizer files of each replica that could take requests with them."""
+        return [replica.hashes for replica, state, _ in self._assess() if state >= State.ACCEPTING]
 
-    def _able_kinds(self) -> list[Mapping[str, str]]:
-        """Hashes of the tokenizer files of each replica that could take requests with them."""
-        latest = self._latest()
-        return [replica.hashes for replica in self if not self._unable(replica, latest)]
-
-    def _latest(self) -> _Latest:
+    def _latest_starts(self) -> _Starts:
         latest: dict[str, tuple[tuple[int, int], str]] = {}
         for replica in self:
             if replica.welcome is not None:
@@ -233,55 +272,35 @@ class Replicas:
         return latest
 
 
-_Latest: TypeAlias = "Mapping[str, tuple[tuple[int, int], str]]"
-"""By name of a replica, epoch and address of its latest start. Of two addresses with one start either will do."""
-
-_FIGURES: Final = Status.__struct_fields__
+_Starts: TypeAlias = "Mapping[str, tuple[tuple[int, int], str]]"
+"""Epoch and address of a replica's latest start, by its name. Of two addresses with one epoch either will do."""
 
 
-def _together(name: str, values: list[Any]) -> Any:
-    """One figure of several statuses as one."""
+def _aggregate(name: str, values: list[Any]) -> Any:
+    """Combine the values that several statuses have in one field."""
     if name == "page_size":
         return values[0]
     if name == "draining":
         return all(values)
     if name == "start_seconds":
-        # Replicas start beside each other: of each phase the slowest.
+        # Replicas start beside each other: the slowest counts, phase by phase.
         return {phase: max(each.get(phase, 0.0) for each in values) for phase in dict.fromkeys(chain(*values))}
     if isinstance(values[0], tuple):
-        # Histograms, where they were said.
+        # Histograms; an older engine may send none.
         return tuple(map(sum, zip(*filter(None, values), strict=False)))
     return sum(values)
 
 
-def _unusable(replica: Replica, latest: _Latest) -> str:
-    """Why it can never take anything as it is."""
-    welcome = replica.welcome
-    if welcome is None:
-        return replica.reason
-    if welcome.version not in (WIRE_VERSION, WIRE_VERSION - 1):
-        return f"it speaks wire version {welcome.version}, not {WIRE_VERSION}: update the older side"
-    if not replica.hashes:
-        return "it does not say which tokenizer files it has: start it from a checkpoint that has some"
-    if latest[replica.name] != (welcome.epoch, replica.address):
-        return "another address is the same replica, started later"
-    return ""
-
-
-def _differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
-
-
-def _state(replica: Replica, problem: str, waits_for_files: bool) -> ReplicaView:
-    known, status = replica.welcome or replica.before, replica.status
+def _view(replica: Replica, state: State, reason: str) -> ReplicaView:
+    known, status = replica.known, replica.status
     return ReplicaView(
         replica="" if known is None else known.replica,
         revision="" if known is None else known.revision,
         epoch=(0, 0) if known is None else known.epoch,
         address=replica.address,
-        routable=not problem,
-        reason=problem,
-        waits_for_files=waits_for_files,
+        routable=state is State.ROUTABLE,
+        reason=reason,
+        waits_for_files=state is State.AWAITING_FILES,
         running=0 if status is None else status.running,
         waiting=0 if status is None else status.waiting,
     )

@@ -1,4 +1,5 @@
-"""The engines of a model in a cluster: found by name, coming and going, with the tokenizer files that they give out."""
+"""The engines of a model, on this machine or in a cluster: one connection to each, with the tokenizer files that they
+use."""
 
 from __future__ import annotations
 
@@ -6,18 +7,18 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import zmq
 
+from minisgl.router.cache_flushes import CacheFlushes
 from minisgl.router.config import TokenizerConfig
-from minisgl.router.discovery import Discovery, Resolve, host_in_url
+from minisgl.router.discovery import Discovery
 from minisgl.router.dispatcher import UNAVAILABLE, Dispatcher
-from minisgl.router.flushes import Flushes
+from minisgl.router.engine_source import EngineSource
 from minisgl.router.link import Link
-from minisgl.router.model_download import obtain
+from minisgl.router.replicas import FileHashes
 from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.loaded import LoadedTokenizer, load
 from minisgl.tokenizer.session import Session
@@ -49,15 +50,15 @@ from minisgl.wire.text import (
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.5
-TELL_SECONDS: Final = 0.1
-"""Between two accounts of the same state with other figures."""
+STATE_SECONDS: Final = 0.1
+"""Between two reports of the same state with other figures."""
 FETCH_AGAIN_SECONDS: Final = 2.0
-_NAMED: Final = 3
-"""Engines in the reason why none can take a request."""
+_MAX_NAMED: Final = 3
+"""Engines that are named in the reason why none can take a request."""
 
 
 class Router:
-    """One link for each address that the name has, or that an engine is still connected from."""
+    """Keeps one link for each address that discovery finds, or that an engine is still connected from."""
 
     wait_ms: Final = int(TICK_SECONDS * 1000)
 
@@ -65,78 +66,82 @@ class Router:
         self,
         context: zmq.Context[Any],
         config: TokenizerConfig,
+        source: EngineSource,
         session: Session,
         *,
-        tell: Callable[[FromTokenizer], None],
+        send_to_frontend: Callable[[FromTokenizer], None],
         wake: Callable[[], None],
-        encode_again: Callable[[Generate], None],
-        resolve: Resolve,
+        reencode: Callable[[Generate], None],
     ) -> None:
-        """`wake` ends the caller's wait, from any thread. `encode_again` gets requests whose prompts were encoded with
-        tokenizer files that are not in use any more."""
-        assert config.engines is not None
+        """`wake` ends the caller's wait, from any thread. `reencode` receives requests whose prompts were encoded with
+        tokenizer files that are no longer in use."""
         self.tokenizer: LoadedTokenizer | None = None
         """The one in use."""
-        self._config = config.engines
+        self._names = config.names
+        self._source = source
         self._context = context
         self._session = session
-        self._tell = tell
+        self._send_to_frontend = send_to_frontend
         self._wake = wake
-        self._encode_again = encode_again
+        self._reencode = reencode
         self._links: dict[str, Link] = {}
-        self._discovery = Discovery(config.engines.host, wake, resolve)
+        self._discovery = Discovery(source.sockets, source.find, wake)
         self._dispatcher = Dispatcher(
-            config.engines.retry_seconds,
-            config.engines.stall_seconds,
-            give=self._give,
+            config.queue_seconds,
+            config.stall_seconds,
+            deliver=self._deliver,
             send=self._send,
-            encode_again=self._again,
+            reencode=self._on_reencode,
+            stale_seconds=source.stale_seconds,
         )
         self._replicas = self._dispatcher.replicas
-        self._flushes = Flushes(tell)
+        self._flushes = CacheFlushes(send_to_frontend)
         self._codec: Codec[FromScheduler] = Codec(FromScheduler)
         self._hello = Hello(WIRE_VERSION, config.name)
         self._loader = ThreadPoolExecutor(1, "tokenizer-files")
         self._loading: Future[LoadedTokenizer] | None = None
         self._loaded: list[LoadedTokenizer] = []
-        """Of the files that engines have: those that come up with others wait for them to be in use."""
+        """The tokenizer in use, and those of files that other engines have."""
         self._fetch_at: dict[frozenset[tuple[str, str]], float] = {}
-        """When files may be asked for again that could not be loaded, by their hashes."""
+        """Times of the next attempt to load files that could not be loaded, by their hashes."""
         self._files_problem = ""
-        self._followed_changes = -1
         self._next_tick = 0.0
-        self._tell_at = 0.0
-        self._told_changes = -1
+        self._files_changes = -1
+        """`changes` of the replicas at the last look at their files."""
+        self._serving = False
+        """A model was in the last report to the frontend."""
+        self._next_state_at = 0.0
+        self._sent_changes = self._sent_statuses = -1
+        if source.tokenizer is not None:
+            self._set_loaded([source.tokenizer])
+            self._use(source.tokenizer)
 
     def start(self) -> None:
         self._discovery.start()
-        self._tell_state()
+        self._send_state()
 
     def register(self, poller: zmq.Poller) -> None:
         for link in self._links.values():
             link.register(poller)
 
-    def turn(self, ready: Mapping[Any, int]) -> None:
-        """Deal with what has come."""
+    def run_once(self, ready: Mapping[Any, int]) -> None:
+        """Handle all messages that have arrived, and time that has passed."""
         self._replicas.now = time.monotonic()
-        self._follow_discovery()
+        self._update_addresses()
         for address, link in self._links.items():
             for frame in link.receive(ready):
                 self._on_frame(address, frame)
-
-    def after_turn(self) -> None:
-        """When everything else that has come was dealt with."""
-        for address, link in list(self._links.items()):
             if link.take_lost():
                 for frame in link.receive_rest():
                     self._on_frame(address, frame)
                 self._lose(address, UNAVAILABLE, "the connection to the engine was lost")
-        if self._replicas.now >= self._next_tick:
+        if is_tick := self._replicas.now >= self._next_tick:
             self._next_tick = self._replicas.now + TICK_SECONDS
             for address in self._dispatcher.tick():
-                self._connect_again(address)
-        self._follow_files()
-        self._tell_state()
+                self._reconnect(address)
+        if is_tick or self._loading is not None or self._replicas.changes != self._files_changes:
+            self._update_files()
+        self._send_state()
 
     def send(self, message: Submit | Abort) -> None:
         if isinstance(message, Submit):
@@ -144,14 +149,14 @@ class Router:
         else:
             self._dispatcher.abort(message.id)
 
-    def ask_to_flush(self, flush: Flush) -> None:
+    def flush_prefix_caches(self, flush: Flush) -> None:
         addresses = [replica.address for replica in self._replicas if replica.welcome is not None]
         for address in addresses:
             self._links[address].send(flush)
         self._flushes.begin(flush.id, addresses)
 
     def flush(self) -> None:
-        """Send what is waiting, as far as it can be sent."""
+        """Send waiting messages, as far as the sockets take them."""
         for link in self._links.values():
             link.flush()
 
@@ -161,15 +166,14 @@ class Router:
         for link in self._links.values():
             link.close()
 
-    def _follow_discovery(self) -> None:
-        found = self._discovery.addresses
-        for address in found - self._links.keys():
-            link = Link(self._context, f"tcp://{host_in_url(address)}:{self._config.scheduler_port}")
-            self._links[address] = link
+    def _update_addresses(self) -> None:
+        found = self._discovery.sockets
+        for address in found.keys() - self._links.keys():
+            self._links[address] = Link(self._context, found[address])
+            self._links[address].send(self._hello)
             self._dispatcher.add(address)
-            link.send(self._hello)
-        for address in self._links.keys() - found:
-            # Who is connected goes on: a name that cannot be resolved for a moment is no reason to end an answer.
+        for address in self._links.keys() - found.keys():
+            # A connected engine stays: a name that cannot be resolved for a moment is no reason to end an answer.
             if self._replicas[address].welcome is None:
                 self._links.pop(address).close()
                 self._dispatcher.remove(address)
@@ -187,10 +191,10 @@ class Router:
                 case Failed() if message.id:
                     self._dispatcher.failed(address, message)
                 case Failed():
-                    # It speaks of this connection as a whole.
+                    # It is about this connection as a whole.
                     self._on_refused(address, message)
                 case Status():
-                    # One that comes before the welcome is of a start that we do not know.
+                    # One that comes before the welcome belongs to an unknown start.
                     if self._replicas[address].welcome is not None:
                         self._dispatcher.status(address, message)
                 case Flushed():
@@ -198,23 +202,23 @@ class Router:
                 case Welcome():
                     self._dispatcher.welcome(address, message)
         except (WireError, msgspec.ValidationError) as error:
-            # Tokens may have been in it, so no answer can be trusted any more.
-            self._lose(address, "engine_error", f"the engine sent a message that cannot be understood: {error}")
+            # It may have contained tokens, so no running answer can be trusted any more.
+            self._lose(address, "engine_error", f"the engine sent an invalid message: {error}")
 
     def _on_refused(self, address: str, refused: Failed) -> None:
         if refused.code == "wire_version":
-            # Asked again it would say the same; another version of it comes with another connection.
+            # Asked again it would refuse again; an engine of another version comes with another connection.
             self._dispatcher.lost(address, UNAVAILABLE, refused.message)
         else:
             self._lose(address, refused.code, refused.message)
 
     def _lose(self, address: str, code: str, message: str) -> None:
         if self._replicas[address].welcome is not None:
-            logger.warning("engine %s at %s: %s", self._replicas[address].name, address, message)
+            logger.warning("engine %s: %s", self._replicas[address].name, message)
         self._dispatcher.lost(address, code, message)
-        self._connect_again(address)
+        self._reconnect(address)
 
-    def _connect_again(self, address: str) -> None:
+    def _reconnect(self, address: str) -> None:
         self._flushes.lost(address)
         self._links[address].reconnect()
         self._links[address].send(self._hello)
@@ -222,7 +226,7 @@ class Router:
     def _send(self, address: str, message: Submit | Abort) -> None:
         self._links[address].send(message)
 
-    def _give(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
+    def _deliver(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
         match message:
             case Tokens():
                 self._session.tokens(message)
@@ -233,108 +237,105 @@ class Router:
             case PromptLogprobs():
                 self._session.prompt_scored(message)
 
-    def _again(self, request_id: bytes) -> None:
-        if (request := self._session.again(request_id)) is not None:
-            self._encode_again(request)
+    def _on_reencode(self, request_id: bytes) -> None:
+        if (request := self._session.begin_reencode(request_id)) is not None:
+            self._reencode(request)
 
-    def _follow_files(self) -> None:
-        """Load the tokenizer files that engines have, and change to others when more engines can be served so. They
-        are loaded before they are needed: no request waits for that, and files that cannot be used are found out while
-        those before them still serve."""
+    def _update_files(self) -> None:
+        """Load the tokenizer files that engines have, and switch when more engines can serve with other ones.
+
+        They are loaded before they are needed: no request waits for that, and files that cannot be used are found
+        while those before them still serve."""
         if self._loading is not None and self._loading.done():
             loading, self._loading = self._loading, None
-            self._take_files(loading)
-        if self._replicas.changes == self._followed_changes:
-            return
-        self._forget_files()
-        wanted = self._replicas.wanted_files()
-        if wanted is not None:
-            self._use_files(next(one for one in self._loaded if one.hashes == wanted))
+            self._on_files_loaded(loading)
+        replicas = self._replicas
+        needed = [one for one in self._loaded if one is self.tokenizer or replicas.addresses_with_files(one.hashes)]
+        if len(needed) < len(self._loaded):
+            self._set_loaded(needed)
+        if (hashes := replicas.files_to_switch_to()) is not None:
+            self._use(next(one for one in self._loaded if one.hashes == hashes))
         if self._loading is None:
             self._load_files()
-        self._followed_changes = self._replicas.changes
+        self._files_changes = replicas.changes
 
     def _load_files(self) -> None:
-        for hashes in self._replicas.missing_files():
+        for hashes in self._replicas.files_to_load():
             key = frozenset(hashes.items())
             if self._replicas.now >= self._fetch_at.get(key, 0.0):
-                addresses = self._replicas.with_files(hashes)
-                sources = [(address, self._config.control_port) for address in addresses]
                 self._fetch_at[key] = self._replicas.now + FETCH_AGAIN_SECONDS
-                self._loading = self._loader.submit(_fetch, dict(hashes), sources, Path(self._config.cache))
+                self._loading = self._loader.submit(self._load, hashes, self._replicas.addresses_with_files(hashes))
                 self._loading.add_done_callback(lambda _: self._wake())
                 return
 
-    def _take_files(self, loading: Future[LoadedTokenizer]) -> None:
+    def _load(self, hashes: FileHashes, addresses: Sequence[str]) -> LoadedTokenizer:
+        """Runs in a thread. Raises TokenizerError, OSError."""
+        return load(self._source.files(hashes, addresses))
+
+    def _on_files_loaded(self, loading: Future[LoadedTokenizer]) -> None:
         try:
             tokenizer = loading.result()
         except (TokenizerError, OSError) as error:
+            if str(error) != self._files_problem:
+                logger.error("%s; retrying every %g s", error, FETCH_AGAIN_SECONDS)
             self._files_problem = str(error)
-            logger.error("%s; trying again", error)
             return
         logger.info("the tokenizer files are loaded")
         self._files_problem = ""
         self._fetch_at.pop(frozenset(tokenizer.hashes.items()), None)
-        self._keep_files([*self._loaded, tokenizer])
+        self._set_loaded([*self._loaded, tokenizer])
 
-    def _forget_files(self) -> None:
-        """Those that no engine has any more, and that are not in use."""
-        needed = [one for one in self._loaded if one is self.tokenizer or self._replicas.with_files(one.hashes)]
-        if len(needed) < len(self._loaded):
-            self._keep_files(needed)
-
-    def _keep_files(self, loaded: list[LoadedTokenizer]) -> None:
+    def _set_loaded(self, loaded: list[LoadedTokenizer]) -> None:
         self._loaded = loaded
-        self._replicas.have_loaded([one.hashes for one in loaded])
+        self._replicas.set_loaded_files([one.hashes for one in loaded])
 
-    def _use_files(self, tokenizer: LoadedTokenizer) -> None:
-        logger.info("the tokenizer files of most engines are in use from now on")
+    def _use(self, tokenizer: LoadedTokenizer) -> None:
+        if self.tokenizer is not None:
+            logger.info("switching to the tokenizer files of most engines")
         self.tokenizer = tokenizer
         self._session.use(tokenizer.token_bytes)
-        self._dispatcher.use_files(tokenizer.hashes)
+        self._dispatcher.set_files_in_use(tokenizer.hashes)
 
-    def _tell_state(self) -> None:
-        """At once when something has changed, else now and then."""
+    def _send_state(self) -> None:
+        """Report at once when something has changed, else ten times a second: the last word of an engine must not look
+        newer than it is, so nothing is reported while no serving engine sends anything."""
         replicas = self._replicas
-        if replicas.changes == self._told_changes and replicas.now < self._tell_at:
+        is_news = not self._serving or replicas.statuses != self._sent_statuses
+        if replicas.changes == self._sent_changes and (replicas.now < self._next_state_at or not is_news):
             return
-        self._told_changes = replicas.changes
-        self._tell_at = replicas.now + TELL_SECONDS
-        states = replicas.states()
-        served = replicas.card()
+        self._sent_changes, self._sent_statuses = replicas.changes, replicas.statuses
+        self._next_state_at = replicas.now + STATE_SECONDS
+        views = replicas.views()
+        served = replicas.engine_info()
         if served is None or self.tokenizer is None:
             self._session.close()
-            model, reason = None, self._why_not(states)
+            model, reason = None, self._unavailable_reason(views)
         else:
             card, epoch = served
-            self._session.welcome(card)
-            names = self._config.names or (card.name,)
+            self._session.open(card)
+            names = self._names or (card.name,)
             card = msgspec.structs.replace(card, name=names[0])
             model = ServedModel(card=card, epoch=epoch, defaults=self.tokenizer.defaults, names=names)
             reason = ""
-        self._tell(
+        self._serving = model is not None
+        self._send_to_frontend(
             WorkerState(
                 version=TEXT_WIRE_VERSION,
                 at=time.monotonic(),
                 model=model,
-                status=replicas.total_status(),
+                status=replicas.aggregate_status(),
                 reason=reason,
-                replicas=states,
-                retried=self._dispatcher.retried,
+                replicas=views,
+                retried=self._dispatcher.resubmitted,
             )
         )
 
-    def _why_not(self, states: Sequence[ReplicaView]) -> str:
-        """Why nobody can take a request."""
-        if not states:
+    def _unavailable_reason(self, views: Sequence[ReplicaView]) -> str:
+        """Why no engine can take a request."""
+        if not views:
             return self._discovery.problem or "no engine is connected yet"
         if self._files_problem:
             return self._files_problem
-        problems = [f"{state.replica or state.address}: {state.reason}" for state in states]
-        more = f"; and {len(states) - _NAMED} more" if len(states) > _NAMED else ""
-        return f"no engine can take a request: {'; '.join(problems[:_NAMED])}{more}"
-
-
-def _fetch(hashes: Mapping[str, str], sources: Sequence[tuple[str, int]], cache: Path) -> LoadedTokenizer:
-    """In a thread. Raises TokenizerError, OSError."""
-    return load(obtain(hashes, sources, cache))
+        problems = [f"{view.replica or view.address}: {view.reason}" for view in views]
+        more = f"; and {len(views) - _MAX_NAMED} more" if len(views) > _MAX_NAMED else ""
+        return f"no engine can take a request: {'; '.join(problems[:_MAX_NAMED])}{more}"

@@ -53,7 +53,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
-    def matched(self, chain: Sequence[int]) -> int:
+    def matched_blocks(self, chain: Sequence[int]) -> int:
         """How many hashes from the beginning of the chain are known."""
         # What follows an unknown block is unknown as well, but for blocks that were forgotten before those behind
         # them: `add` renews a chain from its end to its beginning, so that does not happen.
@@ -74,7 +74,7 @@ class PrefixIndex:
             self._blocks.popitem(last=False)
 
 
-def choose(candidates: Sequence[Candidate], prompt: bytes) -> str:
+def pick_replica(candidates: Sequence[Candidate], prompt: bytes) -> str:
     """The name of the one that gets it; there is at least one. Frontends that know of the same candidates and have
     seen nothing like this prompt choose the same one."""
     assert candidates, "nobody to choose from"

@@ -54,6 +54,11 @@ def hash_tokenizer_files(directory: str | Path) -> dict[str, str]:
     }
 
 
+def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Return the names of files that are missing in one of two sets of hashes, or differ between them."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
 def load_model_files(directory: str | Path) -> ModelFiles:
     """Raises TokenizerError where a file is missing or broken."""
     root = Path(directory)

@@ -92,7 +92,7 @@ class PromptEncoder:
         except BaseException as error:
             return _not_encoded(error)
 
-    def described(self, request: Describe) -> Described:
+    def tokenizer_info(self, request: Describe) -> Described:
         return Described(
             id=request.id,
             special_tokens=self._special_tokens,

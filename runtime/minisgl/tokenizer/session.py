@@ -1,14 +1,15 @@
 """The requests of one tokenizer worker: what each message means for them. No sockets, no clock, no threads.
 
-A request is `ENCODING` → `SUBMITTED` → `RUNNING` and then gone: at its end nothing of it is kept, so whatever arrives
-late finds nobody and is ignored. Methods leave messages for both sides, in the order in which they must be
-sent; the caller takes them.
+A request is `ENCODING`, then `SUBMITTED`, then `RUNNING`. At its end it is forgotten, so late messages about it match
+no request and are ignored. Methods append messages for the scheduler and for the frontend, in the order in which they
+must be sent; the caller takes them.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, Literal
 
@@ -36,9 +37,9 @@ from minisgl.wire.messages import (
 from minisgl.wire.text import Accepted, Cancel, Finished, FromTokenizer, Generate, ScoredToken, TextFailed, Texts
 
 _EndReason = Literal["stop", "length"]
-_GOES_ON: Final = FINISH_REASONS.index(None)
+_NOT_FINISHED: Final = FINISH_REASONS.index(None)
 _END_REASONS: Final[dict[int, _EndReason | None]] = {
-    _GOES_ON: None,
+    _NOT_FINISHED: None,
     FINISH_REASONS.index("stop"): "stop",
     FINISH_REASONS.index("length"): "length",
 }
@@ -47,57 +48,46 @@ _END_REASONS: Final[dict[int, _EndReason | None]] = {
 
 class _Phase(Enum):
     ENCODING = auto()
-    ENCODING_AGAIN = auto()
+    REENCODING = auto()
     """It was submitted before, with the token ids of another tokenizer."""
     SUBMITTED = auto()
     RUNNING = auto()
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
-    __slots__ = (
-        "cached_tokens",
-        "detokenizer",
-        "echo",
-        "generate",
-        "only_text",
-        "phase",
-        "prompt_tokens",
-        "scored",
-        "stops",
-        "tokens",
-        "wait",
-    )
+    generate: Generate
+    phase: _Phase = _Phase.ENCODING
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens: int = 0
+    """Tokens sampled so far."""
+    wait: FirstTokenWait | None = None
+    detokenizer: Detokenizer = field(init=False)
+    stops: StopStrings = field(init=False)
+    echo: EchoedPrompt | None = None
+    scored: ScoredAnswer | None = None
+    """None where no log-probabilities were asked for."""
+    text_only: bool = field(init=False)
+    """Until its end, the answer is the text of its tokens and nothing else."""
 
-    def __init__(self, generate: Generate) -> None:
-        self.generate = generate
-        self.phase = _Phase.ENCODING
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.tokens = 0
-        """Sampled so far."""
-        self.detokenizer: Detokenizer
-        self.stops: StopStrings
-        self.echo: EchoedPrompt | None = None
-        self.scored: ScoredAnswer | None = None
-        """Where log-probabilities were asked for."""
-        params = generate.params
-        self.only_text = (
+    def __post_init__(self) -> None:
+        params = self.generate.params
+        self.text_only = (
             not params.stop and params.logprobs is None and params.prompt_logprobs is None and params.max_tokens != 0
         )
-        """Until its end, the answer is the text of its tokens and nothing else."""
-        self.wait: FirstTokenWait | None = None
 
 
 class Session:
-    """Takes in requests from `welcome` until `close` or `lost`."""
+    """Takes requests between `open` and `close`."""
 
     def __init__(self, token_bytes: TokenBytes | None = None) -> None:
-        """`token_bytes`: None until `use`, which comes before the first welcome."""
+        """`token_bytes` may come later with `use`, which the caller calls before `open`."""
         self._to_scheduler: list[Submit | Abort] = []
         self._to_frontend: list[FromTokenizer] = []
         self._token_bytes = token_bytes
         self._model: ModelCard | None = None
-        """What the scheduler said of itself last; None until then and after its loss."""
+        """The model as the engines served it last; None before the first `open`."""
         self._open = False
         self._requests: dict[bytes, _Request] = {}
         self._random = random.SystemRandom()
@@ -110,44 +100,46 @@ class Session:
         return request_id in self._requests
 
     def use(self, token_bytes: TokenBytes) -> None:
-        """Of the tokenizer for prompts that are encoded from now on; answers under way keep theirs."""
+        """Set the tokenizer of prompts that are encoded from now on; running answers keep theirs."""
         self._token_bytes = token_bytes
 
-    def welcome(self, model: ModelCard) -> None:
+    def open(self, model: ModelCard) -> None:
+        """Take requests for this model."""
         self._model = model
         self._open = True
 
     def close(self) -> None:
-        """Take in nothing for now; what was taken in goes on."""
+        """Refuse new requests for now; those that were taken continue."""
         self._open = False
 
     def begin(self, generate: Generate) -> bool:
-        """Take in a request, whose prompt is to be encoded next. False: it has failed at once."""
+        """Take a request, whose prompt is to be encoded next. False: it was refused."""
         if not self._open:
-            self._fail(generate.id, "engine_unavailable", "the engine is not there; try again in a moment")
+            self._fail(generate.id, "engine_unavailable", "no engine is connected; retry")
             return False
         if generate.id in self._requests:
-            self._fail(generate.id, "duplicate_request", "a request with this id is being served already")
+            self._fail(generate.id, "duplicate_request", "a request with this identifier is running already")
             return False
         self._requests[generate.id] = _Request(generate)
         return True
 
-    def again(self, request_id: bytes) -> Generate | None:
-        """The request whose prompt is to be encoded again, with another tokenizer; None: it has ended, or ends here."""
+    def begin_reencode(self, request_id: bytes) -> Generate | None:
+        """Return a request whose prompt is to be encoded with another tokenizer; None if it has ended, or must end."""
         request = self._requests.get(request_id)
         if request is None:
             return None
         if request.echo is not None and request.phase is _Phase.RUNNING:
-            # The echo was given, in tokens that an answer of another tokenizer would not go on from.
+            # The echo was sent already, and belongs to the token ids of the other tokenizer.
             self._to_scheduler.append(Abort(request_id))
             self._end_failed(request_id, "engine_unavailable", "the engine was replaced by one with another tokenizer")
             return None
-        assert request.phase is not _Phase.ENCODING and not request.tokens, "it was submitted, and has given nothing"
-        request.phase = _Phase.ENCODING_AGAIN
+        assert request.phase is not _Phase.ENCODING and not request.tokens, "it was submitted and has no output"
+        request.phase = _Phase.REENCODING
         return request.generate
 
     def encoded(self, request_id: bytes, prompt: Prompt | PromptError) -> None:
-        """The prompt's token ids, or why there are none. The request may have been cancelled meanwhile."""
+        """Submit a request with its token ids, or end it with the error of its prompt. It may have been cancelled
+        meanwhile."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -156,7 +148,7 @@ class Session:
                 raise prompt
             submit = self._submit(request, prompt)
         except PromptError as error:
-            if request.phase is _Phase.ENCODING_AGAIN:
+            if request.phase is _Phase.REENCODING:
                 self._to_scheduler.append(Abort(request_id))
             self._end_failed(request_id, error.code, error.message, error.param)
             return
@@ -220,7 +212,7 @@ class Session:
                 continue
             request.tokens += 1
             request.cached_tokens = cached
-            if request.only_text and code == _GOES_ON:
+            if request.text_only and code == _NOT_FINISHED:
                 # Nearly every token. What follows would do the same, and take as long again and half as long (1.7 µs).
                 if text := request.detokenizer.step(token):
                     ids.append(request_id)
@@ -232,7 +224,7 @@ class Session:
             except KeyError:
                 self._end_failed(request_id, "engine_error", "the engine ended the request without an answer")
                 continue
-            if problem := _unscored(request, row, tokens.logprobs):
+            if problem := _missing_logprobs(request, row, tokens.logprobs):
                 self._to_scheduler.append(Abort(request_id))
                 self._end_failed(request_id, "engine_error", problem)
                 continue
@@ -255,16 +247,8 @@ class Session:
                 Texts(ids=b"".join(ids), texts=texts, finished=finished, counts=counts, scored=all_scored)
             )
 
-    def lost(self, code: str, message: str) -> None:
-        """The scheduler is gone: every request fails."""
-        self._model = None
-        self._open = False
-        self._to_scheduler.clear()
-        for request_id in list(self._requests):
-            self._end_failed(request_id, code, message)
-
-    def abandoned(self) -> None:
-        """The frontend is gone: nobody waits for any request."""
+    def abort_all(self) -> None:
+        """End all requests: the frontend was lost, and nothing is sent to it."""
         for request_id in list(self._requests):
             self._abort(request_id)
         self._to_frontend.clear()
@@ -351,7 +335,7 @@ def _text_of(request_id: bytes, text: str, scored: list[ScoredToken]) -> Texts:
     return Texts(ids=request_id, texts=[text], finished=[], counts=[0], scored={0: scored} if scored else {})
 
 
-def _unscored(request: _Request, row: int, logprobs: dict[int, TokenLogprobs]) -> str:
+def _missing_logprobs(request: _Request, row: int, logprobs: dict[int, TokenLogprobs]) -> str:
     """An answer without the log-probabilities that were asked for is not the whole answer."""
     params = request.generate.params
     if params.prompt_logprobs is not None and request.echo is not None and request.echo.missing:

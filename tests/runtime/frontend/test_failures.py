@@ -20,7 +20,7 @@ from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.process import FrontendServer, ServerError
 from minisgl.wire.messages import Abort, Ack, Failed, Submit
-from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, row
 from support.frontend.stack import EOS, FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -91,7 +91,7 @@ def test_a_dead_scheduler_fails_all_answers_and_a_new_one_is_used(make_stack: Ma
     assert (early.status_code, early.json()["error"]["code"]) == (503, "engine_unavailable")
     assert stack.http.get("/v1/models").status_code == 503
     assert stack.http.get("/health").status_code == 200
-    stack.scheduler = FakeScheduler(stack.scheduler_address, card("org/next"), answer_with(ids("ok")))
+    stack.scheduler = FakeScheduler(stack.scheduler_address, stack.card("org/next"), answer_with(ids("ok")))
     assert stack.wait_until_ready().json() == {"status": "ready", "model": "org/next"}
     after = stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2})
     assert after.json()["choices"][0]["message"]["content"] == "ok"

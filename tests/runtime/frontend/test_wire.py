@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minisgl.wire.messages import Abort, Ack, Failed, FromScheduler, Submit
-from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, row
 from support.frontend.stack import EOS, FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -240,7 +240,7 @@ def test_a_reader_that_rests_gets_everything(make_stack: Callable[..., FrontendS
     stack.scheduler.close()
     stack.wait_until_ready(False)
     # Its name is in every event, which makes them large.
-    stack.scheduler = FakeScheduler(stack.scheduler_address, card("long" * 1000), answer_with(ids("abcdefghij")))
+    stack.scheduler = FakeScheduler(stack.scheduler_address, stack.card("long" * 1000), answer_with(ids("abcdefghij")))
     stack.wait_until_ready()
     client = RawClient(stack)
     client.post({"prompt": "x", "max_tokens": 200, "stream": True}, "/v1/completions")

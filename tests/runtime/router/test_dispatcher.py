@@ -71,10 +71,10 @@ class Dispatching(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.dispatcher = Dispatcher(
-            RETRY_SECONDS, 60.0, give=self.on_given, send=self.on_sent, encode_again=self.on_encode_again
+            RETRY_SECONDS, 60.0, deliver=self.on_delivered, send=self.on_sent, reencode=self.on_reencode
         )
         self.kind = 0
-        self.dispatcher.use_files(KINDS[0])
+        self.dispatcher.set_files_in_use(KINDS[0])
         self.servers = [Server(number) for number in range(REPLICAS)]
         for server in self.servers:
             self.dispatcher.add(server.address)
@@ -89,7 +89,7 @@ class Dispatching(RuleBasedStateMachine):
 
     # What the dispatcher does.
 
-    def on_given(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
+    def on_delivered(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
         match message:
             case Ack():
                 assert message.id not in self.acks
@@ -118,7 +118,7 @@ class Dispatching(RuleBasedStateMachine):
             del server.requests[message.id]
             server.aborted.add(message.id)
 
-    def on_encode_again(self, request_id: bytes) -> None:
+    def on_reencode(self, request_id: bytes) -> None:
         assert not self.given[request_id] and request_id not in self.encoding
         self.encoding.add(request_id)
 
@@ -141,7 +141,7 @@ class Dispatching(RuleBasedStateMachine):
     @rule(kind=st.integers(0, 1))
     def use_files(self, kind: int) -> None:
         self.kind = kind
-        self.dispatcher.use_files(KINDS[kind])
+        self.dispatcher.set_files_in_use(KINDS[kind])
 
     @rule()
     def encode(self) -> None:
@@ -245,7 +245,7 @@ class Dispatching(RuleBasedStateMachine):
             assert not self.dispatcher._parked
         else:
             assert not self.dispatcher.replicas.routable
-        assert len(self.dispatcher._aliases) <= 2 * len(live)
+        assert len(self.dispatcher._session_ids) <= 2 * len(live)
 
     def teardown(self) -> None:
         if not hasattr(self, "dispatcher"):
@@ -257,7 +257,7 @@ class Dispatching(RuleBasedStateMachine):
         self.encode()
         self.time_passes(RETRY_SECONDS + 1)
         assert not self.dispatcher._requests
-        assert not self.dispatcher._aliases
+        assert not self.dispatcher._session_ids
 
 
 Dispatching.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -266,8 +266,8 @@ TestDispatching = Dispatching.TestCase
 
 def test_a_replica_that_refuses_what_has_tokens_already_drains_all_the_same() -> None:
     given: list[Any] = []
-    dispatcher = Dispatcher(RETRY_SECONDS, 60.0, give=given.append, send=lambda *_: None, encode_again=lambda _: None)
-    dispatcher.use_files(KINDS[0])
+    dispatcher = Dispatcher(RETRY_SECONDS, 60.0, deliver=given.append, send=lambda *_: None, reencode=lambda _: None)
+    dispatcher.set_files_in_use(KINDS[0])
     server, request_id = Server(0), b"%016d" % 1
     dispatcher.add(server.address)
     dispatcher.welcome(server.address, server.welcome())

@@ -40,7 +40,7 @@ def welcome(number: int, hashes: dict[str, str] = OLD, **changes: object) -> Wel
 def replicas_of(*welcomes: Welcome, hashes: dict[str, str] | None = OLD) -> Replicas:
     made = Replicas()
     if hashes is not None:
-        made.use_files(hashes)
+        made.set_files_in_use(hashes)
     for number, one in enumerate(welcomes):
         made.add(str(number))
         made.welcome(str(number), one)
@@ -48,7 +48,7 @@ def replicas_of(*welcomes: Welcome, hashes: dict[str, str] | None = OLD) -> Repl
 
 
 def reasons(replicas: Replicas) -> list[str]:
-    return [state.reason for state in replicas.states()]
+    return [state.reason for state in replicas.views()]
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,14 @@ def reasons(replicas: Replicas) -> list[str]:
         (welcome(0, version=WIRE_VERSION - 1), ""),
         (welcome(0, version=WIRE_VERSION + 1), "update the older side"),
         (welcome(0, version=WIRE_VERSION - 2), "update the older side"),
-        (welcome(0, {}), "does not say which tokenizer files"),
+        (welcome(0, {}), "names no tokenizer files"),
         (welcome(0, NEW), r"differ from those in use \(tokenizer.json\)"),
     ],
 )
 def test_who_can_take_a_request(one: Welcome, reason: str) -> None:
     replicas = replicas_of(one)
-    assert [not reason] == [state.routable for state in replicas.states()]
-    assert bool(replicas.routable) is (replicas.card() is not None) is not reason
+    assert [not reason] == [state.routable for state in replicas.views()]
+    assert bool(replicas.routable) is (replicas.engine_info() is not None) is not reason
     assert re.search(reason, reasons(replicas)[0])
 
 
@@ -73,7 +73,7 @@ def test_silence_and_what_ends_it() -> None:
     replicas = replicas_of(welcome(0))
     replicas.now = STALE_SECONDS + 1
     replicas.tick()
-    assert reasons(replicas) == ["it has said nothing for 6 s"]
+    assert reasons(replicas) == ["it has sent nothing for 6 s"]
     assert not replicas.routable
     replicas.status("0", STATUS)
     assert replicas.routable
@@ -81,7 +81,7 @@ def test_silence_and_what_ends_it() -> None:
 
 def test_who_drains_until_it_starts_anew() -> None:
     replicas = replicas_of(welcome(0))
-    replicas.refuses("0")
+    replicas.mark_draining("0")
     replicas.status("0", STATUS)
     assert reasons(replicas) == ["it is draining"]
     replicas.lost("0", "gone")
@@ -109,77 +109,77 @@ def test_the_load_is_what_all_frontends_have_there() -> None:
 
 def test_all_files_are_loaded_those_of_most_first() -> None:
     replicas = replicas_of(welcome(0), welcome(1, NEW), welcome(2, NEW), hashes=None)
-    assert replicas.missing_files() == [NEW, OLD]
-    assert replicas.with_files(NEW) == ["1", "2"]
-    replicas.have_loaded([NEW])
-    assert replicas.missing_files() == [OLD]
+    assert replicas.files_to_load() == [NEW, OLD]
+    assert replicas.addresses_with_files(NEW) == ["1", "2"]
+    replicas.set_loaded_files([NEW])
+    assert replicas.files_to_load() == [OLD]
     replicas.status("0", msgspec.structs.replace(STATUS, draining=True))
-    assert replicas.missing_files() == []
+    assert replicas.files_to_load() == []
 
 
 def test_files_are_changed_to_those_of_most_when_these_are_loaded() -> None:
     replicas = replicas_of(welcome(0), welcome(1), welcome(2, NEW), welcome(3, NEW))
-    replicas.have_loaded([OLD])
+    replicas.set_loaded_files([OLD])
     replicas.status("0", msgspec.structs.replace(STATUS, draining=True))
-    assert replicas.wanted_files() is None
-    replicas.have_loaded([OLD, NEW])
-    assert replicas.wanted_files() == NEW
-    replicas.use_files(NEW)
-    assert replicas.wanted_files() is None
+    assert replicas.files_to_switch_to() is None
+    replicas.set_loaded_files([OLD, NEW])
+    assert replicas.files_to_switch_to() == NEW
+    replicas.set_files_in_use(NEW)
+    assert replicas.files_to_switch_to() is None
     assert [replica.address for replica in replicas.routable] == ["2", "3"]
 
 
 def test_as_many_with_other_files_are_no_reason_to_change() -> None:
     replicas = replicas_of(welcome(0), welcome(1, NEW))
-    replicas.have_loaded([OLD, NEW])
-    assert replicas.wanted_files() is None
+    replicas.set_loaded_files([OLD, NEW])
+    assert replicas.files_to_switch_to() is None
     replicas.lost("0", "gone")
-    assert replicas.wanted_files() == NEW
-    replicas.use_files(NEW)
+    assert replicas.files_to_switch_to() == NEW
+    replicas.set_files_in_use(NEW)
     replicas.welcome("0", welcome(0))
-    assert replicas.wanted_files() is None
+    assert replicas.files_to_switch_to() is None
 
 
 def test_who_waits_for_files_could_take_requests_with_them() -> None:
     replicas = replicas_of(welcome(0), welcome(1, NEW), welcome(2, NEW), hashes=None)
 
     def waiting() -> list[str]:
-        return [state.address for state in replicas.states() if state.waits_for_files]
+        return [state.address for state in replicas.views() if state.waits_for_files]
 
-    replicas.have_loaded([NEW])
+    replicas.set_loaded_files([NEW])
     assert waiting() == [], "none are in use yet"
-    replicas.use_files(OLD)
+    replicas.set_files_in_use(OLD)
     assert waiting() == ["1", "2"]
-    replicas.refuses("1")
+    replicas.mark_draining("1")
     assert waiting() == ["2"]
-    replicas.have_loaded([OLD])
+    replicas.set_loaded_files([OLD])
     assert waiting() == [], "whether they can be used is not known"
-    replicas.have_loaded([OLD, NEW])
-    replicas.use_files(NEW)
+    replicas.set_loaded_files([OLD, NEW])
+    replicas.set_files_in_use(NEW)
     assert waiting() == ["0"]
 
 
 def test_nobody_is_no_reason_to_change() -> None:
     for replicas in (replicas_of(), replicas_of(welcome(0, {}))):
-        replicas.have_loaded([OLD])
-        assert (replicas.missing_files(), replicas.wanted_files()) == ([], None)
+        replicas.set_loaded_files([OLD])
+        assert (replicas.files_to_load(), replicas.files_to_switch_to()) == ([], None)
 
 
 def test_the_shortest_sequence_is_promised() -> None:
     replicas = replicas_of(welcome(0, epoch=(1, 9)), welcome(1, model=card(tokenizer_hashes=OLD, max_model_len=100)))
-    served = replicas.card()
+    served = replicas.engine_info()
     assert served is not None
     assert (served[0].max_model_len, served[1]) == (100, (1, 9))
 
 
 def test_statuses_add_up() -> None:
     replicas = replicas_of(welcome(0), welcome(1))
-    assert replicas.total_status() is None
+    assert replicas.aggregate_status() is None
     replicas.status("0", STATUS)
-    assert replicas.total_status() == STATUS
+    assert replicas.aggregate_status() == STATUS
     slower = {"load": 3.0, "capture": 0.5}
     replicas.status("1", msgspec.structs.replace(STATUS, draining=True, start_seconds=slower))
-    total = replicas.total_status()
+    total = replicas.aggregate_status()
     assert total is not None
     assert total.start_seconds == slower
     assert (total.waiting, total.steps, total.queue_seconds, total.queue_times) == (2, 8, 1.0, (2, 4))

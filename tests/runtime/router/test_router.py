@@ -51,9 +51,8 @@ class Cluster:
             scheduler_port=self.pods.scheduler_port,
             control_port=self.pods.control_port,
             cache=str(self.path / "cache"),
-            **changes,
         )
-        config = TokenizerConfig(engines=engines, frontend_address=f"ipc://{self.path}/frontend")
+        config = TokenizerConfig(engines=engines, frontend_address=f"ipc://{self.path}/frontend", **changes)
         self.worker = Worker(config, self.pods.resolve)
         self._thread = threading.Thread(target=self.worker.serve)
         self._thread.start()
@@ -77,7 +76,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(discovery, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(discovery, "LOOKUP_SECONDS", 0.05)
     made = Cluster(tmp_path)
     yield made
     made.close()
@@ -208,7 +207,7 @@ def test_who_expels_the_worker_is_greeted_again(cluster: Cluster) -> None:
 
 def test_it_waits_no_longer_than_it_may(cluster: Cluster) -> None:
     pod = cluster.pods.start(0, cluster.model, accept_only)
-    cluster.start_worker(retry_seconds=0.2)
+    cluster.start_worker(queue_seconds=0.2)
     cluster.wait_until_routable(0)
     request = cluster.frontend.generate(1)
     cluster.frontend.wait_for(Accepted)
@@ -299,14 +298,14 @@ def _wait_for_owner(pods: list[Any]) -> Any:
 
 
 def test_a_silent_replica_takes_nothing_new(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisgl.router.replicas.STALE_SECONDS", 0.5)
+    monkeypatch.setattr("minisgl.router.engine_source.STALE_SECONDS", 0.5)
     pod = cluster.pods.start(0, cluster.model, accept_only)
     cluster.pods.start(1, cluster.model, saying("xyz"))
     cluster.start_worker()
     cluster.wait_until_routable(0, 1)
     pod.scheduler.speaks = False
     state = cluster.wait_until_routable(1)
-    assert "said nothing" in state_of(state, 0).reason
+    assert "sent nothing" in state_of(state, 0).reason
     pod.scheduler.speaks = True
     cluster.wait_until_routable(0, 1)
 

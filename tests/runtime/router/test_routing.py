@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.router import routing
-from minisgl.router.routing import BLOCK_TOKENS, MAX_BLOCKS, Candidate, PrefixIndex, choose, is_near, prefix_blocks
+from minisgl.router.routing import (
+    BLOCK_TOKENS,
+    MAX_BLOCKS,
+    Candidate,
+    PrefixIndex,
+    is_near,
+    pick_replica,
+    prefix_blocks,
+)
 
 names = st.sampled_from([f"chat-r{number}" for number in range(12)])
 loads = st.integers(0, 200)
@@ -25,7 +33,7 @@ def tokens(*ids: int) -> bytes:
 def test_the_choice_is_near_the_least_load_and_nobody_near_has_seen_more(
     candidates: list[Candidate], prompt: bytes
 ) -> None:
-    chosen = next(one for one in candidates if one.name == choose(candidates, prompt))
+    chosen = next(one for one in candidates if one.name == pick_replica(candidates, prompt))
     least = min(one.load for one in candidates)
     assert is_near(chosen.load, least)
     near = [one for one in candidates if is_near(one.load, least)]
@@ -35,21 +43,21 @@ def test_the_choice_is_near_the_least_load_and_nobody_near_has_seen_more(
 
 @given(candidate_lists, prompts)
 def test_the_order_in_which_they_were_found_says_nothing(candidates: list[Candidate], prompt: bytes) -> None:
-    assert choose(candidates, prompt) == choose(candidates[::-1], prompt)
+    assert pick_replica(candidates, prompt) == pick_replica(candidates[::-1], prompt)
 
 
 @given(st.lists(names, min_size=2, max_size=12, unique=True), st.data(), prompts)
 def test_who_leaves_moves_only_its_own_prompts(all_names: list[str], data: st.DataObject, prompt: bytes) -> None:
     candidates = [Candidate(name, 0, 0) for name in all_names]
-    before = choose(candidates, prompt)
+    before = pick_replica(candidates, prompt)
     leaves = data.draw(st.sampled_from(all_names))
     if leaves != before:
-        assert choose([one for one in candidates if one.name != leaves], prompt) == before
+        assert pick_replica([one for one in candidates if one.name != leaves], prompt) == before
 
 
 def test_equal_replicas_share_the_prompts() -> None:
     candidates = [Candidate(f"chat-r{number}", 0, 0) for number in range(4)]
-    chosen = [choose(candidates, tokens(*range(start, start + BLOCK_TOKENS))) for start in range(400)]
+    chosen = [pick_replica(candidates, tokens(*range(start, start + BLOCK_TOKENS))) for start in range(400)]
     assert all(60 < chosen.count(one.name) < 140 for one in candidates)
 
 
@@ -69,8 +77,8 @@ def test_as_many_blocks_in_common_as_the_prompts_have(a: bytes, b: bytes, salt: 
         shared += 1
     seen = PrefixIndex()
     seen.add(first)
-    assert seen.matched(first) == len(first) == len(a) // size
-    assert seen.matched(second) == shared
+    assert seen.matched_blocks(first) == len(first) == len(a) // size
+    assert seen.matched_blocks(second) == shared
 
 
 def test_only_the_beginning_of_a_long_prompt_is_looked_at() -> None:
@@ -90,5 +98,5 @@ def test_what_is_forgotten_is_the_end_of_what_was_used_longest_ago(all_prompts: 
             for known in map(prefix_blocks, all_prompts):
                 flags = [block in seen._blocks for block in known]
                 assert flags == sorted(flags, reverse=True)
-                assert seen.matched(known) == sum(flags)
-            assert seen.matched(chain) == min(len(chain), room)
+                assert seen.matched_blocks(known) == sum(flags)
+            assert seen.matched_blocks(chain) == min(len(chain), room)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 from collections.abc import Iterator
@@ -11,12 +12,25 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from minisgl.router.config import TokenizerConfig
+from minisgl.router.config import LocalEngine, TokenizerConfig
 from minisgl.router.worker import LARGE_BYTES, Worker, run
 from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.model_files import hash_tokenizer_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
-from minisgl.wire.messages import WIRE_VERSION, Abort, Ack, Failed, Hello, SamplingParams, Submit, Tokens, Welcome
+from minisgl.wire.messages import (
+    WIRE_VERSION,
+    Abort,
+    Ack,
+    Failed,
+    Flush,
+    Flushed,
+    Hello,
+    ModelCard,
+    SamplingParams,
+    Submit,
+    Tokens,
+    Welcome,
+)
 from minisgl.wire.text import Accepted, Cancel, ChatMessage, TextFailed, Texts, WorkerState
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
 from support.frontend.played_frontend import PlayedFrontend
@@ -33,14 +47,21 @@ class Stack:
         self.path = path
         self.scheduler_address = f"ipc://{path}/scheduler"
         self.frontend_address = f"ipc://{path}/frontend"
-        self.scheduler = FakeScheduler(self.scheduler_address, card(), answer_with(TOKENIZER.encode("xyz").ids))
+        self.scheduler = self.start_scheduler()
         self.frontend = PlayedFrontend(self.frontend_address)
 
-    def config(self) -> TokenizerConfig:
+    def card(self, name: str = "tiny") -> ModelCard:
+        return card(name, tokenizer_hashes=hash_tokenizer_files(self.path / "model"))
+
+    def start_scheduler(self, name: str = "tiny", epoch: tuple[int, int] = (1, 1)) -> FakeScheduler:
+        answer = answer_with(TOKENIZER.encode("xyz").ids)
+        return FakeScheduler(self.scheduler_address, self.card(name), answer, epoch=epoch)
+
+    def config(self, **changes: Any) -> TokenizerConfig:
         return TokenizerConfig(
-            model=str(self.path / "model"),
-            scheduler_address=self.scheduler_address,
+            engines=LocalEngine(scheduler_address=self.scheduler_address, model=str(self.path / "model")),
             frontend_address=self.frontend_address,
+            **changes,
         )
 
     def wait_until_served(self) -> WorkerState:
@@ -56,14 +77,19 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
     made.scheduler.close()
 
 
+@contextlib.contextmanager
+def running(worker: Worker) -> Iterator[Worker]:
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    yield worker
+    worker.stop()
+    thread.join()
+
+
 @pytest.fixture
 def worker(stack: Stack) -> Iterator[Worker]:
-    made = Worker(stack.config())
-    thread = threading.Thread(target=made.serve)
-    thread.start()
-    yield made
-    made.stop()
-    thread.join()
+    with running(Worker(stack.config())) as made:
+        yield made
 
 
 def test_a_process_serves_until_sigterm(stack: Stack) -> None:
@@ -74,7 +100,7 @@ def test_a_process_serves_until_sigterm(stack: Stack) -> None:
     assert ready.wait(WAIT_SECONDS)
     state = stack.wait_until_served()
     assert state.model is not None
-    assert state.model.card == card()
+    assert state.model.card == stack.card()
     assert state.model.defaults.top_p == 0.5
     request = stack.frontend.generate(1)
     text, end = stack.frontend.wait_for_end(request)
@@ -144,22 +170,69 @@ def test_a_cancelled_request_is_aborted_and_forgotten(stack: Stack, worker: Work
     assert len(worker._session) == 0
 
 
-def test_all_requests_fail_when_the_scheduler_dies_and_the_next_one_is_greeted(stack: Stack, worker: Worker) -> None:
+def test_when_the_engine_dies_requests_with_output_fail_and_the_others_wait_for_the_next_epoch(
+    stack: Stack, worker: Worker
+) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    stack.wait_until_served()
+    waiting, streaming = stack.frontend.generate(1), stack.frontend.generate(2)
+    stack.scheduler.wait_for(Submit, 2)
+    stack.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]))
+    stack.frontend.wait_for(Texts)
+    stack.scheduler.close()
+    failed = stack.frontend.wait_for(TextFailed)
+    assert (failed.id, failed.code) == (streaming, "engine_unavailable")
+    assert stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
+    during_the_restart = stack.frontend.generate(3)
+    assert stack.frontend.wait_for_end(during_the_restart)[1].code == "engine_unavailable"
+    stack.scheduler = stack.start_scheduler("next", (1, 2))
+    text, end = stack.frontend.wait_for_end(waiting)
+    assert (text, end.completion_tokens) == ("xyz", 3)
+    assert waiting not in stack.frontend.accepted, "it is accepted once"
+    (submit,) = stack.scheduler.received(Submit)
+    assert submit.id not in (waiting, streaming)
+    state = stack.frontend.wait_for(WorkerState, lambda state: state.retried > 0)
+    assert (state.retried, state.model and state.model.epoch) == (1, (1, 2))
+
+
+def test_a_request_waits_for_a_restart_no_longer_than_the_queue_timeout(stack: Stack) -> None:
+    with running(Worker(stack.config(queue_seconds=0.2))):
+        stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+        stack.wait_until_served()
+        request = stack.frontend.generate(1)
+        stack.frontend.wait_for(Accepted)
+        stack.scheduler.close()
+        _, failed = stack.frontend.wait_for_end(request)
+        assert (failed.code, failed.message) == ("engine_unavailable", "no engine could take the request for 0.2 s")
+
+
+def test_a_cancelled_request_does_not_wait_for_the_restart(stack: Stack, worker: Worker) -> None:
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     stack.wait_until_served()
     request = stack.frontend.generate(1)
     stack.frontend.wait_for(Accepted)
     stack.scheduler.close()
-    assert stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
-    _, failed = stack.frontend.wait_for_end(request)
-    assert failed.code == "engine_unavailable"
-    early = stack.frontend.generate(2)
-    assert stack.frontend.wait_for_end(early)[1].code == "engine_unavailable"
-    stack.scheduler = FakeScheduler(stack.scheduler_address, card("next"), answer_with(TOKENIZER.encode("xyz").ids))
+    stack.frontend.wait_for(WorkerState, lambda state: state.model is None)
+    stack.frontend.send(Cancel(request))
+    stack.scheduler = stack.start_scheduler(epoch=(1, 2))
     stack.wait_until_served()
-    after = stack.frontend.generate(3)
+    after = stack.frontend.generate(2)
     assert stack.frontend.wait_for_end(after)[0] == "xyz"
     assert [submit.id for submit in stack.scheduler.received(Submit)] == [after]
+
+
+def test_a_silent_engine_is_not_reported_as_heard_and_still_gets_requests(
+    stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minisgl.router.replicas.STALE_SECONDS", 0.0)
+    stack.scheduler.speaks = False
+    assert stack.wait_until_served().status is None
+    assert stack.frontend.wait_for_end(stack.frontend.generate(1))[0] == "xyz"
+    stack.frontend.send(Flush(b"f" * 16))
+    stack.scheduler.wait_for(Flush)
+    stack.scheduler.send(Flushed(b"f" * 16, 3))
+    message: Any = stack.frontend.wait_for(msgspec.Struct, lambda message: not isinstance(message, Texts))
+    assert message == Flushed(b"f" * 16, 3), "no state was reported meanwhile"
 
 
 def test_all_requests_are_aborted_when_the_frontend_dies(stack: Stack, worker: Worker) -> None:
@@ -173,17 +246,19 @@ def test_all_requests_are_aborted_when_the_frontend_dies(stack: Stack, worker: W
     stack.wait_until_served()
 
 
-def test_the_same_tokenizer_files_or_none(stack: Stack, worker: Worker) -> None:
+def test_an_engine_with_other_tokenizer_files_gets_no_requests(stack: Stack, worker: Worker) -> None:
     stack.wait_until_served()
-    hashes = hash_tokenizer_files(stack.path / "model")
-    agreeing = Welcome(version=WIRE_VERSION, epoch=(1, 2), model=card(tokenizer_hashes=hashes))
+    agreeing = msgspec.structs.replace(stack.scheduler.welcome, epoch=(1, 2))
     stack.scheduler.send(agreeing)
     state = stack.frontend.wait_for(WorkerState, lambda state: state.model is not None and state.model.epoch == (1, 2))
     assert state.model is not None
-    assert state.model.card.tokenizer_hashes == hashes
-    stack.scheduler.send(msgspec.structs.replace(agreeing, model=card(tokenizer_hashes={"tokenizer.json": "00"})))
-    state = stack.frontend.wait_for(WorkerState, lambda state: state.model is None)
+    assert state.model.card == stack.card()
+    other = card(tokenizer_hashes={"tokenizer.json": "00"})
+    stack.scheduler.send(msgspec.structs.replace(agreeing, model=other))
+    state = stack.frontend.wait_for(WorkerState, lambda state: "restart the server" in state.reason)
+    assert state.model is None
     assert "tokenizer.json" in state.reason
+    assert stack.frontend.wait_for_end(stack.frontend.generate(1))[1].code == "engine_unavailable"
 
 
 @pytest.mark.parametrize(
@@ -217,6 +292,7 @@ def test_to_stop_a_worker_that_has_ended_is_no_error(stack: Stack) -> None:
 
 
 def test_a_missing_tokenizer_is_an_error_at_once(tmp_path: Path) -> None:
-    config = TokenizerConfig(model=str(tmp_path), scheduler_address="ipc:///nowhere", frontend_address="ipc:///nowhere")
+    engine = LocalEngine(scheduler_address="ipc:///nowhere", model=str(tmp_path))
+    config = TokenizerConfig(engines=engine, frontend_address="ipc:///nowhere")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         run(config)

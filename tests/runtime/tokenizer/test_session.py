@@ -42,7 +42,7 @@ def started(request_id: bytes = ID, session: Session | None = None, **params: An
     """A session in which the request is accepted and nothing is left to send."""
     if session is None:
         session = Session(TABLE)
-        session.welcome(card())
+        session.open(card())
     assert session.begin(generate(request_id, **params))
     session.encoded(request_id, PROMPT)
     session.acked(Ack(request_id))
@@ -63,7 +63,7 @@ def answer(session: Session, tokens: list[int], finish: FinishReason | None = No
 
 def test_a_request_from_text_to_tokens() -> None:
     session = Session(TABLE)
-    session.welcome(card(max_model_len=100))
+    session.open(card(max_model_len=100))
     assert session.begin(generate(max_tokens=7, temperature=0.5, top_k=-1, top_p=0.9, min_p=0.1, seed=-5))
     assert not session.take_to_scheduler()
     session.encoded(ID, PROMPT)
@@ -86,7 +86,7 @@ def test_a_request_from_text_to_tokens() -> None:
 
 def submitted(max_model_len: int, **params: Any) -> Submit | TextFailed:
     session = Session(TABLE)
-    session.welcome(card(max_model_len=max_model_len))
+    session.open(card(max_model_len=max_model_len))
     session.begin(generate(**params))
     session.encoded(ID, PROMPT)
     (message,) = [*session.take_to_scheduler(), *session.take_to_frontend()]
@@ -119,7 +119,7 @@ def test_what_does_not_fit_the_context_is_refused(room: int, max_tokens: int | N
 @pytest.mark.parametrize("bad", [-1, 512])
 def test_tokens_outside_the_vocabulary_are_refused(bad: int) -> None:
     session = Session(TABLE)
-    session.welcome(card(vocab_size=512))
+    session.open(card(vocab_size=512))
     session.begin(generate())
     session.encoded(ID, array("i", [1, bad]))
     (failed,) = session.take_to_frontend()
@@ -263,7 +263,7 @@ def test_failures_of_the_scheduler_and_of_the_encoder_are_told() -> None:
 
 def test_cancelled_while_it_is_encoded() -> None:
     session = Session(TABLE)
-    session.welcome(card())
+    session.open(card())
     session.begin(generate())
     session.cancel(Cancel(ID))
     session.encoded(ID, PROMPT)
@@ -297,20 +297,10 @@ def test_an_id_that_is_taken_is_refused() -> None:
     assert len(session) == 1
 
 
-def test_all_fail_with_the_engine_and_none_is_aborted_there() -> None:
-    session = started()
-    session.begin(generate(b"b" * 16))
-    session.cancel(Cancel(b"x" * 16))
-    session.lost("engine_unavailable", "gone")
-    assert {m.id for m in session.take_to_frontend() if isinstance(m, TextFailed)} == {ID, b"b" * 16}
-    assert session.take_to_scheduler() == []
-    assert not len(session)
-
-
 def test_all_are_aborted_when_the_frontend_is_gone() -> None:
     session = started()
     session.begin(generate(b"b" * 16))
-    session.abandoned()
+    session.abort_all()
     assert session.take_to_scheduler() == [Abort(ID)]
     assert session.take_to_frontend() == []
     assert not len(session)
@@ -403,7 +393,7 @@ def test_missing_or_broken_scores_are_no_answer(broken: dict[int, TokenLogprobs]
 
 def test_scores_of_a_prompt_must_be_complete_and_in_order() -> None:
     session = Session(TABLE)
-    session.welcome(card())
+    session.open(card())
     params = SamplingParams(logprobs=0, prompt_logprobs=0)
     session.begin(Generate(id=ID, prompt="Hello", echo=True, params=params))
     session.encoded(ID, PROMPT)
@@ -444,7 +434,7 @@ def test_min_tokens_that_do_not_fit_are_refused() -> None:
 def submitted_again() -> Session:
     """A session whose request was accepted, and is to be encoded with another tokenizer."""
     session = started()
-    assert session.again(ID) == generate()
+    assert session.begin_reencode(ID) == generate()
     return session
 
 
@@ -463,18 +453,18 @@ def test_what_was_submitted_before_is_withdrawn() -> None:
     session = submitted_again()
     session.cancel(Cancel(ID))
     assert session.take_to_scheduler() == [Abort(ID)]
-    assert session.again(ID) is None
+    assert session.begin_reencode(ID) is None
 
 
 def test_an_echo_that_was_given_is_not_begun_again_in_other_tokens() -> None:
     session = Session(TABLE)
-    session.welcome(card())
+    session.open(card())
     session.begin(Generate(id=ID, prompt="Hello", echo=True, params=SamplingParams()))
     session.encoded(ID, PROMPT)
     session.acked(Ack(ID))
     session.take_to_scheduler()
     session.take_to_frontend()
-    assert session.again(ID) is None
+    assert session.begin_reencode(ID) is None
     assert session.take_to_scheduler() == [Abort(ID)]
     (failed,) = session.take_to_frontend()
     assert isinstance(failed, TextFailed)

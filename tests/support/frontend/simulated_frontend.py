@@ -29,15 +29,15 @@ class SimulatedFrontend:
                 model = card(tokenizer_hashes={"tokenizer.json": files})
                 welcome = Welcome(version=WIRE_VERSION, epoch=(1, 1), model=model, replica=name, revision=revision)
                 self._replicas.welcome(name, welcome)
-        missing = [hashes for hashes in self._replicas.missing_files() if hashes["tokenizer.json"] not in unusable]
+        missing = [hashes for hashes in self._replicas.files_to_load() if hashes["tokenizer.json"] not in unusable]
         self._loaded += missing
-        self._replicas.have_loaded(self._loaded)
-        if (wanted := self._replicas.wanted_files()) is not None:
-            self._replicas.use_files(wanted)
+        self._replicas.set_loaded_files(self._loaded)
+        if (wanted := self._replicas.files_to_switch_to()) is not None:
+            self._replicas.set_files_in_use(wanted)
 
     def report(self) -> dict[str, Any]:
         """The answer to GET /status."""
-        replicas = [msgspec.to_builtins(state) for state in self._replicas.states()]
+        replicas = [msgspec.to_builtins(state) for state in self._replicas.views()]
         return {"kind": "frontend", "ready": bool(self.routes()), "draining": False, "replicas": replicas}
 
     def routes(self) -> set[str]:

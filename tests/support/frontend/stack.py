@@ -13,8 +13,10 @@ import httpx
 
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.process import FrontendServer
-from minisgl.router.config import TokenizerConfig
+from minisgl.router.config import LocalEngine, TokenizerConfig
 from minisgl.router.worker import run as run_worker
+from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.wire.messages import ModelCard
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, card
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
 
@@ -38,12 +40,11 @@ class FrontendStack:
         write_directory(path / "model", TOKENIZER, chat_template=TEMPLATE, generation_config=generation)
         self.path = path
         self.scheduler_address = f"ipc://{path}/scheduler"
-        self.scheduler = FakeScheduler(self.scheduler_address, card("org/tiny"))
+        self.scheduler = FakeScheduler(self.scheduler_address, self.card("org/tiny"))
         addresses = tuple(f"ipc://{path}/text{n}" for n in range(max(workers, 1)))
         self._tokenizers = [
             TokenizerConfig(
-                model=str(path / "model"),
-                scheduler_address=self.scheduler_address,
+                engines=LocalEngine(scheduler_address=self.scheduler_address, model=str(path / "model")),
                 frontend_address=address,
                 name=f"tokenizer{n}",
             )
@@ -64,6 +65,10 @@ class FrontendStack:
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.server.port}", timeout=WAIT_SECONDS)
         if wait:
             self.wait_until_ready()
+
+    def card(self, name: str) -> ModelCard:
+        """A model with the tokenizer files of this server."""
+        return card(name, tokenizer_hashes=hash_tokenizer_files(self.path / "model"))
 
     def start_worker(self, number: int) -> None:
         process = multiprocessing.get_context("spawn").Process(target=run_worker, args=(self._tokenizers[number],))

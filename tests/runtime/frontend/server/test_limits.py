@@ -17,7 +17,7 @@ from minisgl.frontend.server.response_stream import ResponseStream
 from minisgl.frontend.server.traffic import RequestRecord, Traffic
 from minisgl.frontend.server.watchdog import check
 from minisgl.wire.messages import Abort, Ack, FromScheduler, Status, Submit
-from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, row
 from support.frontend.served import eventually
 from support.frontend.stack import FrontendStack, ids
 
@@ -130,7 +130,7 @@ def serve_long_name(stack: FrontendStack, answer: Callable[[Submit], list[FromSc
     """Of a model whose name makes the events of streams large: it is in each."""
     stack.scheduler.close()
     stack.wait_until_ready(False)
-    stack.scheduler = FakeScheduler(stack.scheduler_address, card("long" * 1000), answer)
+    stack.scheduler = FakeScheduler(stack.scheduler_address, stack.card("long" * 1000), answer)
     stack.wait_until_ready()
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.router import model_download
-from minisgl.router.model_download import obtain
+from minisgl.router import tokenizer_files
+from minisgl.router.tokenizer_files import fetch_files, local_files
 from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.model_files import hash_tokenizer_files
 from support.cluster.fake_pods import Files
@@ -28,44 +28,44 @@ def files(model: Path) -> Iterator[Files]:
     served.close()
 
 
-def sources(files: Files) -> list[tuple[str, int]]:
-    return [(ADDRESS, files.port)]
+def obtain(hashes: dict[str, str], files: Files, cache: Path, hosts: tuple[str, ...] = (ADDRESS,)) -> Path:
+    return fetch_files(hashes, hosts, files.port, cache)
 
 
 def test_what_was_fetched_once_is_there(files: Files, model: Path, tmp_path: Path) -> None:
     hashes = hash_tokenizer_files(model)
-    directory = obtain(hashes, sources(files), tmp_path / "cache")
+    directory = obtain(hashes, files, tmp_path / "cache")
     assert hash_tokenizer_files(directory) == hashes
     requests = len(files.requests)
-    assert obtain(hashes, [], tmp_path / "cache") == directory
+    assert obtain(hashes, files, tmp_path / "cache", ()) == directory
     assert len(files.requests) == requests
 
 
 def test_what_was_damaged_is_fetched_again(files: Files, model: Path, tmp_path: Path) -> None:
     hashes = hash_tokenizer_files(model)
-    directory = obtain(hashes, sources(files), tmp_path / "cache")
+    directory = obtain(hashes, files, tmp_path / "cache")
     (directory / "tokenizer.json").write_text("{}")
-    assert hash_tokenizer_files(obtain(hashes, sources(files), tmp_path / "cache")) == hashes
+    assert hash_tokenizer_files(obtain(hashes, files, tmp_path / "cache")) == hashes
 
 
 def test_the_next_source_is_asked(files: Files, model: Path, tmp_path: Path) -> None:
     hashes = hash_tokenizer_files(model)
-    assert obtain(hashes, [("127.0.0.3", 1), *sources(files)], tmp_path / "cache").is_dir()
+    assert obtain(hashes, files, tmp_path / "cache", ("127.0.0.3", ADDRESS)).is_dir()
 
 
 def test_other_content_than_was_named(files: Files, model: Path, tmp_path: Path) -> None:
     hashes = hash_tokenizer_files(model)
     (model / "tokenizer.json").write_text("{}")
-    with pytest.raises(TokenizerError, match=r"127\.0\.0\.2: tokenizer\.json has another hash") as refused:
-        obtain(hashes, sources(files), tmp_path / "cache")
+    with pytest.raises(TokenizerError, match=r"127\.0\.0\.2: tokenizer\.json does not have the hash") as refused:
+        obtain(hashes, files, tmp_path / "cache")
     assert refused.value.code == "tokenizer_unavailable"
     assert not list((tmp_path / "cache").iterdir())
 
 
 def test_too_large(files: Files, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_download, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(tokenizer_files, "MAX_FILE_BYTES", 100)
     with pytest.raises(TokenizerError, match="is larger than"):
-        obtain(hash_tokenizer_files(model), sources(files), tmp_path / "cache")
+        obtain(hash_tokenizer_files(model), files, tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,25 @@ def test_too_large(files: Files, model: Path, tmp_path: Path, monkeypatch: pytes
 )
 def test_names_and_hashes_that_nobody_should_send(files: Files, tmp_path: Path, hashes: dict[str, str]) -> None:
     with pytest.raises(TokenizerError, match="cannot be fetched"):
-        obtain(hashes, sources(files), tmp_path / "cache")
+        obtain(hashes, files, tmp_path / "cache")
     assert not files.requests
 
 
 def test_what_was_used_longest_ago_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_download, "KEPT_SETS", 2)
+    monkeypatch.setattr(tokenizer_files, "CACHED_FILE_SETS", 2)
     directories = []
     for number in range(3):
         model = write_directory(tmp_path / f"model{number}", byte_level(), config={"number": number})
         served = Files(ADDRESS, 0, model)
-        directories.append(obtain(hash_tokenizer_files(model), sources(served), tmp_path / "cache"))
+        directories.append(obtain(hash_tokenizer_files(model), served, tmp_path / "cache"))
         os.utime(directories[-1], (number, number))
         served.close()
     assert sorted((tmp_path / "cache").iterdir()) == sorted(directories[1:])
+
+
+def test_the_checkpoints_own_files_are_used_only_with_the_engines_hashes(model: Path) -> None:
+    hashes = hash_tokenizer_files(model)
+    assert local_files(model, hashes) == model
+    for other in ({**hashes, "tokenizer.json": "0" * 64}, {}):
+        with pytest.raises(TokenizerError, match=r"differ .* \(.*tokenizer\.json.*\): restart the server"):
+            local_files(model, other)

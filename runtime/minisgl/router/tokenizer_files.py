@@ -1,7 +1,7 @@
-"""Tokenizer files from an engine, over HTTP, into a directory that is named after what is in it.
+"""Tokenizer files with the hashes that an engine names: the checkpoint's own, or fetched from an engine over HTTP.
 
-A frontend has no model volume: which files its engines use it learns from their hashes, and what arrives is used only
-if it has these.
+A frontend pod has no model volume: it learns from the hashes in a welcome which files its engines use, and uses what it
+downloads only if the hashes are equal.
 """
 
 from __future__ import annotations
@@ -18,47 +18,60 @@ from pathlib import Path
 from typing import Final
 
 from minisgl.tokenizer.errors import TokenizerError
-from minisgl.tokenizer.model_files import TOKENIZER_FILES, hash_tokenizer_files
+from minisgl.tokenizer.model_files import TOKENIZER_FILES, differing_files, hash_tokenizer_files
 
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES: Final = 128 << 20
-"""The largest tokenizers of today have a fourth of it."""
-KEPT_SETS: Final = 4
-"""Of files; a rollout needs two at a time."""
+"""Largest file that is accepted; the largest tokenizers of today have a fourth of it."""
+CACHED_FILE_SETS: Final = 4
+"""Sets of files in the cache; a rollout needs two at a time."""
 
 _TIMEOUT_SECONDS: Final = 10.0
 _CHUNK_BYTES: Final = 1 << 20
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def obtain(hashes: Mapping[str, str], sources: Sequence[tuple[str, int]], cache: Path) -> Path:
-    """The directory below `cache` with exactly the files of these hashes (name → sha256), from the first of the
-    sources (host and port) that has them. Other processes may do the same at the same time. Raises TokenizerError."""
+def local_files(directory: Path, hashes: Mapping[str, str]) -> Path:
+    """Return the checkpoint's `directory` if its tokenizer files have these hashes. Raises TokenizerError."""
+    local = hash_tokenizer_files(directory)
+    if differing := differing_files(local, hashes):
+        raise TokenizerError(
+            "tokenizer_unavailable",
+            f"the engine's tokenizer files differ from those of the checkpoint ({', '.join(differing)}): "
+            "restart the server",
+        )
+    return directory
+
+
+def fetch_files(hashes: Mapping[str, str], hosts: Sequence[str], port: int, cache: Path) -> Path:
+    """Return the directory below `cache` with exactly the files of these hashes (name → sha256). Missing ones are
+    fetched from the first of the hosts that has them. Several processes may do this at the same time.
+    Raises TokenizerError."""
     _check(hashes)
     directory = cache / _key(hashes)
     if directory.is_dir():
         if hash_tokenizer_files(directory) == dict(hashes):
-            # The latest use: `_trim` removes what was used longest ago.
+            # `_trim` removes the set that was used longest ago.
             os.utime(directory)
             return directory
-        logger.warning("%s is damaged and is fetched again", directory)
+        logger.warning("%s is damaged; fetching it again", directory)
         shutil.rmtree(directory)
     problems = []
-    for host, port in sources:
+    for host in hosts:
         try:
             return _download(hashes, host, port, directory)
-        except (OSError, http.client.HTTPException, _WrongAnswer) as error:
+        except (OSError, http.client.HTTPException, _BadResponse) as error:
             problems.append(f"{host}: {error or type(error).__name__}")
-    raise TokenizerError("tokenizer_unavailable", f"no engine gave the tokenizer files: {'; '.join(problems)}")
+    raise TokenizerError("tokenizer_unavailable", f"no engine served the tokenizer files: {'; '.join(problems)}")
 
 
-class _WrongAnswer(Exception):
-    """What was sent is not the file."""
+class _BadResponse(Exception):
+    """A response that is not the file that was asked for."""
 
 
 def _check(hashes: Mapping[str, str]) -> None:
-    """They come from another process."""
+    """Refuse names and hashes that must not become paths: they come from another process. Raises TokenizerError."""
     unknown = sorted(name for name in hashes if name not in TOKENIZER_FILES)
     broken = sorted(name for name, value in hashes.items() if not _SHA256.fullmatch(value))
     if unknown or broken:
@@ -87,7 +100,7 @@ def _download(hashes: Mapping[str, str], host: str, port: int, directory: Path) 
         try:
             partial.rename(directory)
         except OSError:
-            # Another process was first. What it has put there was checked like ours.
+            # Another process was faster. It has checked the files in the same way.
             if not directory.is_dir():
                 raise
     finally:
@@ -100,25 +113,25 @@ def _download_file(connection: http.client.HTTPConnection, name: str, expected: 
     connection.request("GET", f"/files/{name}")
     response = connection.getresponse()
     if response.status != 200:
-        raise _WrongAnswer(f"{name}: HTTP status {response.status}")
+        raise _BadResponse(f"{name}: HTTP status {response.status}")
     digest = hashlib.sha256()
     size = 0
     with path.open("xb") as file:
         while chunk := response.read(_CHUNK_BYTES):
             size += len(chunk)
             if size > MAX_FILE_BYTES:
-                raise _WrongAnswer(f"{name} is larger than {MAX_FILE_BYTES >> 20} MiB")
+                raise _BadResponse(f"{name} is larger than {MAX_FILE_BYTES >> 20} MiB")
             digest.update(chunk)
             file.write(chunk)
     if digest.hexdigest() != expected:
-        raise _WrongAnswer(f"{name} has another hash than the engine says")
+        raise _BadResponse(f"{name} does not have the hash that the engine names")
 
 
 def _trim(keep: Path) -> None:
-    """Remove what was used longest ago."""
+    """Remove the sets that were used longest ago."""
     sets = [path for path in keep.parent.iterdir() if path.is_dir() and not path.name.startswith("partial-")]
     by_age = sorted((path for path in sets if path != keep), key=_modified, reverse=True)
-    for path in by_age[KEPT_SETS - 1 :]:
+    for path in by_age[CACHED_FILE_SETS - 1 :]:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -126,5 +139,5 @@ def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
-        # Another process has just removed it.
+        # Another process has just removed the directory.
         return 0.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from minisgl.wire.messages import Flushed
 
 
-class Flushes:
+class CacheFlushes:
     """`answer` gets the sum once every engine has answered or is lost."""
 
     def __init__(self, answer: Callable[[Flushed], None]) -> None:

@@ -1,0 +1,54 @@
+"""Where a worker finds engines and their tokenizer files: on this machine, or by name in a cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from minisgl.router.config import EngineDiscovery, LocalEngine
+from minisgl.router.discovery import Resolve, Sockets, look_up
+from minisgl.router.replicas import STALE_SECONDS
+from minisgl.router.tokenizer_files import fetch_files, local_files
+from minisgl.tokenizer.loaded import LoadedTokenizer, load
+
+LOCAL_ENGINE: Final = "local engine"
+"""Address of the only replica of a server on one machine, as it is reported."""
+
+
+class EngineSource(msgspec.Struct, frozen=True, kw_only=True):
+    """All that differs between one machine and a cluster."""
+
+    sockets: Sockets = {}
+    """Schedulers that are known from the start."""
+    find: Callable[[], Sockets] | None = None
+    """Look-up of schedulers, which may take seconds. Raises OSError. None: `sockets` never change."""
+    files: Callable[[Mapping[str, str], Sequence[str]], Path]
+    """Directory with the tokenizer files of these hashes; the addresses are those of replicas that have them.
+    May take seconds. Raises TokenizerError, OSError."""
+    tokenizer: LoadedTokenizer | None = None
+    """Tokenizer that is in use from the start."""
+    stale_seconds: float
+    """A replica that has sent nothing for this long gets no new requests."""
+
+
+def engine_source(engines: LocalEngine | EngineDiscovery, resolve: Resolve) -> EngineSource:
+    """Return the source of a configuration; on one machine this loads the tokenizer. Raises TokenizerError."""
+    match engines:
+        case LocalEngine():
+            return EngineSource(
+                sockets={LOCAL_ENGINE: engines.scheduler_address},
+                files=lambda hashes, _: local_files(Path(engines.model), hashes),
+                tokenizer=load(engines.model),
+                # No other engine could take the requests, and a long step on a CPU is as silent as a hang.
+                stale_seconds=math.inf,
+            )
+        case EngineDiscovery():
+            return EngineSource(
+                find=lambda: look_up(engines.host, engines.scheduler_port, resolve),
+                files=lambda hashes, hosts: fetch_files(hashes, hosts, engines.control_port, Path(engines.cache)),
+                stale_seconds=STALE_SECONDS,
+            )
