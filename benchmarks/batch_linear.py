@@ -1,7 +1,8 @@
-"""Products of a decode batch beside cuBLAS and the floor: `python benchmarks/batch_linear.py [MODEL …]`.
+"""Matrix products of a decode batch, with cuBLAS and the roofline: `python benchmarks/batch_linear.py [MODEL …]`.
 
-Times are µs of one call inside a CUDA graph of many, with weights that do not stay in the L2 cache: alone, and in its
-place: with the add + RMSNorm before the first product of a block or behind its last, and with SiLU × up.
+Times are µs of one call in a CUDA graph of many calls, with weights that do not stay in the L2 cache. Each product is
+timed alone and in context: with the add + RMSNorm before the first or after the last product of a block, and with
+SiLU × up.
 """
 
 from __future__ import annotations
@@ -81,20 +82,22 @@ def measure(model: str, name: str) -> None:
     weights = [torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16) * inputs**-0.5 for _ in range(copies)]
     for rows in ROWS:
         x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
-        floor = max(2 * rows * outputs * inputs / PEAK, 2 * (outputs * inputs + rows * (inputs + outputs)) / BANDWIDTH)
+        roofline = max(
+            2 * rows * outputs * inputs / PEAK, 2 * (outputs * inputs + rows * (inputs + outputs)) / BANDWIDTH
+        )
         exact = x.double() @ weights[0].double().T
-        alone, placed = times(name, x, weights, F.linear)
-        line = [f"{model} {name} M={rows} floor {floor * 1e6:.1f} cuBLAS {alone:.1f} {placed:.1f} |"]
+        alone, in_context = times(name, x, weights, F.linear)
+        line = [f"{model} {name} M={rows} roofline {roofline * 1e6:.1f} cuBLAS {alone:.1f} {in_context:.1f} |"]
         for tile in candidates(model, name, rows):
-            ours = partial(batch_linear, tile=tile)
+            linear = partial(batch_linear, tile=tile)
             label = "x".join(map(str, tile))
             try:
-                result = ours(x, weights[0]).double()
+                result = linear(x, weights[0]).double()
                 result = result.sum(0) if result.dim() == 3 else result
                 error = float((result - exact).norm() / exact.norm())
-                alone, placed = times(name, x, weights, ours)
+                alone, in_context = times(name, x, weights, linear)
                 wrong = "" if error < 6e-3 else f" WRONG {error:.1e}"
-                line.append(f"{label} {alone:.1f} {placed:.1f}{wrong} |")
+                line.append(f"{label} {alone:.1f} {in_context:.1f}{wrong} |")
             except Exception as error:
                 line.append(f"{label} FAILED {type(error).__name__} {str(error)[:80]} |")
                 torch.cuda.synchronize()
@@ -102,13 +105,13 @@ def measure(model: str, name: str) -> None:
 
 
 def times(name: str, x: torch.Tensor, weights: list[torch.Tensor], linear: Linear) -> tuple[float, float]:
-    """Alone and in its place."""
+    """Microseconds of one product, alone and in context."""
     first = name in ("qkv", "gate_up")
     hidden = x.shape[1] if first else len(weights[0])
     gain = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
     residual = torch.randn(len(x), hidden, device="cuda", dtype=torch.bfloat16)
 
-    def in_its_place(i: int) -> object:
+    def in_context(i: int) -> object:
         if not first:
             return rms_norm_cuda(linear(x, weights[i]), residual, gain, 1e-6)
         result = linear(rms_norm_cuda(x, residual, gain, 1e-6), weights[i])
@@ -117,11 +120,11 @@ def times(name: str, x: torch.Tensor, weights: list[torch.Tensor], linear: Linea
     copies = len(weights)
     calls = max(copies, 24 // copies * copies)
     alone = microseconds(lambda i: linear(x, weights[i % copies]), calls)
-    return alone, microseconds(lambda i: in_its_place(i % copies), calls)
+    return alone, microseconds(lambda i: in_context(i % copies), calls)
 
 
 def compile_share(models: list[str], share: int, shares: int) -> None:
-    """Every so many kernels, into Triton's cache."""
+    """Compile every `shares`-th kernel, beginning with `share`, into Triton's cache."""
     jobs = {
         (tile._replace(splits=0), tile.splits > 1): (model, name, tile, rows)
         for model in models
@@ -158,7 +161,7 @@ def main() -> None:
     running = [subprocess.Popen([*command, "--share", str(i)]) for i in range(PROCESSES)]
     if any([process.wait() for process in running]):
         sys.exit("some kernels hang")
-    print(f"{torch.cuda.get_device_name()}; compiled in {time.monotonic() - started:.0f} s; µs alone and in its place")
+    print(f"{torch.cuda.get_device_name()}; compiled in {time.monotonic() - started:.0f} s; µs alone and in context")
     with torch.inference_mode():
         for model in args.models:
             for name in SHAPES[model]:

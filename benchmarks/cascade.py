@@ -1,7 +1,7 @@
-"""Times of the cascade kernels by their settings, beside the plain decode kernel: `python benchmarks/cascade.py`.
+"""Cascade attention kernels with different settings, and the plain decode kernel: `python benchmarks/cascade.py`.
 
-The batch is that of workload D: rows that share a prefix of 2,048 tokens and have 128 to 256 of their own. Every time
-is µs of one layer, from a CUDA graph over layers whose keys and values are not in the L2 cache.
+The batch is that of workload D: rows with a shared prefix of 2,048 tokens and 128 to 256 tokens of their own. Times are
+µs of one layer in a CUDA graph over layers whose keys and values are not in the L2 cache.
 """
 
 from __future__ import annotations
@@ -33,8 +33,18 @@ LAYERS = 4
 SHAPES = {"qwen3-0.6b": (16, 8), "qwen3-14b": (40, 8)}
 HEAD_DIM = 128
 SPLITS = {"qwen3-0.6b": (4, 8), "qwen3-14b": (3, 2)}
-SMALLER = ((16, 512), (16, 1024), (16, 2048), (32, 512), (32, 1024), (64, 256), (64, 512), (256, 128), (256, 512))
-"""Rows and shared tokens: from where on a cascade pays."""
+SMALLER_BATCHES = (
+    (16, 512),
+    (16, 1024),
+    (16, 2048),
+    (32, 512),
+    (32, 1024),
+    (64, 256),
+    (64, 512),
+    (256, 128),
+    (256, 512),
+)
+"""Rows and shared tokens, to find the smallest batch that benefits from cascade attention."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class SharedSettings:
     warps: int
     stages: int
     registers: int | None
-    """At most, of a thread."""
+    """Maximum per thread; None: no limit."""
     vectors: int
     splits: int
 
@@ -169,7 +179,7 @@ class Batch:
         return run
 
     def cascade(self, programs: int) -> Callable[[int], None]:
-        """With so many programs of the first kernel on a multiprocessor."""
+        """Both kernels, the first one with `programs` programs per multiprocessor."""
         decode = CascadeDecode(self.shape, self.rows)
         multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
         decode.layout = replace(decode.layout, programs=programs * multiprocessors)
@@ -183,12 +193,12 @@ class Batch:
 
 
 def growing(rows: int) -> NDArray[np.int32]:
-    """Tokens that rows of workload D have of their own."""
+    """Own tokens of the rows of workload D, int32 [rows]."""
     return np.linspace(128, 256, rows).astype(np.int32)
 
 
 def compile_settings(work: tuple[str, SharedSettings | OwnSettings]) -> None:
-    """In a process of its own, so that many compile side by side; the others find it in Triton's cache."""
+    """Compile one kernel into Triton's cache. Runs in a process of its own, in parallel with others."""
     model, settings = work
     batch = Batch(model, growing(64), 256, 1)
     run = batch.shared(settings) if isinstance(settings, SharedSettings) else batch.own(settings, 2)
@@ -204,13 +214,13 @@ def timed(make: Callable[[], Callable[[int], None]]) -> str:
         run = make()
         return f"{microseconds(lambda call: run(call % LAYERS), 16):8.1f}"
     except triton.runtime.errors.OutOfResources as error:
-        return f"    does not fit: {error}"
+        return f"    out of resources: {error}"
 
 
 def measure(model: str, rows: int, prefix: int) -> None:
     batch, splits = Batch(model, growing(rows), prefix, LAYERS), SPLITS[model]
     own_bytes = 2 * 2 * HEAD_DIM * batch.kv_heads * int((batch.host_lengths - prefix).sum())
-    print(f"\n{model}: {rows} rows, {prefix} tokens shared, {own_bytes / 1e6:.0f} MB of their own")
+    print(f"\n{model}: {rows} rows, {prefix} tokens shared, {own_bytes / 1e6:.0f} MB of own tokens")
     if reason := xqa_backend.why_not(batch.shape):
         print("plain: not measured,", reason)
     else:
@@ -218,19 +228,19 @@ def measure(model: str, rows: int, prefix: int) -> None:
         batch.plain()(0)
         plain = batch.out.clone()
         batch.cascade(2)(0)
-        print(f"cascade differs from plain by {float((batch.out - plain).norm() / plain.norm()):.1e} of its norm")
+        print(f"cascade: relative difference from plain {float((batch.out - plain).norm() / plain.norm()):.1e}")
     for programs in (1, 2):
-        print("cascade", timed(partial(batch.cascade, programs)), f"{programs} programs on a multiprocessor")
+        print("cascade", timed(partial(batch.cascade, programs)), f"{programs} programs per multiprocessor")
     for shared in shared_settings(splits):
         print("shared", timed(partial(batch.shared, shared)), shared)
     for own in own_settings():
         print("own", timed(partial(batch.own, own, splits[0])), own)
     for count in (1, 2, 4, 8):
-        print("own", timed(partial(batch.own, OwnSettings(32, 1, 3, torch.bfloat16), count)), f"{count} splits to add")
+        print("own", timed(partial(batch.own, OwnSettings(32, 1, 3, torch.bfloat16), count)), f"{count} splits")
 
 
 def measure_alone(model: str, rows: int, shortest: int, longest: int) -> None:
-    """Rows that share nothing, as in workload A: what the second kernel would be as the plain one."""
+    """Time the second kernel as a plain decode kernel, on rows without a shared prefix as in workload A."""
     draw = np.random.default_rng(1)
     lengths = draw.integers(shortest, longest, rows).astype(np.int32)
     total = 2 * 2 * HEAD_DIM * SHAPES[model][1] * int(lengths.sum())
@@ -247,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--prefix", type=int, default=2048)
-    parser.add_argument("--processes", type=int, default=12, help="that compile")
+    parser.add_argument("--processes", type=int, default=12, help="processes that compile kernels")
     args = parser.parse_args()
     work: list[tuple[str, SharedSettings | OwnSettings]] = []
     for model in SHAPES:
@@ -261,7 +271,7 @@ def main() -> None:
     for rows, shortest, longest in ((256, 150, 1074), (143, 600, 1524)):
         measure_alone("qwen3-0.6b", rows, shortest, longest)
     print()
-    for model, (rows, prefix) in itertools.product(SHAPES, SMALLER):
+    for model, (rows, prefix) in itertools.product(SHAPES, SMALLER_BATCHES):
         batch = Batch(model, growing(rows), prefix, LAYERS)
         plain = "        " if xqa_backend.why_not(batch.shape) else timed(batch.plain)
         print(f"{model}: {rows} rows, {prefix} shared: plain {plain}, cascade", timed(partial(batch.cascade, 2)))

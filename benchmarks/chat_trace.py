@@ -1,11 +1,10 @@
-"""Write a trace for `minisgl bench serve --trace`: made up, with the statistics of a public chat service's.
+"""Write a synthetic trace for `minisgl bench serve --trace`, with the statistics of a public chat service.
 
     python benchmarks/chat_trace.py trace.jsonl --requests 1000
 
-1,000 requests have some 358,310 output tokens, as the first 1,000 of Qwen's trace A do, and come at 2.6 a second:
-replay them with `--trace-speed 2.5` for 6.5 a second. Lengths are log-normal, arrivals Poisson; half of the requests
-go on from one of the conversations before them, whose blocks of 16 tokens they share. The prompts' mean length is a
-guess.
+1,000 requests have about 358,310 output tokens, like the first 1,000 of Qwen's trace A, and arrive at 2.6 per second:
+`--trace-speed 2.5` replays them at 6.5 per second. Lengths are log-normal, arrivals are a Poisson process. Half of the
+requests continue an earlier conversation and share its blocks of 16 tokens. The mean length of prompts is a guess.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def main() -> None:
     args = parser.parse_args()
     draw = random.Random(args.seed)
     outputs = [_length(draw, MEAN_OUTPUT, SPREAD_OUTPUT, LONGEST_OUTPUT) for _ in range(args.requests)]
-    # The clipped tail is spread over all, so that the sum is the known one.
+    # Scaling makes up for the clipped tail, so that the sum is the known one.
     scale = MEAN_OUTPUT * args.requests / sum(outputs)
     timestamp, next_block = 0.0, 0
     conversations: list[list[int]] = []

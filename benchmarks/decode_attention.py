@@ -1,10 +1,9 @@
-"""Decode attention of batches as in workload A, by XQA and in spans of equal size:
-`python benchmarks/decode_attention.py`.
+"""Decode attention of batches of workload A, with XQA and with balanced spans: `python benchmarks/decode_attention.py`.
 
-Lengths are those of workload A after some steps. Every time is µs of one layer, from a CUDA graph over layers whose
-keys and values are not in the L2 cache; behind it the share of the memory's bandwidth by its data sheet, 4.8 TB/s, of
-which a plain read gets 0.89. Calls follow each other at once, so a kernel that starts early hides its beginning behind
-its own end here, and behind the products before it in a model.
+Lengths are those of workload A after some steps. Times are µs of one layer in a CUDA graph over layers whose keys and
+values are not in the L2 cache, followed by the share of the memory bandwidth in the data sheet, 4.8 TB/s; a plain read
+reaches 0.89 of it. Calls follow each other immediately: a kernel that starts early overlaps the end of its own previous
+call here, and the preceding products in a model.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PAGE = 64
 HEAD_DIM = 128
 SHAPES = {"qwen3-0.6b": (16, 8), "qwen3-14b": (40, 8)}
 STEPS = (50, 300, 500, 800)
-"""Of workload A; more of its rows are over at each: 256, 188, 126 and 59 are left."""
+"""Steps of workload A after which batches are measured; 256, 188, 126 and 59 rows are left."""
 SETTINGS = (
     Settings(32, 3, 4),
     Settings(32, 3, 8),
@@ -42,14 +41,14 @@ SETTINGS = (
     Settings(16, 6, 12),
     Settings(16, 4, 6),
 )
-"""With more programs than have room at a time, multiprocessors that are faster take more of them."""
+"""With more programs than run at the same time, faster multiprocessors run more of them."""
 BANDWIDTH = 4.8e12
 POOL_BYTES = 12 << 30
 CALLS = 28
 
 
 def lengths_after(steps: int) -> NDArray[np.int32]:
-    """Of the rows of workload A that still run, longest answer first."""
+    """Lengths of the rows of workload A that still run after `steps` steps, ascending."""
     random = Random(0)
     prompts = []
     for _ in range(256):
@@ -103,7 +102,7 @@ class Batch:
 
 
 def compile_settings(work: tuple[str, Settings]) -> None:
-    """In a process of its own, so that many compile side by side; the others find it in Triton's cache."""
+    """Compile one kernel into Triton's cache. Runs in a process of its own, in parallel with others."""
     batch = Batch(work[0], np.full(16, 100, np.int32), layers=1)
     batch.run(batch.balanced(work[1]))(0)
     torch.cuda.synchronize()
@@ -114,7 +113,7 @@ def measure(model: str, lengths: NDArray[np.int32], settings: tuple[Settings, ..
     print(f"{model}: {len(lengths)} rows, {int(lengths.sum())} tokens, {batch.bytes / 1e6:.0f} MB")
     plain = None
     if reason := xqa_backend.why_not(batch.shape):
-        print("  xqa is not measured:", reason)
+        print("  xqa: not measured:", reason)
     else:
         xqa = xqa_backend.XqaDecode(batch.shape)
         batch.report("xqa", xqa)
@@ -126,18 +125,23 @@ def measure(model: str, lengths: NDArray[np.int32], settings: tuple[Settings, ..
         if plain is not None:
             batch.run(backend)(0)
             difference = float((batch.out - plain).norm() / plain.norm())
-            # In the negative, so that what is not a number counts.
+            # Negated, so that NaN counts as a difference.
             if not difference < 1e-2:
-                print(f"  DIFFERS from xqa by {difference:.1e} of its norm")
-    # How long it takes to cut the spans, once a step.
-    print(f"  {microseconds(lambda call: backend.begin(batch.batch), CALLS):7.1f} us  begin of a step")
+                print(f"  DIFFERS from xqa: relative error {difference:.1e}")
+    # Time to compute the spans, once per step.
+    print(f"  {microseconds(lambda call: backend.begin(batch.batch), CALLS):7.1f} us  begin, once per step")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--processes", type=int, default=12, help="that compile")
+    parser.add_argument("--processes", type=int, default=12, help="processes that compile kernels")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--steps-of-all-settings", type=int, default=300, help="later batches: three settings")
+    parser.add_argument(
+        "--steps-of-all-settings",
+        type=int,
+        default=300,
+        help="measure all settings up to this step, three settings later",
+    )
     args = parser.parse_args()
     kernels = {(settings.block, settings.stages): settings for settings in SETTINGS}
     work = [(model, settings) for model in args.models for settings in kernels.values()]

@@ -1,10 +1,10 @@
-"""Times of a decode step's kernels beside the floor: `python benchmarks/decode_kernels.py [--tune]`.
+"""Kernels of a decode step, with the roofline: `python benchmarks/decode_kernels.py [--tune]`.
 
-Each line: µs of one call inside a CUDA graph of many calls, each with weights of its own, so that none stays in the L2
-cache. `floor`: the bytes read and written over the bandwidth; `early` with programmatic dependent launch; `plain`
-without; `parts` with it, but a kernel each for norm, product and activation. `layer` is a whole decoder layer but for
-attention itself; `layer + xqa` and `layer + split` are with it, at 512 tokens a row. `--tune` times the tiles of the
-vector kernel at one row instead.
+Each line has µs of one call in a CUDA graph of many calls with different weights, so that none stays in the L2 cache.
+`roofline`: bytes read and written divided by the bandwidth; `early`: with programmatic dependent launch; `plain`:
+without it; `parts`: with it, but separate kernels for norm, product and activation. `layer` is a whole decoder layer
+except for the attention; `layer + xqa` and `layer + split` include it, with 512 tokens per row. `--tune` times the
+tiles of the vector kernel with one row instead.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder, FeedForward
 
 MODELS = {"qwen3-0.6b": 28, "qwen3-14b": 4}
-"""And how many layers: more bytes than the L2 cache holds, and room beside them."""
+"""Number of layers by model: their weights exceed the L2 cache and leave enough device memory."""
 ROWS = (1, 2, 4, 8, 64, 256)
 HAVE_PARTS = ("norm + qkv", "norm + gate_up + silu", "layer")
-FEWEST_CALLS = 24
+MIN_CALLS = 24
 REPLAYS = 20
 PAGE = 64
 CONTEXT = 512
 
 Call = Callable[[int], object]
-"""Of one layer's kernel, by the layer's number."""
+"""Call of a kernel with the weights of the layer of this number."""
 TILES = (
     *((block_n, 1024, 4) for block_n in (1, 2, 4, 8, 16)),
     *((block_n, 512, 2) for block_n in (2, 4, 8)),
@@ -57,13 +57,13 @@ TILES = (
     *((block_n, 2048, 8) for block_n in (2, 4, 8)),
     *((block_n, 256, 4) for block_n in (4, 8, 16)),
 )
-"""Outputs, inputs and warps: with all warps side by side along the inputs, and with some outputs for each."""
-MOST_REGISTERS = 128
-"""Of one thread for its weights; more only spill."""
+"""Outputs, inputs and warps: with all warps along the inputs, and with some outputs per warp."""
+MAX_REGISTERS = 128
+"""Registers of one thread for its weights; more would spill."""
 
 
 class StoreOnly:
-    """What surrounds attention, without attention."""
+    """RoPE and KV store without attention."""
 
     def __init__(self, model: Decoder, rows: int) -> None:
         config = model.config
@@ -77,7 +77,7 @@ class StoreOnly:
 
 
 def with_attention(model: Decoder, rows: int, *, split: bool) -> Callable[..., object]:
-    """A call of whole layers over contexts of CONTEXT tokens, each with pages of its own."""
+    """Call of a whole layer on rows with CONTEXT tokens each, which share no pages."""
     config, pages = model.config, CONTEXT // PAGE
     heads, kv_heads = config.num_heads, model.num_kv_heads_local
     shape = AttentionShape(heads, kv_heads, config.head_dim, PAGE, pages, torch.bfloat16, torch.device("cuda"))
@@ -120,7 +120,7 @@ def in_parts() -> Iterator[None]:
         yield
 
 
-WAYS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "early": nullcontext,
     "plain": plain_launches,
     "parts": in_parts,
@@ -134,8 +134,8 @@ def tile(block_n: int, block_k: int, warps: int) -> Iterator[None]:
 
 
 def microseconds(call: Call, layers: int) -> float:
-    """Of one call, in a graph of calls one after the other."""
-    calls = max(layers, FEWEST_CALLS // layers * layers)
+    """Microseconds per call, in a graph of successive calls over all layers."""
+    calls = max(layers, MIN_CALLS // layers * layers)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for layer in range(layers):
@@ -158,7 +158,7 @@ def microseconds(call: Call, layers: int) -> float:
 
 
 def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
-    """By name: the call, and the bytes that it must read and write."""
+    """Calls by name, with the bytes that each reads and writes."""
     config, layers = model.config, model.layers
 
     def draw(width: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -217,7 +217,7 @@ def build(name: str) -> Decoder:
 
 
 def compile_all(jobs: list[Callable[[], object]]) -> None:
-    """Several at a time: most of the work is done outside of the interpreter's lock."""
+    """Compile in several threads: most of the work releases the interpreter's lock."""
     with ThreadPoolExecutor(8) as pool:
         for _ in pool.map(lambda job: job(), jobs):
             pass
@@ -226,16 +226,16 @@ def compile_all(jobs: list[Callable[[], object]]) -> None:
 
 def compare(models: dict[str, Decoder], bandwidth: float) -> None:
     every = [call for model in models.values() for rows in ROWS for call, _ in calls_of(model, rows).values()]
-    for way in WAYS.values():
-        with way():
+    for variant in VARIANTS.values():
+        with variant():
             compile_all([partial(call, 0) for call in every])
     for name, model in models.items():
         for rows in ROWS:
             for kernel, (call, read) in calls_of(model, rows).items():
-                line = f"{name} M={rows:<3} {kernel:22} floor {read / bandwidth * 1e6:7.2f}"
-                for how, way in WAYS.items():
+                line = f"{name} M={rows:<3} {kernel:22} roofline {read / bandwidth * 1e6:7.2f}"
+                for how, variant in VARIANTS.items():
                     if how != "parts" or (rows == 1 and kernel in HAVE_PARTS):
-                        with way():
+                        with variant():
                             line += f" {how} {microseconds(call, len(model.layers)):7.2f}"
                 print(line, flush=True)
 
@@ -254,14 +254,14 @@ def tune(models: dict[str, Decoder], bandwidth: float) -> None:
             call, read = calls[kernel]
             times = {}
             for block_n, block_k, warps in TILES:
-                if block_n * weight_rows * inputs // (64 * warps) > MOST_REGISTERS:
+                if block_n * weight_rows * inputs // (64 * warps) > MAX_REGISTERS:
                     continue
                 with tile(block_n, block_k, warps):
                     times[f"{block_n}x{block_k}w{warps}"] = microseconds(call, len(model.layers))
             best = sorted(times, key=times.__getitem__)[:6]
-            floor = read / bandwidth * 1e6
+            roofline = read / bandwidth * 1e6
             found = "  ".join(f"{key} {times[key]:.2f}" for key in best)
-            print(f"{name} {kernel:22} floor {floor:6.2f} | {found}", flush=True)
+            print(f"{name} {kernel:22} roofline {roofline:6.2f} | {found}", flush=True)
 
 
 def main() -> None:
@@ -272,7 +272,7 @@ def main() -> None:
     gpu = torch.cuda.get_device_name()
     hardware = hardware_of(gpu)
     bandwidth = hardware.bandwidth if hardware else math.nan
-    print(f"{gpu}, torch {torch.__version__}, floors at {bandwidth / 1e12:.2f} TB/s")
+    print(f"{gpu}, torch {torch.__version__}, rooflines at {bandwidth / 1e12:.2f} TB/s")
     with torch.inference_mode():
         models = {name: build(name) for name in args.models}
         (tune if args.tune else compare)(models, bandwidth)

@@ -1,7 +1,7 @@
-"""The experts of Qwen3-30B-A3B beside the floor: `python benchmarks/experts.py [TOKENS …]`.
+"""Experts of Qwen3-30B-A3B, with the roofline: `python benchmarks/experts.py [TOKENS …]`.
 
-Times are µs of one layer's router, experts and weighted sum inside a CUDA graph of many, with weights that do not stay
-in the L2 cache, and of the ways to do it; the floor is one read of the weights of those experts that were chosen.
+Times are µs of one layer's router, experts and weighted sum in a CUDA graph of many layers, with weights that do not
+stay in the L2 cache, for each implementation. The roofline is one read of the weights of the selected experts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CANDIDATES = {
     ],
     256: [Tiles(256, 64, 64, 128, 64, 3, 8), Tiles(256, 64, 64, 128, 64, 4, 8)],
 }
-Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def by_vectors(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -56,16 +56,16 @@ def by_tiles(
 
 def grouped(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     weights, experts = route(logits, TOP_K, renormalize=True)
-    chosen, places = experts_grouped(x, experts, gate_up, down, silu_and_mul)
-    return weighted_sum(chosen, weights, places)
+    rows, places = experts_grouped(x, experts, gate_up, down, silu_and_mul)
+    return weighted_sum(rows, weights, places)
 
 
-def ways(tokens: int) -> dict[str, Way]:
-    found: dict[str, Way] = {"chosen": chosen_way}
+def implementations(tokens: int) -> dict[str, Implementation]:
+    found: dict[str, Implementation] = {"selected": selected}
     if tokens <= 8:
         found["vectors"] = by_vectors
     for rows, candidates in CANDIDATES.items():
-        # An expert has tokens / 16 on average.
+        # On average, an expert has tokens / 16 rows.
         if tokens // 64 <= rows <= max(tokens // 4, 16):
             found |= {"x".join(map(str, tiles)): partial(by_tiles, tiles=tiles) for tiles in candidates}
     return found | {"grouped": grouped}
@@ -75,7 +75,7 @@ def choose_experts(x: torch.Tensor, routers: list[torch.Tensor], call: int) -> o
     return route(linear(x, routers[call % COPIES]), TOP_K, renormalize=True)
 
 
-def chosen_way(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def selected(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     return mixture_of_experts(x, logits, gate_up, down, silu_and_mul, TOP_K, renormalize=True)
 
 
@@ -97,14 +97,14 @@ def main() -> None:
         logits = linear(x, routers[0])
         used = len(route(logits, TOP_K, renormalize=True)[1].unique())
         size = 3 * WIDTH * HIDDEN
-        floor = max(2 * used * size / BANDWIDTH, 2 * tokens * TOP_K * size / PEAK)
+        roofline = max(2 * used * size / BANDWIDTH, 2 * tokens * TOP_K * size / PEAK)
         routing = microseconds(partial(choose_experts, x, routers), CALLS)
         exact = grouped(x, logits, gate_ups[0], downs[0]).float()
-        print(f"T={tokens} {used} experts, floor {floor * 1e6:.1f}, routing {routing:.1f}", flush=True)
-        for name, way in ways(tokens).items():
+        print(f"T={tokens} {used} experts, roofline {roofline * 1e6:.1f}, routing {routing:.1f}", flush=True)
+        for name, run in implementations(tokens).items():
 
-            def layer(i: int, x: torch.Tensor = x, way: Way = way) -> torch.Tensor:
-                return way(x, linear(x, routers[i % COPIES]), gate_ups[i % COPIES], downs[i % COPIES])
+            def layer(i: int, x: torch.Tensor = x, run: Implementation = run) -> torch.Tensor:
+                return run(x, linear(x, routers[i % COPIES]), gate_ups[i % COPIES], downs[i % COPIES])
 
             try:
                 error = float((layer(0).float() - exact).norm() / exact.norm())

@@ -1,7 +1,7 @@
-"""Tokens that the API and tokenizer processes pass on per second of their CPU time: `python benchmarks/frontend.py`.
+"""Tokens that the API and tokenizer processes forward per second of their CPU time: `python benchmarks/frontend.py`.
 
-Everything is real but the engine, whose tokens come at a steady pace: HTTP, chat template, detokenization, sockets,
-scheduler. Every stream asks for one event per token, and the client here counts them.
+Only the engine is a stub, with a constant time per step; HTTP, chat template, detokenization, sockets and scheduler are
+real. The client in this process counts the events of all streams.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from stub_engine import StubEngine
 TARGET: Final = 25_000
 METRICS_TARGET_MS: Final = 2.0
 _PAGE_SIZE: Final = 16
-_PROMPT_ROOM: Final = 128
+_PROMPT_TOKENS: Final = 128
 _MARGIN_SECONDS: Final = 1.0
-"""Left out at both ends of the streams, while they begin and end one after the other."""
-_METRICS_EVERY_SECONDS: Final = 0.1
+"""Not measured at the beginning and the end, while streams start and finish one after the other."""
+_METRICS_INTERVAL_SECONDS: Final = 0.1
 _START_SECONDS: Final = 60
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """One run."""
+    """Configuration of one run, for all processes."""
 
     model: str
     folder: str
@@ -56,6 +56,7 @@ class Scenario(msgspec.Struct, frozen=True):
     step_ms: float
     seconds: float
     tokenizers: int
+    """Tokenizer processes; 0: a thread of the API process."""
 
     @property
     def tokens_per_stream(self) -> int:
@@ -78,13 +79,16 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 class Measurement(NamedTuple):
+    """Result of one run."""
+
     tokens: int
-    """Events that came while it was measured."""
+    """Events during the measurement."""
     seconds: float
     cpu_seconds: float
     events_per_token: float
-    """Over whole answers; 1 when no two tokens shared an event."""
+    """Mean over whole answers; 1 if no two tokens shared an event."""
     metrics_ms: list[float]
+    """Response times of /metrics, in milliseconds."""
 
     @property
     def tokens_per_core_second(self) -> float:
@@ -94,25 +98,32 @@ class Measurement(NamedTuple):
 def parse_arguments() -> argparse.Namespace:
     parser = Parser(description="Tokens per CPU second of API and tokenizers, with a stub engine.")
     parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="whose tokenizer to use (default: a tiny one that is made for it)"
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="checkpoint with the tokenizer (default: a generated one)",
     )
-    parser.add_argument("--streams", type=integer(1), default=256, metavar="N", help="at a time (default: 256 streams)")
+    parser.add_argument(
+        "--streams", type=integer(1), default=256, metavar="N", help="concurrent streams (default: 256 streams)"
+    )
     parser.add_argument(
         "--step-ms",
         type=number(0),
         default=30.0,
         metavar="MS",
-        help="the engine's time per token of each stream (default: 30 ms)",
+        help="time of an engine step, which is one token per stream (default: 30 ms)",
     )
-    parser.add_argument("--seconds", type=number(0), default=8.0, metavar="S", help="measured (default: 8 seconds)")
+    parser.add_argument(
+        "--seconds", type=number(0), default=8.0, metavar="S", help="length of the measurement (default: 8 seconds)"
+    )
     add_json_argument(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_arguments()
-    figures: dict[str, Metric] = {}
-    metrics: list[float] = []
+    metrics: dict[str, Metric] = {}
+    page_ms: list[float] = []
     with tempfile.TemporaryDirectory(prefix="minisgl-bench-") as folder:
         model = args.model or _tiny_model(Path(folder) / "model")
         for tokenizers in (0, 1):
@@ -120,19 +131,20 @@ def main() -> None:
             sockets.mkdir()
             measured = measure(Scenario(str(model), str(sockets), args.streams, args.step_ms, args.seconds, tokenizers))
             name = f"{tokenizers}_tokenizers"
-            figures[f"tokens_per_core_second_{name}"] = measured.tokens_per_core_second
-            figures[f"tokens_per_second_{name}"] = measured.tokens / measured.seconds
-            figures[f"events_per_token_{name}"] = measured.events_per_token
-            metrics += measured.metrics_ms
-    figures = {"tokens_per_core_second": figures["tokens_per_core_second_1_tokenizers"], **figures}
-    if metrics:
-        figures["metrics_ms_p50"] = statistics.median(metrics)
-        figures["metrics_ms_max"] = max(metrics)
-    figures["streams"], figures["step_ms"] = args.streams, args.step_ms
-    report("frontend", figures, {"tokens_per_core_second": TARGET, "metrics_ms_p50": METRICS_TARGET_MS}, args.json)
+            metrics[f"tokens_per_core_second_{name}"] = measured.tokens_per_core_second
+            metrics[f"tokens_per_second_{name}"] = measured.tokens / measured.seconds
+            metrics[f"events_per_token_{name}"] = measured.events_per_token
+            page_ms += measured.metrics_ms
+    metrics = {"tokens_per_core_second": metrics["tokens_per_core_second_1_tokenizers"], **metrics}
+    if page_ms:
+        metrics["metrics_ms_p50"] = statistics.median(page_ms)
+        metrics["metrics_ms_max"] = max(page_ms)
+    metrics["streams"], metrics["step_ms"] = args.streams, args.step_ms
+    report("frontend", metrics, {"tokens_per_core_second": TARGET, "metrics_ms_p50": METRICS_TARGET_MS}, args.json)
 
 
 def measure(scenario: Scenario) -> Measurement:
+    """Start all processes, run the streams and measure. Raises HttpError when a stream fails."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     encoded = msgspec.json.encode(scenario)
@@ -141,25 +153,25 @@ def measure(scenario: Scenario) -> Measurement:
         context.Process(target=_tokenizer, args=(encoded, index), daemon=True) for index in range(scenario.tokenizers)
     ]
     scheduler = context.Process(target=_scheduler, args=(encoded,), daemon=True)
-    ours, theirs = context.Pipe()
-    metrics = context.Process(target=_metrics, args=(encoded, theirs), daemon=True)
+    poller, poller_end = context.Pipe()
+    metrics = context.Process(target=_poll_metrics, args=(encoded, poller_end), daemon=True)
     processes = [scheduler, *measured, metrics]
     for process in processes:
         process.start()
-    # This process holds no end to write, so a death of the frontend is an end of file here.
+    # Without a writing end in this process, the exit of the frontend is an end of file here.
     sender.close()
-    theirs.close()
+    poller_end.close()
     try:
         port = int(receiver.recv_bytes())
-        ours.recv_bytes()
+        poller.recv_bytes()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
-                return runner.run(_load(scenario, port, [_pid(p) for p in measured], ours))
+                return runner.run(_load(scenario, port, [_pid(p) for p in measured], poller))
             except* HttpError as failures:
-                # Each stream that failed says the same as the first.
+                # All streams fail for the same reason.
                 raise _first(failures) from None
     finally:
-        # The scheduler last: the others would report its loss.
+        # The scheduler last: the other processes would log its exit.
         for process in reversed(processes):
             process.kill()
             process.join()
@@ -196,7 +208,7 @@ def _scheduler(encoded: bytes) -> None:
 
     scenario = msgspec.json.decode(encoded, type=Scenario)
     files = load_model_files(scenario.model)
-    length = _PROMPT_ROOM + scenario.tokens_per_stream
+    length = _PROMPT_TOKENS + scenario.tokens_per_stream
     limits = EngineLimits(
         num_pages=scenario.streams * -(-length // _PAGE_SIZE),
         page_size=_PAGE_SIZE,
@@ -212,12 +224,12 @@ def _scheduler(encoded: bytes) -> None:
         model_name="stub",
         tokenizer_hashes=files.hashes,
     )
-    engine = _PacedEngine(limits, words, scenario.step_ms / 1000)
+    engine = _TimedStubEngine(limits, words, scenario.step_ms / 1000)
     process.run(config, lambda: engine, ready=lambda address, card: None, stop=threading.Event())
 
 
-class _PacedEngine(StubEngine):
-    """Every row gets its own sequence of `words`, tokens with a text of their own; steps are `seconds` apart."""
+class _TimedStubEngine(StubEngine):
+    """Samples a different sequence of `words`, tokens that are whole words, in every row; a step takes `seconds`."""
 
     def __init__(self, limits: EngineLimits, words: list[int], seconds: float) -> None:
         super().__init__(limits)
@@ -234,7 +246,7 @@ class _PacedEngine(StubEngine):
 
 
 class _Count:
-    """What the streams have got so far."""
+    """Events and tokens that all streams have received."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -242,6 +254,7 @@ class _Count:
 
 
 async def _load(scenario: Scenario, port: int, pids: list[int], metrics: Connection) -> Measurement:
+    """Run the streams and measure the CPU time of processes `pids`; `metrics` is the pipe to `_poll_metrics`."""
     endpoint = Endpoint(f"http://127.0.0.1:{port}")
     await _until_ready(endpoint)
     count = _Count()
@@ -282,26 +295,26 @@ async def _stream(scenario: Scenario, endpoint: Endpoint, index: int, count: _Co
         if response.status != 200:
             response.raise_for_status(await response.read())
         before = tail = b""
-        async for _, piece in response.chunks():
-            # Far cheaper than to parse them; the client shares the machine with what is measured.
-            count.events += (before[-1:] + piece).count(b"\n\n")
-            tail = (tail + piece)[-2000:]
-            before = piece
-        # Not tokens: the role, the reason of the end, the usage and [DONE].
+        async for _, chunk in response.chunks():
+            # Much cheaper than parsing: the client shares the machine with the measured processes.
+            count.events += (before[-1:] + chunk).count(b"\n\n")
+            tail = (tail + chunk)[-2000:]
+            before = chunk
+        # Four events without a token: the role, the finish reason, the usage and [DONE].
         count.events -= 4
         usage = tail[tail.rindex(b"data: {") : tail.rindex(b"data: [DONE]")]
         count.tokens += json.loads(usage[6:])["usage"]["completion_tokens"]
 
 
-def _metrics(encoded: bytes, line: Connection) -> None:
-    """Told a port, sends how many milliseconds each answer of /metrics took while the streams ran; nothing where there
-    is no such page. A process of its own, because the one that reads the streams is busy itself, and without an HTTP
-    library, whose time to make sense of the headers is not the page's."""
+def _poll_metrics(encoded: bytes, pipe: Connection) -> None:
+    """Receive a port, poll its /metrics while the streams run, and send the response times in milliseconds; none if
+    there is no such page. This is a process of its own because the one that reads the streams is busy, and uses no HTTP
+    library, whose time to parse the headers would be measured too."""
     seconds = msgspec.json.decode(encoded, type=Scenario).seconds
-    line.send_bytes(b"started")
+    pipe.send_bytes(b"started")
     answers: list[float] = []
     with (
-        socket.create_connection(("127.0.0.1", int(line.recv_bytes())), _START_SECONDS) as connection,
+        socket.create_connection(("127.0.0.1", int(pipe.recv_bytes())), _START_SECONDS) as connection,
         connection.makefile("rb") as pages,
     ):
         end = time.perf_counter() + seconds
@@ -310,12 +323,12 @@ def _metrics(encoded: bytes, line: Connection) -> None:
             if not _read_page(pages):
                 break
             answers.append((time.perf_counter() - began) * 1000)
-            time.sleep(_METRICS_EVERY_SECONDS)
-    line.send_bytes(msgspec.json.encode(answers))
+            time.sleep(_METRICS_INTERVAL_SECONDS)
+    pipe.send_bytes(msgspec.json.encode(answers))
 
 
 def _read_page(answers: BufferedReader) -> bool:
-    """Read an answer to its last byte; whether it is the page that was asked for."""
+    """Read an answer to its last byte; returns whether it has status 200 and is complete."""
     found = answers.readline().startswith(b"HTTP/1.1 200 ")
     length = 0
     while (line := answers.readline()) != b"\r\n":
@@ -340,7 +353,7 @@ def _pid(process: BaseProcess) -> int:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of user and system time of all threads of a process."""
+    """User and system time of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

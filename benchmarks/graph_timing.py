@@ -1,4 +1,4 @@
-"""How long one call takes on the device, without what the host needs to launch it."""
+"""Time of one call on the device, without the launch overhead of the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def microseconds(call: Callable[[int], object], calls: int) -> float:
-    """Of one call: the median of five replays of a CUDA graph of so many, each of which is given its number."""
+    """Microseconds per call: median of five replays of a CUDA graph of `calls` calls, each of which gets its number."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call(0)

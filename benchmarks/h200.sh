@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# What is measured on GPUs, part after part, each with the seconds since the beginning. A part that fails does not stop
-# the next. Results go to the folder $OUT.
+# Measures on GPUs, part after part. Each line of the log has the seconds since the beginning; a part that fails does
+# not stop the next one. Results go to the directory $OUT.
 #
 #   OUT=results MINISGL_KERNELS_DIR=kernels benchmarks/h200.sh [PART...]
 #
-# By default: kernels tests small large start serve.
+# Default parts: kernels tests small large start serve.
 #
-#   kernels minisgl's own, compiled ahead of time into MINISGL_KERNELS_DIR, which has flashinfer's already
+#   kernels compile minisgl's own kernels into MINISGL_KERNELS_DIR, which already contains those of flashinfer
 #   tests   pytest -m gpu
 #   small   workloads A, C and D on Qwen3-0.6B in one process, seeds 0 to 2, recorded in $OUT/h200.json
 #   large   the same on Qwen3-14B
-#   start   Qwen3-14B once more: its start, with files in the page cache and no kernel but those compiled ahead of time,
-#           and workload C; `compiled_kernels` must be 0
-#   traces  what the device does in a few steps of A, C and D
-#   serve   a server on a tiny model: one question, metrics, and a clean end
-#   online  a server on Qwen3-14B with dummy weights under a made-up chat trace at three speeds
+#   start   Qwen3-14B again, for the time of its start with files in the page cache and only kernels compiled ahead of
+#           time, and workload C; `compiled_kernels` must be 0
+#   traces  traces of the device in a few steps of A, C and D
+#   serve   a server with a tiny model: one question, metrics, and a clean exit
+#   online  a server with Qwen3-14B and dummy weights, under a synthetic chat trace at three speeds
 #   moe     Qwen3-30B-A3B, decode at batch 1 and 64
 #   load    random load, $MINUTES (8) minutes
 #   tp2     on two GPUs: tests, all-reduce by size, workload A on Qwen3-14B
 #   tp4     on four GPUs: all-reduce by size, Qwen3-32B under 1,000 requests of the chat trace at three speeds
 #
-# MINISGL is how the command is called (default: minisgl), PYTHON the interpreter that has pytest (default: python3).
+# MINISGL is the command (default: minisgl), PYTHON an interpreter with pytest (default: python3).
 set -uo pipefail
 cd "$(dirname "$0")/.."
-OUT=${OUT:?name a folder for the results}
+OUT=${OUT:?set OUT to a directory for the results}
 MINISGL=${MINISGL:-minisgl}
 PYTHON=${PYTHON:-python3}
 PORT=${PORT:-8123}
@@ -31,13 +31,13 @@ BEGAN=$(date +%s)
 mkdir -p "$OUT"
 SCRATCH=$(mktemp -d)
 trap 'rm -rf "$SCRATCH"' EXIT
-# Other machines' figures are not lost, and newer ones of this machine replace older ones.
+# Start from the recorded results: those of other models stay, newer ones of this machine replace older ones.
 [ -e "$OUT/h200.json" ] || cp benchmarks/results/h200.json "$OUT/h200.json" 2>/dev/null
 
-say() { echo "=== [$(($(date +%s) - BEGAN)) s] $*"; }
+log() { echo "=== [$(($(date +%s) - BEGAN)) s] $*"; }
 
-limited() { # SECONDS COMMAND...: its exit code is said where it is not 0
-  timeout --kill-after=20 "$@" || say "exit code $? of: ${*:2}"
+limited() { # SECONDS COMMAND...: report an exit code other than 0
+  timeout --kill-after=20 "$@" || log "exit code $? of: ${*:2}"
 }
 
 bench() { # NAME MODEL SECONDS ARGUMENTS...
@@ -53,24 +53,24 @@ gpu_tests() { # ARGUMENTS...
   tail -n 25 "$OUT/test-gpu.log"
 }
 
-with_server() { # LOG SERVE-ARGUMENTS... -- COMMAND...: run COMMAND while the server is up, then end it
-  local log=$1 arguments=() server
+with_server() { # LOG SERVE-ARGUMENTS... -- COMMAND...: run COMMAND while the server runs, then stop it
+  local server_log=$1 arguments=() server
   shift
   while [ "$1" != -- ]; do arguments+=("$1"); shift; done
   shift
-  $MINISGL serve "${arguments[@]}" --port "$PORT" --log-format json >"$log" 2>&1 &
+  $MINISGL serve "${arguments[@]}" --port "$PORT" --log-format json >"$server_log" 2>&1 &
   server=$!
   for _ in $(seq 240); do
     curl -sf "127.0.0.1:$PORT/ready" >/dev/null && break
     kill -0 $server 2>/dev/null || break
     sleep 0.5
   done
-  say "the server is ready, or has ended"
+  log "the server is ready, or has exited"
   "$@"
   kill -TERM $server
   wait $server
-  say "serve ended with $?"
-  grep -h "the engine is up" "$log"
+  log "serve exited with $?"
+  grep -hE "the engine is up|engine ready" "$server_log"
 }
 
 ask() {
@@ -80,12 +80,12 @@ ask() {
   curl -s "127.0.0.1:$PORT/metrics" | grep -E '^minisgl:engine_(start|steps)'
 }
 
-replay() { # NAME REQUESTS SPEED...: the trace's first requests at each speed; 2.5 is 6.5 requests a second
+replay() { # NAME REQUESTS SPEED...: replay the trace at each speed; 2.5 is 6.5 requests per second
   local name=$1 requests=$2
   shift 2
   "$PYTHON" benchmarks/chat_trace.py "$SCRATCH/chat.jsonl" --requests "$requests"
   for speed in "$@"; do
-    say "trace at speed $speed"
+    log "trace at speed $speed"
     limited 400 $MINISGL bench serve --url "http://127.0.0.1:$PORT" --trace "$SCRATCH/chat.jsonl" --block-size 16 \
       --trace-speed "$speed" --vocabulary 150000 --json "$OUT/serve-$name-x$speed.json"
   done
@@ -131,13 +131,13 @@ part() {
       with_server "$OUT/serve-32b.log" "$SCRATCH/32b" --dummy-weights --tp 4 --max-model-len 12288 -- \
         replay 32b-tp4 "${REQUESTS:-1000}" 3.33 2.5 2
       ;;
-    *) say "there is no part $1" ;;
+    *) log "unknown part $1" ;;
   esac
 }
 
 parts=("$@")
 [ $# -gt 0 ] || parts=(kernels tests small large start serve)
 for name in "${parts[@]}"; do
-  say "$name"
+  log "$name"
   part "$name" 2>&1
 done | tee "$OUT/h200.log"

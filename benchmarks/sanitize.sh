@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# compute-sanitizer's memcheck over the tests of our own kernels; what it says goes to $OUT/sanitize.log.
+# Runs the tests of our own kernels under compute-sanitizer's memcheck; its output goes to $OUT/sanitize.log.
 #
 #   OUT=results benchmarks/sanitize.sh [TEST-FILE...]
 #
-# torch's allocator puts many tensors into one allocation, in which no access is out of bounds: it is switched off. A
-# graph cannot be captured then, so the tests that capture one run on their own, with the allocator.
-# PYTHON is the interpreter that has pytest.
+# torch's caching allocator, which puts many tensors into one allocation and so hides accesses out of bounds, is turned
+# off. Graphs cannot be captured without it, so the tests that capture graphs run separately, with the allocator.
+# PYTHON is an interpreter with pytest.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-OUT=${OUT:?name a folder for the results}
+OUT=${OUT:?set OUT to a directory for the results}
 PYTHON=${PYTHON:-python3}
 SECONDS_EACH=${SECONDS_EACH:-150}
 mkdir -p "$OUT"
 : >"$OUT/sanitize.log"
 
-checked() { # WHAT MARKERS FILE...: pytest below the sanitizer
-  local what=$1 markers=$2 began code
+checked() { # NAME MARKERS FILE...: pytest under the sanitizer
+  local name=$1 markers=$2 began code
   shift 2
   began=$(date +%s)
   timeout --kill-after=20 "$SECONDS_EACH" compute-sanitizer --tool memcheck --error-exitcode 9 --print-limit 20 \
@@ -23,14 +23,14 @@ checked() { # WHAT MARKERS FILE...: pytest below the sanitizer
   code=$?
   [ $code -eq 0 ] || status=1
   cat "$OUT/one.log" >>"$OUT/sanitize.log"
-  echo "$what: exit code $code after $(($(date +%s) - began)) s"
+  echo "$name: exit code $code after $(($(date +%s) - began)) s"
   grep -E "ERROR SUMMARY|passed|failed|Invalid|out of bounds" "$OUT/one.log" | tail -n 5
 }
 
 files=("$@")
 [ $# -gt 0 ] || files=(
   tests/gpu/test_{pointwise,linear,batch_linear,experts,decode_kernels,balanced_decode,cascade,sampling}.py
-  # Ranks that wait for each other might wait for ever.
+  # Ranks that wait for each other might wait forever.
   tests/gpu/test_one_shot_all_reduce.py::test_one_rank_by_itself
 )
 status=0

@@ -1,7 +1,7 @@
-"""CPU time of the scheduler's whole process for each decode step: `python benchmarks/scheduler.py [--json FILE]`.
+"""CPU time of the whole scheduler process per decode step: `python benchmarks/scheduler.py [--json FILE]`.
 
-Everything is real but the engine: sockets, radix cache, plans, result messages. The process free-runs, since the stub
-engine answers at once, and this process is the client that reads what it sends.
+Only the engine is a stub; sockets, radix cache, plans and result messages are real. The stub engine returns at once, so
+that the scheduler is never idle. This process is the client that reads its messages.
 """
 
 from __future__ import annotations
@@ -39,17 +39,18 @@ TARGET_MS: Final = 0.30
 TARGET_50K_MS: Final = 0.36
 WARM_UP_STEPS: Final = 200
 MINI_SGLANG_MS: Final = 4.8
-"""The reference system at page 256, its better case; 6.5 ms at page 1."""
+"""CPU time of mini-sglang with pages of 256 tokens, its better case; 6.5 ms with pages of one token."""
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """What the scheduler process is to hold while it is measured."""
+    """Load of the scheduler process during a measurement."""
 
     address: str
     running: int
     steps: int
     page_size: int
     prefixes: int
+    """Prompts that fill the prefix cache first; 0: none."""
 
     @property
     def max_tokens(self) -> int:
@@ -57,17 +58,20 @@ class Scenario(msgspec.Struct, frozen=True):
 
     @property
     def prompt_lengths(self) -> list[int]:
-        """Staggered, so that in every step about the same number of rows needs a page."""
+        """Staggered, so that about the same number of rows needs a new page in every step."""
         return [64 + row % 61 for row in range(self.running)]
 
     @property
     def num_pages(self) -> int:
-        """With prefixes: filled by them, so that the running requests' growth evicts. Without: room for all."""
+        """Pages of the KV pool. With prefixes, they fill it, so that running requests evict pages; without, nothing is
+        evicted."""
         pages_at_end = sum(-(-(length + self.max_tokens) // self.page_size) for length in self.prompt_lengths)
         return self.prefixes * PREFIX_PAGES if self.prefixes else pages_at_end
 
 
 class Measurement(msgspec.Struct, frozen=True):
+    """Result of one scenario, per decode step."""
+
     cpu_ms: float
     wall_ms: float
     evictions_per_step: float
@@ -78,10 +82,10 @@ class Measurement(msgspec.Struct, frozen=True):
 def parse_arguments() -> argparse.Namespace:
     parser = Parser(description="CPU time of the scheduler per step, with a stub engine.")
     for flag, low, default, what in (
-        ("--running", 1, 256, "requests that decode"),
-        ("--steps", 1, 2000, "decode steps that are measured"),
-        ("--page-size", 1, 16, "tokens a page holds"),
-        ("--prefixes", 1, 50_000, "cached prefixes of the second run"),
+        ("--running", 1, 256, "decoding requests"),
+        ("--steps", 1, 2000, "measured decode steps"),
+        ("--page-size", 1, 16, "tokens per page"),
+        ("--prefixes", 1, 50_000, "cached prefixes in the second run"),
     ):
         parser.add_argument(flag, type=integer(low), default=default, metavar="N", help=f"{what} (default: {default})")
     add_json_argument(parser)
@@ -90,25 +94,26 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    figures: dict[str, float | int] = {}
+    metrics: dict[str, float | int] = {}
     plain = measure(args.running, args.steps, args.page_size, 0)
-    figures["decode_step_cpu_ms"] = plain.cpu_ms
-    figures["decode_step_wall_ms"] = plain.wall_ms
+    metrics["decode_step_cpu_ms"] = plain.cpu_ms
+    metrics["decode_step_wall_ms"] = plain.wall_ms
     full = measure(args.running, args.steps, args.page_size, args.prefixes)
-    figures["decode_step_cpu_ms_50k_prefixes"] = full.cpu_ms
-    figures["decode_step_wall_ms_50k_prefixes"] = full.wall_ms
-    figures["ratio_50k_prefixes_to_plain"] = full.cpu_ms / plain.cpu_ms
-    figures["ratio_reference_system_to_ours"] = MINI_SGLANG_MS / plain.cpu_ms
-    figures["evicted_pages_per_step"] = full.evictions_per_step
-    figures["steps_without_eviction"] = full.steps_without_eviction
-    figures["cached_prefixes_at_end"] = full.cached_prefixes
-    figures["running"], figures["steps"], figures["page_size"] = args.running, args.steps, args.page_size
+    metrics["decode_step_cpu_ms_50k_prefixes"] = full.cpu_ms
+    metrics["decode_step_wall_ms_50k_prefixes"] = full.wall_ms
+    metrics["ratio_50k_prefixes_to_plain"] = full.cpu_ms / plain.cpu_ms
+    metrics["ratio_reference_system_to_ours"] = MINI_SGLANG_MS / plain.cpu_ms
+    metrics["evicted_pages_per_step"] = full.evictions_per_step
+    metrics["steps_without_eviction"] = full.steps_without_eviction
+    metrics["cached_prefixes_at_end"] = full.cached_prefixes
+    metrics["running"], metrics["steps"], metrics["page_size"] = args.running, args.steps, args.page_size
     reference = {"decode_step_cpu_ms": TARGET_MS, "decode_step_cpu_ms_50k_prefixes": TARGET_50K_MS}
-    report("scheduler", figures, reference, args.json)
+    report("scheduler", metrics, reference, args.json)
 
 
 def measure(running: int, steps: int, page_size: int, prefixes: int) -> Measurement:
-    # Cached prefixes are lost to the running requests' growth: fill in so many more that `prefixes` stay.
+    """Run a scheduler process and load it until it has measured `steps` decode steps."""
+    # Running requests evict prefixes as they grow: add enough for `prefixes` to remain at the end.
     growth = running * (steps + 2 * WARM_UP_STEPS + 256) // page_size if prefixes else 0
     filled = prefixes + -(-growth // PREFIX_PAGES)
     context = multiprocessing.get_context("spawn")
@@ -117,7 +122,7 @@ def measure(running: int, steps: int, page_size: int, prefixes: int) -> Measurem
         scenario = Scenario(f"ipc://{folder}/scheduler", running, steps, page_size, filled)
         process = context.Process(target=_scheduler_process, args=(msgspec.json.encode(scenario), sender), daemon=True)
         process.start()
-        # This process holds no end to write, so a death of the other one is an end of file here.
+        # Without a writing end in this process, the exit of the scheduler process is an end of file here.
         sender.close()
         try:
             _client(scenario, receiver)
@@ -128,7 +133,7 @@ def measure(running: int, steps: int, page_size: int, prefixes: int) -> Measurem
 
 
 class _MeasuredEngine(StubEngine):
-    """Reads the process's CPU clock around `steps` decode steps of a full batch, then sets `stop`."""
+    """Reads the CPU clock of the process before and after `steps` decode steps of a full batch, then sets `stop`."""
 
     def __init__(self, limits: EngineLimits, scenario: Scenario, stop: threading.Event) -> None:
         super().__init__(limits)
@@ -161,6 +166,7 @@ class _MeasuredEngine(StubEngine):
 
 
 def _scheduler_process(encoded: bytes, result: Connection) -> None:
+    """Serve until the measurement is complete, then send it."""
     scenario = msgspec.json.decode(encoded, type=Scenario)
     limits = EngineLimits(
         num_pages=scenario.num_pages,
@@ -200,7 +206,7 @@ def _scheduler_process(encoded: bytes, result: Connection) -> None:
 
 
 def _client(scenario: Scenario, result: Connection) -> None:
-    """Fill the cache, start the running requests, and read tokens until the measurement is there."""
+    """Fill the cache, submit the running requests, and read tokens until the measurement arrives."""
     assert result.recv_bytes() == b"listening"
     context: zmq.Context[Any] = zmq.Context()
     socket = open_socket(context, zmq.DEALER)
@@ -216,9 +222,9 @@ def _client(scenario: Scenario, result: Connection) -> None:
             prompt = draw.integers(0, VOCAB_SIZE - 1, PREFIX_PAGES * scenario.page_size, dtype=np.int32)
             _submit(socket, codec, number, prompt, 1)
             if number - finished >= 512:
-                finished += _finished(socket, codec)
+                finished += _receive_finished(socket, codec)
         while finished < scenario.prefixes:
-            finished += _finished(socket, codec)
+            finished += _receive_finished(socket, codec)
         for row, length in enumerate(scenario.prompt_lengths):
             prompt = draw.integers(0, VOCAB_SIZE - 1, length, dtype=np.int32)
             _submit(socket, codec, scenario.prefixes + row, prompt, scenario.max_tokens)
@@ -236,7 +242,8 @@ def _submit(socket: Any, codec: Codec[FromScheduler], number: int, prompt: np.nd
     socket.send(codec.encode(message))
 
 
-def _finished(socket: Any, codec: Codec[FromScheduler]) -> int:
+def _receive_finished(socket: Any, codec: Codec[FromScheduler]) -> int:
+    """Receive one message; returns the number of requests that it finishes."""
     message = codec.decode(socket.recv())
     return sum(map(bool, message.finish)) if isinstance(message, Tokens) else 0
 

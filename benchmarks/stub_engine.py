@@ -1,4 +1,4 @@
-"""An engine without a model, for benchmarks of everything around one: tokens come at once and mean nothing."""
+"""Engine without a model, for benchmarks of the other components: its tokens are arbitrary and available at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minisgl.wire.plan import StepPlan, StepResult
 
 
 class StubEngine:
-    """Answers every sampled row of step n with token n modulo `vocab_size`, skipping EOS ids."""
+    """Samples token n modulo `vocab_size` in every row of step n, without EOS tokens."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
