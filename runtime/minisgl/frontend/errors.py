@@ -1,4 +1,4 @@
-"""The one shape of every error, OpenAI's, and the HTTP status of each code."""
+"""Errors of the API: OpenAI's error object, and the HTTP status of each code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STATUS: Final = {
     "draining": 503,
     "shutting_down": 503,
 }
-"""What the packages below say of a request; any other code is the server's fault."""
+"""Status of each code that tokenizer workers and schedulers report; any other code is a fault of the server, 500."""
 
 _TYPES: Final = {
     401: "authentication_error",
@@ -34,9 +34,11 @@ _TYPES: Final = {
     429: "rate_limit_error",
 }
 
+ENGINE_UNAVAILABLE: Final = "engine_unavailable"
+
 
 class ApiError(CodedError):
-    """An answer that is an error. `code` is stable; `param` names a field of the body in OpenAI's spelling."""
+    """An error response. `code` is stable; `param` names a field of the body in OpenAI's spelling."""
 
     def __init__(
         self, status: int, code: str, message: str, param: str | None = None, headers: dict[str, str] | None = None
@@ -49,8 +51,8 @@ class ApiError(CodedError):
             self.headers.setdefault("retry-after", "1")
 
     @classmethod
-    def of_code(cls, code: str, message: str, param: str | None = None) -> ApiError:
-        """The error that a code of the packages below stands for."""
+    def from_code(cls, code: str, message: str, param: str | None = None) -> ApiError:
+        """Make the error for a code of a tokenizer worker or scheduler, with the code's status."""
         return cls(_STATUS.get(code, 500), code, message, param)
 
     def body(self) -> bytes:
@@ -59,5 +61,5 @@ class ApiError(CodedError):
         return msgspec.json.encode({"error": error})
 
 
-class ClientGone(Exception):
-    """The client has closed its connection: there is nobody to answer."""
+class ClientDisconnected(Exception):
+    """The client closed its connection; no response can be sent."""

@@ -1,4 +1,4 @@
-"""The frontend's side of its tokenizer workers: which of them can serve, and who waits for what."""
+"""The frontend's links to its tokenizer workers: which of them can serve, and which choice waits for what."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from minisgl.frontend.config import RequestLimits
-from minisgl.frontend.errors import ApiError
-from minisgl.frontend.server.response_stream import ResponseStream
-from minisgl.frontend.server.traffic import Progress, Traffic
+from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.request_tracker import RequestTracker
+from minisgl.frontend.server.response_stream import Choice, ResponseStream
 from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError, open_socket
 from minisgl.wire.status import ReplicaView
@@ -43,32 +43,31 @@ from minisgl.wire.text import (
 
 logger = logging.getLogger(__name__)
 
-UNAVAILABLE: Final = "engine_unavailable"
-
 _OtherThanTexts: TypeAlias = WorkerState | Accepted | TextFailed | Reply | Flushed
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
-_ROWS_AT_A_TIME: Final = 32
-"""Texts of a step that are passed on before others have their turn: so many take half a millisecond, and a request that
-is none of them, such as a scrape of the metrics, must not wait for hundreds."""
+_TEXTS_AT_A_TIME: Final = 32
+"""Texts of a step that are passed on before other tasks run: that many take half a millisecond, and other requests,
+such as a scrape of the metrics, must not wait for hundreds."""
 
 
-class Tokenizers:
+class TokenizerPool:
     """Binds one address for each worker. All methods belong to the event loop that called `start`."""
 
-    def __init__(self, addresses: Sequence[str], stale_seconds: float, traffic: Traffic | None = None) -> None:
+    def __init__(self, addresses: Sequence[str], stale_seconds: float, requests: RequestTracker) -> None:
         assert addresses, "a frontend needs a tokenizer worker"
         self._addresses = addresses
         self._stale_seconds = stale_seconds
-        self.traffic = traffic or Traffic(RequestLimits())
+        self.requests = requests
         self._context = zmq.asyncio.Context()
         self._links: list[_Link] = []
-        self._closing: _Closing | None = None
-        self._leaving: str | None = None
+        self._rejection: tuple[str, str] | None = None
+        """Code and message for new requests while none is taken."""
+        self._draining: str | None = None
 
     def start(self) -> None:
-        self._links = [_Link(self._context, address, self.traffic) for address in self._addresses]
+        self._links = [_Link(self._context, address, self.requests) for address in self._addresses]
 
     async def close(self) -> None:
         for link in self._links:
@@ -77,131 +76,115 @@ class Tokenizers:
 
     @property
     def model(self) -> ServedModel | None:
-        """The model that is served, once a worker has been welcomed by the scheduler."""
+        """The served model; None until a scheduler has welcomed a worker."""
         return next((link.model for link in self._links if link.model is not None), None)
 
-    def not_ready(self) -> str | None:
-        """Why no request can be served now; None when one can."""
-        if self._closing is not None:
-            return self._closing.message
-        if self._leaving is not None:
-            return self._leaving
+    def not_ready_reason(self) -> str | None:
+        """Return why no request can be served now; None when one can."""
+        if self._rejection is not None:
+            return self._rejection[1]
+        if self._draining is not None:
+            return self._draining
         problems = [link.problem(self._stale_seconds) for link in self._links]
         return None if None in problems else problems[0]
 
-    def submit(self, requests: Sequence[Generate]) -> ResponseStream:
-        """Ask for an answer to each request; each is a choice. The caller calls `release` at the end, whatever that
-        is. Raises ApiError when no worker can take it, too many requests wait already, or one is too large."""
-        able = self._able()
-        exchange = ResponseStream(len(requests))
-        choices = self.traffic.admit(requests, exchange)
-        # Behind admission: a copy of the prompt for each choice takes its time. All before the first is sent.
+    def submit(self, record: RequestRecord, requests: Sequence[Generate], n: int) -> ResponseStream:
+        """Send the choices of a request, `n` for each prompt, to workers. The caller must `release` the stream. Raises
+        ApiError when no worker is available, too many requests wait, or one is too large."""
+        links = self._available_links()
+        stream = self.requests.admit(record, requests, n)
+        # After admission: encoding a copy of the prompt for each choice takes time. All before the first is sent.
         try:
             frames = [_frame(request) for request in requests]
         except Exception:
-            for progress in choices:
-                self.traffic.released(progress)
+            self.requests.release(stream)
             raise
-        for choice, (request, frame, progress) in enumerate(zip(requests, frames, choices, strict=True)):
-            min(able, key=lambda link: link.load).submit(request.id, frame, _Waiter(exchange, choice, progress))
-        return exchange
+        for choice, frame in zip(stream.choices, frames, strict=True):
+            min(links, key=lambda link: link.load).submit(choice, frame)
+        return stream
+
+    def release(self, stream: ResponseStream) -> None:
+        """Cancel the choices that have not finished: the response is no longer needed."""
+        for link in self._links:
+            link.release(stream)
+        self.requests.release(stream)
 
     async def ask(self, question: Question) -> Reply:
-        """Raises ApiError when no worker can answer, or for what it answers."""
-        reply = await min(self._able(), key=lambda link: link.load).ask(question)
+        """Raises ApiError when no worker is available, or when the reply is an error."""
+        reply = await min(self._available_links(), key=lambda link: link.load).ask(question)
         assert not isinstance(reply, Flushed)
         return reply
 
     async def flush_cache(self) -> int:
-        """Empty the scheduler's prefix cache; how many pages that freed. Raises ApiError."""
-        reply = await self._able()[0].ask(Flush(secrets.token_bytes(REQUEST_ID_BYTES)))
+        """Empty the scheduler's prefix cache. Returns the number of freed pages. Raises ApiError."""
+        reply = await self._available_links()[0].ask(Flush(secrets.token_bytes(REQUEST_ID_BYTES)))
         assert isinstance(reply, Flushed)
         return reply.pages
 
-    def _able(self) -> list[_Link]:
-        """The workers that can take requests."""
-        if self._closing is not None:
-            raise ApiError.of_code(self._closing.code, self._closing.message)
-        able = [link for link in self._links if link.model is not None]
-        if not able:
-            raise ApiError.of_code(UNAVAILABLE, f"{self._links[0].problem(self._stale_seconds)}; try again in a moment")
-        return able
-
-    def release(self, exchange: ResponseStream) -> None:
-        """Nobody waits for the answer any more: what has not ended is cancelled at once."""
-        for link in self._links:
-            link.release(exchange)
+    def _available_links(self) -> list[_Link]:
+        """Return the links to workers that can take requests. Raises ApiError when there are none."""
+        if self._rejection is not None:
+            raise ApiError.from_code(*self._rejection)
+        available = [link for link in self._links if link.model is not None]
+        if not available:
+            raise ApiError.from_code(ENGINE_UNAVAILABLE, f"{self._links[0].problem(self._stale_seconds)}; retry")
+        return available
 
     def fail_all(self, code: str, message: str) -> None:
-        """End every answer under way with an error and take no more requests."""
-        self._closing = _Closing(code, message)
+        """End all responses in progress with an error and take no more requests."""
+        self.reject_new(code, message)
         for link in self._links:
             link.fail_all(code, message)
 
     def replicas(self) -> list[ReplicaView]:
-        """What the workers know of the engines that they have found, by name and address. A replica is routable when
-        some worker can send requests there, and waits for its files when some worker has them loaded."""
+        """Return the replicas that workers have discovered, by name and address. A replica is routable when some worker
+        can send requests there, and awaits its files when some worker has them loaded."""
         merged: dict[str, ReplicaView] = {}
         for state in (state for link in self._links for state in link.replicas):
             known = merged.get(state.address)
-            if known is None or _nearness(state) > _nearness(known):
+            if known is None or _usability(state) > _usability(known):
                 merged[state.address] = state
         return sorted(merged.values(), key=lambda state: (state.replica or state.address, state.address))
 
     @property
-    def is_leaving(self) -> bool:
-        return self._leaving is not None or self._closing is not None
+    def is_draining(self) -> bool:
+        return self._draining is not None or self._rejection is not None
 
-    def leave(self, message: str) -> None:
-        """Not ready any more, so that nobody new is sent here; who comes all the same is still served."""
-        self._leaving = message
+    def start_draining(self, message: str) -> None:
+        """Report not ready, so that new requests go elsewhere; those that still arrive are served."""
+        self._draining = message
 
-    def refuse_new(self, code: str, message: str) -> None:
-        """Take no more requests; those under way go on."""
-        self._closing = _Closing(code, message)
+    def reject_new(self, code: str, message: str) -> None:
+        """Take no more requests; running ones continue."""
+        self._rejection = (code, message)
 
 
-def _nearness(state: ReplicaView) -> tuple[bool, bool]:
-    """How near to requests a replica is."""
+def _usability(state: ReplicaView) -> tuple[bool, bool]:
+    """Sort key: a replica that can take requests is above one that only awaits its files."""
     return state.routable, state.waits_for_files
 
 
 def _frame(message: ToTokenizer) -> bytes:
-    """Raises ApiError for one that is too large: whoever sends it loses the connection, and with it every request."""
+    """Raises ApiError for a message that is too large: sending it would lose the connection with all its requests."""
     frame = _encoder.encode(message)
     if len(frame) > MAX_MESSAGE_BYTES:
-        raise ApiError.of_code(
-            "invalid_request", f"the request has more than {MAX_MESSAGE_BYTES >> 20} MiB: shorten it"
-        )
+        raise ApiError.from_code("invalid_request", f"the request exceeds {MAX_MESSAGE_BYTES >> 20} MiB; shorten it")
     return frame
-
-
-class _Closing(msgspec.Struct, frozen=True):
-    """Why no request is taken any more."""
-
-    code: str
-    message: str
-
-
-class _Waiter(msgspec.Struct, frozen=True):
-    exchange: ResponseStream
-    choice: int
-    progress: Progress
 
 
 class _Link:
     """One worker. Its requests live and die with the connection."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, traffic: Traffic) -> None:
-        self._traffic = traffic
+    def __init__(self, context: zmq.asyncio.Context, address: str, requests: RequestTracker) -> None:
+        self._requests = requests
         self.model: ServedModel | None = None
         self.replicas: tuple[ReplicaView, ...] = ()
         self._reason = "no tokenizer worker has connected yet"
-        self._heard = 0.0
-        self._retried = 0
+        self._last_state_at = 0.0
+        self._resubmitted = 0
         self._lost_at = -math.inf
-        """As `time.monotonic` says it."""
-        self._waiters: dict[bytes, _Waiter] = {}
+        """Time of the last loss, by `time.monotonic`."""
+        self._choices: dict[bytes, Choice] = {}
         self._questions: dict[bytes, asyncio.Future[Reply | Flushed]] = {}
         self._codec: Codec[FromTokenizer] = Codec(FromTokenizer)
         self._socket = open_socket(context, zmq.DEALER)
@@ -213,16 +196,16 @@ class _Link:
 
     @property
     def load(self) -> int:
-        return len(self._waiters)
+        return len(self._choices)
 
     def problem(self, stale_seconds: float) -> str | None:
         if self.model is None:
             return self._reason
-        silent = asyncio.get_running_loop().time() - self._heard
-        return f"the engine has said nothing for {silent:.0f} s" if silent > stale_seconds else None
+        silent = asyncio.get_running_loop().time() - self._last_state_at
+        return f"no status from the engine for {silent:.0f} s" if silent > stale_seconds else None
 
-    def submit(self, request_id: bytes, frame: bytes, waiter: _Waiter) -> None:
-        self._waiters[request_id] = waiter
+    def submit(self, choice: Choice, frame: bytes) -> None:
+        self._choices[choice.request_id] = choice
         self._send(frame)
 
     async def ask(self, question: Question | Flush) -> Reply | Flushed:
@@ -236,21 +219,19 @@ class _Link:
         finally:
             del self._questions[question.id]
 
-    def release(self, exchange: ResponseStream) -> None:
-        if exchange.ended:
-            return
-        for request_id in [known for known, waiter in self._waiters.items() if waiter.exchange is exchange]:
-            self._traffic.released(self._waiters.pop(request_id).progress)
-            self._send(_frame(Cancel(request_id)))
+    def release(self, stream: ResponseStream) -> None:
+        for choice in stream.choices:
+            if self._choices.pop(choice.request_id, None) is not None:
+                self._send(_frame(Cancel(choice.request_id)))
 
     def fail_all(self, code: str, message: str) -> None:
-        waiters, self._waiters = self._waiters, {}
-        for request_id, waiter in waiters.items():
-            self._fail(waiter, ApiError.of_code(code, message))
+        choices, self._choices = self._choices, {}
+        for request_id, choice in choices.items():
+            self._requests.fail(choice, ApiError.from_code(code, message))
             self._send(_frame(Cancel(request_id)))
         for reply in self._questions.values():
             if not reply.done():
-                reply.set_exception(ApiError.of_code(code, message))
+                reply.set_exception(ApiError.from_code(code, message))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -263,7 +244,7 @@ class _Link:
         self._socket.close(linger=0)
 
     def _send(self, frame: bytes) -> None:
-        # Sent at once as long as the worker's queue has room; otherwise in order, as soon as it has.
+        # Sent immediately as long as the worker's queue has room; otherwise in order, as soon as it has.
         self._socket.send(frame)
 
     async def _read(self) -> None:
@@ -276,7 +257,7 @@ class _Link:
                 else:
                     self._on_message(message)
             except (WireError, msgspec.ValidationError) as error:
-                self._lose(f"a tokenizer worker sent a message that cannot be understood: {error}")
+                self._lose(f"a tokenizer worker sent an invalid message: {error}")
 
     async def _watch(self) -> None:
         while True:
@@ -285,67 +266,61 @@ class _Link:
                 self._lose("the connection to a tokenizer worker was lost")
 
     async def _on_texts(self, message: Texts) -> None:
-        """Raises ValidationError before anything of it has had an effect."""
+        """Raises ValidationError before any of it has had an effect."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for row, (request_id, text) in enumerate(message.rows()):
-            if row and not row % _ROWS_AT_A_TIME:
+            if row and not row % _TEXTS_AT_A_TIME:
                 await asyncio.sleep(0)
                 now = loop.time()
-            if (waiter := self._waiters.get(request_id)) is not None:
-                scored = message.scored.get(row, ())
-                self._traffic.tokens(waiter.progress, message.counts[row], len(text), now)
-                waiter.exchange.push(waiter.choice, text, message.counts[row], scored)
+            if (choice := self._choices.get(request_id)) is not None:
+                self._requests.count_tokens(choice, message.counts[row], now)
+                choice.stream.push(choice, text, message.scored.get(row, ()))
         for finished in message.finished:
-            if (waiter := self._waiters.pop(finished.id, None)) is not None:
-                self._traffic.finished(waiter.progress, finished, now)
-                waiter.exchange.finish(waiter.choice, finished)
+            if (choice := self._choices.pop(finished.id, None)) is not None:
+                self._requests.finish(choice, finished, now)
 
     def _on_message(self, message: _OtherThanTexts) -> None:
         match message:
             case Accepted():
-                if (waiter := self._waiters.get(message.id)) is not None:
-                    now = asyncio.get_running_loop().time()
-                    self._traffic.accepted(waiter.progress, message.prompt_tokens, now)
-                    waiter.exchange.accept(waiter.choice, message.prompt_tokens)
+                if (choice := self._choices.get(message.id)) is not None:
+                    self._requests.accept(choice, message.prompt_tokens, asyncio.get_running_loop().time())
             case TextFailed():
-                if (waiter := self._waiters.pop(message.id, None)) is not None:
-                    self._fail(waiter, ApiError.of_code(message.code, message.message, message.param))
+                error = ApiError.from_code(message.code, message.message, message.param)
+                if (choice := self._choices.pop(message.id, None)) is not None:
+                    self._requests.fail(choice, error)
                 elif (reply := self._questions.get(message.id)) is not None and not reply.done():
-                    reply.set_exception(ApiError.of_code(message.code, message.message, message.param))
+                    reply.set_exception(error)
             case Encoded() | Decoded() | Described() | Flushed():
                 if (reply := self._questions.get(message.id)) is not None and not reply.done():
                     reply.set_result(message)
             case WorkerState():
                 self._on_state(message)
 
-    def _fail(self, waiter: _Waiter, error: ApiError) -> None:
-        self._traffic.failed(waiter.progress, error)
-        waiter.exchange.fail(error)
-
     def _on_state(self, state: WorkerState) -> None:
         if state.at <= self._lost_at:
-            # Of a worker that is gone: it was read late, and nothing else will be heard of it.
+            # Read late, from a worker that is lost; nothing else will arrive from it.
             return
-        self._heard = asyncio.get_running_loop().time()
+        self._last_state_at = asyncio.get_running_loop().time()
         if state.version not in (TEXT_WIRE_VERSION, TEXT_WIRE_VERSION - 1):
-            self._lose(f"the tokenizer worker speaks version {state.version}, not {TEXT_WIRE_VERSION}: update it")
+            self._lose(f"the tokenizer worker's wire version is {state.version}, not {TEXT_WIRE_VERSION}; update it")
             return
         self.model = state.model
         self.replicas = state.replicas
         self._reason = state.reason
-        # One that has started anew counts from 0.
-        self._traffic.metrics.retried += state.retried - (self._retried if state.retried >= self._retried else 0)
-        self._retried = state.retried
-        self._traffic.engine(state.model, state.status, self._heard)
+        # A restarted worker counts from 0.
+        before = self._resubmitted if state.retried >= self._resubmitted else 0
+        self._requests.metrics.resubmitted += state.retried - before
+        self._resubmitted = state.retried
+        self._requests.update_engine(state.model, state.status, self._last_state_at)
 
     def _lose(self, reason: str) -> None:
-        logger.error("%s; %d requests fail", reason, len(self._waiters))
+        logger.error("%s; %d requests fail", reason, len(self._choices))
         self.model = None
         self.replicas = ()
         self._reason = reason
         self._lost_at = time.monotonic()
-        self.fail_all(UNAVAILABLE, reason)
+        self.fail_all(ENGINE_UNAVAILABLE, reason)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

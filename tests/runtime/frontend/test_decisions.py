@@ -13,7 +13,7 @@ import pytest
 
 import minisgl.frontend
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.openai.choices import derived_seed
+from minisgl.frontend.generation.request import derived_seed
 from minisgl.wire.messages import Submit
 from support.frontend.fake_scheduler import answer_with
 from support.frontend.scored_answers import scored_answer
@@ -164,6 +164,23 @@ def test_an_answer_has_the_name_that_was_asked_for(stack: FrontendStack, path: s
         assert answered(stack, path, body | {"model": given})["model"] == name
     for unknown in ("", "gpt-4o", "ORG/TINY"):
         assert refused(stack.http.post(path, json=body | {"model": unknown}), 404) == ("model", "model_not_found")
+
+
+@BOTH
+def test_an_unknown_model_is_named_in_the_error_with_the_served_ones(
+    stack: FrontendStack, path: str, body: dict[str, Any]
+) -> None:
+    answers = (
+        stack.http.post(path, json=body | {"model": "gpt-4o"}),
+        stack.http.post("/tokenize", json={"prompt": "a", "model": "gpt-4o"}),
+        stack.http.get("/v1/models/gpt-4o"),
+    )
+    for answer in answers:
+        assert refused(answer, 404) == ("model", "model_not_found")
+        message = answer.json()["error"]["message"]
+        assert message == "model 'gpt-4o' does not exist; this server serves 'org/tiny'"
+    long = stack.http.post(path, json=body | {"model": "x" * 1000}).json()["error"]["message"]
+    assert "x" * 64 + "…" in long and len(long) < 200
 
 
 # Counting

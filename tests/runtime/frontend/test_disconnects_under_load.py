@@ -51,7 +51,7 @@ def _split(line: str) -> tuple[str, str]:
 
 def freed_by_flush(served: Served) -> int:
     """Cached pages that the administration gives back."""
-    told = [line["message"] for line in served.lines() if "administration listens" in line["message"]]
+    told = [line["message"] for line in served.lines() if "admin API listening" in line["message"]]
     url = f"http://{urlsplit(served.url).hostname}:{told[0].rpartition(' ')[2]}/flush_cache"
     request = urllib.request.Request(url, method="POST", headers={"authorization": "Bearer root-key"})
     with urllib.request.urlopen(request, timeout=60) as answer:

@@ -18,7 +18,8 @@ import pytest
 
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.process import FrontendServer, ServerError
+from minisgl.frontend.process import FrontendServer
+from minisgl.frontend.server.listeners import ServerError
 from minisgl.wire.messages import Abort, Ack, Failed, Submit
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, row
 from support.frontend.stack import EOS, FrontendStack, ids
@@ -118,7 +119,7 @@ def test_an_engine_that_gives_this_server_up_is_a_lost_one(make_stack: MakeStack
 
 @pytest.mark.parametrize("code", ["engine_stalled", "draining", "wire_version"])
 def test_lost_engines_are_worth_another_try(code: str) -> None:
-    error = ApiError.of_code(code, "the engine is lost")
+    error = ApiError.from_code(code, "the engine is lost")
     assert (error.status, error.headers["retry-after"]) == (503, "1")
 
 
@@ -136,7 +137,7 @@ def test_what_is_too_large_for_a_message_fails_alone(make_stack: MakeStack, monk
     for module in ("wire.sockets", "frontend.tokenizers", "router.worker"):
         monkeypatch.setattr(f"minisgl.{module}.MAX_MESSAGE_BYTES", 16_000)
     stack = make_stack()
-    admission = stack.server._tokenizers.traffic.admission
+    admission = stack.server._tokenizers.requests.admission
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     with stack.http.stream(
         "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 2, "stream": True}
@@ -175,7 +176,7 @@ def test_not_ready_before_the_scheduler_has_answered(make_stack: MakeStack) -> N
 def test_not_ready_when_the_engine_is_silent(make_stack: MakeStack) -> None:
     stack = make_stack(stale_seconds=0.3)
     stack.scheduler.speaks = False
-    assert "said nothing" in stack.wait_until_ready(False).text
+    assert "no status from the engine" in stack.wait_until_ready(False).text
     stack.scheduler.speaks = True
     stack.wait_until_ready()
 

@@ -14,8 +14,12 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.tokenizers import Tokenizers
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.request_tracker import RequestTracker
+from minisgl.frontend.server.response_stream import ResponseStream
+from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.sockets import open_socket
 from minisgl.wire.status import ReplicaView
@@ -40,10 +44,6 @@ READY = WorkerState(
 )
 
 
-def requests() -> list[Generate]:
-    return [Generate(id=secrets.token_bytes(16), prompt="a", params=SamplingParams())]
-
-
 class PlayedWorker:
     def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
         self._socket = open_socket(context, zmq.DEALER)
@@ -62,21 +62,26 @@ class PlayedWorker:
 
 
 class Links:
-    def __init__(self, tokenizers: Tokenizers, workers: list[PlayedWorker]) -> None:
+    def __init__(self, tokenizers: TokenizerPool, workers: list[PlayedWorker]) -> None:
         self.tokenizers = tokenizers
         self.workers = workers
 
+    def submit(self) -> ResponseStream:
+        record = RequestRecord(request_id="r", method="POST", path="/", started_at=0.0)
+        request = Generate(id=secrets.token_bytes(16), prompt="a", params=SamplingParams())
+        return self.tokenizers.submit(record, [request], 1)
+
     async def until(self, ready: bool) -> str | None:
         async with asyncio.timeout(WAIT_SECONDS):
-            while (self.tokenizers.not_ready() is None) != ready:
+            while (self.tokenizers.not_ready_reason() is None) != ready:
                 await asyncio.sleep(0)
-        return self.tokenizers.not_ready()
+        return self.tokenizers.not_ready_reason()
 
 
 @pytest.fixture
 async def links(tmp_path: Path) -> AsyncIterator[Links]:
     addresses = [f"ipc://{tmp_path}/{n}" for n in range(2)]
-    tokenizers = Tokenizers(addresses, stale_seconds=60)
+    tokenizers = TokenizerPool(addresses, 60, RequestTracker(RequestLimits()))
     tokenizers.start()
     context = zmq.asyncio.Context()
     made = Links(tokenizers, [PlayedWorker(context, address) for address in addresses])
@@ -89,11 +94,11 @@ async def links(tmp_path: Path) -> AsyncIterator[Links]:
 
 async def test_one_able_worker_is_enough(links: Links) -> None:
     with pytest.raises(ApiError) as raised:
-        links.tokenizers.submit(requests())
+        links.submit()
     assert (raised.value.status, raised.value.code) == (503, "engine_unavailable")
     await links.workers[1].say(READY)
     await links.until(True)
-    links.tokenizers.submit(requests())
+    links.submit()
     assert isinstance(await links.workers[1].hear(), Generate)
 
 
@@ -102,7 +107,7 @@ async def test_requests_are_spread_and_stay_with_their_worker(links: Links) -> N
         await worker.say(READY)
     while not all(link.model for link in links.tokenizers._links):
         await asyncio.sleep(0)
-    exchanges = [links.tokenizers.submit(requests()) for _ in range(4)]
+    exchanges = [links.submit() for _ in range(4)]
     heard = [[(await worker.hear()).id for _ in range(2)] for worker in links.workers]
     for exchange in exchanges:
         links.tokenizers.release(exchange)
@@ -116,7 +121,7 @@ async def test_news_are_joined_until_they_are_taken(links: Links) -> None:
     worker = links.workers[0]
     await worker.say(READY)
     await links.until(True)
-    exchange = links.tokenizers.submit(requests())
+    exchange = links.submit()
     request_id = (await worker.hear()).id
     end = Finished(id=request_id, reason="stop", prompt_tokens=1, cached_tokens=0, completion_tokens=3)
     await worker.say(
@@ -126,20 +131,20 @@ async def test_news_are_joined_until_they_are_taken(links: Links) -> None:
         Texts(ids=request_id, texts=["late"], finished=[], counts=[4]),
     )
     await exchange.accepted()
-    while not exchange.ended:
+    while not exchange.is_finished:
         await asyncio.sleep(0)
     assert exchange.has_more
-    (news,) = await exchange.news()
+    (news,) = await exchange.deltas()
     assert (news.text, news.tokens, news.finished) == ("ab", 3, end)
     assert not exchange.has_more
-    assert exchange.prompt_tokens == [1]
+    assert [choice.prompt_tokens for choice in exchange.choices] == [1]
 
 
 async def test_others_have_their_turn_within_a_step_of_many_texts(links: Links) -> None:
     worker = links.workers[0]
     await worker.say(READY)
     await links.until(True)
-    exchanges = [links.tokenizers.submit(requests()) for _ in range(100)]
+    exchanges = [links.submit() for _ in range(100)]
     heard = [(await worker.hear()).id for _ in exchanges]
     given: list[str] = []
 
@@ -147,7 +152,7 @@ async def test_others_have_their_turn_within_a_step_of_many_texts(links: Links) 
         given.append(text)
         return True
 
-    handlers = [asyncio.create_task(exchange.news(take)) for exchange in exchanges]
+    handlers = [asyncio.create_task(exchange.deltas(take)) for exchange in exchanges]
     texts = [str(number) for number in range(100)]
     await worker.say(Texts(ids=b"".join(heard), texts=texts, finished=[], counts=[1] * 100))
     seen = set()
@@ -164,8 +169,8 @@ async def test_others_have_their_turn_within_a_step_of_many_texts(links: Links) 
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (b"\xc1", "cannot be understood"),
-        (Texts(ids=b"short", texts=["a"], finished=[], counts=[1]), "cannot be understood"),
+        (b"\xc1", "invalid message"),
+        (Texts(ids=b"short", texts=["a"], finished=[], counts=[1]), "invalid message"),
         (msgspec.structs.replace(READY, version=TEXT_WIRE_VERSION + 7), "version"),
         (None, "was lost"),
     ],
@@ -175,7 +180,7 @@ async def test_a_link_that_breaks_fails_its_requests(links: Links, message: Any,
     worker = links.workers[0]
     await worker.say(READY)
     await links.until(True)
-    exchange = links.tokenizers.submit(requests())
+    exchange = links.submit()
     await worker.hear()
     if message is None:
         worker.leave()
@@ -196,29 +201,29 @@ async def test_what_a_dead_worker_has_said_is_read_late(links: Links) -> None:
     worker.leave()
     await links.until(False)
     link._on_state(late)
-    assert "was lost" in (links.tokenizers.not_ready() or "")
+    assert "was lost" in (links.tokenizers.not_ready_reason() or "")
     await links.workers[1].say(msgspec.structs.replace(READY, at=time.monotonic()))
     await links.until(True)
 
 
 async def test_what_workers_have_tried_again_is_counted(links: Links) -> None:
-    metrics = links.tokenizers.traffic.metrics
+    metrics = links.tokenizers.requests.metrics
     first, second = links.tokenizers._links
     counts = []
     for link, retried in ((first, 2), (second, 1), (first, 5), (first, 5), (first, 1)):
         # The last one is that of a worker that was started anew.
         link._on_state(msgspec.structs.replace(READY, at=time.monotonic(), retried=retried))
-        counts.append(metrics.retried)
+        counts.append(metrics.resubmitted)
     assert counts == [2, 3, 6, 6, 7]
 
 
 async def test_who_leaves_is_not_ready_and_still_serves(links: Links) -> None:
     await links.workers[0].say(READY)
     await links.until(True)
-    links.tokenizers.leave("going")
-    assert links.tokenizers.not_ready() == "going"
-    assert links.tokenizers.is_leaving
-    links.tokenizers.submit(requests())
+    links.tokenizers.start_draining("going")
+    assert links.tokenizers.not_ready_reason() == "going"
+    assert links.tokenizers.is_draining
+    links.submit()
     assert isinstance(await links.workers[0].hear(), Generate)
 
 
@@ -250,7 +255,7 @@ async def test_of_what_workers_say_of_a_replica_the_best_counts(links: Links) ->
 async def test_only_one_task_waits_for_an_answer(links: Links) -> None:
     await links.workers[0].say(READY)
     await links.until(True)
-    exchange = links.tokenizers.submit(requests())
+    exchange = links.submit()
     first = asyncio.create_task(exchange.accepted())
     await asyncio.sleep(0)
     with pytest.raises(AssertionError, match="only the handler"):

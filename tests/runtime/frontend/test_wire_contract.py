@@ -238,7 +238,7 @@ def test_a_rejected_request_has_no_head_of_success(
             {},
             b'{"messages":[{"role":"user","content":"a"},{"content":"a"}]}',
             400,
-            '"message":"the field \'messages[1].role\' is required","type":"invalid_request_error",'
+            '"message":"missing required field \'messages[1].role\'","type":"invalid_request_error",'
             '"param":"messages[1].role","code":"missing_required_parameter"',
         ),
         (
@@ -249,7 +249,7 @@ def test_a_rejected_request_has_no_head_of_success(
             400,
             '"message":"This model\'s maximum context length is 256 tokens',
         ),
-        ("GET", "/v2", {}, b"", 404, '"message":"there is no such path","type":"not_found_error","param":null,'),
+        ("GET", "/v2", {}, b"", 404, '"message":"path not found","type":"not_found_error","param":null,'),
         ("GET", "/v1/models/a/b", {}, b"", 404, '"type":"not_found_error","param":"model","code":"model_not_found"'),
         ("PUT", "/v1/completions", {}, b"", 405, '"param":null,"code":"method_not_allowed"'),
         (

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from minisgl.frontend.admin.control import POD_NAME, create_control
-from minisgl.frontend.tokenizers import Tokenizers
+from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.hub.fetch import FetchRecord, fetch
 from minisgl.hub.repository import Source
 from minisgl.launcher import control
@@ -139,11 +139,11 @@ class _Tokenizers:
     """Says of the engines what a body of /status is to say."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self.is_leaving = values["draining"]
+        self.is_draining = values["draining"]
         self._ready = values["ready"]
         self._replicas = msgspec.convert(values["replicas"], list[ReplicaView])
 
-    def not_ready(self) -> str | None:
+    def not_ready_reason(self) -> str | None:
         return None if self._ready else "no engine"
 
     def replicas(self) -> list[ReplicaView]:
@@ -152,7 +152,7 @@ class _Tokenizers:
 
 def _frontend_status(values: dict[str, Any]) -> bytes:
     """The body that a frontend's control port answers."""
-    app = create_control(cast(Tokenizers, _Tokenizers(values)), lambda: None)
+    app = create_control(cast(TokenizerPool, _Tokenizers(values)), lambda: None)
     body = b""
 
     async def receive() -> dict[str, Any]:

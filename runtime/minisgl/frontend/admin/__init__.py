@@ -1,1 +1,1 @@
-"""The ports for operators of the server: administration, and probes and status of a frontend pod."""
+"""Ports for people and machines that run the server: the admin API, and probes and status of a frontend pod."""

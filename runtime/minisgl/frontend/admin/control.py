@@ -1,13 +1,14 @@
-"""The control port of a frontend pod: probes, what it knows of the engines, and a way to take it out of service. No
-keys: who may connect is the cluster's to say."""
+"""The control port of a frontend pod: probes, the replicas it knows, and draining.
+
+It needs no keys: network policies of the cluster restrict who may connect.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,36 +16,38 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from minisgl.frontend.tokenizers import Tokenizers
+from minisgl.frontend.server.responses import json_response
+from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.status import FrontendStatus
 
 POD_NAME: Final = "MINISGL_POD_NAME"
 """Environment variable that a cluster sets."""
 
 
-def create_control(tokenizers: Tokenizers, drain: Callable[[], None]) -> ASGIApp:
-    """`drain` is called when somebody asks for it, each time."""
+def create_control(tokenizers: TokenizerPool, drain: Callable[[], None]) -> ASGIApp:
+    """`drain` is called for each request to /drain."""
 
     async def live(_: Request) -> Response:
-        """The event loop runs, which has all the work. An engine that is lost or busy is no reason to be killed."""
+        """Respond while the event loop runs, which does all the work. A lost or busy engine is no reason to be
+        killed."""
         return _probe("")
 
     async def ready(_: Request) -> Response:
-        return _probe(tokenizers.not_ready() or "")
+        return _probe(tokenizers.not_ready_reason() or "")
 
     async def status(_: Request) -> Response:
-        return _json(
+        return json_response(
             FrontendStatus(
                 pod=os.environ.get(POD_NAME, ""),
-                ready=tokenizers.not_ready() is None,
-                draining=tokenizers.is_leaving,
+                ready=tokenizers.not_ready_reason() is None,
+                draining=tokenizers.is_draining,
                 replicas=tokenizers.replicas(),
             )
         )
 
     async def start_drain(_: Request) -> Response:
         drain()
-        return _json({"draining": True}, 202)
+        return json_response({"draining": True}, 202)
 
     return Starlette(
         routes=[
@@ -59,13 +62,9 @@ def create_control(tokenizers: Tokenizers, drain: Callable[[], None]) -> ASGIApp
 
 
 def _probe(problem: str) -> Response:
-    return _json({"ready": not problem, "reason": problem}, 503 if problem else 200)
+    return json_response({"ready": not problem, "reason": problem}, 503 if problem else 200)
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _json({"error": "only /live, /startup, /ready, /status and /drain are answered here"}, error.status_code)
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
+    return json_response({"error": "use /live, /startup, /ready, /status or /drain"}, error.status_code)

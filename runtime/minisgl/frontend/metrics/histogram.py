@@ -1,5 +1,5 @@
-"""Histograms that cost a fraction of a microsecond to observe, with the bucket edges of vLLM, so that its dashboards
-show ours (vllm/v1/metrics: the edges are part of the names' contract)."""
+"""Histograms that cost a fraction of a microsecond to observe, with the bucket edges of vLLM, so that dashboards made
+for it show ours (vllm/v1/metrics: the edges are part of the metrics' contract)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ LAG_EDGES: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 class Histogram:
+    """Counts of observed values by bucket, and their sum."""
+
     def __init__(self, edges: Sequence[float]) -> None:
         self.edges = edges
         self.sum = 0.0
@@ -35,13 +37,13 @@ class Histogram:
         self.sum += value * times
 
     @classmethod
-    def of_counts(cls, edges: Sequence[float], counts: Sequence[int], total: float) -> Histogram:
-        """One that somebody else has filled: `counts` as this class keeps them."""
+    def from_counts(cls, edges: Sequence[float], counts: Sequence[int], total: float) -> Histogram:
+        """Make a histogram from counts that another process kept: one for each edge, then one for larger values."""
         histogram = cls(edges)
         histogram._counts = list(counts)
         histogram.sum = total
         return histogram
 
     def cumulative(self) -> list[int]:
-        """How many values were at most each edge; then all."""
+        """Return the number of values up to each edge, and then of all values."""
         return list(accumulate(self._counts))

@@ -1,1 +1,1 @@
-"""The /generate endpoint in SGLang's format."""
+"""POST /generate, SGLang's native API."""

@@ -1,1 +1,1 @@
-"""OpenAI's API: bodies, validation, and answers as OpenAI's clients expect them."""
+"""OpenAI's API: bodies, validation, and responses as OpenAI's clients expect them; also /tokenize and /detokenize."""

@@ -1,1 +1,1 @@
-"""HTTP below the APIs: connections, limits, authentication, logs, and the state of requests in flight."""
+"""HTTP below the APIs: connections, limits, authentication, logs, and the state of requests in progress."""

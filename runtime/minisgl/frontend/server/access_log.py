@@ -1,24 +1,20 @@
-"""One line for each request at its end; without a word of prompts and answers."""
+"""The access log: one line for each request at its end, without any text of prompts and responses."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from minisgl.frontend.server.json_body import cut
-
-if TYPE_CHECKING:
-    from minisgl.frontend.server.traffic import RequestRecord
+from minisgl.frontend.server.json_body import truncate
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.response_stream import ResponseStream
 
 logger = logging.getLogger(__name__)
 
 NOT_LOGGED: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Asked for several times a second by machines."""
+"""Paths that machines request several times a second."""
 
-LOGGED_HEADERS: Final = {"x-stainless-retry-count": "retry", "traceparent": "trace"}
-"""Request header → field."""
-
-_LONGEST: Final = 256
+_MAX_LENGTH: Final = 256
 """Characters of a path, or of a model's name."""
 
 
@@ -28,32 +24,21 @@ def write(record: RequestRecord, now: float) -> None:
     fields: dict[str, str | int | float] = {
         "request_id": record.request_id,
         "method": record.method,
-        "path": _plain(record.path),
+        "path": _printable(record.path),
         "status": record.status,
-        "total_ms": _ms(now - record.began),
+        "total_ms": _ms(now - record.started_at),
         **record.headers,
     }
-    if record.key:
-        fields["key"] = record.key
+    if record.key_name:
+        fields["key"] = record.key_name
     if record.model:
-        fields["model"] = _plain(record.model)
-    if record.accepted_at:
-        fields["accepted_ms"] = _ms(record.accepted_at - record.began)
-    if record.queue_seconds is not None:
-        fields["queue_ms"] = _ms(record.queue_seconds)
-    if record.first_at:
-        fields["first_token_ms"] = _ms(record.first_at - record.began)
-    if record.finish_reasons:
-        fields |= {
-            "prompt_tokens": record.prompt_tokens,
-            "cached_tokens": record.cached_tokens,
-            "completion_tokens": record.completion_tokens,
-            "finish_reason": ",".join(sorted(set(record.finish_reasons))),
-        }
+        fields["model"] = _printable(record.model)
+    if record.stream is not None:
+        fields |= _generation_fields(record.stream)
     message = "answered"
-    if record.gone_in is not None:
+    if record.disconnected_in is not None:
         message = "aborted: the client left"
-        fields["phase"] = record.gone_in
+        fields["phase"] = record.disconnected_in
     elif record.error_code:
         message = "failed"
         fields["code"] = record.error_code
@@ -61,9 +46,28 @@ def write(record: RequestRecord, now: float) -> None:
     logger.info(message, extra=fields)
 
 
-def _plain(text: str) -> str:
-    """What a client wrote, so that it can neither end the line, nor steer a terminal, nor fill a disk."""
-    text = cut(text, _LONGEST)
+def _generation_fields(stream: ResponseStream) -> dict[str, str | int | float]:
+    fields: dict[str, str | int | float] = {}
+    ends = [choice.finished for choice in stream.choices if choice.finished is not None]
+    if stream.accepted_at:
+        fields["accepted_ms"] = _ms(stream.accepted_at - stream.started_at)
+    if waits := [end.wait.queue for end in ends if end.wait is not None]:
+        fields["queue_ms"] = _ms(max(waits))
+    if stream.first_token_at:
+        fields["first_token_ms"] = _ms(stream.first_token_at - stream.started_at)
+    if ends:
+        fields |= {
+            "prompt_tokens": sum(end.prompt_tokens for end in ends),
+            "cached_tokens": sum(end.cached_tokens for end in ends),
+            "completion_tokens": sum(end.completion_tokens for end in ends),
+            "finish_reason": ",".join(sorted({end.reason for end in ends})),
+        }
+    return fields
+
+
+def _printable(text: str) -> str:
+    """Make text of a client safe to log: it can neither end the line, nor steer a terminal, nor fill a disk."""
+    text = truncate(text, _MAX_LENGTH)
     return text if text.isprintable() else ascii(text)[1:-1]
 
 

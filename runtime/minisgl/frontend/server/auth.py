@@ -1,4 +1,4 @@
-"""API keys from a file, and the gate that asks for one."""
+"""API keys from a file, and the middleware that requires one."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.errors import CodedError
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.server.traffic import current
+from minisgl.frontend.server.request_record import find_record
 
 logger = logging.getLogger(__name__)
 
 RELOAD_SECONDS: Final = 1.0
-"""The file is looked at no more often than this."""
+"""Least time between two checks whether the file has changed."""
 
 
 class KeyFileError(CodedError):
-    """The file cannot be used. `code` is stable; the message says what to do next."""
+    """The key file cannot be used. `code` is stable; the message says what to do next."""
 
     def __init__(self, message: str) -> None:
         super().__init__("invalid_key_file", message)
 
 
 class KeyFile:
-    """One key a line, then optionally a space and a name, by which logs and limits know its holder. Lines that begin
-    with `#` are comments. A changed file is read again; one that cannot be used leaves the keys as they were."""
+    """One key per line, optionally followed by a space and a name, which logs and limits use. Lines that begin with `#`
+    are comments. A changed file is read again; if it cannot be used, the keys stay as they were."""
 
     def __init__(self, path: Path) -> None:
         """Raises KeyFileError."""
         self._path = path
         self._names = _read(path)
         self._stamp = _stamp(path)
-        self._checked = time.monotonic()
+        self._checked_at = time.monotonic()
         self._reported: object = None
 
-    def holder(self, key: str) -> str | None:
-        """The name of who has this key; None: nobody has."""
+    def key_name(self, key: str) -> str | None:
+        """Return the name of a valid key, None for any other."""
         self._reload()
         given = sha256(key.encode("utf-8", "surrogateescape")).digest()
         found = None
-        # All of them are compared, each in constant time: the time taken tells nothing of any key.
+        # All of them are compared, each in constant time: the time taken reveals nothing about any key.
         for digest, name in self._names.items():
             if hmac.compare_digest(digest, given):
                 found = name
@@ -55,9 +55,9 @@ class KeyFile:
 
     def _reload(self) -> None:
         now = time.monotonic()
-        if now < self._checked + RELOAD_SECONDS:
+        if now < self._checked_at + RELOAD_SECONDS:
             return
-        self._checked = now
+        self._checked_at = now
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return
@@ -66,17 +66,18 @@ class KeyFile:
         except KeyFileError as error:
             if stamp != self._reported:
                 self._reported = stamp
-                logger.error("%s; the keys stay as they were", error)
+                logger.error("%s; keeping the previous keys", error)
             return
         self._stamp = stamp
         logger.info("read %d keys from %s", len(self._names), self._path)
 
 
 def _read(path: Path) -> dict[bytes, str]:
+    """Return the name of each key by the key's SHA-256."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise KeyFileError(f"cannot read the keys in {path}: {reason}") from error
     names = {}
     for number, line in enumerate(lines, 1):
@@ -85,7 +86,7 @@ def _read(path: Path) -> dict[bytes, str]:
             name = words[1].strip() if len(words) > 1 else f"line {number}"
             names[sha256(words[0].encode()).digest()] = name
     if not names:
-        raise KeyFileError(f"there is no key in {path}: write one a line")
+        raise KeyFileError(f"no key in {path}; write one per line")
     return names
 
 
@@ -98,8 +99,8 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-class KeyGate:
-    """Lets through whoever shows a key, and anybody to the `open_paths`."""
+class ApiKeyMiddleware:
+    """Rejects requests without a valid key, except those to `open_paths`."""
 
     def __init__(self, app: ASGIApp, keys: KeyFile, open_paths: frozenset[str] = frozenset()) -> None:
         self._app = app
@@ -109,21 +110,21 @@ class KeyGate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError."""
         if scope["path"] not in self._open_paths:
-            holder = self._check(Headers(scope=scope).get("authorization"))
-            if (record := current.get()) is not None:
-                record.key = holder
+            name = self._check(Headers(scope=scope).get("authorization"))
+            if (record := find_record(scope)) is not None:
+                record.key_name = name
         await self._app(scope, receive, send)
 
     def _check(self, header: str | None) -> str:
         if header is None:
-            raise _unauthorized("missing_api_key", "no API key was given: send `Authorization: Bearer KEY`")
+            raise _unauthorized("missing_api_key", "missing API key; send `Authorization: Bearer KEY`")
         scheme, _, key = header.partition(" ")
-        name = self._keys.holder(key.strip()) if scheme.lower() == "bearer" else None
+        name = self._keys.key_name(key.strip()) if scheme.lower() == "bearer" else None
         if name is None:
-            raise _unauthorized("invalid_api_key", "the API key is not one of this server's")
+            raise _unauthorized("invalid_api_key", "invalid API key")
         return name
 
 
 def _unauthorized(code: str, message: str) -> ApiError:
-    # What the client sends as a body is not read, so the connection cannot be used again.
+    # The body is not read, so the connection cannot be used again.
     return ApiError(401, code, message, headers={"www-authenticate": "Bearer", "connection": "close"})

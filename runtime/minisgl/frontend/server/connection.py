@@ -1,7 +1,7 @@
-"""One HTTP connection: what the server's own protocol leaves open to clients that are slow, huge or wrong.
+"""One HTTP connection: limits that uvicorn's protocol does not have, for clients that are slow, huge or wrong.
 
-It bounds the head of a request in bytes and time, answers broken HTTP in the one shape of errors, and lets whoever
-serves a request drop its connection without waiting for a client that does not read.
+It bounds the headers of a request in bytes and time, answers broken HTTP with an error in the format of the API, and
+gives each request its `ClientConnection`.
 """
 
 from __future__ import annotations
@@ -14,54 +14,50 @@ from starlette.datastructures import Headers
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.server.direct_writes import WRITE, DirectWrites
-from minisgl.frontend.server.traffic import Traffic, new_record
+from minisgl.frontend.server.client_connection import ClientConnection, extension
+from minisgl.frontend.server.request_record import new_record
+from minisgl.frontend.server.request_tracker import RequestTracker
 
-MAX_HEAD_BYTES: Final = 32 << 10
-HEAD_SECONDS: Final = 10.0
+MAX_HEADER_BYTES: Final = 32 << 10
+HEADER_SECONDS: Final = 10.0
 """From the first byte of a request to the end of its headers."""
 
 MAX_PIPELINED: Final = 16
-"""Requests of one connection that are read while earlier ones wait for their answers."""
+"""Requests of one connection that are read while earlier ones wait for their responses."""
 
-DROP: Final = "minisgl.drop"
-"""The ASGI extension: a function that closes the connection at once, with what waits to be sent."""
-
-READ_OUT: Final = "minisgl.read_out"
-"""The ASGI extension: waits until the client has taken all that was written, or is gone."""
-
-
-_HEAD_TOO_LARGE: Final = ApiError(
-    431, "headers_too_large", f"the headers are longer than {MAX_HEAD_BYTES} bytes: send fewer or shorter ones"
+_HEADERS_TOO_LARGE: Final = ApiError(
+    431, "headers_too_large", f"the headers exceed {MAX_HEADER_BYTES} bytes; send fewer or shorter ones"
 )
 
 
-class _HeadTooLarge(Exception):
-    """Ends the parser's work on a request."""
+class _HeadersTooLarge(Exception):
+    """Stops the parser."""
 
 
 class Connection(HttpToolsProtocol):
-    _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
-    """Runs while the head of a request is incomplete."""
-    _problem = ApiError(400, "invalid_http", "the request is not valid HTTP/1.1")
+    """uvicorn's protocol with limits on headers."""
+
+    _header_bytes = 0
+    _header_timer: asyncio.TimerHandle | None = None
+    """Runs while the headers of a request are incomplete."""
+    _parse_error = ApiError(400, "invalid_http", "the request is not valid HTTP/1.1")
     _unanswered: tuple[RequestResponseCycle, ...] = ()
     url = b""
-    _began: float | None = None
-    """When the request came whose bytes are being read."""
+    _started_at: float | None = None
+    """Arrival of the request whose bytes are being read."""
 
-    def __init__(self, *args: Any, traffic: Traffic | None = None, **kwargs: Any) -> None:
-        """`traffic`: where requests are known that are refused here; None: they are known nowhere."""
+    def __init__(self, *args: Any, requests: RequestTracker | None = None, **kwargs: Any) -> None:
+        """`requests`: records the requests that are rejected here; None: they are not recorded."""
         super().__init__(*args, **kwargs)
-        self._traffic = traffic
+        self._requests = requests
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # A connection that never asks for anything is as idle as one between two requests.
+        # A connection that never sends a request is as idle as one between two requests.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_head()
+        self._end_headers()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         # The base class tells the last of several requests only.
@@ -72,56 +68,56 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._head_timer is not None:
+        if self._header_timer is not None:
             # A header is handed over when it is complete, so one without end must be counted here.
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(_HEAD_TOO_LARGE)
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self._reject(_HEADERS_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._began = self.loop.time()
-        self.scope["extensions"] = {DROP: {"drop": self.transport.abort}, READ_OUT: {"read_out": self._read_out}}
-        self._head_bytes = 0
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._on_slow_head)
+        self._started_at = self.loop.time()
+        self._header_bytes = 0
+        self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_slow_headers)
 
     def on_headers_complete(self) -> None:
-        self._end_head()
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
-            self._problem = _HEAD_TOO_LARGE
-            raise _HeadTooLarge
+        self._end_headers()
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
+            self._parse_error = _HEADERS_TOO_LARGE
+            raise _HeadersTooLarge
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
-            self.scope["extensions"][WRITE] = {"write": DirectWrites(self.cycle).write}
-            self._unanswered = (*(one for one in self._unanswered if not one.response_complete), self.cycle)
+            # The task of the request has not run yet.
+            self.scope["extensions"] = extension(ClientConnection(self.cycle, self._wait_flushed))
+            self._unanswered = (*(cycle for cycle in self._unanswered if not cycle.response_complete), self.cycle)
             if 1 < len(self._unanswered) <= MAX_PIPELINED:
-                # The base class stops reading now, and who does not read does not see that the client leaves.
+                # The base class stops reading now, and without reading a disconnect goes unnoticed.
                 self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """The parser has stopped: the bytes are no HTTP, or a callback of ours did not want more."""
-        self._refuse(self._problem)
+        """Reject what the parser stopped at: the bytes are not HTTP, or a callback of ours raised an exception."""
+        self._reject(self._parse_error)
 
-    async def _read_out(self) -> None:
+    async def _wait_flushed(self) -> None:
         is_lost = self not in self.connections
         if is_lost or not self.transport.get_write_buffer_size():
             return
-        # The base class would write the last part and be done, and a close waits without end for who reads nothing.
+        # The base class would write the last part and be done, and close() never completes if the peer stops reading.
         self.transport.set_write_buffer_limits(0)
         await self.flow.drain()
         if not self.transport.is_closing():
             self.transport.set_write_buffer_limits()
 
-    def _on_slow_head(self) -> None:
-        self._refuse(ApiError(408, "head_timeout", f"the headers did not arrive within {HEAD_SECONDS:g} s"))
+    def _on_slow_headers(self) -> None:
+        self._reject(ApiError(408, "head_timeout", f"the headers did not arrive within {HEADER_SECONDS:g} s"))
 
-    def _end_head(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _end_headers(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
-    def _refuse(self, error: ApiError) -> None:
-        self._end_head()
+    def _reject(self, error: ApiError) -> None:
+        self._end_headers()
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
@@ -130,24 +126,24 @@ class Connection(HttpToolsProtocol):
                 f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
                 "content-type: application/json",
                 f"content-length: {len(body)}",
-                f"x-request-id: {self._note(error)}",
+                f"x-request-id: {self._record(error)}",
                 "connection: close",
             ]
             self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-        # Otherwise an answer is under way, and nothing may be written into it.
+        # Otherwise a response is in progress, and nothing may be written into it.
         self.transport.close()
-        # A close waits without end for who reads nothing.
-        self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+        # close() never completes if the peer stops reading.
+        self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
-    def _note(self, error: ApiError) -> str:
-        """Count and log what no handler will ever see. Returns the id that the answer carries."""
+    def _record(self, error: ApiError) -> str:
+        """Count and log a request that no handler sees. Returns the request id for the response."""
         now = self.loop.time()
         method = self.parser.get_method().decode() if self.url else ""
         path = self.url.partition(b"?")[0].decode("ascii", "replace")
         headers = Headers(raw=self.headers or [])
-        record = new_record(method, path, headers, now if self._began is None else self._began)
+        record = new_record(method, path, headers, now if self._started_at is None else self._started_at)
         record.status = error.status
         record.error_code = error.code
-        if self._traffic is not None:
-            self._traffic.end(record, now)
+        if self._requests is not None:
+            self._requests.end(record, now)
         return record.request_id

@@ -1,4 +1,4 @@
-"""From the bytes of a body to a checked struct, or to an error that names the field."""
+"""Request bodies: read within limits, decoded to a validated struct, or to an error that names the field."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import re
 from typing import Final, TypeVar
 
 import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope
 
-from minisgl.frontend.errors import ApiError
+from minisgl.frontend.errors import ApiError, ClientDisconnected
 
 MAX_NAME: Final = 64
 """Characters of a client's field name or value that an error or a header repeats."""
@@ -15,40 +17,72 @@ MAX_NAME: Final = 64
 T = TypeVar("T")
 
 
+async def read_json_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """Return the body, of up to `limit` bytes. Raises ApiError when it is longer, compressed or not declared as JSON,
+    and ClientDisconnected."""
+    headers = Headers(scope=scope)
+    media_type = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise ApiError(415, "unsupported_media_type", "the body must be JSON; set `Content-Type: application/json`")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "unsupported_media_type", "bodies are not decompressed; send without `Content-Encoding`")
+    length = headers.get("content-length", "")
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > limit:
+            raise _too_large(limit)
+        more = message.get("more_body", False)
+    return b"".join(chunks)
+
+
 def decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
     """Raises ApiError."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _of_validation(str(error)) from None
+        raise _from_validation(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, "invalid_json", f"the body is not JSON: {cut(str(error), 200)}") from None
+        raise ApiError(400, "invalid_json", f"the body is not valid JSON: {truncate(str(error), 200)}") from None
     except RecursionError:
         raise ApiError(400, "invalid_json", "the body is nested too deeply") from None
 
 
-def invalid(param: str, what: str) -> ApiError:
-    return ApiError(400, "invalid_value", f"{param}: {what}", param)
+def invalid(param: str, problem: str) -> ApiError:
+    return ApiError(400, "invalid_value", f"{param}: {problem}", param)
 
 
-def unsupported(param: str, what: str) -> ApiError:
-    return ApiError(400, "unsupported_parameter", f"{param}: {what}", param)
+def unsupported(param: str, problem: str) -> ApiError:
+    return ApiError(400, "unsupported_parameter", f"{param}: {problem}", param)
 
 
-def cut(text: str, limit: int = MAX_NAME) -> str:
+def truncate(text: str, limit: int = MAX_NAME) -> str:
     return text if len(text) <= limit else text[:limit] + "…"
 
 
-def _of_validation(text: str) -> ApiError:
-    """From msgspec's words: "Expected `int`, got `str` - at `$.messages[0].role`"."""
-    what, _, where = text.partition(" - at `$")
+def _too_large(limit: int) -> ApiError:
+    # The rest of the body is not read, so the connection cannot be used again.
+    message = f"the body exceeds {limit} bytes; shorten it"
+    return ApiError(413, "body_too_large", message, headers={"connection": "close"})
+
+
+def _from_validation(text: str) -> ApiError:
+    """Make the error for a message of msgspec: "Expected `int`, got `str` - at `$.messages[0].role`"."""
+    problem, _, where = text.partition(" - at `$")
     # A key of an object has no path of its own: "at `key` in `$.logit_bias`", nor has its value: `$.logit_bias[...]`.
     if not where:
-        what, _, where = text.partition(" - at `key` in `$")
+        problem, _, where = text.partition(" - at `key` in `$")
     path = where.rstrip("`").lstrip(".").partition("[...]")[0]
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", what):
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
         name = f"{path}.{missing[1]}" if path else missing[1]
-        return ApiError(400, "missing_required_parameter", f"the field {name!r} is required", name)
-    if not path:
-        return ApiError(400, "invalid_value", f"the body: {what[0].lower()}{what[1:]}")
-    return invalid(path, what[0].lower() + what[1:])
+        return ApiError(400, "missing_required_parameter", f"missing required field {name!r}", name)
+    problem = problem[0].lower() + problem[1:]
+    return invalid(path, problem) if path else ApiError(400, "invalid_value", f"the body: {problem}")

@@ -1,5 +1,5 @@
-"""Around the framework: every request gets its id and its record, limits that do not depend on what it asks for, and an
-end, whatever happens inside."""
+"""ASGI middleware of the API's port: each request gets an id, a record, the limits that do not depend on what it asks
+for, and an end, whatever happens inside."""
 
 from __future__ import annotations
 
@@ -16,70 +16,70 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.server.auth import KeyFile, KeyGate
-from minisgl.frontend.server.connection import DROP, READ_OUT
-from minisgl.frontend.server.traffic import Traffic, current, new_record
+from minisgl.frontend.server.auth import ApiKeyMiddleware, KeyFile
+from minisgl.frontend.server.client_connection import client_connection
+from minisgl.frontend.server.request_record import attach_record, new_record, record_of
+from minisgl.frontend.server.request_tracker import RequestTracker
+from minisgl.frontend.server.responses import error_response
 
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES: Final = 64 << 10
-"""Of a body. A client has `send_seconds` for each, so that a large body does not ask more of it than a stream does."""
+"""Largest part of a body that is sent at once. A client has `send_seconds` for each, so that a large body does not
+require a faster client than a stream does."""
 
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/metrics", "/version"})
-"""For probes, Prometheus and people who look what is there: no key is asked for."""
+"""Paths that need no API key: for probes, Prometheus and browsers."""
 
 
-def observed(app: ASGIApp, traffic: Traffic, config: FrontendConfig) -> ASGIApp:
-    """`app` behind everything that is the same for all paths. Raises KeyFileError."""
-    app = Entrance(app, traffic)
+def with_middleware(app: ASGIApp, requests: RequestTracker, config: FrontendConfig) -> ASGIApp:
+    """Wrap `app` in everything that is the same for all paths. Raises KeyFileError."""
+    app = AdmissionMiddleware(app, requests)
     if config.api_keys is not None:
-        app = KeyGate(app, KeyFile(Path(config.api_keys)), OPEN_PATHS)
-    app = Refusals(app)
+        app = ApiKeyMiddleware(app, KeyFile(Path(config.api_keys)), OPEN_PATHS)
+    app = ErrorMiddleware(app)
     if config.cors_origins:
-        app = _CorsGate(
-            app,
-            allow_origins=config.cors_origins,
-            allow_methods=("GET", "POST"),
-            allow_headers=("*",),
-            expose_headers=("x-request-id", "x-ignored-params", "retry-after", "retry-after-ms"),
+        # Errors from inside need CORS headers too, and the middleware raises one of its own.
+        app = ErrorMiddleware(
+            _CorsMiddleware(
+                app,
+                allow_origins=config.cors_origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=("x-request-id", "x-ignored-params", "retry-after", "retry-after-ms"),
+            )
         )
-    return Observed(app, traffic)
+    return RecordMiddleware(app, requests)
 
 
-def note_error(error: ApiError) -> None:
-    """The request that the running task serves ends in this error."""
-    if (record := current.get()) is not None:
-        record.error_code = record.error_code or error.code
+class RecordMiddleware:
+    """Puts a record into the scope of each request and follows its messages. Responses carry the client's
+    `x-request-id` or a new one. Unexpected exceptions end here."""
 
-
-class Observed:
-    """Answers carry the client's `x-request-id` or a new one; faults of ours end here."""
-
-    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
+    def __init__(self, app: ASGIApp, requests: RequestTracker) -> None:
         self._app = app
-        self._traffic = traffic
+        self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock = asyncio.get_running_loop().time
-        extensions = scope.get("extensions", {})
         record = new_record(scope["method"], scope["path"], Headers(scope=scope), clock())
-        record.drop = extensions.get(DROP, {}).get("drop")
-        read_out = extensions.get(READ_OUT, {}).get("read_out")
-        body_until = record.began + self._traffic.limits.body_seconds
+        client = record.client = client_connection(scope)
+        body_seconds = self._requests.limits.body_seconds
+        body_until = record.started_at + body_seconds
         body_complete = False
 
-        async def observed_receive() -> Message:
+        async def recorded_receive() -> Message:
             nonlocal body_complete
             if body_complete:
                 message = await receive()
             else:
-                message = await _in_time(receive, body_until, self._traffic.limits.body_seconds)
+                message = await _receive_in_time(receive, body_until, body_seconds)
                 body_complete = not message.get("more_body", False)
-            if message["type"] == "http.disconnect" and not record.answer_complete:
-                record.gone_in = record.gone_in or record.phase
+            if message["type"] == "http.disconnect" and not record.response_complete:
+                record.disconnected_in = record.disconnected_in or record.phase
             return message
 
-        async def observed_send(message: Message) -> None:
+        async def recorded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
@@ -89,44 +89,43 @@ class Observed:
                 for at in range(_PIECE_BYTES, len(body), _PIECE_BYTES):
                     await timed(send({**message, "body": body[at - _PIECE_BYTES : at], "more_body": True}))
                 message["body"] = body[at:]
-                record.answer_complete = True
+                record.response_complete = True
             await timed(send(message))
-            if record.answer_complete and read_out is not None:
-                await timed(read_out())
+            if record.response_complete:
+                await timed(client.wait_flushed())
 
         async def timed(sending: Awaitable[None]) -> None:
-            record.unsent = 0
-            record.sending_since = clock()
+            if record.stream is not None:
+                record.stream.unsent_characters = 0
+            record.send_started_at = clock()
             await sending
-            record.sending_since = 0.0
+            record.send_started_at = 0.0
 
-        current.set(record)
-        self._traffic.begin(record)
+        attach_record(scope, record)
+        self._requests.begin(record)
         try:
-            await self._app(scope, observed_receive, observed_send)
+            await self._app(scope, recorded_receive, recorded_send)
         except Exception:
-            # The framework has answered, and where it was not reached, as with /metrics, the server answers with a
-            # bare 500; unless the answer had begun: then it breaks off here, and the server drops the connection.
+            # The framework has responded, and where it was not reached, as with /metrics, the server responds with a
+            # bare 500; unless the response had begun: then it is cut off here, and the server drops the connection.
             record.error_code = "internal_error"
             logger.exception("%s %s failed", scope["method"], scope["path"])
         finally:
-            self._traffic.end(record, clock())
+            self._requests.end(record, clock())
 
 
-class _CorsGate(CORSMiddleware):
+class _CorsMiddleware(CORSMiddleware):
     def preflight_response(self, request_headers: Headers) -> Response:
         response = super().preflight_response(request_headers)
         if response.status_code == 200:
             return response
-        message = f"{bytes(response.body).decode()}: the server's --cors-origins name who may ask"
-        error = ApiError(400, "cors_refused", message)
-        note_error(error)
+        message = f"{bytes(response.body).decode()}; allowed origins are set by --cors-origins"
         kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
-        return Response(error.body(), error.status, kept, "application/json")
+        raise ApiError(400, "cors_refused", message, headers=kept)
 
 
-class Refusals:
-    """Answers with the errors that are raised before the framework is reached."""
+class ErrorMiddleware:
+    """Responds with the errors that are raised outside of the framework."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -135,44 +134,33 @@ class Refusals:
         try:
             await self._app(scope, receive, send)
         except ApiError as error:
-            note_error(error)
-            await answer(error, send)
+            await error_response(scope, error)(scope, receive, send)
 
 
-class Entrance:
-    """Counts the requests that ask for work, and turns away those that are too many before their body is read."""
+class AdmissionMiddleware:
+    """Counts POST requests, and rejects those above the limits before their bodies are read."""
 
-    def __init__(self, app: ASGIApp, traffic: Traffic) -> None:
+    def __init__(self, app: ASGIApp, requests: RequestTracker) -> None:
         self._app = app
-        self._admission = traffic.admission
+        self._admission = requests.admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = current.get()
-        if scope["method"] != "POST" or record is None:
+        if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        self._admission.enter(record.key)
+        key_name = record_of(scope).key_name
+        self._admission.begin_request(key_name)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._admission.leave(record.key)
+            self._admission.end_request(key_name)
 
 
-async def answer(error: ApiError, send: Send) -> None:
-    """The whole answer that an error is."""
-    body = error.body()
-    headers = error.headers | {"content-type": "application/json", "content-length": str(len(body))}
-    raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def _in_time(receive: Receive, until: float, seconds: float) -> Message:
+async def _receive_in_time(receive: Receive, until: float, seconds: float) -> Message:
     try:
         async with asyncio.timeout_at(until):
             return await receive()
     except TimeoutError:
-        # What may still come of the body is not read, so the connection cannot be used again.
-        raise ApiError(
-            408, "body_timeout", f"the body did not arrive within {seconds:g} s", headers={"connection": "close"}
-        ) from None
+        # The rest of the body is not read, so the connection cannot be used again.
+        message = f"the body did not arrive within {seconds:g} s"
+        raise ApiError(408, "body_timeout", message, headers={"connection": "close"}) from None

@@ -1,133 +1,182 @@
-"""One HTTP request and its answer on the way: tokenizer workers put news in, the handler takes them out.
+"""The output of one generation request: links to tokenizer workers put deltas in, the handler takes them out.
 
-Delta that the handler has not taken yet are joined, so a client that reads slowly gets fewer and longer pieces, and
-what waits for it is never more than its answer. While the handler waits with nothing left to send, a text may go past
-it, see `ResponseStream.news`.
+Deltas that the handler has not taken yet are joined, so a client that reads slowly gets fewer and longer pieces, and
+what waits for it is never more than its response. While the handler waits with nothing left to send, a text may go past
+it, see `ResponseStream.deltas`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final, Literal
 
 import msgspec
 
-from minisgl.frontend.errors import ApiError, ClientGone
+from minisgl.frontend.errors import ApiError, ClientDisconnected
 from minisgl.wire.text import Finished, ScoredToken
+
+Phase = Literal["reading", "tokenizing", "waiting", "generating"]
+PHASES: Final[tuple[Phase, ...]] = ("reading", "tokenizing", "waiting", "generating")
+"""Reading the body; until the scheduler has queued the request; until its first token; until its end."""
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """What is new of one choice."""
+    """New output of one choice."""
 
-    choice: int
+    index: int
     text: str
     tokens: int
-    """Sampled so far."""
+    """Tokens sampled so far."""
     scored: Sequence[ScoredToken]
-    """Where log-probabilities were asked for: the tokens of the text."""
+    """Tokens of the text, if the request asked for logprobs."""
     finished: Finished | None
 
 
-class ResponseStream:
-    """Choices are numbered from 0."""
+class Choice(msgspec.Struct, eq=False):
+    """One choice of a response: its progress, and the output that the handler has not taken yet. Times are the event
+    loop's, in seconds."""
 
-    def __init__(self, choices: int) -> None:
-        self.prompt_tokens = [0] * choices
-        self.finished: list[Finished | None] = [None] * choices
-        self._to_accept = choices
-        self._unfinished = choices
-        self._texts: list[list[str]] = [[] for _ in range(choices)]
-        self._scored: dict[int, list[ScoredToken]] = {}
-        self._tokens = [0] * choices
-        self._new: set[int] = set()
-        self._error: ApiError | ClientGone | None = None
+    stream: ResponseStream
+    index: int
+    request_id: bytes
+    """Identifier of the choice at its tokenizer worker."""
+    prompt_tokens: int
+    """An estimate until the scheduler has queued the choice."""
+    waiting: bool = True
+    """Whether admission counts it as waiting."""
+    tokens: int = 0
+    """Tokens sampled so far."""
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    texts: list[str] = []
+    scored: list[ScoredToken] = []
+    finished: Finished | None = None
+
+    def take(self) -> Delta:
+        """Return all output since the last call."""
+        delta = Delta(self.index, "".join(self.texts), self.tokens, self.scored, self.finished)
+        self.texts.clear()
+        self.scored = []
+        return delta
+
+
+class ResponseStream:
+    """All choices of one request, numbered from 0. Times are the event loop's, in seconds; 0: not yet."""
+
+    def __init__(self, started_at: float, choices: Sequence[tuple[bytes, int]], n: int = 1) -> None:
+        """`choices`: identifier and estimated prompt tokens of each; `n` of them for each prompt."""
+        self.started_at = started_at
+        self.choices = [Choice(self, index, key, tokens) for index, (key, tokens) in enumerate(choices)]
+        self.n = n
+        self.phase: Phase = "tokenizing"
+        self.accepted_at = 0.0
+        self.first_token_at = 0.0
+        self.last_token_at = 0.0
+        self.unsent_characters = 0
+        """Characters that arrived since the last send began."""
+        self.error: ApiError | ClientDisconnected | None = None
+        self._unaccepted = self._unfinished = len(self.choices)
+        self._changed: set[int] = set()
+        """Choices with output that was not taken."""
         self._waiter: asyncio.Future[None] | None = None
-        """Of the handler, while it waits. Only one task does, so this need not be an Event, which costs more."""
+        """Set while the handler waits. Only one task does, so this need not be an Event, which costs more."""
         self._interrupted = False
         self._fast_path: Callable[[str], bool] | None = None
-        """Takes texts in the handler's place. Set only while it waits and has nothing to wake up for."""
+        """Takes texts in the handler's place. Set only while it waits and has no reason to wake up."""
 
     @property
-    def ended(self) -> bool:
-        """Every choice has its end."""
+    def is_accepted(self) -> bool:
+        """Whether the scheduler has queued every choice."""
+        return not self._unaccepted
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has its end."""
         return not self._unfinished
 
     @property
-    def has_more(self) -> bool:
-        """There is, or will be, something for `news` to give."""
-        return bool(self._unfinished or self._new)
+    def is_open(self) -> bool:
+        """Whether output is still expected: not finished, and not failed."""
+        return bool(self._unfinished) and self.error is None
 
-    def accept(self, choice: int, prompt_tokens: int) -> None:
-        self.prompt_tokens[choice] = prompt_tokens
-        self._to_accept -= 1
+    @property
+    def has_more(self) -> bool:
+        """Whether `deltas` has, or will have, something to return."""
+        return bool(self._unfinished or self._changed)
+
+    def accept(self, choice: Choice, prompt_tokens: int) -> None:
+        choice.prompt_tokens = prompt_tokens
+        self._unaccepted -= 1
         self._wake()
 
-    def push(self, choice: int, text: str, tokens: int, scored: Sequence[ScoredToken]) -> None:
-        """`tokens`: sampled so far."""
+    def push(self, choice: Choice, text: str, scored: Sequence[ScoredToken]) -> None:
+        self.unsent_characters += len(text)
         if self._fast_path is not None and self._fast_path(text):
             return
-        self._texts[choice].append(text)
-        self._tokens[choice] = tokens
+        choice.texts.append(text)
         if scored:
-            self._scored.setdefault(choice, []).extend(scored)
-        self._new.add(choice)
+            choice.scored.extend(scored)
+        self._changed.add(choice.index)
         self._wake()
 
-    def finish(self, choice: int, finished: Finished) -> None:
-        self.finished[choice] = finished
-        self._tokens[choice] = finished.completion_tokens
+    def finish(self, choice: Choice, finished: Finished) -> None:
+        choice.finished = finished
+        choice.tokens = finished.completion_tokens
         self._unfinished -= 1
-        self._new.add(choice)
+        self._changed.add(choice.index)
         self._wake()
 
-    def fail(self, error: ApiError | ClientGone) -> None:
-        """The answer will never be whole. The first failure counts."""
-        if self._error is None and not self.ended:
-            self._error = error
+    def fail(self, error: ApiError | ClientDisconnected) -> None:
+        """End the response without completing it. The first failure counts; a finished response keeps its end."""
+        if self.is_open:
+            self.error = error
         self._wake()
 
     async def accepted(self) -> None:
-        """Wait until the engine has queued every choice. Raises ApiError or ClientGone."""
-        while self._to_accept:
+        """Wait until the scheduler has queued every choice. Raises ApiError or ClientDisconnected."""
+        while self._unaccepted:
             await self._next_event()
 
-    async def news(self, fast_path: Callable[[str], bool] | None = None) -> list[Delta]:
-        """Wait for what is new, in the order of choices; nothing after `interrupt`. Raises ApiError or ClientGone.
+    async def complete(self) -> list[Delta]:
+        """Wait for the end of every choice and return each as one delta. Raises ApiError or ClientDisconnected."""
+        while self._unfinished:
+            await self._next_event()
+        return [choice.take() for choice in self.choices]
 
-        `fast_path` is offered each text that comes alone and returns whether it was written: such a text is not
-        returned again. It is used only for a single choice whose tokens and scores are not needed.
+    async def deltas(self, fast_path: Callable[[str], bool] | None = None) -> list[Delta]:
+        """Wait for new output and return it in the order of choices; an empty list after `interrupt`. Raises ApiError
+        or ClientDisconnected.
+
+        `fast_path` is offered each text that arrives alone and returns whether it was written: such a text is not
+        returned again. Give it only for a single choice whose token counts and scores are not needed.
         """
-        while not self._new:
+        while not self._changed:
             self._fast_path = fast_path
             await self._next_event()
             if self._interrupted:
                 break
         self._interrupted = False
         self._raise_error()
-        news = []
-        for choice in sorted(self._new):
-            text = "".join(self._texts[choice])
-            scored = self._scored.pop(choice, ())
-            news.append(Delta(choice, text, self._tokens[choice], scored, self.finished[choice]))
-            self._texts[choice].clear()
-        self._new.clear()
-        return news
+        deltas = [self.choices[index].take() for index in sorted(self._changed)]
+        self._changed.clear()
+        return deltas
 
     def interrupt(self) -> None:
-        """Whoever waits for news goes on without."""
+        """Make a handler that waits in `deltas` continue without any."""
         if self._waiter is not None:
             self._interrupted = True
             self._wake()
 
     def _wake(self) -> None:
-        # From now on everything has to wait for the handler, or it would overtake what wakes it up.
+        # From here on all output has to wait for the handler, or it would overtake what wakes the handler up.
         self._fast_path = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def _next_event(self) -> None:
         self._raise_error()
-        assert self._waiter is None, "only the handler of the request waits for news"
+        assert self._waiter is None, "only the handler of the request waits for output"
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -136,5 +185,5 @@ class ResponseStream:
         self._raise_error()
 
     def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error

@@ -1,4 +1,4 @@
-"""Ends what takes too long: clients that do not read, requests that wait, an engine that stands still."""
+"""Ends what takes too long: clients that do not read, requests above a time limit, an engine that has stalled."""
 
 from __future__ import annotations
 
@@ -6,74 +6,79 @@ import asyncio
 from typing import Final
 
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.server.traffic import RequestRecord, Traffic
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.request_tracker import RequestTracker
+from minisgl.frontend.server.response_stream import ResponseStream
 
 TICK_SECONDS: Final = 0.1
 
 
-async def watch(traffic: Traffic) -> None:
-    """Until cancelled."""
+async def watch(requests: RequestTracker) -> None:
+    """Run until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + TICK_SECONDS
         await asyncio.sleep(TICK_SECONDS)
         now = loop.time()
-        traffic.metrics.loop_lag.observe(max(now - due, 0.0))
-        check(traffic, now)
+        requests.metrics.loop_lag.observe(max(now - due, 0.0))
+        check(requests, now)
 
 
-def check(traffic: Traffic, now: float) -> None:
-    """Look at every request once."""
-    limits = traffic.limits
-    for record in list(traffic.in_flight):
-        sending = now - record.sending_since if record.sending_since else 0.0
-        if sending > limits.send_seconds or record.unsent > limits.unsent_bytes:
-            _drop(traffic, record)
-        elif record.exchange is not None and not record.exchange.ended and not record.error_code:
-            _limit(traffic, record, now)
+def check(requests: RequestTracker, now: float) -> None:
+    """Apply the limits to every request once."""
+    limits = requests.limits
+    for record in list(requests.in_flight):
+        stream = record.stream
+        unsent = 0 if stream is None else stream.unsent_characters
+        if record.send_started_at and (
+            now - record.send_started_at > limits.send_seconds or unsent > limits.unsent_bytes
+        ):
+            _drop_slow_client(requests, record)
+        elif stream is not None and stream.is_open:
+            _apply_limits(requests, stream, now)
 
 
-def _drop(traffic: Traffic, record: RequestRecord) -> None:
-    if record.gone_in is None:
-        traffic.metrics.slow_clients += 1
-        record.gone_in = record.phase
-        if record.drop is not None:
-            # The handler sees a client that has left, and frees what the request holds.
-            record.drop()
+def _drop_slow_client(requests: RequestTracker, record: RequestRecord) -> None:
+    if record.disconnected_in is None:
+        requests.metrics.slow_clients += 1
+        record.disconnected_in = record.phase
+        if record.client is not None:
+            # The handler sees a disconnected client, and frees what the request holds.
+            record.client.abort()
 
 
-def _limit(traffic: Traffic, record: RequestRecord, now: float) -> None:
-    limits = traffic.limits
-    if now - record.began > limits.request_seconds:
-        message = f"the answer was not complete within {limits.request_seconds:g} s"
-        _fail(traffic, record, "total", ApiError(408, "deadline_exceeded", message))
-    elif record.phase == "waiting" and now - record.accepted_at > limits.queue_seconds and _is_queued(traffic, record):
-        message = f"the request found no place in the batch within {limits.queue_seconds:g} s: try again later"
-        _fail(traffic, record, "queue", ApiError(503, "queue_timeout", message))
-    elif _is_stalled(traffic, record, now):
-        message = f"the engine has done nothing for the request for {limits.stall_seconds:g} s"
-        _fail(traffic, record, "stall", ApiError(503, "engine_stalled", message))
+def _apply_limits(requests: RequestTracker, stream: ResponseStream, now: float) -> None:
+    limits = requests.limits
+    if now - stream.started_at > limits.request_seconds:
+        message = f"the response was not complete within {limits.request_seconds:g} s"
+        kind, error = "total", ApiError(408, "deadline_exceeded", message)
+    elif stream.phase == "waiting" and now - stream.accepted_at > limits.queue_seconds and _is_queued(requests, stream):
+        message = f"the request was queued for more than {limits.queue_seconds:g} s; retry later"
+        kind, error = "queue", ApiError(503, "queue_timeout", message)
+    elif _is_stalled(requests, stream, now):
+        message = f"the engine made no progress on the request for {limits.stall_seconds:g} s"
+        kind, error = "stall", ApiError(503, "engine_stalled", message)
+    else:
+        return
+    requests.metrics.timeouts[kind] += 1
+    stream.fail(error)
 
 
-def _fail(traffic: Traffic, record: RequestRecord, kind: str, error: ApiError) -> None:
-    traffic.metrics.timeouts[kind] += 1
-    record.fail(error)
-
-
-def _is_queued(traffic: Traffic, record: RequestRecord) -> bool:
-    """Whether it waits for a place, and is not being prefilled. Places are given in the order of arrival, so those who
-    wait are the last to have come. Where priorities change the order, a request may be given more time than it should.
-    """
-    waiting = 0 if traffic.status is None else traffic.status.waiting
-    later = sum(1 for one in traffic.in_flight if one.phase == "waiting" and one.accepted_at > record.accepted_at)
+def _is_queued(requests: RequestTracker, stream: ResponseStream) -> bool:
+    """Whether the request waits for a place in the batch, and is not being prefilled. Places are given in the order of
+    arrival, so the requests that wait are the latest ones. Where priorities change the order, a request may be given
+    more time than it should."""
+    waiting = 0 if requests.status is None else requests.status.waiting
+    streams = [record.stream for record in requests.in_flight if record.stream is not None]
+    later = sum(1 for other in streams if other.phase == "waiting" and other.accepted_at > stream.accepted_at)
     return later < waiting
 
 
-def _is_stalled(traffic: Traffic, record: RequestRecord, now: float) -> bool:
-    limit = traffic.limits.stall_seconds
-    if traffic.step_age(now) > limit and record.phase in ("waiting", "generating"):
+def _is_stalled(requests: RequestTracker, stream: ResponseStream, now: float) -> bool:
+    limit = requests.limits.stall_seconds
+    if requests.step_age(now) > limit and stream.phase in ("waiting", "generating"):
         return True
-    # Tokens without text are no news, so silence alone proves nothing while steps go on; but who was put back into the
-    # queue is silent too.
-    waiting = traffic.status is not None and traffic.status.waiting > 0
-    return record.phase == "generating" and waiting and now - record.last_at > limit
+    # Tokens without text are not reported, so silence alone proves nothing while steps are made; but a preempted
+    # request, back in the queue, is silent too.
+    waiting = requests.status is not None and requests.status.waiting > 0
+    return stream.phase == "generating" and waiting and now - stream.last_token_at > limit

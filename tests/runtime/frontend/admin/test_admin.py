@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from minisgl.frontend.config import FrontendConfig
-from minisgl.frontend.process import FrontendServer, ServerError
+from minisgl.frontend.process import FrontendServer
 from minisgl.frontend.server.auth import KeyFileError
+from minisgl.frontend.server.listeners import ServerError
 from minisgl.wire.messages import Abort, Ack, Flush, Flushed, Submit
 from support.frontend.fake_scheduler import WAIT_SECONDS, row
 from support.frontend.stack import FrontendStack, ids

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from minisgl.frontend.metrics.counters import FrontendMetrics
 from minisgl.frontend.metrics.histogram import ITL_EDGES, LATENCY_EDGES, TTFT_EDGES, Histogram
-from minisgl.frontend.metrics.metrics import Metrics, Snapshot, render
+from minisgl.frontend.metrics.prometheus import Snapshot, render
 from minisgl.wire.messages import Ack, Failed, Status, Submit
 from support.frontend.fake_scheduler import answer_with, row
 from support.frontend.served import eventually
@@ -54,13 +55,13 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return found
 
 
-def rendered(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def rendered(metrics: FrontendMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     snapshot = Snapshot("org/tiny", STATUS, 0.25, {"reading": 1, "waiting": 2}, {"waiting": 6})
     return samples(render(metrics, snapshot).decode())
 
 
 def test_the_scheduler_s_state() -> None:
-    found = rendered(Metrics())
+    found = rendered(FrontendMetrics())
     for name, value in {
         "vllm:num_requests_waiting": 3,
         "vllm:num_requests_running": 5,
@@ -86,7 +87,7 @@ def test_the_scheduler_s_state() -> None:
 
 
 def test_histograms_have_the_edges_of_vllm() -> None:
-    found = rendered(Metrics())
+    found = rendered(FrontendMetrics())
     for name, edges in (
         ("vllm:time_to_first_token_seconds", TTFT_EDGES),
         ("vllm:inter_token_latency_seconds", ITL_EDGES),
@@ -116,7 +117,7 @@ OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds fronte
 
 
 def test_every_name_that_dashboards_look_for_is_there_and_documented() -> None:
-    page = render(Metrics(), Snapshot("org/tiny", STATUS, 0.25, {}, {})).decode()
+    page = render(FrontendMetrics(), Snapshot("org/tiny", STATUS, 0.25, {}, {})).decode()
     given = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
     assert given == {f"vllm:{name}" for name in VLLM_NAMES.split()} | {f"minisgl:{name}" for name in OWN_NAMES.split()}
     documented = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
@@ -133,7 +134,7 @@ def test_a_value_on_an_edge_belongs_below_it() -> None:
 
 
 def test_names_cannot_break_the_format() -> None:
-    text = render(Metrics(), Snapshot('a"\\\nb', None, 0.0, {}, {})).decode()
+    text = render(FrontendMetrics(), Snapshot('a"\\\nb', None, 0.0, {}, {})).decode()
     families = list(text_string_to_metric_families(text))
     assert {sample.labels["model_name"] for family in families for sample in family.samples} == {'a"\\\nb'}
     assert not any(family.name == "vllm:num_requests_running" for family in families), "no engine, no state of it"

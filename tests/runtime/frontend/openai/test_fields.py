@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from minisgl.frontend.generation.request import derived_seed
 from minisgl.frontend.openai.bodies import ChatBody, CompletionBody
-from minisgl.frontend.openai.choices import derived_seed
 from minisgl.frontend.openai.requests import parse_completion
 from minisgl.wire.messages import Submit
 from minisgl.wire.text import SamplingDefaults

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from minisgl.frontend.native.answers import NativeChunks, PlainChunks
-from minisgl.frontend.openai.answers import Choice, Chunks, Head, whole
-from minisgl.frontend.openai.token_scores import chat_scores, completion_scores
+from minisgl.frontend.native.responses import NativeFormat
+from minisgl.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from minisgl.frontend.openai.responses import OpenAIFormat
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished, ScoredToken
 
@@ -19,16 +20,15 @@ SCORED = [
 ]
 
 
-def head(kind: Any) -> Head:
-    made = Head(kind, "1", "org/tiny")
-    made.created = 7
-    return made
+@pytest.fixture(autouse=True)
+def created_at_7(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.frontend.openai.responses.time", SimpleNamespace(time=lambda: 7.9))
 
 
 def stream(kind: Any, scored: bool = False, **options: bool) -> list[str]:
-    chunks = Chunks(head(kind), [3], 1, scored=scored, **options)
-    news = Delta(0, "é\n", 1, SCORED if scored else (), None)
-    data = chunks.first() + chunks.event(news) + chunks.event(Delta(0, "", 2, (), END)) + chunks.last([END])
+    events = OpenAIFormat(kind, scored=scored, **options).events("1", "org/tiny", [3])
+    delta = Delta(0, "é\n", 1, SCORED if scored else (), None)
+    data = events.first() + events.event(delta) + events.event(Delta(0, "", 2, (), END)) + events.last([END])
     assert data.endswith(b"\n\n")
     return data.decode().split("\n\n")[:-1]
 
@@ -84,21 +84,22 @@ def test_log_probabilities() -> None:
         '"tokens":["bytes:\\\\xc3","bytes:\\\\xa9"],"top_logprobs":['
         '{"bytes:\\\\xc3":-0.5,"b":-1.5},{"<|end|>":-0.25,"bytes:\\\\xa9":-9999.0}]},"finish_reason":null}]}'
     )
-    assert chat_scores([]) == {"content": [], "refusal": None}
-    assert completion_scores([])["tokens"] == []
+    assert chat_logprobs([]) == {"content": [], "refusal": None}
+    assert completion_logprobs([])["tokens"] == []
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
 def test_whole_answers(kind: Any) -> None:
     content = '"message":{"role":"assistant","content":"é","refusal":null}' if kind == "chat" else '"text":"é"'
     name, form = ("chatcmpl-1", "chat.completion") if kind == "chat" else ("cmpl-1", "text_completion")
-    choice = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop"}}],'
-    expected = f'{{"id":"{name}","object":"{form}","created":7,"model":"org/tiny",{choice}{USAGE}'
-    assert whole(head(kind), [Choice("é", (), END)], 1, scored=False).decode() == expected
+    choices = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop"}}],'
+    expected = f'{{"id":"{name}","object":"{form}","created":7,"model":"org/tiny",{choices}{USAGE}'
+    choice = Delta(0, "é", 2, (), END)
+    assert OpenAIFormat(kind).full("1", "org/tiny", [choice]).decode() == expected
 
 
 def test_text_so_far_and_plain_text() -> None:
-    native = NativeChunks("1", [3], listed=False)
+    native = NativeFormat().events("1", "org/tiny", [3])
     assert native.event(Delta(0, "a", 1, (), None)) == (
         b'data: {"text":"a","meta_info":{"id":"1","finish_reason":null,"prompt_tokens":3,"completion_tokens":1}}\n\n'
     )
@@ -106,6 +107,6 @@ def test_text_so_far_and_plain_text() -> None:
         b'data: {"text":"ab","meta_info":{"id":"1","finish_reason":{"type":"stop"},"prompt_tokens":3,'
         b'"completion_tokens":2,"cached_tokens":2}}\n\n'
     )
-    plain = PlainChunks()
+    plain = NativeFormat(text_only=True).events("1", "org/tiny", [3])
     assert plain.event(Delta(0, "a\nb", 1, (), None)) == b"data: a\ndata: b\n\n"
     assert plain.first() + plain.event(Delta(0, "", 2, (), END)) + plain.last([END]) == b"data: [DONE]\n\n"

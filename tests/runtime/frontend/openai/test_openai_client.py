@@ -262,4 +262,4 @@ async def test_many_at_once(stack: FrontendStack) -> None:
 
         answers = await asyncio.gather(*(ask(n) for n in range(64)))
     assert answers == [f"{n:03}" * 10 for n in range(64)]
-    eventually(lambda: all(not link._waiters for link in stack.server._tokenizers._links))
+    eventually(lambda: all(not link._choices for link in stack.server._tokenizers._links))

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from minisgl import __version__
-from minisgl.frontend.openai.bodies import GRAMMARS, NativeSampling
+from minisgl.frontend.generation.sampling import GRAMMARS
+from minisgl.frontend.native.bodies import NativeSampling
 from minisgl.wire.messages import Submit
 from support.frontend import stack as frontend_stack
 from support.frontend.fake_scheduler import answer_with

@@ -173,7 +173,7 @@ def test_what_is_refused_before_it_is_a_request(
     path: bool,
 ) -> None:
     if code == "head_timeout":
-        monkeypatch.setattr(connection, "HEAD_SECONDS", 0.5)
+        monkeypatch.setattr(connection, "HEADER_SECONDS", 0.5)
     stack = make_stack()
     with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
         client.sendall(sent)

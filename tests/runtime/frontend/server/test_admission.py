@@ -86,9 +86,9 @@ def test_a_prompt_that_is_only_scored_waits_no_more(make_stack: MakeStack) -> No
     for _ in range(3):
         scored = stack.http.post("/v1/completions", json={"prompt": "Hi", "echo": True, "max_tokens": 0, "n": 2})
         assert scored.status_code == 200
-    admission = stack.server._tokenizers.traffic.admission
+    admission = stack.server._tokenizers.requests.admission
     assert (admission.waiting, admission.waiting_tokens) == (0, 0)
-    metrics = stack.server._tokenizers.traffic.metrics
+    metrics = stack.server._tokenizers.requests.metrics
     assert metrics.decode_time.sum == 0
     assert metrics.time_to_first_token.cumulative()[-1] == 0, "there was no token"
 
@@ -121,10 +121,10 @@ def test_tokens_of_prompts_that_wait() -> None:
     admission.admit(1, 500)
     with pytest.raises(ApiError, match="500 tokens are waiting"):
         admission.admit(1, 1)
-    admission.corrected(-450)
+    admission.correct_tokens(-450)
     admission.admit(1, 50)
-    admission.started(50)
-    admission.gone(1, 50)
+    admission.start(50)
+    admission.leave_queue(50)
     assert (admission.waiting, admission.waiting_tokens) == (0, 0)
 
 
@@ -137,15 +137,15 @@ def test_a_request_of_many_choices_is_served_when_nobody_waits() -> None:
 
 def test_all_requests_under_way() -> None:
     admission = Admission(RequestLimits(in_flight=2, in_flight_per_key=2))
-    admission.enter("a")
-    admission.enter("b")
+    admission.begin_request("a")
+    admission.begin_request("b")
     with pytest.raises(ApiError) as raised:
-        admission.enter("c")
+        admission.begin_request("c")
     assert (raised.value.status, raised.value.code) == (429, "too_many_requests")
-    admission.leave("a")
-    admission.enter("b")
+    admission.end_request("a")
+    admission.begin_request("b")
     with pytest.raises(ApiError, match="this key"):
-        admission.enter("b")
+        admission.begin_request("b")
 
 
 def test_the_wait_is_estimated_from_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_the_wait_is_estimated_from_the_pace(monkeypatch: pytest.MonkeyPatch) ->
     admission.admit(64, 64)
     for _ in range(32):
         now += 0.5
-        admission.started(1)
+        admission.start(1)
     # Two start each second, 32 wait: 16 seconds, more or less a fifth.
     for _ in range(20):
         with pytest.raises(ApiError) as raised:

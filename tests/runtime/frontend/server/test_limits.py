@@ -8,13 +8,18 @@ import json
 import re
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from minisgl.frontend.config import RequestLimits
+from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server import connection
+from minisgl.frontend.server.client_connection import ClientConnection
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.response_stream import ResponseStream
-from minisgl.frontend.server.traffic import RequestRecord, Traffic
 from minisgl.frontend.server.watchdog import check
 from minisgl.wire.messages import Abort, Ack, FromScheduler, Status, Submit
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, row
@@ -61,13 +66,13 @@ def test_what_is_not_http_gets_an_error_all_the_same(stack: FrontendStack) -> No
 
 
 def test_headers_must_arrive_in_time(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 0.05)
     assert talk(stack, b"GET /health HTTP/1.1\r\nhost:") == (408, "head_timeout")
 
 
 def test_a_second_request_has_its_own_time(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
     # Long enough for the first one to be sent.
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 2.0)
+    monkeypatch.setattr(connection, "HEADER_SECONDS", 2.0)
     with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea")
         answer = b""
@@ -135,7 +140,7 @@ def serve_long_name(stack: FrontendStack, answer: Callable[[Submit], list[FromSc
 
 
 def in_flight(stack: FrontendStack) -> set[RequestRecord]:
-    return stack.server._tokenizers.traffic.in_flight
+    return stack.server._tokenizers.requests.in_flight
 
 
 def test_a_client_that_does_not_read_is_dropped(make_stack: MakeStack) -> None:
@@ -186,12 +191,12 @@ def test_a_client_that_reads_slowly_has_the_time_anew_for_each_part(make_stack: 
         answer = client.recv(65536)
         (record,) = [one for one in in_flight(stack) if one.path == "/tokenize"]
         length = answer.index(b"\r\n\r\n") + 4 + int(re.findall(rb"content-length: (\d+)", answer)[0])
-        begins = {record.sending_since}
+        begins = {record.send_started_at}
         while len(answer) < length:
             data = client.recv(65536)
             assert data
             answer += data
-            begins.add(record.sending_since)
+            begins.add(record.send_started_at)
     assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["tokens"]) == 200_001
     assert len(begins) > 5
 
@@ -210,70 +215,76 @@ class Watched:
     """One request at time 0, and the watchdog."""
 
     def __init__(self, **limits: float) -> None:
-        self.traffic = Traffic(RequestLimits(**limits))  # type: ignore[arg-type]
-        self.record = RequestRecord(request_id="r", method="POST", path="/", began=0.0, phase="waiting")
-        self.record.exchange = ResponseStream(1)
-        self.traffic.begin(self.record)
+        self.requests = RequestTracker(RequestLimits(**limits))  # type: ignore[arg-type]
+        self.record, self.stream = self.add(0.0)
+
+    def add(self, started_at: float) -> tuple[RequestRecord, ResponseStream]:
+        """Add a request that waits for a place in the batch."""
+        record = RequestRecord(request_id="r", method="POST", path="/", started_at=started_at)
+        stream = record.stream = ResponseStream(started_at, [(b"r" * 16, 1)])
+        stream.phase = "waiting"
+        stream.accepted_at = started_at
+        self.requests.begin(record)
+        return record, stream
 
     def code_at(self, now: float) -> str:
-        check(self.traffic, now)
-        return self.record.error_code
+        check(self.requests, now)
+        return self.stream.error.code if isinstance(self.stream.error, ApiError) else ""
 
 
 async def test_the_whole_request_has_a_limit() -> None:
     watched = Watched(request_seconds=10)
     assert watched.code_at(9.9) == ""
     assert watched.code_at(10.1) == "deadline_exceeded"
-    assert watched.traffic.metrics.timeouts == {"total": 1}
+    assert watched.requests.metrics.timeouts == {"total": 1}
     assert watched.code_at(20) == "deadline_exceeded"
-    assert watched.traffic.metrics.timeouts == {"total": 1}, "it fails once"
+    assert watched.requests.metrics.timeouts == {"total": 1}, "it fails once"
 
 
 async def test_waiting_for_a_place_has_a_limit() -> None:
     watched = Watched(queue_seconds=10)
-    watched.record.accepted_at = 1.0
-    watched.traffic.engine(None, status(waiting=0), 0.0)
+    watched.stream.accepted_at = 1.0
+    watched.requests.update_engine(None, status(waiting=0), 0.0)
     assert watched.code_at(12) == "", "nobody is in the queue: it is being prefilled"
-    later = RequestRecord(request_id="s", method="POST", path="/", began=2.0, phase="waiting", accepted_at=2.0)
-    watched.traffic.begin(later)
-    watched.traffic.engine(None, status(waiting=1, steps=1), 11.0)
+    watched.add(2.0)
+    watched.requests.update_engine(None, status(waiting=1, steps=1), 11.0)
     assert watched.code_at(12) == "", "the one that waits is the later one"
-    watched.traffic.engine(None, status(waiting=2, steps=2), 11.0)
+    watched.requests.update_engine(None, status(waiting=2, steps=2), 11.0)
     assert watched.code_at(12) == "queue_timeout"
 
 
 async def test_an_engine_that_stands_still_has_a_limit() -> None:
     watched = Watched(stall_seconds=10)
-    watched.record.phase = "generating"
-    watched.traffic.engine(None, status(steps=1), 1.0)
-    watched.traffic.engine(None, status(steps=2), 5.0)
-    watched.traffic.engine(None, status(steps=2), 14.0)
+    watched.stream.phase = "generating"
+    watched.requests.update_engine(None, status(steps=1), 1.0)
+    watched.requests.update_engine(None, status(steps=2), 5.0)
+    watched.requests.update_engine(None, status(steps=2), 14.0)
     assert watched.code_at(14.9) == ""
     assert watched.code_at(15.1) == "engine_stalled"
 
 
 async def test_a_request_put_back_into_the_queue_has_a_limit() -> None:
     watched = Watched(stall_seconds=10)
-    watched.record.phase = "generating"
-    watched.record.last_at = 5.0
-    watched.traffic.engine(None, status(steps=1), 15.0)
+    watched.stream.phase = "generating"
+    watched.stream.last_token_at = 5.0
+    watched.requests.update_engine(None, status(steps=1), 15.0)
     assert watched.code_at(15.5) == "", "tokens without text are silent too"
-    watched.traffic.engine(None, status(steps=2, waiting=1), 15.0)
+    watched.requests.update_engine(None, status(steps=2, waiting=1), 15.0)
     assert watched.code_at(15.5) == "engine_stalled"
 
 
 async def test_text_that_waits_for_a_slow_client_is_bounded() -> None:
     watched = Watched(unsent_bytes=100)
     dropped = asyncio.Event()
-    watched.record.drop = dropped.set
-    watched.record.sending_since = 1.0
-    watched.record.unsent = 100
-    check(watched.traffic, 2.0)
+    watched.record.client = cast(ClientConnection, SimpleNamespace(abort=dropped.set))
+    watched.record.send_started_at = 1.0
+    watched.stream.unsent_characters = 100
+    check(watched.requests, 2.0)
     assert not dropped.is_set()
-    watched.record.unsent = 101
-    check(watched.traffic, 2.0)
+    watched.stream.unsent_characters = 101
+    check(watched.requests, 2.0)
     assert dropped.is_set()
-    assert watched.traffic.metrics.slow_clients == 1
+    assert watched.requests.metrics.slow_clients == 1
 
 
 def test_a_stream_that_takes_too_long_ends_in_an_error(make_stack: MakeStack) -> None:
@@ -288,7 +299,7 @@ def test_a_stream_that_takes_too_long_ends_in_an_error(make_stack: MakeStack) ->
             assert data, answer
             answer += data
         # Only now, so that the stream has begun however slow this machine is.
-        stack.server._tokenizers.traffic.limits = RequestLimits(request_seconds=0.01)
+        stack.server._tokenizers.requests.limits = RequestLimits(request_seconds=0.01)
         while data := client.recv(65536):
             answer += data
     assert b'"code":"deadline_exceeded"' in answer

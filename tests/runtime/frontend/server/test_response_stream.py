@@ -23,7 +23,7 @@ class Handler:
         self.task: asyncio.Task[list[Delta]]
 
     async def wait(self) -> None:
-        self.task = asyncio.create_task(self._exchange.news(self._take))
+        self.task = asyncio.create_task(self._exchange.deltas(self._take))
         await asyncio.sleep(0)
 
     def _take(self, text: str) -> bool:
@@ -32,9 +32,15 @@ class Handler:
         return self.takes
 
 
+def push(stream: ResponseStream, text: str, tokens: int) -> None:
+    """Push a text of choice 0, which has `tokens` tokens now."""
+    stream.choices[0].tokens = tokens
+    stream.push(stream.choices[0], text, ())
+
+
 @pytest.fixture
 def exchange() -> ResponseStream:
-    return ResponseStream(1)
+    return ResponseStream(0.0, [(b"r" * 16, 1)])
 
 
 @pytest.fixture
@@ -45,37 +51,37 @@ async def handler(exchange: ResponseStream) -> Handler:
 
 
 async def test_texts_go_past_a_handler_that_waits(exchange: ResponseStream, handler: Handler) -> None:
-    exchange.push(0, "a", 1, ())
-    exchange.push(0, "b", 2, ())
+    push(exchange, "a", 1)
+    push(exchange, "b", 2)
     await asyncio.sleep(0)
     assert (handler.taken, handler.task.done()) == (["a", "b"], False)
-    exchange.finish(0, END)
-    assert await handler.task == [Delta(0, "", 9, (), END)]
+    exchange.finish(exchange.choices[0], END)
+    assert await handler.task == [Delta(0, "", 9, [], END)]
 
 
 async def test_nothing_overtakes_a_text_that_was_not_taken(exchange: ResponseStream, handler: Handler) -> None:
     handler.takes = False
-    exchange.push(0, "a", 1, ())
+    push(exchange, "a", 1)
     handler.takes = True
-    exchange.push(0, "b", 2, ())
-    assert await handler.task == [Delta(0, "ab", 2, (), None)]
-    exchange.push(0, "c", 3, ())
+    push(exchange, "b", 2)
+    assert await handler.task == [Delta(0, "ab", 2, [], None)]
+    push(exchange, "c", 3)
     assert handler.taken == [], "it does not wait"
     await handler.wait()
-    assert await handler.task == [Delta(0, "c", 3, (), None)]
+    assert await handler.task == [Delta(0, "c", 3, [], None)]
     await handler.wait()
-    exchange.push(0, "d", 4, ())
+    push(exchange, "d", 4)
     assert handler.taken == ["d"]
     handler.task.cancel()
 
 
 async def test_nothing_overtakes_what_wakes_the_handler_up(exchange: ResponseStream, handler: Handler) -> None:
     exchange.interrupt()
-    exchange.push(0, "a", 1, ())
-    assert await handler.task == [Delta(0, "a", 1, (), None)]
+    push(exchange, "a", 1)
+    assert await handler.task == [Delta(0, "a", 1, [], None)]
     await handler.wait()
-    exchange.fail(ApiError.of_code("engine_error", "it broke"))
-    exchange.push(0, "b", 2, ())
+    exchange.fail(ApiError.from_code("engine_error", "it broke"))
+    push(exchange, "b", 2)
     with pytest.raises(ApiError, match="it broke"):
         await handler.task
     assert handler.taken == []
@@ -85,5 +91,5 @@ async def test_nothing_is_taken_for_a_handler_that_is_gone(exchange: ResponseStr
     handler.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await handler.task
-    exchange.push(0, "a", 1, ())
+    push(exchange, "a", 1)
     assert handler.taken == []

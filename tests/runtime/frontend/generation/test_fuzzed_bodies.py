@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.openai.bodies import ChatBody, CompletionBody, NativeBody, NativeSampling
-from minisgl.frontend.openai.choices import requests_of
-from minisgl.frontend.openai.requests import parse_chat, parse_completion, parse_native
+from minisgl.frontend.generation.request import generate_messages
+from minisgl.frontend.native.bodies import NativeBody, NativeSampling
+from minisgl.frontend.native.requests import parse_native
+from minisgl.frontend.openai.bodies import ChatBody, CompletionBody
+from minisgl.frontend.openai.requests import parse_chat, parse_completion
 from minisgl.wire.text import Generate, SamplingDefaults
 from support.frontend.json_values import json_values
 
@@ -28,7 +30,7 @@ def changed(fields: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
 
 def outcome(parse: Any, body: dict[str, Any]) -> None:
     try:
-        requests = requests_of(parse(json.dumps(body).encode(), SamplingDefaults()), Headers({}))
+        requests = generate_messages(parse(json.dumps(body).encode(), SamplingDefaults()), Headers({}))
     except ApiError as error:
         assert 400 <= error.status < 500
         assert len(error.message) < 400

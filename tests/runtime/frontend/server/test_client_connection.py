@@ -9,7 +9,7 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from minisgl.frontend.server.direct_writes import DirectWrites
+from minisgl.frontend.server.client_connection import ClientConnection
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 
@@ -51,22 +51,29 @@ def cycle(line: Line) -> RequestResponseCycle:
     )
 
 
+def client_of(cycle: RequestResponseCycle) -> ClientConnection:
+    async def wait_flushed() -> None:
+        return
+
+    return ClientConnection(cycle, wait_flushed)
+
+
 @pytest.mark.parametrize("part", [b"a", b"data: {}\n\n" * 100])
 async def test_the_same_bytes(line: Line, cycle: RequestResponseCycle, part: bytes) -> None:
     await cycle.send(START)  # type: ignore[arg-type]
     await cycle.send({"type": "http.response.body", "body": part, "more_body": True})
-    assert DirectWrites(cycle).write(part)
+    assert client_of(cycle).write(part)
     _, sent, written = line.written
     assert written == sent
 
 
 async def test_nothing_is_written_that_would_have_to_wait(line: Line, cycle: RequestResponseCycle) -> None:
-    writes = DirectWrites(cycle)
-    assert not writes.write(b"a"), "the headers were not sent"
+    client = client_of(cycle)
+    assert not client.write(b"a"), "the headers were not sent"
     await cycle.send(START)  # type: ignore[arg-type]
     cycle.flow.pause_writing()
-    assert not writes.write(b"a"), "the client does not read"
+    assert not client.write(b"a"), "the client does not read"
     cycle.flow.resume_writing()
     line.closing = True
-    assert not writes.write(b"a"), "the client is gone"
+    assert not client.write(b"a"), "the client is gone"
     assert len(line.written) == 1

@@ -8,11 +8,11 @@ from typing import Any, Final
 from minisgl.wire.text import ScoredToken
 
 LOWEST: Final = -9999.0
-"""JSON has no infinity; this is what OpenAI's API gives for what cannot be sampled."""
+"""Stands for minus infinity, which JSON does not have, as in OpenAI's API: a token that cannot be sampled."""
 
 
-def chat_scores(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-    """`bytes` of all tokens together are the content in UTF-8."""
+def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+    """`bytes` of all tokens, joined, are the content in UTF-8."""
     content = [
         {
             "token": token.name.decode("utf-8", "replace"),
@@ -28,32 +28,32 @@ def chat_scores(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_scores(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     return {
         "text_offset": [token.offset for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
-        "tokens": [spelled(token.name) for token in tokens],
-        "top_logprobs": [_tops(token) for token in tokens],
+        "tokens": [token_text(token.name) for token in tokens],
+        "top_logprobs": [_top_logprobs(token) for token in tokens],
     }
 
 
-def spelled(name: bytes) -> str:
-    """The token as text, where it is one: a part of a character is spelled byte by byte."""
+def token_text(name: bytes) -> str:
+    """Return a token as text; one that is a part of a character is written byte by byte."""
     try:
         return name.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in name)
 
 
-def _tops(token: ScoredToken) -> dict[str, float | None] | None:
-    """The likeliest tokens, and the token itself where it is not one of them."""
+def _top_logprobs(token: ScoredToken) -> dict[str, float | None] | None:
+    """Return the most likely tokens, and the token itself if it is not among them."""
     if token.logprob is None:
         return None
-    tops: dict[str, float | None] = {}
+    top: dict[str, float | None] = {}
     for name, logprob in (*token.top, (token.name, token.logprob)):
-        # Best first: of two tokens that are spelled alike the likelier stays.
-        tops.setdefault(spelled(name), _finite(logprob))
-    return tops
+        # Best first: of two tokens with the same text the more likely one stays.
+        top.setdefault(token_text(name), _finite(logprob))
+    return top
 
 
 def _finite(logprob: float | None) -> float | None:

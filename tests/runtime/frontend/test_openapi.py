@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.openai.bodies import ChatBody, CompletionBody, NativeBody, NativeSampling
-from minisgl.frontend.openai.openapi import openapi
-from minisgl.frontend.openai.requests import parse_chat, parse_completion, parse_native
+from minisgl.frontend.native.bodies import NativeBody, NativeSampling
+from minisgl.frontend.native.requests import parse_native
+from minisgl.frontend.openai.bodies import ChatBody, CompletionBody
+from minisgl.frontend.openai.requests import parse_chat, parse_completion
+from minisgl.frontend.openapi import openapi
 from minisgl.wire.text import SamplingDefaults, ServedModel
 from support.frontend.fake_scheduler import card
 from support.frontend.json_values import json_values

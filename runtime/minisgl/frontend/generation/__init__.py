@@ -1,0 +1,1 @@
+"""Text generation for every API: the parsed request, its choices, and the endpoint that serves it."""

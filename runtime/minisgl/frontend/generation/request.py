@@ -1,0 +1,127 @@
+"""A parsed generation request, and the messages to tokenizer workers that it becomes: one for each choice."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+import time
+from typing import Any, Final
+
+import msgspec
+from starlette.datastructures import Headers
+
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.generation.prompts import Prompt
+from minisgl.frontend.generation.response_format import ResponseFormat
+from minisgl.frontend.server.json_body import invalid
+from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams
+from minisgl.wire.text import Generate
+
+MAX_CHOICES: Final = 1024
+"""Choices of one request: prompts times n."""
+MAX_COPIED_BYTES: Final = 64 << 20
+"""Size of a body times n, because each choice takes its prompt along."""
+MAX_REQUESTED_TOKENS: Final = MAX_CHOICES * 4096
+"""Choices times `max_tokens`, for a request that has several choices of a prompt and sets `max_tokens`."""
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid request. The response has n choices for each prompt, those of the first prompt first."""
+
+    model: str | None = None
+    prompts: list[Prompt]
+    n: int = 1
+    params: SamplingParams
+    """Parameters of choice 0; the others differ in their seeds."""
+    stream: bool
+    format: ResponseFormat
+    echo: bool = False
+    template_variables: dict[str, Any] = {}
+    priority: int = 0
+    timeout_seconds: float | None = None
+    cache_salt: str = ""
+    ignored: tuple[str, ...] = ()
+    """Unknown fields of the body."""
+
+
+def generate_messages(request: GenerationRequest, headers: Headers) -> list[Generate]:
+    """Return a message for each choice: choice j of prompt i is at i · n + j. Raises ApiError for a bad timeout."""
+    deadline_ms = _deadline_ms(request, headers)
+    variants = [_params_of_choice(request.params, j) for j in range(request.n)]
+    return [
+        Generate(
+            id=secrets.token_bytes(REQUEST_ID_BYTES),
+            messages=prompt.messages,
+            prompt=prompt.text,
+            tokens=prompt.tokens,
+            template_variables=request.template_variables,
+            echo=request.echo,
+            params=params,
+            priority=request.priority,
+            deadline_ms=deadline_ms,
+            cache_salt=request.cache_salt,
+        )
+        for prompt in request.prompts
+        for params in variants
+    ]
+
+
+def check_choices(prompts: list[Prompt], n: int, max_tokens: int | None, param: str, body_bytes: int) -> None:
+    """Raises ApiError, which blames `param`, when a request of `body_bytes` asks for too much at a time."""
+    choices = len(prompts) * n
+    if choices > MAX_CHOICES:
+        raise invalid(param, f"expected at most {MAX_CHOICES} choices, n for each of {len(prompts)} prompts")
+    if n > 1 and max_tokens is not None and choices * max_tokens > MAX_REQUESTED_TOKENS:
+        raise invalid(
+            param,
+            f"{choices} choices of up to {max_tokens} tokens exceed {MAX_REQUESTED_TOKENS} in total; request fewer "
+            f"choices, or at most {MAX_REQUESTED_TOKENS // choices} tokens each",
+        )
+    if n > 1 and body_bytes * n > MAX_COPIED_BYTES:
+        raise invalid(param, f"expected at most {MAX_COPIED_BYTES // body_bytes} choices of prompts this long")
+
+
+def check_min_tokens(min_tokens: int | None, max_tokens: int | None, param: str) -> None:
+    """Raises ApiError."""
+    if min_tokens is not None and max_tokens is not None and min_tokens > max_tokens:
+        raise invalid(param, f"{min_tokens} exceeds the maximum number of tokens, {max_tokens}")
+
+
+def derived_seed(seed: int, choice: int) -> int:
+    """Return the seed of a choice, an int64. Choice 0 has the seed itself, so that its text does not depend on n."""
+    if choice == 0:
+        return seed
+    digest = hashlib.blake2b(b"%d %d" % (seed, choice), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _params_of_choice(params: SamplingParams, choice: int) -> SamplingParams:
+    if params.seed is None or choice == 0:
+        return params
+    return msgspec.structs.replace(params, seed=derived_seed(params.seed, choice))
+
+
+def _deadline_ms(request: GenerationRequest, headers: Headers) -> int:
+    """Return the earliest deadline of body and headers, in Unix time; 0: none."""
+    seconds = [] if request.timeout_seconds is None else [request.timeout_seconds]
+    if (given := headers.get("x-request-timeout-ms")) is not None:
+        milliseconds = _number(given)
+        if milliseconds is None or milliseconds <= 0:
+            name = "x-request-timeout-ms"
+            raise ApiError(400, "invalid_value", f"{name}: expected a positive number of milliseconds", name)
+        seconds.append(milliseconds / 1000)
+    # OpenAI's client library always sends this header, with text for "no timeout". It is how long the client waits for
+    # the next bytes: those of a full response come at its end, those of a stream all the time.
+    read_timeout = None if request.stream else _number(headers.get("x-stainless-read-timeout", ""))
+    if read_timeout is not None and read_timeout > 0:
+        seconds.append(read_timeout)
+    return int((time.time() + min(seconds)) * 1000) if seconds else 0
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return min(number, 1e9) if math.isfinite(number) else None

@@ -1,0 +1,38 @@
+"""Interface between the endpoint and the response formats of each API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from minisgl.frontend.server.response_stream import Delta
+from minisgl.wire.text import Finished
+
+DONE: Final = b"data: [DONE]\n\n"
+"""Server-sent event that ends a complete stream."""
+
+KEEPALIVE: Final = b": ping\n\n"
+"""Server-sent comment, so that proxies keep a silent stream open."""
+
+
+class EventFormat(Protocol):
+    """Server-sent events of one stream."""
+
+    @property
+    def text_event(self) -> Callable[[str], bytes] | None:
+        """Renders a text that has no end; None if events need more than the text. Texts may then be written past the
+        handler."""
+
+    def first(self) -> bytes: ...
+    def event(self, delta: Delta) -> bytes: ...
+    def last(self, ends: Sequence[Finished]) -> bytes: ...
+
+
+class ResponseFormat(Protocol):
+    """Response to one request."""
+
+    def full(self, response_id: str, model: str, choices: Sequence[Delta]) -> bytes:
+        """Return the body of a response that is not streamed."""
+
+    def events(self, response_id: str, model: str, prompt_tokens: Sequence[int]) -> EventFormat:
+        """Return the format of a stream. `prompt_tokens`: those of each choice's prompt."""

@@ -1,0 +1,69 @@
+"""Sampling fields that request bodies of all APIs share, with the ranges that are checked while decoding."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from minisgl.frontend.server.json_body import unsupported
+from minisgl.wire.text import SamplingDefaults
+
+TOKEN_ID: Final = "token id"
+"""Title of the type in schemas; the vocabulary of the served model bounds it."""
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+CountOrZero = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1, title=TOKEN_ID)]
+Stop = Annotated[str, Meta(min_length=1, max_length=256)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+N = Annotated[int, Meta(ge=1, le=128)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+GRAMMARS: Final = ("regex", "ebnf", "structural_tag")
+"""Fields for constrained output, which is not supported yet."""
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """Fields with one name and meaning everywhere. Null is as good as leaving a field out."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    n: N | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.001, le=100)] | None = None
+
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+
+
+def common_params(fields: SamplingFields, defaults: SamplingDefaults) -> dict[str, Any]:
+    """Return the arguments for SamplingParams that come from these fields, with the checkpoint's defaults."""
+    stop = fields.stop or ()
+    given = {name: getattr(fields, name) for name in SamplingDefaults.__struct_fields__}
+    return {
+        **{name: getattr(defaults, name) if value is None else value for name, value in given.items()},
+        "ignore_eos": bool(fields.ignore_eos),
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+        "stop_token_ids": tuple(fields.stop_token_ids or ()),
+        "presence_penalty": fields.presence_penalty or 0.0,
+        "frequency_penalty": fields.frequency_penalty or 0.0,
+    }
+
+
+def reject_constraints(fields: SamplingFields, names: tuple[str, ...], prefix: str = "") -> None:
+    """Raises ApiError for a field that asks for constrained output: its client must not get free text."""
+    for name in names:
+        if getattr(fields, name) is not None:
+            raise unsupported(prefix + name, NO_GRAMMAR)
+
+
+NO_GRAMMAR: Final = "constrained output is not supported yet; leave the field out"

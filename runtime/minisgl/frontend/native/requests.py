@@ -1,0 +1,70 @@
+"""Parsing of /generate: from a body to a valid generation request."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from minisgl.frontend.generation.prompts import Prompt, parse_prompts
+from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
+from minisgl.frontend.generation.sampling import GRAMMARS, common_params, reject_constraints
+from minisgl.frontend.native.bodies import NativeBody, NativeSampling
+from minisgl.frontend.native.responses import NativeFormat
+from minisgl.frontend.server.json_body import decode, invalid, unsupported
+from minisgl.frontend.server.unknown_fields import unknown_fields
+from minisgl.wire.messages import SamplingParams
+from minisgl.wire.text import SamplingDefaults
+
+MAX_TOKENS: Final = 128
+"""Default of `max_new_tokens`."""
+TEXT_STREAM_MAX_TOKENS: Final = 16
+"""Default of `max_tokens`, with `prompt`."""
+
+_decoder: Final = msgspec.json.Decoder(NativeBody)
+
+
+def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+    """Raises ApiError."""
+    body = decode(_decoder, raw)
+    given = [name for name in ("text", "input_ids", "prompt") if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise invalid(given[1] if given else "text", "expected exactly one of `text`, `input_ids` and `prompt`")
+    if body.return_logprob:
+        raise unsupported("return_logprob", "not supported; use /v1/completions with `logprobs`")
+    if body.prompt is not None:
+        # Clients of this form expect greedy sampling, and always a stream.
+        return GenerationRequest(
+            prompts=[Prompt(text=body.prompt)],
+            params=SamplingParams(
+                max_tokens=body.max_tokens or TEXT_STREAM_MAX_TOKENS,
+                temperature=0.0,
+                ignore_eos=bool(body.ignore_eos),
+            ),
+            stream=True,
+            format=NativeFormat(text_only=True),
+            ignored=unknown_fields(NativeBody, raw),
+        )
+    sampling = body.sampling_params or NativeSampling()
+    reject_constraints(sampling, ("json_schema", *GRAMMARS), "sampling_params.")
+    source = body.text if body.text is not None else body.input_ids
+    assert source is not None
+    prompts = parse_prompts(source, given[0])
+    n = sampling.n or 1
+    max_tokens = sampling.max_new_tokens or MAX_TOKENS
+    check_choices(prompts, n, max_tokens, "sampling_params.n", len(raw))
+    check_min_tokens(sampling.min_new_tokens, max_tokens, "sampling_params.min_new_tokens")
+    return GenerationRequest(
+        prompts=prompts,
+        n=n,
+        params=SamplingParams(
+            **common_params(sampling, defaults),
+            max_tokens=max_tokens,
+            min_tokens=sampling.min_new_tokens or 0,
+            seed=sampling.sampling_seed,
+            include_stop_str_in_output=bool(sampling.no_stop_trim),
+        ),
+        stream=bool(body.stream),
+        format=NativeFormat(is_list=n > 1 or (isinstance(source, list) and type(source[0]) is not int)),
+        ignored=unknown_fields(NativeBody, raw),
+    )

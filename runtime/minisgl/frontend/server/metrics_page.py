@@ -1,0 +1,29 @@
+"""GET /metrics: what is in memory already. No other process is queried, so a busy engine cannot delay a scrape."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from minisgl.frontend.metrics.prometheus import CONTENT_TYPE, Snapshot, render
+from minisgl.frontend.server.request_tracker import RequestTracker
+
+
+class MetricsPage:
+    """ASGI application."""
+
+    def __init__(self, requests: RequestTracker) -> None:
+        self._requests = requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        requests = self._requests
+        snapshot = Snapshot(
+            "" if requests.model is None else requests.model.card.name,
+            requests.status,
+            requests.step_age(asyncio.get_running_loop().time()),
+            requests.phases(),
+            requests.admission.rejections,
+        )
+        await Response(render(requests.metrics, snapshot), media_type=CONTENT_TYPE)(scope, receive, send)

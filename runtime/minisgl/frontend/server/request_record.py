@@ -1,0 +1,86 @@
+"""The record of one HTTP request, which travels in its ASGI scope: phase, times, outcome.
+
+The middleware creates it; the access log, the limits, the metrics and the admin API read it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Final
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from minisgl.frontend.server.client_connection import ClientConnection
+from minisgl.frontend.server.response_stream import Phase, ResponseStream
+
+_KEY: Final = "minisgl.record"
+"""Key of the record in the ASGI scope."""
+
+LOGGED_HEADERS: Final = {"x-stainless-retry-count": "retry", "traceparent": "trace"}
+"""Request header → field of the access log."""
+
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_LOGGED_VALUE: Final = re.compile(r"[\x20-\x7e]{1,128}")
+
+
+class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
+    """One HTTP request. Times are the event loop's, in seconds; 0: not yet."""
+
+    request_id: str
+    response_id: str = ""
+    """Identifier in the body of the response, without its prefix."""
+    method: str
+    path: str
+    started_at: float
+    headers: dict[str, str] = {}
+    """Fields of the access log that repeat request headers."""
+    key_name: str = ""
+    """Name of the API key."""
+    model: str = ""
+    """Name by which the client calls the model."""
+    status: int = 0
+    error_code: str = ""
+    response_complete: bool = False
+    disconnected_in: Phase | None = None
+    """Phase in which the client left, before its response was complete."""
+    send_started_at: float = 0.0
+    """Start of the send in progress; 0: none."""
+    stream: ResponseStream | None = None
+    """Output of a generation request, from its admission on."""
+    client: ClientConnection | None = None
+
+    @property
+    def phase(self) -> Phase:
+        return "reading" if self.stream is None else self.stream.phase
+
+
+def new_record(method: str, path: str, headers: Headers, started_at: float) -> RequestRecord:
+    """Make a record with the client's `x-request-id`, or a random one."""
+    given = headers.get("x-request-id", "")
+    logged = {field: headers.get(header, "") for header, field in LOGGED_HEADERS.items()}
+    return RequestRecord(
+        request_id=given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16),
+        method=method,
+        path=path,
+        started_at=started_at,
+        headers={field: value for field, value in logged.items() if _LOGGED_VALUE.fullmatch(value)},
+    )
+
+
+def attach_record(scope: Scope, record: RequestRecord) -> None:
+    scope[_KEY] = record
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """Return the record of a request to the API's port."""
+    record: RequestRecord = scope[_KEY]
+    return record
+
+
+def find_record(scope: Scope) -> RequestRecord | None:
+    """Return the record of a request to any port; only the API's port keeps them."""
+    record: RequestRecord | None = scope.get(_KEY)
+    return record

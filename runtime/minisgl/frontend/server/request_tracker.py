@@ -1,0 +1,154 @@
+"""All requests in progress and the state of the engine behind them: what metrics, limits and the admin API read.
+
+Links to tokenizer workers report here what arrives for a choice; it is measured and passed on to its response stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minisgl.frontend.config import RequestLimits
+from minisgl.frontend.errors import ApiError, ClientDisconnected
+from minisgl.frontend.metrics.counters import FrontendMetrics
+from minisgl.frontend.server import access_log
+from minisgl.frontend.server.admission import Admission
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.response_stream import PHASES, Choice, ResponseStream
+from minisgl.wire.messages import Status
+from minisgl.wire.text import Finished, Generate, ServedModel
+
+
+class RequestTracker:
+    """All methods belong to the event loop; `now` is its time, in seconds."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self.limits = limits
+        self.metrics = FrontendMetrics()
+        self.admission = Admission(limits)
+        self.in_flight: set[RequestRecord] = set()
+        self.status: Status | None = None
+        """Last status of the scheduler."""
+        self.model: ServedModel | None = None
+        self._stepped_at = 0.0
+
+    def begin(self, record: RequestRecord) -> None:
+        self.in_flight.add(record)
+
+    def end(self, record: RequestRecord, now: float) -> None:
+        self.in_flight.discard(record)
+        metrics = self.metrics
+        if record.disconnected_in is not None:
+            metrics.disconnects[record.disconnected_in] += 1
+            if record.stream is not None:
+                metrics.finished["abort"] += 1
+        elif record.error_code:
+            metrics.failed[record.error_code] += 1
+        access_log.write(record, now)
+
+    def admit(self, record: RequestRecord, requests: Sequence[Generate], n: int) -> ResponseStream:
+        """Open the response stream of a request: one choice for each of `requests`, `n` for each prompt. Raises
+        ApiError when too many wait."""
+        choices = [(request.id, _estimate_prompt_tokens(request)) for request in requests]
+        self.admission.admit(len(choices), sum(tokens for _, tokens in choices))
+        record.stream = ResponseStream(record.started_at, choices, n)
+        return record.stream
+
+    def accept(self, choice: Choice, prompt_tokens: int, now: float) -> None:
+        """The scheduler has queued the choice."""
+        stream = choice.stream
+        if choice.waiting:
+            self.admission.correct_tokens(prompt_tokens - choice.prompt_tokens)
+        if choice.index % stream.n == 0:
+            self.metrics.prompt_tokens_total += prompt_tokens
+        stream.accept(choice, prompt_tokens)
+        if stream.is_accepted and stream.phase == "tokenizing":
+            stream.phase = "waiting"
+            stream.accepted_at = now
+            self.metrics.accept_time.observe(now - stream.started_at)
+
+    def count_tokens(self, choice: Choice, tokens: int, now: float) -> None:
+        """The choice has `tokens` in all now; 0: only the echoed prompt has arrived."""
+        if not tokens:
+            return
+        stream = choice.stream
+        if choice.waiting:
+            self._start(choice, now)
+            self.metrics.time_to_first_token.observe(now - stream.started_at)
+            stream.first_token_at = stream.first_token_at or now
+        elif tokens > choice.tokens:
+            # Text that was held back arrives with several tokens; they share the time.
+            new = tokens - choice.tokens
+            self.metrics.inter_token_latency.observe((now - choice.last_token_at) / new, new)
+        choice.tokens = tokens
+        choice.last_token_at = stream.last_token_at = now
+
+    def finish(self, choice: Choice, end: Finished, now: float) -> None:
+        if end.completion_tokens > choice.tokens:
+            self.count_tokens(choice, end.completion_tokens, now)
+        elif choice.waiting:
+            # No token was asked for: only the prompt was scored.
+            self._start(choice, now)
+        stream, metrics = choice.stream, self.metrics
+        metrics.finished[end.reason] += 1
+        if choice.index % stream.n == 0:
+            metrics.prompt_tokens.observe(end.prompt_tokens)
+        metrics.generation_tokens.observe(end.completion_tokens)
+        if end.wait is not None:
+            metrics.prefill_time.observe(end.wait.prefill)
+        metrics.request_latency.observe(now - stream.started_at)
+        metrics.decode_time.observe(now - choice.first_token_at)
+        if end.completion_tokens > 1:
+            metrics.time_per_output_token.observe((now - choice.first_token_at) / (end.completion_tokens - 1))
+        stream.finish(choice, end)
+
+    def fail(self, choice: Choice, error: ApiError) -> None:
+        if error.code == "queue_full":
+            self.admission.add_retry_after(error)
+        self._stop_waiting(choice)
+        choice.stream.fail(error)
+
+    def release(self, stream: ResponseStream) -> None:
+        """The handler is done with the stream. A second call does nothing."""
+        for choice in stream.choices:
+            self._stop_waiting(choice)
+        stream.fail(ClientDisconnected())
+
+    def _start(self, choice: Choice, now: float) -> None:
+        """The engine has computed the choice's prompt."""
+        choice.waiting = False
+        choice.first_token_at = choice.stream.last_token_at = now
+        choice.stream.phase = "generating"
+        self.admission.start(choice.prompt_tokens)
+
+    def _stop_waiting(self, choice: Choice) -> None:
+        if choice.waiting:
+            choice.waiting = False
+            self.admission.leave_queue(choice.prompt_tokens)
+
+    def update_engine(self, model: ServedModel | None, status: Status | None, now: float) -> None:
+        """Take the state of the engine as a tokenizer worker reports it."""
+        if model is not None and (self.model is None or self.model.epoch != model.epoch):
+            self.metrics.engine_starts += 1
+            self.model = model
+        if status is None or self.status is None or status.steps != self.status.steps or not status.running:
+            self._stepped_at = now
+        self.status = status
+
+    def step_age(self, now: float) -> float:
+        """Seconds that requests have been running without a step; 0 when none runs."""
+        busy = self.status is not None and self.status.running
+        return now - self._stepped_at if busy else 0.0
+
+    def phases(self) -> dict[str, int]:
+        """Return the number of HTTP requests in each phase."""
+        phases = [record.phase for record in self.in_flight]
+        return {phase: phases.count(phase) for phase in PHASES}
+
+
+def _estimate_prompt_tokens(request: Generate) -> int:
+    """Estimate the tokens of a prompt that is not encoded yet: most text has four characters per token."""
+    if request.tokens is not None:
+        return len(request.tokens) // 4
+    if request.messages is not None:
+        return sum(len(message.content or "") for message in request.messages) // 4 + len(request.messages)
+    return len(request.prompt or "") // 4 + 1
