@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.errors import CodedError
-from minisgl.options import option, options_of
+from minisgl.options import Count, Fraction, Index, option, options_of
 
 Device = Literal["cpu", "cuda"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -26,9 +26,7 @@ DEFAULT_PAGE_SIZE: Final[Mapping[Device, int]] = {"cuda": 64, "cpu": 16}
 """Tokens. The fast decode kernels on CUDA need 64; small pages waste less of a CPU's small pool."""
 ATTENTION_BACKENDS: Final = ("torch", "flashinfer", "xqa", "balanced", "fa3")
 
-Count = Annotated[int, Meta(ge=1)]
 Rows = Annotated[int, Meta(ge=1, le=MAX_RUNNING)]
-Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 Config = TypeVar("Config", bound=msgspec.Struct)
 
@@ -54,7 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     rendezvous: str = ""
     """`tcp://host:port` or `file:///path` at which the ranks' collectives meet; unused with one rank."""
-    device_index: Annotated[int, Meta(ge=0)] | None = None
+    device_index: Index | None = None
     """Index of the rank's device among the visible CUDA devices; None: `rank`."""
     nccl_host: str = ""
     """One host name for all ranks, when they run on one machine in containers that NCCL takes for several machines;
@@ -104,7 +102,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = "auto"
     cuda_graph_max_batch: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
+        Index | None,
         option("largest decode batch with a CUDA graph; 0 disables graphs", default="--max-running, in requests"),
     ] = None
     dummy_weights: Annotated[

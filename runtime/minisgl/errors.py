@@ -4,12 +4,18 @@ from __future__ import annotations
 
 
 class CodedError(Exception):
-    """An error that commands and APIs show to people instead of a traceback.
+    """An error that commands and APIs show to users instead of a traceback.
 
-    `code` is stable, so that programs can rely on it. The message says what is wrong with which value and what to do.
+    `code` is stable, so that programs can rely on it. The message states what is wrong with which value and what
+    to do.
     """
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of a command that fails with this error."""
+        return 1

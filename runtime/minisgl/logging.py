@@ -9,16 +9,29 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final, Literal, TextIO
+from typing import Annotated, Final, Literal, TextIO
 
 import msgspec
+
+from minisgl.options import option
 
 LogFormat = Literal["auto", "text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _COLOURS: Final = {"debug": "2", "warning": "33", "error": "31", "critical": "31"}
 _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
+    level: Annotated[LogLevel, option("least severe level of the lines on stderr")] = msgspec.field(
+        default="info", name="log_level"
+    )
+    format: Annotated[
+        LogFormat,
+        option("text for readers, json for programs: one object per line", default="auto, text on a terminal"),
+    ] = msgspec.field(default="auto", name="log_format")
 
 
 class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -86,6 +99,12 @@ def set_up(process: str, level: LogLevel = "info", format: LogFormat = "auto", s
     root = logging.getLogger()
     root.handlers[:] = [_Handler(process, format, stream or sys.stderr)]
     root.setLevel(level.upper())
+
+
+def writer(format: LogFormat) -> Callable[[Line], None]:
+    """Function that writes lines of other processes to stderr."""
+    renderer = Renderer(format, sys.stderr)
+    return lambda line: print(renderer.render(line), file=sys.stderr, flush=True)
 
 
 def parse(text: str, process: str) -> Line:

@@ -6,11 +6,21 @@ option are those of the field and are stated nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+Index = Annotated[int, Meta(ge=0)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
+Seconds = Annotated[float, Meta(gt=0, extra={"metavar": "S"})]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+"""TCP port; 0: a free one."""
+
+_METAVARS: Final[Mapping[Any, str]] = {int: "N", float: "X"}
 
 
 class Option(NamedTuple):
@@ -38,7 +48,7 @@ def option(description: str, *, default: str = "{}", metavar: str = "") -> Meta:
     """Mark a field as an option. `description` is its help text.
 
     `default` describes the default in the help, with `{}` for the value: it adds a unit, or the meaning of None.
-    `metavar` stands for the value in the help; empty: N for an integer, X for another number, NAME for text.
+    `metavar` stands for the value in the help; empty: by type, such as N for an integer and S for seconds.
     """
     return Meta(description=description, extra={"default": default, "metavar": metavar})
 
@@ -54,7 +64,8 @@ def options_of(defaults: msgspec.Struct) -> list[Option]:
             if meta.description is not None and meta.extra is not None:
                 shown = meta.extra["default"].format("off" if isinstance(default, bool) else default)
                 text = f"{meta.description} (default: {shown})"
-                found.append(Option(field.name, field.encode_name, kind, bounds, default, text, meta.extra["metavar"]))
+                metavar = meta.extra["metavar"] or (bounds.extra or {}).get("metavar", _METAVARS.get(kind, "NAME"))
+                found.append(Option(field.name, field.encode_name, kind, bounds, default, text, metavar))
     return found
 
 

@@ -11,23 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from minisgl.config import EngineConfig
-from minisgl.flags.arguments import add_engine_arguments, add_log_arguments, filled, integer, number
+from minisgl.flags.arguments import add_engine_arguments, add_options, filled, integer, number, set_up_log
 from minisgl.launcher.devices import choose_device
 from minisgl.launcher.restarts import Limits
+from minisgl.logging import LogOptions
 from minisgl.replica.engine_pod import engine
 from minisgl.replica.options import EngineOptions, Ports
 from minisgl.replica.pods import Expected
 
-_PORTS: Final = Ports()
-_PORT_HELP: Final = {
-    "control": "probes, status and tokenizer files over HTTP",
-    "scheduler": "frontends' requests, on pod 0",
-    "link": "from launcher to launcher, on pod 0",
-    "rendezvous": "where the ranks of several pods meet, on pod 0",
-    "plans": "step plans of rank 0; of the ranks of other pods, plus the rank's number",
-}
-
-_port = integer(1, 65535)
+_RESTARTS: Final = Limits(startup_timeout=1800.0, max_restarts=5, restart_window=3600.0, retry_start=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,23 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--node-name", metavar="NAME", help="the node that it runs on (default: MINISGL_NODE_NAME, or not known)"
     )
-    for name, meaning in _PORT_HELP.items():
-        group.add_argument(
-            f"--{name}-port",
-            type=_port,
-            default=getattr(_PORTS, name),
-            metavar="N",
-            help=f"{meaning} (default: {getattr(_PORTS, name)})",
-        )
+    add_options(group, Ports())
     add_engine_arguments(parser)
     group = parser.add_argument_group("start and stop")
-    group.add_argument(
-        "--startup-timeout",
-        type=number(0),
-        default=1800.0,
-        metavar="S",
-        help="longest start of the ranks once all pods are there, before it counts as failed (default: 1800 seconds)",
-    )
+    add_options(group, _RESTARTS)
     group.add_argument(
         "--drain-timeout",
         type=number(0),
@@ -95,28 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: 300 seconds)",
     )
     group.add_argument(
-        "--max-restarts",
-        type=integer(0),
-        default=5,
-        metavar="N",
-        help="how many times the ranks are started again within --restart-window before the replica counts as failed "
-        "(default: 5)",
-    )
-    group.add_argument(
-        "--restart-window",
-        type=number(0),
-        default=3600.0,
-        metavar="S",
-        help="how long a restart counts (default: 3600 seconds)",
-    )
-    group.add_argument(
         "--state-directory",
         type=Path,
         default=Path("/run/minisgl"),
         metavar="DIR",
         help="keeps the restarts of this pod's life (default: /run/minisgl)",
     )
-    add_log_arguments(parser)
+    add_options(parser.add_argument_group("log"), LogOptions())
     parser.set_defaults(refuse=parser.error)
 
 
@@ -128,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     pod_index = args.pod_index if args.pod_index is not None else _pod_index(args.refuse)
     if pod_index >= pods:
         args.refuse(f"pod index {pod_index}: --tp {args.tp} with --ranks-per-pod {ranks_per_pod} makes {pods} pods")
-    return engine(
+    engine(
         EngineOptions(
             # Devices of other pods count too: this pod checks its own when its ranks start.
             engine=filled(args, EngineConfig(model=str(args.model), device=choose_device(args.device))),
@@ -143,19 +107,14 @@ def run(args: argparse.Namespace) -> int:
             pod=args.pod_name or os.environ.get("MINISGL_POD_NAME") or socket.gethostname(),
             node=args.node_name or os.environ.get("MINISGL_NODE_NAME", ""),
             leader=args.leader or f"{args.replica}-0.{args.peer_domain or args.replica}",
-            ports=Ports(**{name: getattr(args, f"{name}_port") for name in _PORT_HELP}),
-            limits=Limits(
-                max_restarts=args.max_restarts,
-                restart_window=args.restart_window,
-                startup_timeout=args.startup_timeout,
-                retry_start=True,
-            ),
+            ports=filled(args, Ports()),
+            limits=filled(args, _RESTARTS),
             drain_timeout=args.drain_timeout,
             directory=args.state_directory,
-            log_level=args.log_level,
-            log_format=args.log_format,
+            log=set_up_log(args),
         )
     )
+    return 0
 
 
 def _pod_index(refuse: Callable[[str], object]) -> int:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import Final
 
-from minisgl.flags.arguments import add_log_arguments, add_port_argument, add_tokenizers_argument, number, port
-from minisgl.flags.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
+from minisgl.flags.arguments import add_options, filled, number, port, set_up_log
+from minisgl.frontend.config import Access, RequestLimits
+from minisgl.launcher.endpoint import Endpoint
 from minisgl.launcher.frontend import FrontendOptions, serve_frontend
+from minisgl.logging import LogOptions
 from minisgl.wire.status import CONTROL_PORT, SCHEDULER_PORT
+
+_ENDPOINT: Final = Endpoint(host="0.0.0.0")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"TCP port from which engines give out their tokenizer files (default: {CONTROL_PORT})",
     )
     group = parser.add_argument_group("endpoint")
-    group.add_argument("--host", default="0.0.0.0", metavar="ADDR", help="address to listen on (default: 0.0.0.0, all)")
-    add_port_argument(group)
+    add_options(group, _ENDPOINT)
     group.add_argument(
         "--control-port",
         type=port,
@@ -50,9 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="names of the model in the API, the first of which answers have (default: the engines' name for it)",
     )
-    add_tokenizers_argument(group)
-    add_access_arguments(parser)
-    add_limit_arguments(parser)
+    add_options(parser.add_argument_group("access"), Access())
+    add_options(parser.add_argument_group("limits"), RequestLimits())
     group = parser.add_argument_group("start and stop")
     group.add_argument(
         "--drain-timeout",
@@ -62,24 +65,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long running requests may go on once no new ones are taken, 5 seconds after SIGTERM; a second one "
         "ends them (default: 300 seconds)",
     )
-    add_log_arguments(parser)
+    add_options(parser.add_argument_group("log"), LogOptions())
 
 
 def run(args: argparse.Namespace) -> int:
-    return serve_frontend(
+    serve_frontend(
         FrontendOptions(
             engines=args.engines,
             scheduler_port=args.scheduler_port,
             engine_control_port=args.engine_control_port,
             names=tuple(args.served_model_name),
-            host=args.host,
-            port=args.port,
+            endpoint=filled(args, _ENDPOINT),
             control_port=args.control_port,
-            tokenizers=args.tokenizers,
-            limits=request_limits(args),
-            **access_options(args),
+            access=filled(args, Access()),
+            limits=filled(args, RequestLimits()),
             drain_timeout=args.drain_timeout,
-            log_level=args.log_level,
-            log_format=args.log_format,
+            log=set_up_log(args),
         )
     )
+    return 0

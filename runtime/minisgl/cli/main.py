@@ -1,11 +1,12 @@
-"""`minisgl COMMAND …`: finds the command and turns its errors into one line and an exit code.
+"""`minisgl COMMAND …`: runs a command and turns its errors into one line and an exit code.
 
-0: done. 1: it failed, and the line says why. 2: the command line is wrong.
+0: done. 1: failed; the line states why. 2: the command line is wrong. No other code chooses the exit code of an error.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
@@ -32,6 +33,8 @@ from minisgl.version import __version__
 
 _Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
+logger = logging.getLogger(__name__)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
@@ -39,8 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = args.run(args)
     except CodedError as error:
         # Any other error is a bug, and its traceback is needed.
-        print(f"minisgl: error: {error}", file=sys.stderr)
-        return 1
+        if getattr(args, "logs_errors", False):
+            logger.error("%s", error, extra={"code": error.code})
+        else:
+            print(f"minisgl: error: {error}", file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
         return 130
     return status

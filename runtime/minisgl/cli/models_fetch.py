@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from minisgl import logging as log
-from minisgl.flags.arguments import add_log_arguments, port
-from minisgl.hub.errors import FetchError
+from minisgl.flags.arguments import add_options, port, set_up_log
+from minisgl.hub.errors import FetchError, HubError
 from minisgl.hub.fetch import fetch
 from minisgl.hub.repository import Source
 from minisgl.launcher.control_server import Board, ControlServer
+from minisgl.logging import LogOptions
 from minisgl.wire.status import FetchStatus
 
 
@@ -38,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="file to which the last status goes, as JSON (default: not written)",
     )
-    add_log_arguments(parser)
+    add_options(parser.add_argument_group("log"), LogOptions())
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: it is there. 1: another try may help. 2: it would not."""
-    log.set_up("fetch", args.log_level, args.log_format)
-    # Process 1 of a container ignores signals that it has no handler for. What has come stays, for the next try.
+    """Fetch, and report the last status. Exit codes: 1 when another attempt may succeed, 2 when it would not."""
+    set_up_log(args, "fetch")
+    # Process 1 of a container ignores signals without a handler. Downloaded files stay, for the next attempt.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     board = Board()
     last = FetchStatus()
@@ -61,15 +61,13 @@ def run(args: argparse.Namespace) -> int:
             endpoint = args.endpoint and args.endpoint.rstrip("/")
             source = Source(repository=args.repository, revision=args.revision, endpoint=endpoint)
             publish(fetch(source, args.directory.expanduser(), publish))
-            code = 0
-        except FetchError as error:
-            publish(msgspec.structs.replace(last, phase="Failed", reason=error.code, message=str(error)))
-            code = 1 if error.is_retryable else 2
-        except OSError as error:
-            publish(msgspec.structs.replace(last, phase="Failed", message=f"{args.directory}: {error}"))
-            code = 1
-        text = msgspec.json.encode(last)
-        print(text.decode(), flush=True)
-        if args.termination_log is not None:
-            args.termination_log.write_bytes(text)
-    return code
+        except HubError as error:
+            reason = error.code if isinstance(error, FetchError) else ""
+            publish(msgspec.structs.replace(last, phase="Failed", reason=reason, message=str(error)))
+            raise
+        finally:
+            text = msgspec.json.encode(last)
+            print(text.decode(), flush=True)
+            if args.termination_log is not None:
+                args.termination_log.write_bytes(text)
+    return 0

@@ -6,23 +6,27 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 from minisgl.config import EngineConfig
 from minisgl.flags.arguments import (
     add_engine_arguments,
-    add_log_arguments,
-    add_port_argument,
-    add_tokenizers_argument,
+    add_options,
     filled,
-    integer,
     number,
+    set_up_log,
 )
 from minisgl.flags.manifest import read
-from minisgl.flags.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
 from minisgl.flags.settings import Settings
+from minisgl.frontend.config import Access, RequestLimits
 from minisgl.hub.resolve import resolve
 from minisgl.launcher.devices import choose_device
+from minisgl.launcher.endpoint import Endpoint
+from minisgl.launcher.restarts import Limits
 from minisgl.launcher.serve import ServeOptions, serve
+from minisgl.logging import LogOptions
+
+_RESTARTS: Final = Limits(startup_timeout=1800.0, max_restarts=3, restart_window=600.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,23 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
     group = parser.add_argument_group("endpoint")
-    group.add_argument("--host", default="127.0.0.1", metavar="ADDR", help="address to listen on (default: 127.0.0.1)")
-    add_port_argument(group)
+    add_options(group, Endpoint())
     group.add_argument(
         "--served-model-name", metavar="NAME", help="the model's name in the API (default: MODEL, or its last part)"
     )
-    add_tokenizers_argument(group)
-    add_access_arguments(parser)
-    add_limit_arguments(parser)
+    add_options(parser.add_argument_group("access"), Access())
+    add_options(parser.add_argument_group("limits"), RequestLimits())
     add_engine_arguments(parser)
     group = parser.add_argument_group("start and stop")
-    group.add_argument(
-        "--startup-timeout",
-        type=number(0),
-        default=1800.0,
-        metavar="S",
-        help="longest start, weights and graphs included, before it counts as failed (default: 1800 seconds)",
-    )
+    add_options(group, _RESTARTS)
     group.add_argument(
         "--drain-timeout",
         type=number(0),
@@ -56,22 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long running requests may go on after the first Ctrl-C or SIGTERM; a second one ends them "
         "(default: 25 seconds)",
     )
-    group.add_argument(
-        "--max-restarts",
-        type=integer(0),
-        default=3,
-        metavar="N",
-        help="how many times processes that died are started again within --restart-window before everything ends; "
-        "0: the first death ends it (default: 3)",
-    )
-    group.add_argument(
-        "--restart-window",
-        type=number(0),
-        default=600.0,
-        metavar="S",
-        help="how long a restart counts (default: 600 seconds)",
-    )
-    add_log_arguments(parser)
+    add_options(parser.add_argument_group("log"), LogOptions())
     # Last, so that it takes over everything above.
     Settings(parser)
     parser.add_argument(
@@ -92,24 +73,21 @@ def run(args: argparse.Namespace) -> int:
     if args.model is None:
         args.settings.refuse("the following arguments are required: MODEL")
     directory = resolve(args.model, args.revision, with_weights=not args.dummy_weights)
+    engine = EngineConfig(model=str(directory), device=choose_device(args.device, args.tp))
     options = ServeOptions(
-        engine=filled(args, EngineConfig(model=str(directory), device=choose_device(args.device, args.tp))),
+        engine=filled(args, engine),
         model_name=args.served_model_name or (directory.name if Path(args.model).is_dir() else args.model),
         other_names=other_names,
         revision=args.revision or "",
-        host=args.host,
-        port=args.port,
-        tokenizers=args.tokenizers,
-        startup_timeout=args.startup_timeout,
+        endpoint=filled(args, Endpoint()),
+        access=filled(args, Access()),
+        limits=filled(args, RequestLimits()),
+        restarts=filled(args, _RESTARTS),
         drain_timeout=args.drain_timeout,
-        max_restarts=args.max_restarts,
-        restart_window=args.restart_window,
-        limits=request_limits(args),
-        **access_options(args),
-        log_level=args.log_level,
-        log_format=args.log_format,
+        log=set_up_log(args),
     )
-    return serve(options)
+    serve(options)
+    return 0
 
 
 def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> tuple[str, ...]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn, get_args
+from typing import Any, Final, NoReturn, get_args, get_origin
 
 import msgspec
 
+from minisgl import logging as log
 from minisgl.config import ATTENTION_BACKENDS, Config, DeviceChoice, EngineConfig
-from minisgl.logging import LogFormat, LogLevel
+from minisgl.logging import LogOptions
 from minisgl.options import Option, options_of
-from minisgl.wire.status import HTTP_PORT
 
 _MAX_PORT: Final = 65535
 """Of the OpenAI endpoint."""
@@ -94,14 +94,13 @@ def add_options(group: argparse._ActionsContainer, defaults: msgspec.Struct, onl
             negation = "do not " if option.default else ""
             group.add_argument(flag, action="store_true", help=f"{negation}{option.help}")
             continue
-        parse, metavar = _value(option)
         group.add_argument(
             flag,
             dest=_dest(option),
-            type=parse,
+            type=_parser_of(option),
             choices=option.choices or None,
-            default=option.default,
-            metavar=option.metavar or metavar,
+            default=option.default or None if _is_list(option) else option.default,
+            metavar=None if option.choices else option.metavar,
             help=option.help,
         )
 
@@ -122,20 +121,28 @@ def _dest(option: Option) -> str:
     return f"no_{option.name}" if option.default is True else option.name
 
 
+def _is_list(option: Option) -> bool:
+    return get_origin(option.type) is tuple
+
+
 def _given(args: argparse.Namespace, option: Option) -> Any:
     value = getattr(args, _dest(option))
+    if _is_list(option):
+        # Text until here, so that --print-config shows what was given.
+        return tuple(filter(None, (value or "").replace(" ", "").split(",")))
     return not value if option.default is True else value
 
 
-def _value(option: Option) -> tuple[Callable[[str], Any], str | None]:
-    """Parser of a flag's text, and the name of the value in the help."""
+def _parser_of(option: Option) -> Callable[[str], Any]:
+    """Function that turns a flag's text into a value of the option's type and range."""
+    bounds = option.bounds
     if option.type is int:
-        assert option.bounds.ge is not None
-        return integer(int(option.bounds.ge), None if option.bounds.le is None else int(option.bounds.le)), "N"
+        assert bounds.ge is not None
+        return integer(int(bounds.ge), None if bounds.le is None else int(bounds.le))
     if option.type is float:
-        assert option.bounds.gt is not None
-        return number(option.bounds.gt, option.bounds.le), "X"
-    return _PARSERS.get(option.name, str), None if option.choices else "NAME"
+        assert bounds.gt is not None
+        return number(bounds.gt, bounds.le)
+    return _PARSERS.get(option.name, str)
 
 
 def add_device_argument(group: argparse._ArgumentGroup) -> None:
@@ -158,40 +165,12 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return {"device": args.device, **option_values(args, EngineConfig(model=""))}
 
 
-def add_port_argument(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--port",
-        type=port,
-        default=HTTP_PORT,
-        metavar="N",
-        help=f"TCP port, 0 for a free one (default: {HTTP_PORT})",
-    )
-
-
-def add_tokenizers_argument(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--tokenizers",
-        type=integer(0, 64),
-        default=1,
-        metavar="N",
-        help="tokenizer processes; 0: in the API process (default: 1 process)",
-    )
-
-
-def add_log_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("log")
-    group.add_argument(
-        "--log-level",
-        choices=get_args(LogLevel),
-        default="info",
-        help="least severe lines that are written to stderr (default: info)",
-    )
-    group.add_argument(
-        "--log-format",
-        choices=get_args(LogFormat),
-        default="auto",
-        help="text for people, json for machines: one object a line (default: auto, text on a terminal)",
-    )
+def set_up_log(args: argparse.Namespace, process: str = "launcher") -> LogOptions:
+    """Log as the flags of `LogOptions` ask; an error that ends the command is logged from now on, not printed."""
+    options = filled(args, LogOptions())
+    log.set_up(process, options.level, options.format)
+    args.logs_errors = True
+    return options
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from minisgl.errors import CodedError
-from minisgl.flags.arguments import Parser, add_engine_arguments, add_log_arguments
+from minisgl.flags.arguments import Parser, add_engine_arguments, add_options
+from minisgl.logging import LogOptions
 
 API_VERSION: Final = "serving.minisgl.io/v1alpha1"
 KIND: Final = "InferenceModel"
@@ -184,7 +185,7 @@ def _engine_flags(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     """Each flag of a command line of the engine that is set, with its value."""
     parser = Parser(exit_on_error=False, add_help=False)
     add_engine_arguments(parser)
-    add_log_arguments(parser)
+    add_options(parser, LogOptions())
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+from minisgl.options import Count, Port, Seconds, option
 from minisgl.router.config import TokenizerConfig
 from minisgl.wire.status import HTTP_PORT
 
@@ -11,26 +14,60 @@ from minisgl.wire.status import HTTP_PORT
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on requests in progress, and on their times; times in seconds."""
 
-    waiting: int = 1024
-    """Most choices without a token yet; further requests are rejected."""
-    waiting_tokens: int = 2 << 20
-    """Most tokens of their prompts."""
+    waiting: Annotated[
+        Count, option("requests that have no token yet, each choice counted; one more is rejected with 429")
+    ] = msgspec.field(default=1024, name="max_waiting")
+    waiting_tokens: Annotated[Count, option("tokens of the prompts of these requests together")] = msgspec.field(
+        default=2 << 20, name="max_waiting_tokens"
+    )
     in_flight: int = 8192
     """Most HTTP requests whose response is not complete."""
-    in_flight_per_key: int | None = None
-    """Most of them with one API key; None: no separate limit."""
-    queue_seconds: float = 60.0
-    """Longest time that a request may wait for a place in the batch."""
-    request_seconds: float = 1800.0
-    """Longest time from the first byte of a request to the last byte of its response."""
-    stall_seconds: float = 60.0
-    """Longest time without progress of the engine on a running request."""
+    in_flight_per_key: Annotated[
+        Count | None, option("requests in flight with one API key", default="no limit but that of all keys together")
+    ] = msgspec.field(default=None, name="max_in_flight_per_key")
+    queue_seconds: Annotated[
+        Seconds, option("longest wait of a request for a place in the batch", default="{:g} seconds")
+    ] = msgspec.field(default=60.0, name="queue_timeout")
+    request_seconds: Annotated[
+        Seconds, option("longest time from the first byte of a request to its end", default="{:g} seconds")
+    ] = msgspec.field(default=1800.0, name="request_timeout")
+    stall_seconds: Annotated[
+        Seconds, option("longest time without progress of a request in the batch", default="{:g} seconds")
+    ] = msgspec.field(default=60.0, name="stall_timeout")
     body_seconds: float = 30.0
     """Longest time from the headers of a request to the end of its body."""
     send_seconds: float = 30.0
     """Longest time that a client may read nothing of what waits for it."""
     unsent_bytes: int = 1 << 20
     """Most text that may wait for such a client."""
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may use the API and the admin API."""
+
+    api_keys: Annotated[
+        str | None,
+        option(
+            "file with one API key per line, optionally followed by a name",
+            default="no keys, every client may use the API",
+            metavar="FILE",
+        ),
+    ] = None
+    cors_origins: Annotated[
+        tuple[str, ...],
+        option(
+            "origins whose web pages may use the API from a browser, as https://a.example,https://b.example, or *",
+            default="none",
+            metavar="LIST",
+        ),
+    ] = ()
+    admin_port: Annotated[
+        Port | None, option("TCP port of the admin API: /abort, /flush_cache, /state", default="no admin API")
+    ] = None
+    admin_keys: Annotated[
+        str | None,
+        option("file with keys for the admin API, required with --admin-port", default="none", metavar="FILE"),
+    ] = None
 
 
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +95,6 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Interval of comments in a silent stream, so that proxies keep it open."""
     max_body_bytes: int = 8 << 20
     limits: RequestLimits = RequestLimits()
-    api_keys: str | None = None
-    """File with API keys; None: no key is required."""
-    cors_origins: tuple[str, ...] = ()
-    """Origins of web pages that may use the API from a browser; `*`: all."""
+    access: Access = Access()
     control_port: int | None = None
     """Port for probes, status and drain, on all addresses; None: none."""
-    admin_port: int | None = None
-    """Port of the admin API on the same host; None: none. 0: any free port."""
-    admin_keys: str | None = None
-    """File with the keys of administrators; required with `admin_port`."""

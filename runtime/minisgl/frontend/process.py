@@ -49,11 +49,11 @@ class FrontendServer:
         shutdown_seconds = math.ceil(config.drain_seconds) + _ABORT_SECONDS
         self._server = HttpServer(create_app(self._tokenizers, config), listener, shutdown_seconds, self._requests)
         self._admin: HttpServer | None = None
-        if config.admin_port is not None:
-            if config.admin_keys is None:
+        if config.access.admin_port is not None:
+            if config.access.admin_keys is None:
                 raise ServerError("admin_keys_missing", "the admin API needs keys; give a file with --admin-keys")
-            app = create_admin(self._tokenizers, Path(config.admin_keys))
-            self._admin = HttpServer(app, bind_same_host(listener, config.admin_port), _ABORT_SECONDS)
+            app = create_admin(self._tokenizers, Path(config.access.admin_keys))
+            self._admin = HttpServer(app, bind_same_host(listener, config.access.admin_port), _ABORT_SECONDS)
         self._control: HttpServer | None = None
         if config.control_port is not None:
             app = create_control(self._tokenizers, self._start_draining)

@@ -21,3 +21,7 @@ class FetchError(HubError):
     @property
     def is_retryable(self) -> bool:
         return self.code not in ("AuthRequired", "NotFound")
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.is_retryable else 2

@@ -57,18 +57,18 @@ def fetch(source: Source, directory: Path, publish: Callable[[FetchStatus], None
     """Fetch a checkpoint into `directory`, unless it holds one already; returns the final status.
 
     `publish` is called with each change of the status, from any thread. Raises FetchError, HubError
-    `directory_in_use`, OSError.
+    `directory_in_use` and `directory_unusable`.
     """
     if (directory / "config.json").is_file():
         return _existing_status(directory)
-    if directory.exists() and any(directory.iterdir()):
-        raise HubError("directory_in_use", f"{directory} is neither empty nor a checkpoint; use another directory")
     try:
+        if directory.exists() and any(directory.iterdir()):
+            raise HubError("directory_in_use", f"{directory} is neither empty nor a checkpoint; use another directory")
         return _Fetch(source, directory, publish).run()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise FetchError("NoSpace", f"no space is left in {directory.parent}: make the volume larger") from error
-        raise
+        raise HubError("directory_unusable", f"{directory}: {error}") from error
 
 
 def _existing_status(directory: Path) -> FetchStatus:

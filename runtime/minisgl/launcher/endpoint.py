@@ -5,46 +5,50 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from minisgl import logging as log
-from minisgl.errors import CodedError
-from minisgl.frontend.config import FrontendConfig, RequestLimits
+from minisgl.frontend.config import Access, FrontendConfig, RequestLimits
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.listener import bind, url_host
 from minisgl.launcher.process import ProcessSpec
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.supervisor import Supervisor
+from minisgl.logging import LogOptions
+from minisgl.options import Port, option
 from minisgl.router.config import EngineDiscovery, LocalEngine, TokenizerConfig
 from minisgl.wire.status import HTTP_PORT
 
 logger = logging.getLogger(__name__)
 
 
-class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of every command that serves the HTTP API. Times in seconds."""
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Address of the HTTP API, and its tokenizer processes."""
 
-    host: str = "127.0.0.1"
-    port: int = HTTP_PORT
-    tokenizers: int = 1
-    """Tokenizer processes; 0: a thread of the frontend."""
+    host: Annotated[str, option("address to listen on", metavar="ADDR")] = "127.0.0.1"
+    port: Annotated[Port, option("TCP port, 0 for a free one")] = HTTP_PORT
+    tokenizers: Annotated[
+        Annotated[int, Meta(ge=0, le=64)],
+        option("tokenizer processes; 0: the API process runs the tokenizer", default="{} process"),
+    ] = 1
+
+
+class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of every command that serves the HTTP API."""
+
+    endpoint: Endpoint = Endpoint()
+    access: Access = Access()
     limits: RequestLimits = RequestLimits()
-    api_keys: str | None = None
-    """File with API keys; None: the API needs no key."""
-    cors_origins: tuple[str, ...] = ()
-    admin_port: int | None = None
-    """Port of the administration API; None: there is none."""
-    admin_keys: str | None = None
     drain_timeout: float
-    log_level: log.LogLevel = "info"
-    log_format: log.LogFormat = "auto"
+    """Seconds."""
+    log: LogOptions = LogOptions()
 
 
 def run_endpoint(
@@ -53,39 +57,26 @@ def run_endpoint(
     *,
     limits: Limits,
     drain_timeout: float,
-    check: Callable[[], None] = lambda: None,
     on_ready: Callable[[str], None],
-) -> int:
-    """Serve until SIGINT or SIGTERM and return the exit code. Errors are logged; no process is left.
+) -> None:
+    """Serve until SIGINT or SIGTERM. Raises LauncherError; no process is left running.
 
-    `groups` gets the directory of sockets and the descriptor of the listening socket; `on_ready` gets the URL. `check`
-    runs before any process starts, and may raise an error with a code."""
-    log.set_up("launcher", options.log_level, options.log_format)
-    renderer = log.Renderer(options.log_format, sys.stderr)
-
-    def on_line(line: log.Line) -> None:
-        print(renderer.render(line), file=sys.stderr, flush=True)
-
-    try:
-        check()
-        with run_directory() as directory, contextlib.closing(bind(options.host, options.port)) as listener:
-            address = f"http://{url_host(listener)}:{listener.getsockname()[1]}"
-            Supervisor(
-                groups(directory, listener.fileno()),
-                limits=limits,
-                drain_timeout=drain_timeout,
-                log_level=options.log_level,
-                on_line=on_line,
-                on_ready=partial(on_ready, address),
-                # The launcher holds the socket too, so that clients of a frontend that died wait there. At the end only
-                # the frontend decides how long it listens: no client must be left waiting at the launcher's.
-                on_end=listener.close,
-            ).run()
-    except CodedError as error:
-        logger.error("%s", error, extra={"code": error.code})
-        return 1
+    `groups` gets the directory of sockets and the descriptor of the listening socket; `on_ready` gets the URL."""
+    host, port = options.endpoint.host, options.endpoint.port
+    with run_directory() as directory, contextlib.closing(bind(host, port)) as listener:
+        address = f"http://{url_host(listener)}:{listener.getsockname()[1]}"
+        Supervisor(
+            groups(directory, listener.fileno()),
+            limits=limits,
+            drain_timeout=drain_timeout,
+            log_level=options.log.level,
+            on_line=log.writer(options.log.format),
+            on_ready=partial(on_ready, address),
+            # The launcher holds the socket too, so that clients of a frontend that died wait there. At the end only the
+            # frontend decides how long it listens: no client must be left waiting at the launcher's.
+            on_end=listener.close,
+        ).run()
     logger.info("stopped")
-    return 0
 
 
 def endpoint_groups(
@@ -108,24 +99,21 @@ def endpoint_groups(
             frontend_address=f"ipc://{directory}/tokenizer{number}",
             name=f"tokenizer{number}",
         )
-        for number in range(max(options.tokenizers, 1))
+        for number in range(max(options.endpoint.tokenizers, 1))
     ]
     config = FrontendConfig(
         socket_fd=listener,
         tokenizer_addresses=tuple(tokenizer.frontend_address for tokenizer in tokenizers),
-        tokenizer=None if options.tokenizers else tokenizers[0],
+        tokenizer=None if options.endpoint.tokenizers else tokenizers[0],
         drain_seconds=options.drain_timeout,
         limits=options.limits,
-        api_keys=options.api_keys,
-        cors_origins=options.cors_origins,
-        admin_port=options.admin_port,
-        admin_keys=options.admin_keys,
+        access=options.access,
         **frontend,
     )
     specs = [
         ProcessSpec(name=tokenizer.name, target="minisgl.launcher.roles:tokenizer", config=tokenizer)
         for tokenizer in tokenizers
-        if options.tokenizers
+        if options.endpoint.tokenizers
     ]
     specs.append(
         ProcessSpec(

@@ -32,9 +32,9 @@ class FrontendOptions(EndpointOptions, frozen=True, kw_only=True):
     control_port: int
 
 
-def serve_frontend(options: FrontendOptions) -> int:
-    """Serve until SIGINT or SIGTERM and return the exit code. Errors are logged; no process is left."""
-    return run_endpoint(
+def serve_frontend(options: FrontendOptions) -> None:
+    """Serve until SIGINT or SIGTERM. Raises LauncherError; no process is left running."""
+    run_endpoint(
         options,
         partial(groups, options),
         limits=_LIMITS,

@@ -12,9 +12,11 @@ any other, but for one that says itself that another start would end in the same
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+
+from minisgl.options import Index, Seconds, option
 
 END_SECONDS: Final = 60.0
 """How long killed processes may take to disappear; a device driver may have to give back memory first."""
@@ -23,12 +25,15 @@ Phase = Literal["waiting", "starting", "ready", "ending"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds."""
+    """Limits of starts and restarts. Times in seconds."""
 
-    max_restarts: int
-    """Restarts of all groups together within `restart_window`; one more failure ends everything."""
-    restart_window: float
-    startup_timeout: float
+    startup_timeout: Annotated[
+        Seconds, option("longest start, including weights and graphs, until it has failed", default="{:g} seconds")
+    ]
+    max_restarts: Annotated[
+        Index, option("restarts of failed processes within --restart-window; one more failure stops the server")
+    ]
+    restart_window: Annotated[Seconds, option("time during which a restart counts", default="{:g} seconds")]
     retry_start: bool = False
     """Failed starts count as restarts, even before everything has been ready once."""
 

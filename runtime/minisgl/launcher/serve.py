@@ -24,43 +24,32 @@ logger = logging.getLogger(__name__)
 
 
 class ServeOptions(EndpointOptions, frozen=True, kw_only=True):
-    """Options of `minisgl serve`. Times in seconds."""
+    """Options of `minisgl serve`."""
 
     engine: EngineConfig
     model_name: str
     other_names: tuple[str, ...] = ()
     """Further names that requests may use for the model."""
     revision: str = ""
-    startup_timeout: float
-    max_restarts: int = 3
-    """Restarts of processes that died, within `restart_window`, before the server stops; 0: the first death stops it.
-    """
-    restart_window: float = 600.0
+    restarts: Limits
 
 
-def serve(options: ServeOptions) -> int:
-    """Serve until SIGINT or SIGTERM and return the exit code. Errors are logged; no process is left."""
+def serve(options: ServeOptions) -> None:
+    """Serve until SIGINT or SIGTERM. Raises LauncherError and ModelError; no process is left running."""
+    # What a look at config.json shows should not take the start of a rank to find out.
+    ModelConfig.read(options.engine.model).check_tensor_parallel(options.engine.tensor_parallel)
     began = time.monotonic()
-
-    def check() -> None:
-        # What a look at config.json shows should not take the start of a rank to find out.
-        ModelConfig.read(options.engine.model).check_tensor_parallel(options.engine.tensor_parallel)
 
     def on_ready(address: str) -> None:
         seconds = round(time.monotonic() - began, 1)
         extra = {"seconds": seconds}
         logger.info("serving %s at %s/v1, Ctrl-C stops it", options.model_name, address, extra=extra)
 
-    return run_endpoint(
+    run_endpoint(
         options,
         partial(groups, options),
-        limits=Limits(
-            max_restarts=options.max_restarts,
-            restart_window=options.restart_window,
-            startup_timeout=options.startup_timeout,
-        ),
+        limits=options.restarts,
         drain_timeout=options.drain_timeout,
-        check=check,
         on_ready=on_ready,
     )
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 
 from minisgl import logging as log
 from minisgl.launcher.control_server import Board, ControlServer
-from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.signals import Signals
 from minisgl.replica.init import become_init
@@ -23,26 +21,15 @@ from minisgl.replica.options import EngineOptions
 logger = logging.getLogger(__name__)
 
 
-def engine(options: EngineOptions) -> int:
-    """Run until SIGINT or SIGTERM, or until the replica has been drained; the exit code."""
+def engine(options: EngineOptions) -> None:
+    """Run until SIGINT or SIGTERM, or until the replica has been drained. Raises LauncherError."""
     if os.getpid() == 1:
         become_init()
-    log.set_up("launcher", options.log_level, options.log_format)
-    renderer = log.Renderer(options.log_format, sys.stderr)
-
-    def on_line(line: log.Line) -> None:
-        print(renderer.render(line), file=sys.stderr, flush=True)
-
-    board = Board()
-    try:
-        with Signals() as signals, ControlServer(options.ports.control, board, signals.request):
-            if options.pod_index:
-                code = MemberPod(options, signals, board, on_line).run()
-            else:
-                with run_directory() as sockets:
-                    code = Leader(options, signals, board, sockets, on_line).run()
-    except LauncherError as error:
-        logger.error("%s", error, extra={"code": error.code})
-        return 1
+    board, on_line = Board(), log.writer(options.log.format)
+    with Signals() as signals, ControlServer(options.ports.control, board, signals.request):
+        if options.pod_index:
+            MemberPod(options, signals, board, on_line).run()
+        else:
+            with run_directory() as sockets:
+                Leader(options, signals, board, sockets, on_line).run()
     logger.info("stopped")
-    return code

@@ -76,14 +76,14 @@ class Leader:
         self._transport = ""
         self._architecture = ""
 
-    def run(self) -> int:
-        """Until a signal, /drain, or the end of the pods together; the exit code of the process."""
+    def run(self) -> None:
+        """Run until a signal, /drain, or the end of the pods together. Raises LauncherError."""
         try:
-            return self._run()
+            self._run()
         finally:
             self._pods.close()
 
-    def _run(self) -> int:
+    def _run(self) -> None:
         options = self._options
         restarts = self._earlier_restarts()
         try:
@@ -97,7 +97,8 @@ class Leader:
                 reason=reason_of_refusal(error.code),
                 message=shortened(str(error)),
             )
-            return self._stay_failed(str(error), restarts)
+            self._stay_failed(str(error), restarts)
+            return
         self._place = own_place(options.node, options.engine.device)
         while True:
             self._supervisor = self._new_supervisor(restarts)
@@ -106,12 +107,12 @@ class Leader:
             except LauncherError as error:
                 self._examine(time.monotonic())
                 if not self._supervisor.draining:
-                    return self._stay_failed(str(error), self._supervisor.state.restarts)
-                logger.error("%s", error, extra={"code": error.code})
-                return 1
+                    self._stay_failed(str(error), self._supervisor.state.restarts)
+                    return
+                raise
             if self._signals.stops or self._signals.requested:
                 self._pods.release(everybody=True)
-                return 0
+                return
             # Another pod is about to be replaced. It has been drained for that; now it may go.
             self._pods.release(everybody=False)
             restarts = self._supervisor.state.restarts
@@ -130,7 +131,7 @@ class Leader:
             [GroupSpec(name=_GROUP, processes=self._begin, can_start=self._all_joined, cures=CURABLE)],
             limits=self._options.limits,
             drain_timeout=self._options.drain_timeout,
-            log_level=self._options.log_level,
+            log_level=self._options.log.level,
             on_line=self._on_line,
             on_ready=lambda: None,
             on_end=lambda: None,
@@ -192,7 +193,7 @@ class Leader:
 
     def _create(self, spec: ProcessSpec, standby: bool) -> Child:
         remote = self._remote.pop(spec.name, None)
-        return remote or Process(spec, self._options.log_level, self._on_line, standby=standby)
+        return remote or Process(spec, self._options.log.level, self._on_line, standby=standby)
 
     def _follow(self, group: GroupState, now: float) -> None:
         """Note what the epoch has reached."""
@@ -250,7 +251,7 @@ class Leader:
         ages = self._history.ages(datetime.now(UTC), self._options.limits.restart_window)
         return tuple(sorted(time.monotonic() - age for age in ages))
 
-    def _stay_failed(self, message: str, restarts: tuple[float, ...]) -> int:
+    def _stay_failed(self, message: str, restarts: tuple[float, ...]) -> None:
         """The replica stays down, and says why, until a person or the operator replaces its pods: an exit would only
         have it tried again without end."""
         logger.error("%s", message)
@@ -261,7 +262,6 @@ class Leader:
                 self._publish(failed_status(self._options, self._facts(restarts), shortened(message)))
                 for key, _ in selector.select(_TURN_SECONDS):
                     key.data()
-        return 0
 
     def _facts(self, restarts: tuple[float, ...]) -> ReplicaFacts:
         options, window = self._options, self._options.limits.restart_window

@@ -75,7 +75,7 @@ class MemberPod:
         self._group = Group(
             GroupSpec(name="engine", processes=self._specs),
             self._selector,
-            lambda spec, standby: Process(spec, options.log_level, on_line, standby=standby),
+            lambda spec, standby: Process(spec, options.log.level, on_line, standby=standby),
         )
         self._link: Connection | None = None
         self._joined = False
@@ -92,8 +92,8 @@ class MemberPod:
         self._stops_obeyed = 0
         self._oom_kills = count_oom_kills()
 
-    def run(self) -> int:
-        """Until pod 0 says that the replica has been drained, or a signal while there is no link; the exit code."""
+    def run(self) -> None:
+        """Run until pod 0 reports that the replica has been drained, or until a signal while there is no link."""
         self._signals.watch(self._selector)
         try:
             while not self._finished():
@@ -102,7 +102,6 @@ class MemberPod:
                     key.data()
         finally:
             self._end()
-        return 0
 
     def _finished(self) -> bool:
         """Obey signals; the first one asks pod 0 to have the replica drained."""

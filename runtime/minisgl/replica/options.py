@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from minisgl import logging as log
 from minisgl.config import EngineConfig
 from minisgl.launcher.restarts import Limits
+from minisgl.logging import LogOptions
+from minisgl.options import option
 from minisgl.replica.pods import Expected
 from minisgl.wire.status import CONTROL_PORT, LINK_PORT, PLANS_PORT, RENDEZVOUS_PORT, SCHEDULER_PORT
+
+PodPort = Annotated[int, Meta(ge=1, le=65535)]
+"""TCP port that other pods know, so it cannot be any free one."""
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """TCP ports, the same in all pods of a replica; see `wire.status`."""
 
-    control: int = CONTROL_PORT
-    scheduler: int = SCHEDULER_PORT
-    link: int = LINK_PORT
-    rendezvous: int = RENDEZVOUS_PORT
-    plans: int = PLANS_PORT
+    control: Annotated[PodPort, option("probes, status and tokenizer files over HTTP")] = msgspec.field(
+        default=CONTROL_PORT, name="control_port"
+    )
+    scheduler: Annotated[PodPort, option("requests of frontends, on pod 0")] = msgspec.field(
+        default=SCHEDULER_PORT, name="scheduler_port"
+    )
+    link: Annotated[PodPort, option("links between launchers, on pod 0")] = msgspec.field(
+        default=LINK_PORT, name="link_port"
+    )
+    rendezvous: Annotated[PodPort, option("rendezvous of the ranks of several pods, on pod 0")] = msgspec.field(
+        default=RENDEZVOUS_PORT, name="rendezvous_port"
+    )
+    plans: Annotated[
+        PodPort, option("step plans of rank 0; each rank of another pod listens on this port plus its rank")
+    ] = msgspec.field(default=PLANS_PORT, name="plans_port")
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,5 +57,4 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds."""
     directory: Path
     """Outlives the container, but not the pod."""
-    log_level: log.LogLevel = "info"
-    log_format: log.LogFormat = "auto"
+    log: LogOptions = LogOptions()

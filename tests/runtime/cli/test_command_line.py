@@ -12,7 +12,10 @@ from minisgl import __version__
 from minisgl.cli import serve, version
 from minisgl.cli.main import build_parser, main
 from minisgl.config import EngineConfig
+from minisgl.launcher.endpoint import Endpoint
+from minisgl.launcher.restarts import Limits
 from minisgl.launcher.serve import ServeOptions
+from minisgl.logging import LogOptions
 from support.cli_reference import commands, flags
 from support.tiny_checkpoint import tiny_checkpoint
 
@@ -117,13 +120,10 @@ def test_serve_flags_reach_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None
             ),
             model_name="m",
             revision="r",
-            host="0.0.0.0",
-            port=0,
-            tokenizers=3,
-            startup_timeout=9,
+            endpoint=Endpoint(host="0.0.0.0", port=0, tokenizers=3),
+            restarts=Limits(startup_timeout=9, max_restarts=3, restart_window=600),
             drain_timeout=1.5,
-            log_level="debug",
-            log_format="json",
+            log=LogOptions(level="debug", format="json"),
         )
     ]
 
@@ -133,7 +133,8 @@ def test_serve_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_checkpoint()
     main(["serve", str(model), "--device", "cpu"])
     defaults = EngineConfig(model=str(model), device="cpu")
-    assert seen == [ServeOptions(engine=defaults, model_name=model.name, startup_timeout=1800, drain_timeout=25)], (
+    restarts = Limits(startup_timeout=1800, max_restarts=3, restart_window=600)
+    assert seen == [ServeOptions(engine=defaults, model_name=model.name, restarts=restarts, drain_timeout=25)], (
         "the command line and the configuration must not have two opinions"
     )
 

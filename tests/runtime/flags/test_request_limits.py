@@ -6,20 +6,20 @@ import argparse
 
 import pytest
 
-from minisgl.flags.request_limits import access_options, add_access_arguments, add_limit_arguments, request_limits
-from minisgl.frontend.config import RequestLimits
+from minisgl.flags.arguments import add_options, filled
+from minisgl.frontend.config import Access, RequestLimits
 
 
 def parsed(*flags: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_access_arguments(parser)
-    add_limit_arguments(parser)
+    add_options(parser, Access())
+    add_options(parser, RequestLimits())
     return parser.parse_args(flags)
 
 
 def test_defaults_are_those_of_the_frontend() -> None:
-    assert request_limits(parsed()) == RequestLimits()
-    assert access_options(parsed()) == {"api_keys": None, "cors_origins": (), "admin_port": None, "admin_keys": None}
+    assert filled(parsed(), RequestLimits()) == RequestLimits()
+    assert filled(parsed(), Access()) == Access()
 
 
 def test_every_flag_counts() -> None:
@@ -29,7 +29,7 @@ def test_every_flag_counts() -> None:
         *("--api-keys", "a", "--cors-origins", "https://a.example, https://b.example"),
         *("--admin-port", "0", "--admin-keys", "b"),
     )
-    assert request_limits(args) == RequestLimits(
+    assert filled(args, RequestLimits()) == RequestLimits(
         waiting=5,
         waiting_tokens=6,
         in_flight_per_key=7,
@@ -37,12 +37,12 @@ def test_every_flag_counts() -> None:
         request_seconds=9.0,
         stall_seconds=10.0,
     )
-    assert access_options(args) == {
-        "api_keys": "a",
-        "cors_origins": ("https://a.example", "https://b.example"),
-        "admin_port": 0,
-        "admin_keys": "b",
-    }
+    assert filled(args, Access()) == Access(
+        api_keys="a",
+        cors_origins=("https://a.example", "https://b.example"),
+        admin_port=0,
+        admin_keys="b",
+    )
 
 
 def test_a_limit_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,27 +6,32 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.config import EngineConfig
+from minisgl.launcher.endpoint import Endpoint
 from minisgl.launcher.process import ProcessSpec
+from minisgl.launcher.restarts import Limits
 from minisgl.launcher.serve import ServeOptions, groups
 from support.tiny_checkpoint import tiny_checkpoint
+
+_RESTARTS = Limits(startup_timeout=1.0, max_restarts=3, restart_window=600.0)
 
 
 def _groups(tmp_path: Path, **options: Any) -> dict[str, dict[int, list[ProcessSpec]]]:
     """For each group, its first and second start."""
     engine = EngineConfig(model=str(tiny_checkpoint()), tensor_parallel=2)
-    served = ServeOptions(engine=engine, model_name="tiny", startup_timeout=1.0, drain_timeout=1.0, **options)
+    served = ServeOptions(engine=engine, model_name="tiny", restarts=_RESTARTS, drain_timeout=1.0, **options)
     return {group.name: {n: list(group.processes(n)) for n in (1, 2)} for group in groups(served, tmp_path, 7)}
 
 
 def test_ranks_are_one_group_and_everybody_else_is_alone(tmp_path: Path) -> None:
-    names = {name: [spec.name for spec in starts[1]] for name, starts in _groups(tmp_path, tokenizers=2).items()}
+    groups = _groups(tmp_path, endpoint=Endpoint(tokenizers=2))
+    names = {name: [spec.name for spec in starts[1]] for name, starts in groups.items()}
     assert names == {
         "engine": ["rank0", "rank1"],
         "tokenizer0": ["tokenizer0"],
         "tokenizer1": ["tokenizer1"],
         "frontend": ["frontend"],
     }
-    assert list(_groups(tmp_path, tokenizers=0)) == ["engine", "frontend"]
+    assert list(_groups(tmp_path, endpoint=Endpoint(tokenizers=0))) == ["engine", "frontend"]
 
 
 def test_requests_may_use_every_name(tmp_path: Path) -> None:

@@ -35,15 +35,15 @@ OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/metrics", "/version"}
 def with_middleware(app: ASGIApp, requests: RequestTracker, config: FrontendConfig) -> ASGIApp:
     """Wrap `app` in everything that is the same for all paths. Raises KeyFileError."""
     app = AdmissionMiddleware(app, requests)
-    if config.api_keys is not None:
-        app = ApiKeyMiddleware(app, KeyFile(Path(config.api_keys)), OPEN_PATHS)
+    if config.access.api_keys is not None:
+        app = ApiKeyMiddleware(app, KeyFile(Path(config.access.api_keys)), OPEN_PATHS)
     app = ErrorMiddleware(app)
-    if config.cors_origins:
+    if config.access.cors_origins:
         # Errors from inside need CORS headers too, and the middleware raises one of its own.
         app = ErrorMiddleware(
             _CorsMiddleware(
                 app,
-                allow_origins=config.cors_origins,
+                allow_origins=config.access.cors_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
                 expose_headers=("x-request-id", "x-ignored-params", "retry-after", "retry-after-ms"),

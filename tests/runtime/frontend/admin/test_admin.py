@@ -6,11 +6,12 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.config import Access, FrontendConfig
 from minisgl.frontend.process import FrontendServer
 from minisgl.frontend.server.auth import KeyFileError
 from minisgl.frontend.server.listeners import ServerError
@@ -32,7 +33,7 @@ def keys(tmp_path: Path) -> str:
 
 @pytest.fixture
 def stack(make_stack: MakeStack, keys: str) -> FrontendStack:
-    return make_stack(admin_port=0, admin_keys=keys)
+    return make_stack(access=Access(admin_port=0, admin_keys=keys))
 
 
 @pytest.fixture
@@ -134,8 +135,8 @@ def test_only_administrators_come_in(stack: FrontendStack, admin: httpx.Client) 
 
 
 def test_it_needs_keys_and_a_port(keys: str, tmp_path: Path) -> None:
-    def server(**options: object) -> FrontendServer:
-        return FrontendServer(FrontendConfig(port=0, tokenizer_addresses=("ipc:///nowhere",), **options))  # type: ignore[arg-type]
+    def server(**options: Any) -> FrontendServer:
+        return FrontendServer(FrontendConfig(port=0, tokenizer_addresses=("ipc:///nowhere",), access=Access(**options)))
 
     with pytest.raises(ServerError, match="--admin-keys"):
         server(admin_port=0)

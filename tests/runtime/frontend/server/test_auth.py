@@ -10,6 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from minisgl.frontend.config import Access
 from minisgl.frontend.server import auth
 from minisgl.frontend.server.auth import KeyFile, KeyFileError
 from minisgl.wire.messages import Submit
@@ -72,7 +73,7 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_only_holders_of_a_key_are_served(make_stack: MakeStack, keys: Path) -> None:
-    stack = make_stack(api_keys=str(keys))
+    stack = make_stack(access=Access(api_keys=str(keys)))
     stack.scheduler.answer = answer_with(ids("ok"))
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     missing = stack.http.post("/v1/chat/completions", json=body)
@@ -102,7 +103,7 @@ def test_only_holders_of_a_key_are_served(make_stack: MakeStack, keys: Path) -> 
 
 
 def test_browsers_may_use_it_from_listed_origins_only(make_stack: MakeStack, keys: Path) -> None:
-    stack = make_stack(api_keys=str(keys), cors_origins=("https://a.example",))
+    stack = make_stack(access=Access(api_keys=str(keys), cors_origins=("https://a.example",)))
     preflight = {
         "origin": "https://a.example",
         "access-control-request-method": "POST",
