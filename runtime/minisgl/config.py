@@ -165,8 +165,9 @@ def engine_config(model: str, options: Mapping[str, object]) -> EngineConfig:
 
 def checked(config: Config) -> Config:
     """`config`, if every field has the type and range that it declares. Raises ConfigError."""
-    fields = msgspec.structs.fields(config)
-    return _convert({field.encode_name: getattr(config, field.name) for field in fields}, type(config))
+    # Not `msgspec.structs.fields`: it evaluates all annotations, and `LLM` checks the parameters of every request.
+    names = zip(config.__struct_fields__, config.__struct_encode_fields__, strict=True)
+    return _convert({encoded: getattr(config, name) for name, encoded in names}, type(config))
 
 
 def _convert(values: Mapping[str, Any], kind: type[Config]) -> Config:
