@@ -63,7 +63,7 @@ def test_the_attention_backends_that_flags_accept_exist() -> None:
     assert set(ATTENTION_BACKENDS) == {*select._PREFILL, *select._DECODE}
 
 
-@pytest.mark.parametrize("name", ["model", "device", "rank", "load_threads"])
+@pytest.mark.parametrize("name", ["model", "device", "rank", "nccl_host"])
 def test_only_options_can_be_set_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: unknown option"):
         engine_config("m", {name: 1})
