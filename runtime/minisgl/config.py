@@ -57,7 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     nccl_host: str = ""
     """One host name for all ranks, when they run on one machine in containers that NCCL takes for several machines;
     empty: NCCL detects the hosts. See `TensorParallel`."""
-    load_threads: Annotated[Count, option("threads that read the checkpoint's weights", default="{} threads")] = 4
+    load_threads: Count = 4
+    """Threads that read the checkpoint's weights."""
 
     tensor_parallel: Annotated[
         Count, option("tensor-parallel ranks, each one process and, on CUDA, one GPU", default="{} rank")
@@ -116,7 +117,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 class EngineArgs(TypedDict, total=False):
     """Engine options as keywords of `LLM`: the options of `EngineConfig`, with the same names and types."""
 
-    load_threads: int
     tp: int
     dtype: DType
     max_running: int
