@@ -1,4 +1,4 @@
-"""The cluster for all scenarios, and a namespace for each."""
+"""Fixtures of the scenarios: one cluster for all of them, and a namespace for each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from harness.hub import Hub, serving_hub
 from harness.namespace import Namespace
 
 KEEP: Final = "E2E_KEEP"
-"""Defaults variable: leave the cluster, and the namespaces of failed tests, for a look afterwards."""
+"""Environment variable: keep the cluster and the namespaces of failed tests, to inspect them."""
 _reports: Final = pytest.StashKey[dict[str, pytest.TestReport]]()
-_figures: Final = pytest.StashKey[list[str]]()
+_measurements: Final = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
 def images() -> Iterator[dict[str, str]]:
-    """A cluster of two nodes with the operator in it. The references of the images: operator, frontend, engine."""
+    """Image references by name (operator, frontend, engine), with a cluster of two nodes that runs the operator."""
     references = installation.bring_up()
     installation.install(references)
     yield references
@@ -35,9 +35,9 @@ def images() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def namespace(images: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Namespace]:
-    """A namespace with restricted pods, and a claim "models" that holds the demo checkpoint in its directory demo."""
+    """Namespace with restricted pods, and with a claim "models" that has the demo checkpoint in its directory demo."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:40].strip("-")
-    # Of its own: the last one with this name may still be on its way out.
+    # A unique name: a namespace of an earlier run of this test may still be terminating.
     made = Namespace.create(f"{name}-{secrets.token_hex(2)}")
     installation.publish_checkpoint("demo", installation.ROOT / ".cache/demo")
     made.mount_directory("models", installation.MODELS)
@@ -47,7 +47,7 @@ def namespace(images: dict[str, str], request: pytest.FixtureRequest) -> Iterato
         say(made.report())
         say(installation.operator_report())
     if not (failed and os.environ.get(KEEP)):
-        # The next test need not wait for its end.
+        # The next test does not need to wait until it is deleted.
         made.delete(wait=False)
 
 
@@ -63,15 +63,15 @@ def hub(images: dict[str, str]) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Takes what was measured, which is printed at the end, of passed tests too."""
-    return request.config.stash.setdefault(_figures, []).append
+def measurement(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Function that takes a line with a measurement; all of them are printed at the end, also those of passed tests."""
+    return request.config.stash.setdefault(_measurements, []).append
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if figures := config.stash.get(_figures, []):
+    if measurements := config.stash.get(_measurements, []):
         terminalreporter.section("measured")
-        for line in figures:
+        for line in measurements:
             terminalreporter.write_line(line)
 
 

@@ -1,12 +1,12 @@
-"""Send a server that is up thousands of broken bodies, the same ones for the same seed, and count the answers.
+"""Send thousands of broken request bodies to a running server, the same ones for the same seed, and count the answers.
 
     minisgl serve MODEL --port 8000
     python e2e/clients/fuzz_bodies.py http://127.0.0.1:8000 --launcher PID
 
-Each begins as a valid body and is damaged: fields deleted, doubled or of another type, numbers that are huge or none,
-deep nesting, odd Unicode, bytes that are no UTF-8, cut-off JSON, other content types. The exit code is 1 when an answer
-was a 500 or above, took longer than --hang seconds or had no error object where it should, when a process of the
-server ended, or when a valid request is not answered afterwards. Needs nothing but Python, and Linux.
+Each is a valid body that was damaged: fields deleted, duplicated or of another type, huge or invalid numbers, deep
+nesting, unusual Unicode, invalid UTF-8, truncated JSON, other content types. The exit code is 1 if an answer has a
+status of 500 or more, takes longer than --hang seconds or lacks its error object, if a process of the server exits, or
+if a valid request fails afterwards. Requires only Python and Linux.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 ANSWER_TOKENS: Final = 4
-"""Bodies that stay valid are answered soon."""
+"""Limit of generated tokens, so that bodies that stay valid are answered soon."""
 
 VALID: Final[list[tuple[str, dict[str, Any]]]] = [
     (
@@ -114,11 +114,11 @@ VALID: Final[list[tuple[str, dict[str, Any]]]] = [
 ]
 
 BOUNDED: Final = ("max_tokens", "max_completion_tokens", "max_new_tokens")
-"""Never deleted, nor large: the answers would be long, and nothing of that is broken."""
+"""Fields that are neither deleted nor set to large values, because valid answers would be long."""
 
 
 class Verbatim:
-    """JSON, or what passes for it, that is written as it is."""
+    """Text that is inserted into the JSON unchanged, valid or not."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -139,7 +139,7 @@ ODD_VALUES: Final[list[Any]] = [
 ]
 
 FIELDS: Final = ("extra", "", "mässig", "x" * 300, "messages", "prompt", "tools", "suffix")
-"""That are added where they do not belong."""
+"""Names of fields that are added in wrong places."""
 
 ODD_BYTES: Final = (b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\x00", b"\xe2\x82")
 
@@ -158,7 +158,7 @@ class Sent:
 
 @dataclass
 class Tally:
-    """What came back. Threads add to it."""
+    """Counts of answers, shared by all threads."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
@@ -168,11 +168,11 @@ class Tally:
 
 
 def damaged(seed: int) -> Sent:
-    """A body that depends on nothing but the seed."""
+    """Damaged request, determined by the seed."""
     random_ = random.Random(seed)
     path, valid = random_.choice(VALID)
     body = copy.deepcopy(valid)
-    # Half of them are only touched lightly, so that enough come as far as the tokenizer and the engine.
+    # Half of them are damaged only slightly, so that enough reach the tokenizer and the engine.
     touch = random_.choice([_touch, _damage])
     for _ in range(random_.choice([1, 1, 1, 2, 3, 6])):
         touch(random_, body)
@@ -190,13 +190,13 @@ def damaged(seed: int) -> Sent:
     elif kind < 0.20:
         sent.body = _encode(random_.choice(ODD_VALUES)).encode("utf-8", "surrogatepass")
     elif kind < 0.21:
-        # The same body where it does not belong.
+        # The same body, sent to another path.
         sent.path = random_.choice(VALID)[0]
     return sent
 
 
 def _touch(random_: random.Random, body: dict[str, Any]) -> None:
-    """Leave a field out, or put another text in the place of one."""
+    """Delete a field, or replace a text."""
     holder, key = random_.choice(_places(body) or [(body, "extra")])
     if isinstance(holder.get(key) if isinstance(holder, dict) else holder[key], str):
         holder[key] = _text(random_)
@@ -214,7 +214,7 @@ def _damage(random_: random.Random, body: dict[str, Any]) -> None:
         case 1 if isinstance(holder, dict):
             holder[random_.choice(FIELDS)] = _odd(random_)
         case 2 if isinstance(holder, dict) and not bounded:
-            # A key that comes twice, with another value: JSON leaves open which counts.
+            # A duplicate key with another value: JSON does not define which one counts.
             holder[Twice(key)] = _odd(random_)
         case 3:
             holder[key] = _text(random_)
@@ -224,12 +224,12 @@ def _damage(random_: random.Random, body: dict[str, Any]) -> None:
             value = _odd(random_)
             while bounded and isinstance(value, int | float) and value > ANSWER_TOKENS:
                 value = _odd(random_)
-            # null asks for the default, which for chats is as much as the context leaves.
+            # null means the default, which for chats is the rest of the context.
             holder[key] = "x" if bounded and value is None else value
 
 
 class Twice(str):
-    """Equal to no other key of its dictionary."""
+    """Key that equals no other key of its dictionary."""
 
     __slots__ = ()
 
@@ -241,12 +241,12 @@ class Twice(str):
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every key and index below a value."""
+    """All (container, key or index) pairs below a value."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     places = [(value, key) for key in keys]
     for key in keys:
         places += _places(value[key])
-    # Long lists of odd values would crowd out everything else.
+    # Long lists of odd values would otherwise outnumber everything else.
     return places[:200]
 
 
@@ -280,7 +280,7 @@ def _with_odd_bytes(random_: random.Random, raw: bytes) -> bytes:
 
 
 def send(address: tuple[str, int], sent: Sent, hang_seconds: float) -> tuple[int, bytes]:
-    """Status and body. Raises OSError when there is no whole answer in time."""
+    """Send a request; returns status and body. Raises OSError without a complete answer in time."""
     connection = http.client.HTTPConnection(*address, timeout=hang_seconds)
     try:
         connection.request("POST", sent.path, sent.body, {"Content-Type": sent.content_type})
@@ -300,7 +300,7 @@ def work(address: tuple[str, int], seeds: list[int], hang_seconds: float, tally:
             outcome = str(status)
             if status >= 400:
                 code = json.loads(body)["error"]["code"]
-            # A stream has sent its status before something can fail.
+            # An error in a stream comes after its status.
             elif b'data: {"error"' in body:
                 code = "in a stream: " + json.loads(body.split(b"data: ")[-1])["error"]["code"]
                 wrong = code
@@ -323,19 +323,23 @@ def work(address: tuple[str, int], seeds: list[int], hang_seconds: float, tally:
 def _children(process: int | None) -> set[int]:
     if process is None:
         return set()
-    # Any thread of a process may have started some of them.
+    # Children are listed per thread that started them.
     tasks = Path(f"/proc/{process}/task").iterdir()
     return {int(child) for task in tasks for child in (task / "children").read_text().split()}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Send a server that is up broken bodies, and count the answers.")
-    parser.add_argument("url", help="where the server is, as http://127.0.0.1:8000")
-    parser.add_argument("--bodies", type=int, default=10_000, help="how many (default: 10,000)")
-    parser.add_argument("--seed", type=int, default=0, help="that of the first body; the next one's is higher by one")
-    parser.add_argument("--connections", type=int, default=8, help="how many at a time (default: 8)")
-    parser.add_argument("--hang", type=float, default=10.0, help="most seconds that an answer may take (default: 10)")
-    parser.add_argument("--launcher", type=int, help="process id of `minisgl serve`: its children must stay")
+    parser = argparse.ArgumentParser(
+        description="Send broken request bodies to a running server, and count the answers."
+    )
+    parser.add_argument("url", help="URL of the server, such as http://127.0.0.1:8000")
+    parser.add_argument("--bodies", type=int, default=10_000, help="number of bodies (default: 10,000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first body; each next one is higher by one")
+    parser.add_argument("--connections", type=int, default=8, help="concurrent connections (default: 8)")
+    parser.add_argument("--hang", type=float, default=10.0, help="maximum time of an answer in seconds (default: 10)")
+    parser.add_argument(
+        "--launcher", type=int, help="process id of `minisgl serve`, whose child processes must not exit"
+    )
     args = parser.parse_args()
     parts = urllib.parse.urlsplit(args.url)
     address = (parts.hostname or "127.0.0.1", parts.port or 80)
@@ -359,9 +363,9 @@ def main() -> int:
     after = send(address, Sent("/v1/completions", b'{"prompt": "A page", "max_tokens": 1}'), args.hang)
     if after[0] != 200:
         tally.wrong.insert(0, f"a valid request afterwards: {after[0]}")
-    # Standbys may have joined them.
+    # New standby processes are fine.
     if gone := processes - _children(args.launcher):
-        tally.wrong.insert(0, f"processes of the server ended: {sorted(gone)}")
+        tally.wrong.insert(0, f"processes of the server exited: {sorted(gone)}")
     print(f"{answered:,} bodies in {seconds:.1f} s, slowest answer: {tally.slowest_seconds:.2f} s")
     print("statuses:", ", ".join(f"{name}: {count:,}" for name, count in sorted(tally.statuses.items())))
     print("codes:", ", ".join(f"{name}: {count:,}" for name, count in tally.codes.most_common() if name))

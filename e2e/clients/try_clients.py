@@ -1,10 +1,10 @@
-"""Run OpenAI clients, unchanged, against a server that is up, and print a table of what was tried with which version.
+"""Run unmodified OpenAI clients against a running server, and print a table of their versions and tested features.
 
     pip install openai langchain-openai litellm 'lm-eval[api]'
     minisgl serve MODEL --port 8000
     python e2e/clients/try_clients.py http://127.0.0.1:8000
 
-The exit code is 1 when a client is not installed or did not get what it should.
+The exit code is 1 if a client is not installed or fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import partial
 from importlib import import_module, metadata
 from typing import Any
 
-# litellm would ask the network for a list of prices.
+# litellm would download a list of prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 QUESTION = [{"role": "user", "content": "What is a page?"}]
@@ -31,7 +31,7 @@ TOO_LONG = [{"role": "user", "content": "page " * 50_000}]
 
 
 class Endpoint:
-    """Where the server is, and what it serves."""
+    """URL of the server, and the name of its model."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -172,7 +172,7 @@ def curl(endpoint: Endpoint) -> str:
     command = ["curl", "-sSN", "--fail", f"{endpoint.api}/chat/completions", "-H", "Content-Type: application/json"]
     shown = subprocess.run([*command, "-d", body], capture_output=True, text=True, check=True).stdout
     assert shown.endswith("data: [DONE]\n\n")
-    # A body of more than 1 MiB makes curl ask first, with Expect: 100-continue.
+    # For a body of more than 1 MiB, curl sends Expect: 100-continue first.
     padded = json.dumps({"messages": QUESTION, "max_tokens": 4, "metadata": {"x": "x" * 2**21}})
     plain = subprocess.run([*command, "-d", "@-"], input=padded, capture_output=True, text=True, check=True).stdout
     assert json.loads(plain)["object"] == "chat.completion"
@@ -190,10 +190,10 @@ CLIENTS: list[tuple[str, str, Callable[[Endpoint], str]]] = [
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run OpenAI clients, unchanged, against a server that is up.")
-    parser.add_argument("url", help="where the server is, as http://127.0.0.1:8000")
+    parser = argparse.ArgumentParser(description="Run unmodified OpenAI clients against a running server.")
+    parser.add_argument("url", help="URL of the server, such as http://127.0.0.1:8000")
     endpoint = Endpoint(parser.parse_args().url)
-    print("| client | version | tried |\n|---|---|---|")
+    print("| client | version | tested |\n|---|---|---|")
     failed = 0
     for name, package, run in CLIENTS:
         version = _version(package)
@@ -202,12 +202,12 @@ def main() -> int:
             failed += 1
             continue
         try:
-            tried = run(endpoint)
+            tested = run(endpoint)
         except Exception:
             traceback.print_exc()
-            tried = "FAILED"
+            tested = "FAILED"
             failed += 1
-        print(f"| {name} | {version} | {tried} |", flush=True)
+        print(f"| {name} | {version} | {tested} |", flush=True)
     return 1 if failed else 0
 
 
@@ -226,7 +226,7 @@ def _raises(kind: type[Exception], call: Callable[[], Any], words: str) -> None:
     try:
         call()
     except kind as error:
-        # Some versions of the client show the code, others only keep it.
+        # Some versions of the client have the code in the message, others only as an attribute.
         assert words in f"{error} {getattr(error, 'code', '')}", error
     else:
         raise AssertionError(f"no {kind.__name__}")

@@ -1,4 +1,4 @@
-"""Run `vllm bench serve` from vLLM's own sources, unchanged, without vLLM's engine and its CUDA libraries.
+"""Run `vllm bench serve` from vLLM's unmodified sources, without vLLM's engine and the CUDA libraries.
 
     pip download vllm --no-deps -d sources
     unzip -q 'sources/vllm-*.whl' 'vllm/benchmarks/*' 'vllm-*.dist-info/METADATA' -d sources
@@ -6,8 +6,8 @@
     python e2e/clients/vllm_bench.py sources --backend openai-chat --base-url http://127.0.0.1:8000 \\
         --endpoint /v1/chat/completions --model NAME --tokenizer MODEL --dataset-name random --num-prompts 50
 
-The benchmark imports a few things of the rest of vLLM, which would import the engine. Those that it calls have a
-stand-in here; of the others only the names are needed. Needs aiohttp, numpy, pillow, tqdm and transformers.
+The benchmark imports other modules of vLLM, which would import the engine. This script replaces the functions that it
+calls, and provides empty names for the others. Requires aiohttp, numpy, pillow, tqdm and transformers.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ from types import ModuleType
 from typing import Any
 
 
-class Nothing:
-    """Whatever is asked of it: stands for what only other benchmarks use."""
+class Placeholder:
+    """Placeholder with any attribute, for names that only other benchmarks use."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         return
 
     def __getattr__(self, name: str) -> Any:
-        return nothing_called(name)
+        return placeholder(name)
 
 
-def nothing_called(name: str) -> Any:
+def placeholder(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    return Nothing
+    return Placeholder
 
 
 def get_tokenizer(name: str, **_: Any) -> Any:
     return importlib.import_module("transformers").AutoTokenizer.from_pretrained(name)
 
 
-STAND_INS: dict[str, dict[str, Any]] = {
+REPLACEMENTS: dict[str, dict[str, Any]] = {
     "vllm.tokenizers": {"get_tokenizer": get_tokenizer},
     "vllm.logger": {"init_logger": logging.getLogger},
     "vllm.utils.argparse_utils": {"FlexibleArgumentParser": argparse.ArgumentParser},
     "vllm.utils.gc_utils": {"freeze_gc_heap": gc.freeze},
     "vllm.utils.network_utils": {"join_host_port": "{}:{}".format},
     "vllm.utils.mistral": {"is_mistral_tokenizer": lambda _: False},
-    # The same functions, faster.
+    # pybase64 has the same functions as base64.
     "pybase64": vars(base64),
 }
 
 
-class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules that nobody else has found."""
+class ReplacementFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finder of modules that no other finder has found: replaced modules, and the rest of vLLM."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in STAND_INS and not name.startswith("vllm."):
+        if name not in REPLACEMENTS and not name.startswith("vllm."):
             return None
         return importlib.util.spec_from_loader(name, self, is_package=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__getattr__ = nothing_called  # type: ignore[method-assign]
-        vars(module).update(STAND_INS.get(module.__name__, {}))
+        module.__getattr__ = placeholder  # type: ignore[method-assign]
+        vars(module).update(REPLACEMENTS.get(module.__name__, {}))
 
 
 def version(sources: Path) -> str:
@@ -86,7 +86,7 @@ def main() -> int:
         return 2
     sources = Path(sys.argv[1])
     sys.path.insert(0, str(sources.resolve()))
-    sys.meta_path.append(StandIns())
+    sys.meta_path.append(ReplacementFinder())
     serve = importlib.import_module("vllm.benchmarks.serve")
     parser = argparse.ArgumentParser(prog="vllm bench serve")
     serve.add_cli_args(parser)

@@ -1,15 +1,16 @@
-"""A real Kubernetes on one machine, each node in namespaces of its own: `python -m cluster --help` names the commands.
+"""A real Kubernetes on one machine, with each node in separate namespaces: see `python -m cluster --help`.
 
     commands        up, down, status, kubectl, load, expose ...    (`__main__.py`)
-    lifecycle       brings all of it up, and takes it down
+    lifecycle       starts and stops the cluster
     control_plane   etcd, API server, controllers, scheduler, DNS
     node            containerd, kubelet, kube-proxy and network policies of one node
-    images          gets images onto nodes; oci packs them
-    relay           ports of the host's loopback that lead into the cluster
-    certificates    the keys and kubeconfigs of all components
+    images          loads images onto nodes; oci packs them
+    relay           forwards ports of the host's loopback into the cluster
+    certificates    keys and kubeconfigs of all components
     places          namespaces, and processes in them
     tools           builds the programs from their Go modules, once
     layout          directories and addresses
 
-Every layer imports only those below it. The host's network has no part in the cluster, and one kill ends all of it.
+Each module imports only modules below it. The cluster does not use the host's network, and killing one process stops
+all of it.
 """

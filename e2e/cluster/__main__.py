@@ -16,7 +16,7 @@ from cluster.system import MachineUnfit
 from cluster.tools import ToolchainMissing, program, say
 
 _PASS_ON: Final = ("kubectl", "helm", "enter")
-"""Commands whose further arguments are another program's."""
+"""Commands that pass their other arguments to another program."""
 
 
 def main() -> int:
@@ -67,15 +67,22 @@ def _become(command: list[str]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cluster", description="A real Kubernetes on this machine, in namespaces.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    up = commands.add_parser("up", help="start what does not run; builds what is not built")
-    up.add_argument("--nodes", type=int, default=lifecycle.NODES, help="how many (%(default)s); 0: control plane only")
-    commands.add_parser("down", help="end all of it; nothing stays on the host but what was built")
-    commands.add_parser("status", help="each component and its memory; exit code 1 when the control plane is down")
+    up = commands.add_parser("up", help="start the cluster; builds programs and images if necessary")
+    up.add_argument(
+        "--nodes",
+        type=int,
+        default=lifecycle.NODES,
+        help="number of nodes (default: %(default)s); 0: control plane only",
+    )
+    commands.add_parser("down", help="stop the cluster and remove all of it except for built programs and images")
+    commands.add_parser(
+        "status", help="list the components with their memory; exit code 1 if the control plane is down"
+    )
     load = commands.add_parser("load", help="import an image archive (docker save) into all nodes")
     load.add_argument("archive", type=Path)
-    kill_parser = commands.add_parser("kill", help="end a node as a power cut does; `up` brings it back")
+    kill_parser = commands.add_parser("kill", help="kill a node like a power failure; `up` starts it again")
     kill_parser.add_argument("place")
-    expose = commands.add_parser("expose", help="a port of 127.0.0.1 that leads to IP:PORT as a place sees it")
+    expose = commands.add_parser("expose", help="forward a port of 127.0.0.1 to IP:PORT in the network of a place")
     expose.add_argument("place", help="control, node0, node1 ...")
     expose.add_argument("target", help="IP:PORT")
     commands.add_parser("kubeconfig", help="write a kubeconfig for programs of this machine and print its path")

@@ -1,4 +1,4 @@
-"""Certificates, keys and kubeconfigs, made once in a directory of the cluster and kept there."""
+"""Certificates, keys and kubeconfigs, created once in a directory of the cluster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 VALID: Final = datetime.timedelta(days=30)
-"""A cluster lives for hours."""
+"""Validity of certificates; a cluster runs for hours."""
 
 
 @dataclass(frozen=True)
 class Authority:
-    """Signs the certificates in one directory: NAME.crt and NAME.key, in PEM."""
+    """Certificate authority of a directory with NAME.crt and NAME.key in PEM."""
 
     directory: Path
     name: str = "ca"
@@ -40,7 +40,7 @@ class Authority:
         return self
 
     def issue(self, name: str, user: str, group: str | None = None, addresses: Sequence[str] = ()) -> None:
-        """A certificate for clients and, with addresses (names or IPs), for servers. Kept if it is there."""
+        """Issue a certificate for clients and, with addresses (names or IPs), for servers, unless it exists."""
         if (self.directory / f"{name}.crt").exists():
             return
         ca_key = serialization.load_pem_private_key((self.directory / f"{self.name}.key").read_bytes(), None)
@@ -57,7 +57,7 @@ class Authority:
         _write(self.directory, name, key, builder.sign(ca_key, hashes.SHA256()))
 
     def kubeconfig(self, path: Path, server: str, name: str, user: str, group: str | None = None) -> None:
-        """Write a kubeconfig for a user, with a certificate called `name` that is issued if need be."""
+        """Write a kubeconfig for a user with the certificate `name`, which is issued if necessary."""
         self.issue(name, user, group)
 
         def encoded(file: Path) -> str:
@@ -85,7 +85,7 @@ class Authority:
 
 
 def signing_key(directory: Path, name: str) -> None:
-    """NAME.key and NAME.pub, for the tokens of service accounts."""
+    """Create NAME.key and NAME.pub for the tokens of service accounts, unless they exist."""
     if not (directory / f"{name}.pub").exists():
         key = ec.generate_private_key(ec.SECP256R1())
         _write(directory, name, key)
@@ -96,7 +96,7 @@ def signing_key(directory: Path, name: str) -> None:
 
 
 def write_if_changed(path: Path, text: str) -> None:
-    """containerd rereads its CNI files whenever they are written, even half."""
+    """Write a file only if its content changes: containerd reads its CNI files after each write, even a partial one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text() != text:
         path.write_text(text)

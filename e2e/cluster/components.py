@@ -1,4 +1,4 @@
-"""Command lines of the control plane: for the place of a cluster, and for plain processes of a test."""
+"""Command lines of the control plane, for a cluster and for tests that run it as plain processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ AUDIT_POLICY: Final = """{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "om
 
 @dataclass(frozen=True)
 class ControlPlane:
-    """What the components of one control plane must agree on."""
+    """Directories and addresses that the components of a control plane share."""
 
     directory: Path
-    """Keys, etcd's data and the audit log."""
+    """Directory of keys, etcd's data and the audit log."""
     ip: str
     port: int
     etcd_port: int
@@ -39,7 +39,7 @@ class ControlPlane:
 
     @property
     def audit_log(self) -> Path:
-        """One JSON object for each answered request."""
+        """Path of the log with one JSON object per answered request."""
         return self.directory / "audit.log"
 
     def kubeconfig(self, name: str) -> Path:
@@ -71,7 +71,7 @@ class ControlPlane:
         return [
             "etcd",
             f"--data-dir={self.directory}/etcd",
-            # What is lost with the machine is lost with the test.
+            # Data need not survive a crash of the machine.
             "--unsafe-no-fsync",
             "--log-level=warn",
             f"--listen-client-urls={client}",
@@ -94,7 +94,7 @@ class ControlPlane:
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
             "--anonymous-auth=false",
-            # No kube-proxy runs beside the API server: it goes to webhooks and extensions by pod address.
+            # Without kube-proxy, the API server reaches webhooks and extensions by pod address.
             "--enable-aggregator-routing=true",
             f"--client-ca-file={pki}/ca.crt",
             f"--tls-cert-file={pki}/apiserver.crt",
@@ -132,7 +132,7 @@ class ControlPlane:
             f"--cluster-cidr={self.pod_cidr}",
             "--bind-address=127.0.0.1",
             f"--secure-port={port}",
-            # By default a lost node is noticed after 50 s, and then one in 10 s is emptied.
+            # By default a lost node is detected after 50 s, and one node per 10 s is then evicted.
             "--node-monitor-period=1s",
             "--node-monitor-grace-period=16s",
             "--node-eviction-rate=1",

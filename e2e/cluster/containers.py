@@ -11,11 +11,11 @@ from cluster.layout import STATE
 from cluster.places import run, start, wait
 
 PAUSE: Final = "localhost/pause:1"
-"""The image that holds a pod's namespaces."""
+"""Image of the container that holds a pod's namespaces."""
 
 
 def containerd(place: str, root: Path) -> None:
-    """Start it with its images under root, and wait until it answers."""
+    """Start containerd with its images below `root`, and wait until it answers."""
     here = STATE / place
     write_if_changed(here / "containerd.toml", _configuration(here, root))
     start(place, "containerd", "containerd", f"--config={here}/containerd.toml")

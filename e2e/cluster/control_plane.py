@@ -40,7 +40,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "cluster
 subjects: [{kind: Group, name: "cluster:readers"}]
 """
 
-# A server block of its own answers for foreign names: within one block `template` would come before `kubernetes`.
+# A separate server block answers for external names: in one block, `template` would precede `kubernetes`.
 _COREFILE: Final = f"""cluster.local:53 in-addr.arpa:53 {{
   bind {CONTROL_IP}
   errors
@@ -61,7 +61,7 @@ _COREFILE: Final = f"""cluster.local:53 in-addr.arpa:53 {{
 
 
 def up() -> None:
-    """Start what does not run yet, and wait until the API answers."""
+    """Start the components that do not run, and wait until the API server answers."""
     authority = PLANE.prepare()
     for name, user, group in (
         ("coredns", "cluster:coredns", "cluster:readers"),
@@ -99,12 +99,12 @@ def kubectl_command() -> list[str]:
 
 
 def kubectl(*args: str, check: bool = True, stdin: str | None = None) -> str:
-    """What it printed. Raises CommandFailed unless check is off."""
+    """Run kubectl as the administrator; returns its output. Raises CommandFailed if `check`."""
     return shell(*kubectl_command(), *args, check=check, stdin=stdin).stdout
 
 
 def http(url: str, place: str = CONTROL) -> str:
-    """GET as seen from a place; https URLs are the API server's, asked as its administrator."""
+    """GET from the network of a place; https URLs are requested as the administrator of the API server."""
     tls = None
     if url.startswith("https"):
         tls = ssl.create_default_context(cafile=PLANE.pki / "ca.crt")

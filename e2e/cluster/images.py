@@ -1,4 +1,4 @@
-"""Gets images onto nodes: at once on those that run, and as a seed on those that are made later."""
+"""Load images onto running nodes, and into a seed for nodes that are created later."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ def pause_archive() -> Path:
 
 
 def import_archive(place: str, archive: Path) -> None:
-    """Import one image, and make sure that it is whole."""
+    """Import one image, and check that it is complete."""
     ctr(place, "images", "import", "--local", "--digests=false", str(archive.resolve()))
     for line in ctr(place, "images", "check").splitlines()[1:]:
         if "incomplete" in line or line.rstrip().endswith("false"):
-            raise CommandFailed(f"{place}: an image is not whole: {line}")
+            raise CommandFailed(f"{place}: incomplete image: {line}")
 
 
 def load_archive(archive: Path) -> None:
-    """Import an image archive (docker save, or an OCI archive) into all nodes that are up."""
+    """Import an image archive (docker save, or an OCI archive) into all running nodes."""
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda name: import_archive(name, archive), nodes()))
 
 
 @dataclass(frozen=True)
 class BlobImage:
-    """An image as files in a directory, each named by its SHA-256."""
+    """Image as files of a directory, named by their SHA-256."""
 
     reference: str
     blobs: Path
     config: str
     layers: tuple[str, ...]
-    """From the bottom up."""
+    """SHA-256 of the layers from the bottom up."""
 
 
 def load(image: BlobImage, places: Sequence[str] | None = None) -> None:
-    """Import an image into all nodes that are up, or these; layers that a node already has are not sent again."""
+    """Import an image into these nodes (default: all running ones), without layers that a node has already."""
 
     def into(name: str) -> None:
         known = set(ctr(name, "content", "ls", "-q").split())
@@ -67,13 +67,13 @@ def load(image: BlobImage, places: Sequence[str] | None = None) -> None:
 
 
 def seed_directory() -> Path | None:
-    """Where the seed lies: a containerd root with big images unpacked, which new nodes link to."""
+    """Directory of the seed: a containerd root with large images unpacked, to which new nodes link."""
     pointer = CACHE / "seed/current"
     return pointer.resolve() if pointer.exists() else None
 
 
 def make_seed(seeded: Sequence[BlobImage]) -> None:
-    """Unpack images once, unless exactly these are the seed already."""
+    """Unpack images into the seed, unless it contains exactly these."""
     key = hashlib.sha256(repr(seeded).encode()).hexdigest()[:16]
     target = CACHE / "seed" / key
     if not target.exists():
@@ -88,7 +88,7 @@ def make_seed(seeded: Sequence[BlobImage]) -> None:
             for image in seeded:
                 load(image, [SEED])
         finally:
-            # Its databases are whole only after it was stopped with TERM.
+            # The databases are complete only after containerd was stopped with TERM.
             stop("containerd", SEED, seconds=30)
             kill(SEED)
             shutil.rmtree(STATE / SEED, ignore_errors=True)

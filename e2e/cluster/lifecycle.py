@@ -1,4 +1,4 @@
-"""Brings the whole cluster up, and takes it down."""
+"""Start and stop the whole cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODES: Final = 2
 
 
 def up(count: int = NODES) -> None:
-    """Build what is not built, start what does not run. Also brings back what was stopped or killed."""
+    """Build and start everything that is missing, also after components were stopped or killed."""
     system.require()
     for each in tools.ALL:
         tools.directory(each)
@@ -31,18 +31,18 @@ def up(count: int = NODES) -> None:
 
 
 def down() -> None:
-    """One kill ends all processes, mounts, links and rules; then files and control groups are removed."""
+    """Kill the cluster with all its processes, mounts, links and rules; then remove its files and control groups."""
     kill(CONTROL)
     remove_cgroups(CGROUP)
     shutil.rmtree(STATE, ignore_errors=True)
-    # It was made to be mounted on. To remove it would take the mounts away from other clusters that are up.
+    # This directory is a mount point. Removing it would remove the mounts of other running clusters.
     if not any(STATE.parent.glob("*-cluster")):
         with contextlib.suppress(OSError):
             os.rmdir("/var/lib/kubelet")
 
 
 def status() -> list[str]:
-    """A line for each component: place, name, PID in the place, resident memory."""
+    """One line per component: place, name, PID in the place, resident memory."""
     lines = []
     for place in (HOST, CONTROL, *sorted(p.name for p in STATE.glob("node*"))):
         for note in sorted((STATE / place).glob("*.pid")):

@@ -1,4 +1,4 @@
-"""One node: containerd, kube-proxy, network policies and kubelet in a place of its own."""
+"""One node: containerd, kube-proxy, network policies and kubelet in their own place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cluster.layout import CGROUP, CONTROL_IP, STATE, cgroup_hierarchies, node_i
 from cluster.places import CONTROL, hold, pid_of, remove_cgroups, run, start, wait
 
 QUEUE: Final = 98
-"""The NFQUEUE on which every new connection waits for the verdict of the network policies."""
+"""Number of the NFQUEUE in which new connections wait for the decision of the network policies."""
 
 
 def up(index: int) -> None:
-    """Start what does not run yet of node<index>, and wait until it is Ready."""
+    """Start the components of node<index> that do not run, and wait until the node is Ready."""
     name, ip = f"node{index}", node_ip(index)
     bridge, pods = f"10.244.{index}.1", f"10.244.{index}.0/24"
     here = STATE / name
@@ -28,7 +28,7 @@ def up(index: int) -> None:
     authority.issue(f"{name}-serving", f"system:node:{name}", "system:nodes", [name, ip])
     authority.kubeconfig(here / "kubelet.kubeconfig", PLANE.url, name, f"system:node:{name}", "system:nodes")
     if not pid_of(name):
-        # Each group of a dead pod would cost the new kubelet 3 s.
+        # The kubelet would spend 3 s on each control group of a dead pod.
         remove_cgroups(f"{CGROUP}/{name}")
     for hierarchy in cgroup_hierarchies():
         Path(f"{hierarchy}{CGROUP}/{name}").mkdir(parents=True, exist_ok=True)
@@ -76,14 +76,14 @@ iptables -A FORWARD -m conntrack --ctstate NEW -j NFQUEUE --queue-num {QUEUE}"""
     def ready() -> bool:
         conditions = api(f"/api/v1/nodes/{name}")["status"]["conditions"]
         says = {condition["type"]: condition["status"] for condition in conditions}
-        # A node that was killed may still be Ready from before: hence also the new kubelet's own word.
+        # A killed node may still be reported Ready: also ask the new kubelet.
         return http("http://127.0.0.1:10248/healthz", name) == "ok" and says.get("Ready") == "True"
 
     wait(name, ready, 90, [(name, component) for component in ("containerd", "kube-proxy", "netpol", "kubelet")])
 
 
 def _connect(name: str, ip: str, pods: str) -> None:
-    """Plug the node into the bridge of control, which is also its router."""
+    """Connect the node to the bridge of control, which is also its router."""
     if run(CONTROL, "ip", "link", "show", name, check=False).returncode == 0:
         return
     pid = pid_of(name)
@@ -95,7 +95,8 @@ def _connect(name: str, ip: str, pods: str) -> None:
 
 
 def _copy_seed(seed: Path, target: Path) -> None:
-    """Hard links: overlayfs never writes to lower layers and blobs are final. Only the databases are copied."""
+    """Populate the node from the seed with hard links: overlayfs never writes to lower layers, and blobs never change.
+    Only the databases are copied."""
     unfinished = target.with_name("containerd.new")
     shutil.rmtree(unfinished, ignore_errors=True)
     linkable = os.stat(seed).st_dev == os.stat(STATE).st_dev
@@ -127,7 +128,7 @@ def _proxy(name: str, ip: str) -> dict[str, object]:
         "hostnameOverride": name,
         "bindAddress": ip,
         "nodePortAddresses": [f"{ip}/32"],
-        # Without CAP_SYS_RESOURCE no process may lower its score.
+        # Without CAP_SYS_RESOURCE, a process cannot lower its OOM score.
         "oomScoreAdj": 0,
         "conntrack": {"maxPerCore": 0},
         "nftables": {"syncPeriod": "30s", "minSyncPeriod": "100ms"},
@@ -169,6 +170,6 @@ def _kubelet(name: str, ip: str, here: Path) -> dict[str, object]:
         "nodeStatusUpdateFrequency": "5s",
         "syncFrequency": "10s",
         "volumeStatsAggPeriod": "0s",
-        # Otherwise it leaves KUBE-* chains behind.
+        # Otherwise KUBE-* chains would remain.
         "makeIPTablesUtilChains": False,
     }

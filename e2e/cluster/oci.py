@@ -1,6 +1,6 @@
-"""OCI images without a registry: an image in one tar file, for `ctr images import`.
+"""OCI images as tar files for `ctr images import`, without a registry.
 
-Layout of the archive: the image layout of the OCI image specification, layers uncompressed.
+The archive has the image layout of the OCI image specification, with uncompressed layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MEDIA: Final = "application/vnd.oci.image."
 
 
 def single_file_image(out: Path, reference: str, program: Path, user: str) -> None:
-    """An image whose only file is a static program, which is also its entry point."""
+    """Image with a single file: a static program, which is also its entry point."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         _add(tar, program.name, program.read_bytes(), 0o755)
@@ -38,7 +38,7 @@ def single_file_image(out: Path, reference: str, program: Path, user: str) -> No
 def archive_of_blobs(
     out: Path, reference: str, blobs: Path, config: str, layers: Sequence[str], known: Collection[str]
 ) -> None:
-    """Pack an image from a directory of blobs, named by the SHA-256 of each. Layers that are known are left out.
+    """Pack an image from a directory of blobs named by their SHA-256, without layers that the receiver has.
 
     `config` and `layers` are SHA-256 sums, `known` are digests ("sha256:...") of what the receiver has.
     """

@@ -1,8 +1,8 @@
 """Places (sets of namespaces), and processes in them.
 
-A place is a network, mount, PID, UTS and IPC namespace that one `unshare --kill-child` holds. Its init does the setup
-and then sleeps. The PID namespaces of nodes lie inside that of "control", so one kill ends all of it: processes,
-mounts, links and rules. The empty name means the host.
+A place is a network, mount, PID, UTS and IPC namespace, held by one `unshare --kill-child`. Its init performs the setup
+and then sleeps. The PID namespaces of nodes are inside that of "control", so that killing one process ends all
+processes, mounts, links and rules. The empty name is the host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONTROL: Final = "control"
 SEED: Final = "seed"
 T = TypeVar("T")
 
-# What a kubelet writes to /proc/sys. In a place these are files, or it would change the host's kernel for good.
+# Settings in /proc/sys that a kubelet writes. In a place these are files; otherwise it would change the host's kernel.
 _TUNABLES: Final = {
     "vm/overcommit_memory": 1,
     "vm/panic_on_oom": 0,
@@ -41,17 +41,17 @@ _NAMESPACES: Final = {"net": "net", "mount": "mnt", "pid": "pid_for_children", "
 
 
 class CommandFailed(RuntimeError):
-    """A command of ours ended with an error."""
+    """A command failed."""
 
 
 class NotUp(RuntimeError):
-    """The place is not there."""
+    """The place does not exist."""
 
     code = "cluster_not_up"
 
 
 def shell(*command: str | Path, check: bool = True, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command and return what it printed. Raises CommandFailed unless check is off."""
+    """Run a command; returns its output. Raises CommandFailed if `check`."""
     done = subprocess.run([str(c) for c in command], check=False, text=True, capture_output=True, input=stdin)
     if check and done.returncode:
         line = " ".join(map(str, command))[:300]
@@ -60,27 +60,27 @@ def shell(*command: str | Path, check: bool = True, stdin: str | None = None) ->
 
 
 def outer(place: str) -> str:
-    """The place around a place."""
+    """Place that contains a place."""
     return HOST if place in (HOST, CONTROL, SEED) else CONTROL
 
 
 def proc(place: str) -> Path:
-    """/proc with the numbers that the place's processes have for each other, as the host sees it."""
+    """Path on the host of the /proc of a place, with the PIDs of its namespace."""
     if place == HOST:
         return Path("/proc")
     holder = pid_of(place, outer(place))
     if holder is None:
-        raise NotUp(f"{place} is not up")
+        raise NotUp(f"{place} does not run; start the cluster first")
     return proc(outer(place)) / f"{holder}/root/proc"
 
 
 def holder(place: str) -> Path:
-    """/proc/PID, as the host sees it, of the process that holds a place."""
+    """Path on the host of /proc/PID of the process that holds a place. Raises NotUp."""
     return proc(place).parent.parent
 
 
 def pid_of(name: str, place: str = CONTROL) -> int | None:
-    """A component's PID in its place if it still runs. A place's holder has the place's name, in the one around."""
+    """PID of a running component in its place. The holder of a place has its name, in the place that contains it."""
     try:
         pid, started = (STATE / place / f"{name}.pid").read_text().split()
         if place != HOST and pid_of(place, outer(place)) is None:
@@ -92,7 +92,7 @@ def pid_of(name: str, place: str = CONTROL) -> int | None:
 
 
 def enter(place: str, *kinds: str) -> list[str]:
-    """The command that runs another one in a place, or in these kinds of its namespaces only."""
+    """Command prefix that runs a command in a place, or in only these kinds of its namespaces."""
     if place == HOST:
         return []
     return ["nsenter", *(f"--{k}={holder(place)}/ns/{_NAMESPACES[k]}" for k in kinds or _NAMESPACES)]
@@ -103,7 +103,7 @@ def run(place: str, *command: str | Path, check: bool = True) -> subprocess.Comp
 
 
 def inside(place: str, call: Callable[[], T]) -> T:
-    """Run a call in a thread of ours that is in the place's network: its sockets stay there."""
+    """Run a function in a thread in the network namespace of a place; its sockets stay in it."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -125,12 +125,12 @@ def inside(place: str, call: Callable[[], T]) -> T:
 
 
 def start(place: str, name: str, *command: str | Path, keep: Sequence[int] = ()) -> None:
-    """Start a component unless it runs; its parent is then the place's init. `keep` are descriptors that it gets."""
+    """Start a component unless it runs, as a child of the place's init. It inherits the descriptors `keep`."""
     if pid_of(name, place):
         return
     log = log_of(place, name)
     log.parent.mkdir(parents=True, exist_ok=True)
-    # A process that nsenter itself became would stay a child of ours; setsid in the background makes it the init's.
+    # A process that replaces nsenter would stay our child; setsid in the background makes it a child of the init.
     script = 'cd "$0"; log=$1; shift; setsid "$@" </dev/null >>"$log" 2>&1 & echo $!'
     done = subprocess.run(
         [*enter(place), "sh", "-c", script, str(STATE), str(log), *map(str, command)],
@@ -145,7 +145,7 @@ def start(place: str, name: str, *command: str | Path, keep: Sequence[int] = ())
 
 
 def stop(name: str, place: str = CONTROL, seconds: float = 10) -> None:
-    """Stop one component with TERM, then KILL. Bringing the cluster up starts it again: an outage, in a test."""
+    """Stop one component with TERM, then KILL, as an outage in a test. Starting the cluster starts it again."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if pid := pid_of(name, place):
             run(place, "sh", "-c", f"kill -{number.value} {pid}", check=False)
@@ -158,9 +158,9 @@ def log_of(place: str, name: str) -> Path:
 
 
 def wait(what: str, probe: Callable[[], object], seconds: float, components: Sequence[tuple[str, str]] = ()) -> None:
-    """Until probe says so. A component ((place, name)) that dies meanwhile ends the wait with its last words.
+    """Wait until the probe returns true; a probe that raises is repeated.
 
-    A probe may raise: then it is tried again. Raises TimeoutError or CommandFailed.
+    Raises TimeoutError, and CommandFailed with the end of the log if the component (place, name) exits meanwhile.
     """
     end, error = time.monotonic() + seconds, ""
     while time.monotonic() < end:
@@ -172,16 +172,16 @@ def wait(what: str, probe: Callable[[], object], seconds: float, components: Seq
         for place, name in components:
             if not pid_of(name, place):
                 words = "\n".join(log_of(place, name).read_text().splitlines()[-15:])
-                raise CommandFailed(f"{name} of {place} died; its log, {log_of(place, name)}, ends so:\n{words}")
+                raise CommandFailed(f"{name} of {place} exited; end of its log {log_of(place, name)}:\n{words}")
         time.sleep(0.05)
     raise TimeoutError(f"waited {seconds:.0f} s for {what}{error}; logs are in {STATE}/*/log")
 
 
 def hold(place: str, setup: str = "") -> None:
-    """Make a place if it is not there.
+    """Create a place unless it exists.
 
-    Its own init does all of the setup: done from outside, it could hit the host in the moment before unshare(2).
-    In the end the init ignores SIGCHLD, so that the kernel reaps what it inherits.
+    Its init performs all of the setup: from outside, a setup before unshare(2) would change the host. Finally the init
+    ignores SIGCHLD, so that the kernel reaps its adopted children.
     """
     if pid_of(place, outer(place)):
         return
@@ -217,18 +217,18 @@ exec env --ignore-signal=CHLD sleep infinity"""
 
 
 def kill(place: str) -> None:
-    """End a place and all that is in it at once, as a power cut does. Bringing the cluster up brings it back."""
+    """Kill a place with all its processes, like a power failure. Starting the cluster starts it again."""
     pid = pid_of(place, outer(place))
     if pid is None:
         return
-    # An init dies of SIGKILL only when it comes from outside; its `unshare` ends when all of it has ended.
+    # SIGKILL works on an init only from outside; its `unshare` exits when all processes have exited.
     init = (proc(outer(place)) / f"{pid}/task/{pid}/children").read_text().strip()
     run(outer(place), "sh", "-c", f"kill -KILL {init or pid}")
     wait(f"the end of {place}", lambda: not pid_of(place, outer(place)), 30)
 
 
 def remove_cgroups(path: str) -> None:
-    """Remove a tree of control groups from every hierarchy, as soon as no process is left in it."""
+    """Remove a tree of control groups from every hierarchy, when it has no processes any more."""
 
     def gone() -> bool:
         for top in (Path(f"{hierarchy}{path}") for hierarchy in cgroup_hierarchies()):
@@ -240,10 +240,10 @@ def remove_cgroups(path: str) -> None:
 
 
 def nodes() -> list[str]:
-    """The names of the nodes that are up."""
+    """Names of the running nodes."""
     return sorted(p.stem for p in STATE.glob("control/node*.pid") if pid_of(p.stem))
 
 
 def _stat(process: Path) -> list[str]:
-    """The fields of /proc/PID/stat behind the name: state first, start time twentieth (proc_pid_stat(5))."""
+    """Fields of /proc/PID/stat after the name: state is the first, start time the twentieth (proc_pid_stat(5))."""
     return (process / "stat").read_text().rsplit(")", 1)[1].split()

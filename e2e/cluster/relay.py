@@ -1,4 +1,4 @@
-"""Ports of the host's loopback that lead to an address inside a place: the host's way into the cluster."""
+"""Ports of the host's loopback that are forwarded to an address inside a place."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from cluster.places import CONTROL, pid_of, start
 
 
 def expose(place: str, target: str) -> int:
-    """A port on 127.0.0.1 that leads to target ("10.96.1.2:80") as the place sees it; the same one when asked again."""
+    """Forward a port on 127.0.0.1 to `target` ("10.96.1.2:80") in the network of the place; returns the port, which is
+    the same for the same arguments."""
     name, note = f"relay-{target}", STATE / place / f"relay-{target}.port"
     if not pid_of(name, place):
-        # The socket is made on the host, and accepts there; what answers runs in the place.
+        # The socket is created on the host and accepts there; the process that connects runs in the place.
         with socket.create_server(("127.0.0.1", 0)) as server:
             descriptor = server.fileno()
             command = [sys.executable, "-m", "cluster", "relay", str(descriptor), target]
@@ -28,7 +29,7 @@ def expose(place: str, target: str) -> int:
 
 
 def expose_from_pod(node: str, container: str, target: str) -> int:
-    """As expose, but target as a pod sees it, with what network policies let that pod do.
+    """Forward a port to `target` from the network of a pod, so that network policies apply.
 
     `container` is the ID of a running container of the pod, without "containerd://".
     """
@@ -45,7 +46,7 @@ def expose_from_pod(node: str, container: str, target: str) -> int:
 
 
 def host_kubeconfig() -> str:
-    """A kubeconfig for programs on the host; returns its path."""
+    """Write a kubeconfig for programs on the host; returns its path."""
     port = expose(CONTROL, API.removeprefix("https://"))
     text = PLANE.kubeconfig("admin").read_text().replace(API, f"https://127.0.0.1:{port}")
     write_if_changed(HOST_KUBECONFIG, text)
@@ -54,7 +55,7 @@ def host_kubeconfig() -> str:
 
 
 def relay(descriptor: int, target: str) -> None:
-    """Accept for ever from a socket that was made elsewhere, and copy both ways."""
+    """Accept connections from an inherited socket forever, and copy data in both directions."""
     ip, port = target.rsplit(":", 1)
     listener = socket.socket(fileno=descriptor)
     while True:

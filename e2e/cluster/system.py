@@ -1,4 +1,4 @@
-"""What the machine must have: Linux, root, and a few Debian packages, which are installed if they are missing."""
+"""Requirements for the machine: Linux, root, and some Debian packages, which are installed if missing."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ NODE_PACKAGES: Final = {
     "mount": "mount",
     "util-linux": "nsenter",
 }
-"""Debian package: a program of it."""
+"""Debian packages of a node, each with one of its programs."""
 
 IMAGE_PACKAGES: Final = {"buildah": "buildah", "mmdebstrap": "mmdebstrap", "gcc": "gcc", "binutils": "nm"}
-"""What building images takes."""
+"""Debian packages for building images, each with one of its programs."""
 
 
 class MachineUnfit(Exception):
-    """This machine cannot run the cluster, and the message says why."""
+    """This machine cannot run the cluster, for the reason in the message."""
 
     code = "machine_unfit"
 
 
 def require(packages: Mapping[str, str] = NODE_PACKAGES) -> None:
-    """Install what is missing. Raises MachineUnfit."""
+    """Install missing packages. Raises MachineUnfit."""
     if os.geteuid() != 0:
-        raise MachineUnfit("the cluster makes namespaces and mounts, which takes root: run this with sudo")
+        raise MachineUnfit("the cluster creates namespaces and mounts, which requires root; run this with sudo")
     missing = [package for package, program in packages.items() if not _there(program)]
     if not missing:
         return
     if shutil.which("apt-get") is None:
-        raise MachineUnfit(f"missing {', '.join(missing)}, and there is no apt-get: install the programs by hand")
+        raise MachineUnfit(f"missing {', '.join(missing)}, and apt-get is not available; install the programs manually")
     say(f"installing system packages: {' '.join(missing)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *missing]

@@ -1,6 +1,6 @@
-"""Builds Kubernetes, containerd and helm from their Go modules, once for each state of `go/`.
+"""Build Kubernetes, containerd and helm from their Go modules, once for each state of `go/`.
 
-One module with pinned sums names every version. What is built lies in CACHE/tools/<set>-<hash of its sources>.
+One module with pinned checksums has all versions. Programs are kept in CACHE/tools/<set>-<hash of its sources>.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _CONTAINERD: Final = "github.com/containerd/containerd/v2"
 
 
 class ToolchainMissing(Exception):
-    """There is no Go that could build the tools, and none could be had."""
+    """Go is neither installed nor can it be installed."""
 
     code = "toolchain_missing"
 
 
 @dataclass(frozen=True)
 class ToolSet:
-    """Programs that are built, cached and looked for together."""
+    """Programs that are built and cached together."""
 
     name: str
     packages: tuple[str, ...]
     linker_flags: str
     links: tuple[tuple[str, str], ...] = ()
-    """Further names of a program: (name, program)."""
+    """Other names of programs: (name, program)."""
 
 
 KUBERNETES: Final = ToolSet(
@@ -78,7 +78,7 @@ def say(message: str) -> None:
 
 @functools.cache
 def directory(tools: ToolSet) -> Path:
-    """Where the set lies, built now if it is not there. Raises ToolchainMissing or CalledProcessError."""
+    """Directory of a set, which is built if it does not exist. Raises ToolchainMissing or CalledProcessError."""
     target = CACHE / "tools" / f"{tools.name}-{_key(tools)}"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def directory(tools: ToolSet) -> Path:
 
 
 def program(name: str) -> Path:
-    """The path of one program by its name, kubectl say."""
+    """Path of a program by its name, such as kubectl."""
     for tools in ALL:
         names = {*(Path(p).name for p in tools.packages), *(link for link, _ in tools.links)}
         if name in names:
@@ -98,13 +98,13 @@ def program(name: str) -> Path:
 
 
 def search_path() -> str:
-    """A PATH that begins with all tools."""
+    """Value for PATH that begins with the directories of all tools."""
     return ":".join([*(str(directory(t)) for t in ALL), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Only one process of this machine at a time."""
+    """Hold a lock, which only one process of this machine can have at a time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -127,18 +127,18 @@ def _build(tools: ToolSet, target: Path) -> None:
         "CGO_ENABLED": "0",
         "GOTOOLCHAIN": "local",
         "GOFLAGS": os.environ.get("GOFLAGS", "-mod=readonly") + " -trimpath",
-        # Thousands of short compilations: to collect their garbage costs more time than their memory is worth.
+        # Thousands of short compilations: garbage collection costs more time than the memory is worth.
         "GOGC": os.environ.get("GOGC", "400"),
     }
     began = time.monotonic()
     progress = Progress(f"building {tools.name}", began)
-    progress.say("downloading what it is made from (once for this machine)")
+    progress.say("downloading sources (once per machine)")
     listing = _run_go([go, "list", "-deps", "-tags", BUILD_TAGS, *tools.packages], environment, progress)
     progress.total = len(listing)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         command = [go, "build", "-v", "-p", str(os.cpu_count() or 2), "-tags", BUILD_TAGS]
-        # Debugging information would be left out at the end all the same.
+        # The linker would drop the debugging information anyway.
         command += ["-gcflags", "all=-dwarf=false", "-ldflags", f"-s -w {tools.linker_flags}"]
         command += ["-o", f"{unfinished}/", *tools.packages]
         _run_go(command, environment, progress)
@@ -154,7 +154,7 @@ def _build(tools: ToolSet, target: Path) -> None:
 
 @dataclass
 class Progress:
-    """Lines that tell someone who waits how far it is, at most one in five seconds."""
+    """Progress of a build, printed at most every five seconds."""
 
     what: str
     began: float
@@ -178,7 +178,8 @@ class Progress:
 
 
 def _run_go(command: list[str], environment: dict[str, str], progress: Progress) -> list[str]:
-    """Standard output by lines; what Go says on the way becomes progress, and the error if it fails."""
+    """Run Go; returns the lines of its standard output. Its standard error updates the progress, and is the message of
+    the error if it fails."""
     with (
         tempfile.TemporaryFile("w+") as output,
         subprocess.Popen(
@@ -197,7 +198,7 @@ def _run_go(command: list[str], environment: dict[str, str], progress: Progress)
 
 
 def _toolchain() -> str:
-    """A Go as new as go.mod asks for: the machine's, or one that comes as a Python wheel."""
+    """Go of at least the version in go.mod: that of the machine, or one from a Python wheel."""
     match = re.search(r"^go ([\d.]+)$", (SOURCES / "go.mod").read_text(), re.MULTILINE)
     assert match is not None
     wanted = _version(match[1])
@@ -229,7 +230,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _version_of(go: str) -> tuple[int, ...]:
-    # GOTOOLCHAIN, or an older Go would try to fetch a newer one.
+    # GOTOOLCHAIN=local: an older Go must not try to download a newer one.
     said = subprocess.run(
         [go, "version"],
         check=False,

@@ -1,4 +1,4 @@
-"""A server that speaks the Hugging Face Hub's protocol, and misbehaves as told."""
+"""A server with the protocol of the Hugging Face Hub, which can be configured to fail."""
 
 from fake_hub.server import FakeHub, Repository
 

@@ -1,7 +1,8 @@
-"""Repositories from directories, over the Hub's protocol.
+"""Directories as repositories of a Hub.
 
-What a client sees of the Hub: GET /api/models/REPO[/revision/REVISION] and .../tree/REVISION, HEAD and GET of
-/REPO/resolve/REVISION/FILE. Large files redirect to another path, as to the Hub's storage. Errors carry X-Error-Code.
+Implements what clients use: GET /api/models/REPO[/revision/REVISION] and .../tree/REVISION, HEAD and GET of
+/REPO/resolve/REVISION/FILE. Large files redirect to another path, which stands for the Hub's storage. Errors have the
+header X-Error-Code.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from pathlib import Path
 from typing import Any, Final
 
 LARGE: Final = 100_000
-"""Files from this size on, in bytes, are kept as LFS objects: named by their SHA-256 and redirected."""
+"""Minimum size in bytes of LFS objects, which are named by their SHA-256 and redirected."""
 BLOCK: Final = 16_384
 
 
 @dataclass
 class Repository:
-    """What is served under one name, and how."""
+    """One repository, and how it is served."""
 
     directory: Path
     revisions: tuple[str, ...] = ("main",)
-    """Names that lead to its one commit."""
+    """Names of its only commit."""
     token: str | None = None
-    """Without `Authorization: Bearer` and this, the answer is 401."""
+    """Required bearer token; requests without it are answered with 401. None: public."""
     too_many_requests: int = 0
-    """So many requests are answered with 429 first."""
+    """Number of requests that are answered with 429 before others succeed."""
     broken_downloads: int = 0
-    """So many downloads of a large file end in the middle."""
+    """Number of downloads of large files whose connection closes in the middle."""
     bytes_per_second: float | None = None
     corrupt: bool = False
-    """Large files have the right size and a wrong content."""
+    """Whether large files have the right size but wrong content."""
 
     @property
     def commit(self) -> str:
@@ -58,17 +59,17 @@ class Repository:
 
 @dataclass
 class FakeHub:
-    """The repositories by name, and the count of requests for each path."""
+    """Repositories by name, and the number of requests by path."""
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
-    """ "METHOD /path" of every request that was understood."""
+    """Number of valid requests by `METHOD /path`."""
     storage_url: str = ""
-    """Where large files are, while it serves."""
+    """URL of the storage while it serves."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def downloads(self, repository: str) -> int:
-        """How many contents of large files were sent, whole or not."""
+        """Number of downloads of large files, complete or not."""
         with self._lock:
             return sum(n for path, n in self.requests.items() if path.startswith(f"GET /storage/{repository}/"))
 
@@ -76,9 +77,9 @@ class FakeHub:
     def serve(
         self, address: str, storage_address: str, place: Callable[[Callable[[], Any]], Any] = lambda call: call()
     ) -> Iterator[str]:
-        """Serve on a free port of two addresses of one machine; gives the URL.
+        """Serve on a free port of two addresses of one machine; returns the URL.
 
-        `place` makes the socket, in a network namespace say.
+        `place` calls the function that creates the socket, for example in another network namespace.
         """
         handler = type("Handler", (_Handler,), {"hub": self})
         server: ThreadingHTTPServer = place(lambda: ThreadingHTTPServer(("0.0.0.0", 0), handler))
@@ -94,7 +95,7 @@ class FakeHub:
             server.server_close()
 
     def take(self, repository: Repository, counter: str) -> bool:
-        """Count one of the misbehaviours down; false when none is left."""
+        """Decrement the counter of a failure; returns whether it was above zero."""
         with self._lock:
             left: int = getattr(repository, counter)
             setattr(repository, counter, max(0, left - 1))
@@ -116,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: tests look at the counted requests."""
+        """Log nothing: tests read the counted requests."""
 
     def _answer(self) -> None:
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).strip("/")
@@ -128,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         name = "/".join(rest[:2])
         repository = self.hub.repositories.get(name)
         if repository is None:
-            # The Hub says 401 to strangers, whether a repository is private or not there at all.
+            # Without a token, the Hub answers 401 both for private and for missing repositories.
             status = HTTPStatus.NOT_FOUND if "Authorization" in self.headers else HTTPStatus.UNAUTHORIZED
             return self._fail(status, "RepoNotFound", "Repository not found")
         if not self._allowed(repository, storage):
@@ -146,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.take(repository, "too_many_requests"):
             self._fail(HTTPStatus.TOO_MANY_REQUESTS, "RateLimited", "We had to rate limit you", {"Retry-After": "1"})
             return False
-        # The storage is another host, which is shown no token: there, the address itself is the permission.
+        # The storage is another host, which must not receive the token: its URLs contain the permission.
         if not storage and repository.token not in (None, (self.headers.get("Authorization") or "")[len("Bearer ") :]):
             self._fail(HTTPStatus.UNAUTHORIZED, "GatedRepo", "Access to this model is restricted: log in")
             return False
@@ -182,7 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": repository.commit, "Accept-Ranges": "bytes"}
         if size < LARGE:
             return self._send_file(repository, file, {**headers, "ETag": f'"{etag}"'})
-        # To another host: clients take one that stays for a renamed repository, and expect these headers behind it too.
+        # To another host: a redirect on the same host means a renamed repository, and clients then expect these headers
+        # in the next response.
         location = f"{self.hub.storage_url}/storage/{name}/{file}"
         headers |= {"X-Linked-Size": str(size), "X-Linked-Etag": f'"{etag}"', "Location": location}
         return self._send(HTTPStatus.FOUND, b"", headers)
@@ -236,7 +238,7 @@ def _knows(repository: Repository, revision: str) -> bool:
 
 
 def _size_and_etag(file: Path) -> tuple[int, str]:
-    """Git's blob id, or for large files the SHA-256."""
+    """Size, and Git's blob id or, for a large file, its SHA-256."""
     content = file.read_bytes()
     if len(content) >= LARGE:
         return len(content), hashlib.sha256(content).hexdigest()
@@ -253,7 +255,7 @@ def _described(repository: Repository, name: str) -> dict[str, Any]:
 
 
 def _first_byte(header: str | None) -> int | None:
-    """Of "bytes=N-", the only form that the Hub's client sends."""
+    """First byte of a Range header `bytes=N-`, the only form that the Hub's client sends."""
     if header is None or not header.startswith("bytes="):
         return None
     return int(header.removeprefix("bytes=").partition("-")[0])

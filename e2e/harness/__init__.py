@@ -1,9 +1,11 @@
-"""What the scenarios and the demo stand on.
+"""Helpers of the scenarios and the demo.
 
-installation    cluster, images and chart, each brought to the state of the working tree
-namespace       a namespace: apply, wait, look, and report what failed
+installation    cluster, images and chart, each updated to the state of the working tree
+namespace       a namespace: apply, wait, inspect, and report failures
 client          OpenAI clients that reach a model's Service from a pod of its namespace
-models          InferenceModels as the scenarios use them
-hub             a Hub that pods can reach, and models that come from it
-writes          who wrote what, by the API server's audit log
+asking          questions to the demo model, with the expected answers
+models          InferenceModels for the scenarios
+hub             a Hub that pods can reach, and models from it
+writes          write requests of the operators, from the API server's audit log
+host            state of the host that a cluster must not change
 """

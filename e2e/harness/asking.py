@@ -1,4 +1,4 @@
-"""Questions to a model, and what a right answer is."""
+"""Questions to a model, and the expected answers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from openai import OpenAI
 
 QUESTION: Final = "What is minisgl?"
 ANSWER: Final = "minisgl is a serving runtime for large language models with an OpenAI-compatible endpoint."
-"""What the demo checkpoint was taught, word for word."""
+"""Answer that the demo checkpoint was trained to give, word for word."""
 
 
 def ask(openai: OpenAI, model: str, question: str = QUESTION, max_tokens: int = 60) -> str:
-    """The streamed greedy answer."""
+    """Ask with greedy sampling; returns the streamed answer."""
     return "".join(pieces(openai, model, question, max_tokens))
 
 
 def pieces(openai: OpenAI, model: str, question: str = QUESTION, max_tokens: int = 60) -> list[str]:
-    """The same as it came, a token or several at a time. It must have ended as OpenAI's do."""
+    """Ask with greedy sampling; returns the texts of the streamed chunks, one or several tokens each. Checks that the
+    stream ends with a finish reason."""
     found: list[str] = []
     reason = None
     stream = openai.chat.completions.create(

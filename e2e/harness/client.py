@@ -1,4 +1,4 @@
-"""OpenAI clients that reach a model's Service as a pod of its namespace does: network policies hold for them too."""
+"""OpenAI clients that reach a model's Service from a pod of its namespace, so that network policies apply to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESTRICTED: Final = {
 
 @dataclass(frozen=True)
 class ClientPod:
-    """A pod that only waits. Connections are made from its network namespace."""
+    """An idle pod, from whose network namespace connections are made."""
 
     namespace: Namespace
     name: str = "client"
@@ -32,21 +32,21 @@ class ClientPod:
         return cls(namespace, name)
 
     def port_to(self, address: str) -> int:
-        """A port of the host's loopback that leads to IP:PORT as the pod sees it."""
+        """Port of the host's loopback that is forwarded to IP:PORT in the pod's network."""
         pod = self.namespace.get("pod", self.name)
         assert pod is not None
         container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
         return expose_from_pod(pod["spec"]["nodeName"], container, address)
 
     def service_url(self, service: str) -> str:
-        """Where the host reaches port 80 of a Service's cluster IP."""
+        """URL on the host that is forwarded to port 80 of a Service's cluster IP."""
         found = self.namespace.get("service", service)
         assert found is not None, f"no Service {service}"
         return f"http://127.0.0.1:{self.port_to(found['spec']['clusterIP'] + ':80')}"
 
     def openai(self, service: str, api_key: str = "none") -> OpenAI:
-        """A client that tries nothing twice on its own, once the Service leads somewhere: nodes learn of its endpoints
-        a moment after the API server."""
+        """Client without retries. Waits until the Service answers: nodes learn of its endpoints a moment after the API
+        server."""
         url = self.service_url(service)
 
         def answers() -> bool:
@@ -60,12 +60,12 @@ class ClientPod:
         return OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=120)
 
     def run(self, *command: str, check: bool = True) -> str:
-        """Run a command in the pod; it has Python."""
+        """Run a command in the pod, whose image has Python; returns its output."""
         return self.namespace.kubectl("exec", self.name, "--", *command, check=check)
 
 
 def manifest(name: str, image: str) -> dict[str, Any]:
-    # Process 1 gets no signal that it has no handler for: sleep alone would take its whole grace period.
+    # Process 1 does not receive signals without a handler: `sleep` would use the whole grace period.
     wait = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit()); signal.pause()"
     container = {"name": "client", "image": image, "command": ["python3", "-c", wait], "securityContext": RESTRICTED}
     return {

@@ -1,4 +1,4 @@
-"""`make demo`: a whole cluster on this machine, a model on it, and one question to it."""
+"""`make demo`: a cluster on this machine, a model on it, and one question to the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main() -> int:
     try:
         if sys.argv[1:] == ["down"]:
             lifecycle.down()
-            print("nothing of the cluster is left; what was built stays in", layout.CACHE)
+            print("the cluster is removed; built programs and images are kept in", layout.CACHE)
         else:
             _up()
     except (CommandFailed, MachineUnfit, NotUp, TimeoutError, tools.ToolchainMissing) as error:
@@ -52,7 +52,7 @@ def _up() -> None:
     _ask(client)
     environment = f"export KUBECONFIG={shlex.quote(host_kubeconfig())}"
     print(f"""
-Everything took {time.monotonic() - began:.0f} s. It runs on. Look around:
+Total time: {time.monotonic() - began:.0f} s. The cluster keeps running. Inspect it:
 
   {environment}
   alias kubectl={tools.program("kubectl")}
@@ -61,27 +61,27 @@ Everything took {time.monotonic() - began:.0f} s. It runs on. Look around:
   curl {base_url}/v1/models
   .venv/bin/minisgl chat {base_url}
 
-Stop it, and remove all of it:  make demo-down""")
+Stop and remove it:  make demo-down""")
 
 
 def _wait_with_progress(namespace: Namespace) -> None:
-    """Print each new word of the Ready condition while it is not True."""
-    said = ""
+    """Wait until the model is Ready; print each change of the Ready condition."""
+    shown = ""
 
     def ready() -> bool:
-        nonlocal said
+        nonlocal shown
         condition = namespace.condition("demo", "Ready")
         words = f"{condition.get('reason', 'Pending')}: {condition.get('message', 'no status yet')}"
-        if words != said:
-            said = words
+        if words != shown:
+            shown = words
             print(f"    {words}", flush=True)
         return condition.get("status") == "True"
 
-    namespace.wait("the model to be Ready; `kubectl describe imodel demo -n demo` says more", ready)
+    namespace.wait("the model to be Ready; see `kubectl describe imodel demo -n demo`", ready)
 
 
 def _ask(client: ClientPod) -> None:
-    print(f"A pod of the cluster asks http://demo.{NAMESPACE}.svc/v1:\n\n> {QUESTION}\n")
+    print(f"Question from a pod of the cluster to http://demo.{NAMESPACE}.svc/v1:\n\n> {QUESTION}\n")
     stream = client.openai("demo").chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": QUESTION}],

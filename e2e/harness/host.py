@@ -1,4 +1,4 @@
-"""What a cluster could leave behind on the host: looked at before it comes and after it went."""
+"""State of the host that a cluster must not change: compared before it starts and after it has stopped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from cluster.layout import cgroup_hierarchies
 from cluster.places import shell
 
-# Counters and clocks of the kernel, which change on their own.
+# Counters and clocks of the kernel, which change at any time.
 _VOLATILE: Final = (
     "fs.aio-nr",
     "fs.dentry-state",
@@ -25,7 +25,8 @@ _VOLATILE: Final = (
 
 
 def snapshot(mark: str) -> dict[str, set[str]]:
-    """Kind of thing: its instances. Of processes, namespaces and files only what has to do with `mark`, a path."""
+    """Instances by kind of resource. Processes, control groups and files are limited to those related to the path
+    `mark`."""
     return {
         "processes": _processes(mark),
         "mounts": {line.split(" ", 1)[1] for line in Path("/proc/self/mountinfo").read_text().splitlines()},
@@ -53,7 +54,7 @@ def _processes(mark: str) -> set[str]:
 
 
 def _routes() -> set[str]:
-    """Without the time for which a router has promised them."""
+    """Routes without the remaining lifetime of those that a router has advertised."""
     text = shell("ip", "route", "show", "table", "all").stdout
     return {re.sub(r" expires \d+sec", "", line) for line in text.splitlines()}
 

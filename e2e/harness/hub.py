@@ -1,4 +1,4 @@
-"""A Hub that pods can reach, and models that come from it."""
+"""A Hub that pods can reach, and models from it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from harness.models import cpu_model
 from harness.namespace import Namespace
 
 _STORAGE_IP: Final = "10.243.0.2"
-"""The Hub's large files lie on another host."""
+"""Address of the storage host, which serves the Hub's large files."""
 
 
 @dataclass(frozen=True)
 class Hub:
-    """What it serves, and where pods reach it."""
+    """Fake Hub, and the URL at which pods reach it."""
 
     fake: FakeHub
     url: str
 
     def add(self, name: str, **behaviour: Any) -> Repository:
-        """Serve the demo checkpoint under this name too; see `Repository` for how."""
+        """Serve the demo checkpoint as another repository, with options of `Repository`."""
         repository = self.fake.repositories[name] = Repository(installation.ROOT / ".cache/demo", **behaviour)
         return repository
 
     def model(self, namespace: Namespace, name: str, repo: str = "org/demo", **source: Any) -> dict[str, Any]:
-        """A model that is fetched from here onto a directory of the host, which every node sees."""
+        """Model that is fetched from this Hub into a directory of the host, which all nodes mount."""
         directory = installation.MODELS.parent / f"cache-{namespace.name}-{name}"
         directory.mkdir(exist_ok=True)
         directory.chmod(0o777)
@@ -41,7 +41,7 @@ class Hub:
     def model_in(
         self, namespace: Namespace, name: str, directory: Path, repo: str = "org/demo", **source: Any
     ) -> dict[str, Any]:
-        """The same onto a directory as nodes see it."""
+        """Model that is fetched from this Hub into a directory of the nodes."""
         claim = f"{name}-files"
         namespace.mount_directory(claim, directory, writable=True)
         model = cpu_model(name)
@@ -55,7 +55,7 @@ class Hub:
 
 @contextmanager
 def serving_hub() -> Iterator[Hub]:
-    """A Hub with the demo checkpoint as org/demo."""
+    """Run a Hub with the demo checkpoint as org/demo."""
     fake = FakeHub()
     run(CONTROL, "ip", "addr", "replace", f"{_STORAGE_IP}/24", "dev", "lan")
     with fake.serve(CONTROL_IP, _STORAGE_IP, lambda make: inside(CONTROL, make)) as url:

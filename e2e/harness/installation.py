@@ -1,4 +1,4 @@
-"""Brings up the cluster with the working tree's images, CRD, operator and chart in it."""
+"""Start the cluster with the images, CRD, operator and chart of the working tree."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NAMESPACE: Final = "minisgl-system"
 RELEASE: Final = "minisgl"
 OPERATOR: Final = "app.kubernetes.io/name=minisgl-operator"
 MODELS: Final = STATE / "models"
-"""Checkpoints for pods: a directory of the host that every node sees."""
+"""Checkpoints for pods: a directory of the host that all nodes mount."""
 
 
 @contextmanager
 def phase(what: str) -> Iterator[None]:
-    """Say what begins, and how long it took."""
+    """Print what begins, and the time that it took."""
     began = time.monotonic()
     say(f"--- {what} ...")
     yield
@@ -40,7 +40,7 @@ def phase(what: str) -> Iterator[None]:
 
 
 def bring_up(nodes: int = lifecycle.NODES) -> dict[str, str]:
-    """Cluster up, images built and loaded: the reference of each image. Does only what is not done yet."""
+    """Start the cluster, build and load the images, each only if necessary; returns the image references by name."""
     with phase("tools (Kubernetes, containerd, helm): built once, which takes 5 to 15 minutes"):
         for each in tools.ALL:
             tools.directory(each)
@@ -84,7 +84,7 @@ def helm(*args: str) -> str:
 
 
 def publish_checkpoint(name: str, directory: Path) -> Path:
-    """Copy a checkpoint to where nodes mount it from, readable for every user."""
+    """Copy a checkpoint to the directory that nodes mount, readable for all users."""
     target = MODELS / name
     if not target.exists():
         unfinished = target.with_name(f"{name}.new")
@@ -96,8 +96,9 @@ def publish_checkpoint(name: str, directory: Path) -> Path:
 
 
 def kill_operator(name: str | None = None) -> None:
-    """End its process with SIGKILL, of this pod or of all: it has no time to give its Lease back. Its pod goes with it,
-    for a container that was killed again and again is started ever later; the Deployment makes another one."""
+    """Kill the operator process of this pod, or of all pods, with SIGKILL, so that it cannot release its Lease. Its pod
+    is deleted too, because a container that is killed repeatedly is restarted with growing delays; the Deployment
+    creates another pod."""
     pods = json.loads(kubectl("-n", NAMESPACE, "get", "pods", f"--selector={OPERATOR}", "-o", "json"))["items"]
     for pod in pods:
         if name not in (None, pod["metadata"]["name"]):
@@ -111,7 +112,7 @@ def kill_operator(name: str | None = None) -> None:
 
 
 def operator_report() -> str:
-    """The operator's pods, and the end of their logs."""
+    """The operator's pods and the last lines of their logs."""
     pods = kubectl("-n", NAMESPACE, "get", "pods", "-o", "wide", check=False)
     logs = kubectl("-n", NAMESPACE, "logs", f"--selector={OPERATOR}", "--tail=200", "--prefix", check=False)
     return f"{pods}\n{logs}"

@@ -1,4 +1,4 @@
-"""InferenceModels as the scenarios use them: the demo checkpoint on CPUs, small enough for a laptop."""
+"""InferenceModels for the scenarios: the demo checkpoint on CPUs, small enough for a laptop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def cpu_model(name: str, *, tensor: int = 1, **spec: Any) -> dict[str, Any]:
-    """The demo checkpoint from the claim "models"; more than one rank means one pod for each.
+    """InferenceModel with the demo checkpoint from the claim "models"; each rank has its own pod.
 
     `spec` replaces whole fields of the spec.
     """

@@ -1,4 +1,4 @@
-"""A namespace of one test: apply, look, wait for conditions, and say what was there when a test failed."""
+"""Namespace of one test: apply and inspect objects, wait for conditions, and report its state after a failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Manifest = Mapping[str, Any]
 T = TypeVar("T")
 PSA: Final = "pod-security.kubernetes.io/enforce"
 PATIENCE: Final = 600.0
-"""Seconds before what is waited for counts as never coming: far beyond what it takes, however busy the machine is."""
+"""Timeout of waits in seconds, far longer than they take even on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,19 @@ class Namespace:
 
     @classmethod
     def create(cls, name: str) -> Namespace:
-        """One that enforces the restricted Pod Security Standard."""
+        """Create a namespace that enforces the restricted Pod Security Standard."""
         labels = {PSA: "restricted", f"{PSA}-version": "latest"}
         manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
         namespace = cls(name)
-        # Pods are refused until it is there.
+        # Pods are rejected until it exists.
         namespace.wait("the default service account", lambda: namespace.get("serviceaccount", "default"))
         return namespace
 
     def delete(self, *, wait: bool = True) -> None:
         options = ("--ignore-not-found", f"--wait={str(wait).lower()}", f"--timeout={PATIENCE:.0f}s")
         kubectl("delete", "namespace", self.name, *options)
-        # Its volumes have no namespace.
+        # PersistentVolumes are not namespaced.
         kubectl("delete", "persistentvolume", "-l", f"e2e={self.name}", *options)
 
     def kubectl(self, *args: str, check: bool = True, stdin: str | None = None) -> str:
@@ -46,8 +46,8 @@ class Namespace:
     def apply(self, *objects: Manifest) -> None:
         self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
-    def refusal(self, manifest: Manifest) -> str:
-        """What the API server says against it. Fails when it has nothing against it."""
+    def rejection(self, manifest: Manifest) -> str:
+        """Apply a manifest that the API server must reject; returns the error."""
         try:
             self.apply(manifest)
         except CommandFailed as error:
@@ -68,7 +68,7 @@ class Namespace:
         self.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(change))
 
     def wait(self, what: str, probe: Callable[[], T], seconds: float = PATIENCE) -> T:
-        """Until probe returns something true; returns that. Raises TimeoutError."""
+        """Wait until the probe returns a true value; returns it. Raises TimeoutError."""
         end = time.monotonic() + seconds
         while True:
             value = probe()
@@ -79,20 +79,20 @@ class Namespace:
             time.sleep(0.5)
 
     def status(self, model: str) -> dict[str, Any]:
-        """The status of an InferenceModel; {} when it has none yet."""
+        """Status of an InferenceModel; {} if it has none yet."""
         found = self.get("inferencemodel", model) or {}
         status: dict[str, Any] = found.get("status", {})
         return status
 
     def condition(self, model: str, kind: str) -> dict[str, str]:
-        """A condition of an InferenceModel; {} when it has none of this type."""
+        """Condition of an InferenceModel by type; {} if it does not exist."""
         conditions = self.status(model).get("conditions", [])
         return next((c for c in conditions if c["type"] == kind), {})
 
     def wait_for_condition(
         self, model: str, kind: str, status: str = "True", *, reason: str | None = None
     ) -> dict[str, str]:
-        """Until the condition says so of the present generation; returns it."""
+        """Wait until the condition has this status (and reason) for the current generation; returns it."""
 
         def met() -> dict[str, str]:
             found = self.get("inferencemodel", model) or {"metadata": {}}
@@ -100,19 +100,19 @@ class Namespace:
             for condition in found.get("status", {}).get("conditions", []):
                 current = condition.get("observedGeneration") == generation and condition["status"] == status
                 if condition["type"] == kind and current and reason in (None, condition["reason"]):
-                    said: dict[str, str] = condition
-                    return said
+                    current_condition: dict[str, str] = condition
+                    return current_condition
             return {}
 
         return self.wait(f"{kind}={status} ({reason or 'any reason'}) of {model}", met)
 
     def pods(self, model: str, component: str) -> list[dict[str, Any]]:
-        """Pods of a model that are not on their way out: component is engine, frontend or fetch."""
+        """Pods of a model that are not terminating; `component` is engine, frontend or fetch."""
         found = self.objects("pods", f"app.kubernetes.io/instance={model},app.kubernetes.io/component={component}")
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def mount_directory(self, claim: str, directory: Path, *, writable: bool = False) -> None:
-        """A claim for a directory of the host, which every node sees."""
+        """Create a claim for a directory of the host, which all nodes mount."""
         volume = f"{self.name}-{claim}"
         size, modes = "1Gi", ["ReadWriteMany" if writable else "ReadOnlyMany"]
         self.apply(
@@ -143,7 +143,7 @@ class Namespace:
         )
 
     def report(self) -> str:
-        """Everything that helps to understand a failure: objects, status, events, and the ends of all logs."""
+        """Objects, status, events and the last lines of all logs, to understand a failure."""
         parts = [
             self.kubectl("get", "imodel,sts,deploy,job,pods,svc,pvc,netpol,pdb", "-o", "wide", check=False),
             self.kubectl("get", "imodel", "-o", "yaml", check=False),
@@ -153,6 +153,6 @@ class Namespace:
             name = pod["metadata"]["name"]
             parts.append(f"--- status of {name}\n{json.dumps(pod['status'].get('containerStatuses', []), indent=1)}")
             for which in ("", "--previous"):
-                said = self.kubectl("logs", name, "--all-containers", "--tail=60", *which.split(), check=False)
-                parts += [f"--- log of {name} {which}\n{said}"] if said else []
+                log = self.kubectl("logs", name, "--all-containers", "--tail=60", *which.split(), check=False)
+                parts += [f"--- log of {name} {which}\n{log}"] if log else []
         return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""Who wrote what, by the API server's audit log."""
+"""Write requests of the operators, from the API server's audit log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 
 @dataclass(frozen=True)
 class Write:
-    """One request of an operator that could change something. `code` is HTTP's: 201 says that it made the object."""
+    """One write request of an operator. `code` is the HTTP status; 201 means that the object was created."""
 
     pod: str
     verb: str
@@ -28,17 +28,17 @@ class Write:
 
 
 def position() -> int:
-    """Where the log ends now."""
+    """Current end of the log, in bytes."""
     return PLANE.audit_log.stat().st_size
 
 
 def of_operators(since: int) -> Iterator[Write]:
-    """Since that position of the log, in order."""
+    """Write requests after a position of the log, in order."""
     with PLANE.audit_log.open() as log:
         log.seek(since)
         for line in log:
             if not line.endswith("}\n"):
-                # It is being written.
+                # An incomplete line is still being written.
                 return
             event = json.loads(line)
             user, where = event["user"], event.get("objectRef", {})

@@ -1,9 +1,9 @@
-"""Builds the images of `images/` on a machine without Docker and without a registry: `python -m image_builder`.
+"""Build the images of `images/` on a machine without Docker and without a registry: `python -m image_builder`.
 
-The Dockerfiles are the ones that users build, run by buildah. What differs is given as build arguments: the base is a
-Debian made here, and the engine's dependencies are a torch that computes on the CPU alone.
+buildah runs the same Dockerfiles that users build. Build arguments set the differences: the base is a Debian built on
+this machine, and the engine's dependencies contain torch for CPUs only.
 
-    build           which images there are, and when one is up to date
-    cpu_torch       the engine's dependencies, small
+    build           the images, their sources, and whether they are up to date
+    cpu_torch       the engine's dependencies for CPUs
     buildah         runs a Dockerfile; exports an image as blobs
 """

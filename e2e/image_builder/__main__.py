@@ -1,5 +1,5 @@
-"""`python -m image_builder`: build the three images, and print their references; with `check-engine` try the engine's
-as users build it instead."""
+"""`python -m image_builder`: build the three images and print their references. With `check-engine`, build and check
+the engine image of users instead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which images there are, from what each is made, and when it is up to date.
+"""The images and their sources.
 
-An image's tag is the hash of all that it is made from, so that a tag never means two things, and what is there
-already is not built again.
+The tag of an image is the hash of its sources: a tag never changes its meaning, and an existing image is not built
+again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OWN: Final = {
 
 @dataclass(frozen=True)
 class Image:
-    """One that is built."""
+    """Built image."""
 
     reference: str
     exported: Exported
@@ -44,24 +44,25 @@ class Image:
 
 @dataclass(frozen=True)
 class Built:
-    """An image with its own code, and the one with its dependencies that it stands on."""
+    """Image with our code, and the image with its dependencies that it is based on."""
 
     image: Image
     dependencies: Image
 
 
 def build_all() -> dict[str, Built]:
-    """Build what is not up to date: {"operator" | "frontend" | "engine": ...}. Raises CommandFailed, MachineUnfit."""
+    """Build all images that are not up to date; returns them by name: operator, frontend, engine. Raises CommandFailed,
+    MachineUnfit."""
     require({**NODE_PACKAGES, **IMAGE_PACKAGES})
     with locked(CACHE / "images.lock"):
         built = {name: _build(name) for name in NAMES}
-        _forget_all_but({_base(), *(image.reference for b in built.values() for image in (b.image, b.dependencies))})
+        _remove_all_but({_base(), *(image.reference for b in built.values() for image in (b.image, b.dependencies))})
         return built
 
 
 def check_engine() -> None:
-    """Build the engine image that users get, CUDA libraries and all, and import in it what needs no GPU; once for each
-    state of its dependencies. Nothing of it is kept. Raises CommandFailed, MachineUnfit."""
+    """Build the engine image of users, with the CUDA libraries, import in it the packages that need no GPU, and remove
+    it. Does nothing if its dependencies were checked before. Raises CommandFailed, MachineUnfit."""
     require(IMAGE_PACKAGES)
     with locked(CACHE / "images.lock"):
         dockerfile = ROOT / "images/engine/Dockerfile"
@@ -70,17 +71,17 @@ def check_engine() -> None:
         if checked.exists():
             return
         began = time.monotonic()
-        say("building image engine as users do, with CUDA's libraries (5 GB, some minutes) ...")
+        say("building the engine image of users, with the CUDA libraries (5 GB, some minutes) ...")
         dependencies, reference = (f"localhost/minisgl-engine-cuda{part}:{key}" for part in ("-dependencies", ""))
-        # In two steps: this version of buildah takes no stage's name from an argument.
+        # In two steps: this version of buildah does not take the name of a stage from an argument.
         buildah.bud(dependencies, dockerfile, ROOT, {"BASE": _base()}, target="dependencies")
         buildah.bud(reference, dockerfile, ROOT, {"BASE": _base(), "DEPENDENCIES": dependencies})
         try:
-            said = buildah.run_in(reference, "python3", "-c", _IMPORTS)
+            output = buildah.run_in(reference, "python3", "-c", _IMPORTS)
             minisgl = buildah.run_in(reference, "minisgl", "version")
         finally:
             buildah.run("rmi", reference, dependencies)
-        say(f"{said.strip()}\n{minisgl.strip()}\n[{time.monotonic() - began:4.0f} s] built and tried image engine")
+        say(f"{output.strip()}\n{minisgl.strip()}\n[{time.monotonic() - began:4.0f} s] built and checked image engine")
         checked.touch()
 
 
@@ -98,7 +99,7 @@ def _build(name: str) -> Built:
 
 
 def _dependencies(name: str) -> str:
-    """An image's dependency layer, as an image of its own."""
+    """Image with the dependencies of another image; returns its reference."""
     base = _base()
     dockerfile = ROOT / "images" / name / "Dockerfile"
     if name == "engine":
@@ -135,11 +136,11 @@ def _cpu_dependencies(base: str) -> str:
 
 
 def _base() -> str:
-    """Debian's Python, made from packages: there may be no registry to pull a base from."""
+    """Base image with Debian's Python, built from packages: a registry may not be available."""
     reference = f"localhost/minisgl-base:{_key(BASE_PACKAGES)}"
 
     def make() -> None:
-        # mmdebstrap writes a tar file when the name ends so, and a directory when not.
+        # mmdebstrap writes a tar file if the name ends in .tar, otherwise a directory.
         archive = CACHE / "base.new.tar"
         sources = [p for p in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("debian.sources"))]
         unneeded = [f"--dpkgopt=path-exclude=/usr/share/{d}/*" for d in ("doc", "man", "locale")]
@@ -176,8 +177,8 @@ def _cached(reference: str, make: Callable[[], None], what: str) -> Exported:
     return _load(reference)
 
 
-def _forget_all_but(references: set[str]) -> None:
-    """Remove images that were built from an earlier state, and the blobs that only they had."""
+def _remove_all_but(references: set[str]) -> None:
+    """Remove all other images, and the blobs that only they need."""
     kept = {_record(reference) for reference in references}
     needed: set[str] = set()
     for reference in references:

@@ -1,4 +1,4 @@
-"""buildah, with a store of its own in the cache, in a mount namespace that takes all of its mounts with it."""
+"""Run buildah with its own store in the cache, in a mount namespace, so that its mounts disappear with it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cluster.places import CommandFailed, shell
 
 STORE: Final = CACHE / "buildah"
 BLOBS: Final = CACHE / "images/blobs"
-"""Layers and configurations of all images, uncompressed, each named by its SHA-256."""
+"""Layers and configurations of all images, uncompressed and named by their SHA-256."""
 
 _SETTINGS: Final = ("/etc/pip.conf", "/etc/ssl/certs", "/etc/apt/sources.list.d", "/etc/apt/sources.list")
-"""The machine's own: mounted for the build, and in no image."""
+"""Settings of the machine that are mounted during a build and are not part of the image."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An image as blobs: SHA-256 of its configuration, and of its layers from the bottom up."""
+    """Blobs of an image: SHA-256 of its configuration, and of its layers from the bottom up."""
 
     config: str
     layers: tuple[str, ...]
@@ -35,14 +35,14 @@ def run(*args: str) -> str:
 
 
 def remove_all_but(images: Collection[str]) -> None:
-    """Remove every other image of the store."""
+    """Remove all other images from the store."""
     for image in run("images", "--format", "{{.Name}}:{{.Tag}}").split():
         if image not in images and "<none>" not in image:
             run("rmi", image)
 
 
 def run_in(image: str, *command: str) -> str:
-    """What a command prints in a container of the image."""
+    """Run a command in a container of the image; returns its output."""
     container = run("from", image).strip()
     try:
         return run("run", "--isolation", "chroot", container, "--", *command)
@@ -51,7 +51,7 @@ def run_in(image: str, *command: str) -> str:
 
 
 def image_from_directory_tar(image: str, archive: Path) -> None:
-    """An image with one layer: the root file system in a tar file."""
+    """Create an image with one layer from a root file system in a tar file."""
     container = run("from", "scratch").strip()
     try:
         run("add", "--quiet", container, str(archive), "/")
@@ -61,7 +61,7 @@ def image_from_directory_tar(image: str, archive: Path) -> None:
 
 
 def bud(image: str, dockerfile: Path, context: Path, arguments: Mapping[str, str], target: str | None = None) -> None:
-    """Build a Dockerfile. Each step really runs, in a chroot with the host's network."""
+    """Build a Dockerfile. Each step runs in a chroot with the network of the host; no layer is cached."""
     command = ["bud", "--isolation", "chroot", "--network", "host", "--layers=false", "--tag", image]
     command += [f"--volume={path}:{path}:ro" for path in _SETTINGS if Path(path).exists()]
     command += [f"--build-arg={name}={value}" for name, value in arguments.items()]
@@ -70,7 +70,7 @@ def bud(image: str, dockerfile: Path, context: Path, arguments: Mapping[str, str
 
 
 def export(image: str) -> Exported:
-    """Write the image's blobs, less those that are there, into BLOBS."""
+    """Write the image's blobs into BLOBS, except for those that exist already."""
     BLOBS.mkdir(parents=True, exist_ok=True)
     where = ["--root", f"{STORE}/storage", "--runroot", f"{STORE}/run", "--storage-driver", "overlay"]
     command = ["unshare", "--mount", "buildah", *where, "push", "--quiet", "--disable-compression", image]

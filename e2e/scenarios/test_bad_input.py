@@ -1,6 +1,6 @@
-"""What a user can get wrong: a refusal at `apply`, or a condition that says what is wrong and what to do.
+"""Invalid input: it is rejected by `apply`, or a condition reports what is wrong and what to do.
 
-One healthy model stands beside all of it, and goes on.
+A healthy model in another namespace must not be affected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPERATOR_ROLE = "minisgl-operator"
 
 @pytest.fixture(scope="module")
 def bystander(images: dict[str, str]) -> Iterator[ClientPod]:
-    """A model that serves, in a namespace of its own, with a client beside it."""
+    """Client of a model that serves in another namespace."""
     namespace = Namespace.create("bystander")
     installation.publish_checkpoint("demo", installation.ROOT / ".cache/demo")
     namespace.mount_directory("models", installation.MODELS)
@@ -40,7 +40,7 @@ def bystander(images: dict[str, str]) -> Iterator[ClientPod]:
 
 
 @pytest.fixture(autouse=True)
-def others_go_on(bystander: ClientPod) -> Iterator[None]:
+def other_models_are_not_affected(bystander: ClientPod) -> Iterator[None]:
     pods = {p["metadata"]["uid"] for p in bystander.namespace.objects("pods")}
     yield
     bystander.namespace.wait_for_condition("healthy", "Ready")
@@ -48,73 +48,75 @@ def others_go_on(bystander: ClientPod) -> Iterator[None]:
     assert {p["metadata"]["uid"] for p in bystander.namespace.objects("pods")} == pods
 
 
-def said(namespace: Namespace, kind: str, reason: str, *words: str) -> None:
-    """Wait until a condition of the model "bad" has this reason; its message has to have these words, and one Event
-    says it."""
+def wait_for_failure(namespace: Namespace, kind: str, reason: str, *words: str) -> None:
+    """Wait until a condition of the model "bad" is False with this reason; its message must contain these words, and
+    exactly one Event must report it."""
     condition = namespace.wait_for_condition("bad", kind, "False", reason=reason)
     for word in words:
         assert word in condition["message"], condition["message"]
-    namespace.wait("an Event that says so", lambda: reason in event_reasons(namespace))
+    namespace.wait("an Event with the reason", lambda: reason in event_reasons(namespace))
     assert event_reasons(namespace).count(reason) == 1
 
 
-def no_container_of_ours_crashed(namespace: Namespace) -> None:
+def assert_no_container_restarted(namespace: Namespace) -> None:
     statuses = [s for p in namespace.objects("pods") for s in p["status"].get("containerStatuses", [])]
     assert all(s["restartCount"] == 0 for s in statuses), json.dumps(statuses)
 
 
-def test_two_sources(namespace: Namespace) -> None:
+def test_two_sources_are_rejected(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["model"]["source"]["huggingFace"] = {"repo": "org/demo"}
-    refusal = namespace.refusal(model)
-    assert "spec.model.source" in refusal
-    assert "exactly one" in refusal
+    rejection = namespace.rejection(model)
+    assert "spec.model.source" in rejection
+    assert "exactly one" in rejection
 
 
-def test_a_name_too_long(namespace: Namespace) -> None:
-    assert "40" in namespace.refusal(cpu_model("a" * 41))
+def test_a_name_of_more_than_40_characters_is_rejected(namespace: Namespace) -> None:
+    assert "40" in namespace.rejection(cpu_model("a" * 41))
 
 
-def test_a_cache_that_is_to_shrink(namespace: Namespace) -> None:
+def test_a_cache_may_grow_but_not_shrink(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"] |= {"suspend": True, "model": {"source": {"huggingFace": {"repo": "a/b"}}, "cache": {"size": "1Gi"}}}
     namespace.apply(model)
     model["spec"]["model"]["cache"]["size"] = "512Mi"
-    assert "cache.size cannot shrink" in namespace.refusal(model)
+    assert "cache.size cannot shrink" in namespace.rejection(model)
     model["spec"]["model"]["cache"]["size"] = "2Gi"
     namespace.apply(model)
 
 
-def test_an_immutable_field(namespace: Namespace) -> None:
+def test_a_change_of_an_immutable_field_is_rejected(namespace: Namespace) -> None:
     model = cpu_model("bad")
     cache = {"accessMode": "ReadWriteOnce"}
     model["spec"] |= {"suspend": True, "model": {"source": {"huggingFace": {"repo": "a/b"}}, "cache": cache}}
     namespace.apply(model)
     cache["accessMode"] = "ReadWriteMany"
-    refusal = namespace.refusal(model)
-    assert "accessMode" in refusal
-    assert "immutable" in refusal or "cannot" in refusal
+    rejection = namespace.rejection(model)
+    assert "accessMode" in rejection
+    assert "immutable" in rejection or "cannot" in rejection
 
 
-def test_tensor_that_does_not_divide_the_heads(namespace: Namespace) -> None:
+def test_a_tensor_parallel_size_that_does_not_divide_the_heads(namespace: Namespace) -> None:
     namespace.apply(cpu_model("bad", tensor=3))
-    said(namespace, "Accepted", "TensorDoesNotDivideHeads", "4 attention heads", "Set spec.parallelism.tensor")
-    no_container_of_ours_crashed(namespace)
+    wait_for_failure(
+        namespace, "Accepted", "TensorDoesNotDivideHeads", "4 attention heads", "Set spec.parallelism.tensor"
+    )
+    assert_no_container_restarted(namespace)
 
 
 def test_an_image_that_does_not_exist(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["engine"] |= {"image": "localhost/not-there:1", "imagePullPolicy": "IfNotPresent"}
     namespace.apply(model)
-    said(namespace, "Scheduled", "ImagePullFailed", "localhost/not-there:1", "spec.engine.image")
+    wait_for_failure(namespace, "Scheduled", "ImagePullFailed", "localhost/not-there:1", "spec.engine.image")
 
 
 def test_a_missing_secret(namespace: Namespace, client: ClientPod) -> None:
     model = cpu_model("bad")
     model["spec"]["frontend"]["auth"] = {"apiKeysSecretRef": {"name": "keys-not-there"}}
     namespace.apply(model)
-    said(namespace, "Accepted", "SecretNotFound", "keys-not-there", "create it")
-    no_container_of_ours_crashed(namespace)
+    wait_for_failure(namespace, "Accepted", "SecretNotFound", "keys-not-there", "create it")
+    assert_no_container_restarted(namespace)
     namespace.kubectl("create", "secret", "generic", "keys-not-there", "--from-literal=keys=key-1")
     namespace.wait_for_condition("bad", "Ready")
     with pytest.raises(AuthenticationError):
@@ -126,25 +128,25 @@ def test_a_missing_claim(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["model"]["source"]["pvc"] = {"claimName": "claim-not-there"}
     namespace.apply(model)
-    said(namespace, "Accepted", "ClaimNotFound", "claim-not-there", "create it")
+    wait_for_failure(namespace, "Accepted", "ClaimNotFound", "claim-not-there", "create it")
 
 
-def test_more_gpus_than_there_are(namespace: Namespace) -> None:
+def test_too_few_gpus(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["engine"]["device"] = "auto"
     namespace.apply(model)
-    said(namespace, "Scheduled", "InsufficientGPU", "nvidia.com/gpu", "Free GPUs")
+    wait_for_failure(namespace, "Scheduled", "InsufficientGPU", "nvidia.com/gpu", "Free GPUs")
 
 
-def test_a_directory_that_is_no_model(namespace: Namespace) -> None:
+def test_a_directory_without_a_checkpoint(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["model"]["source"]["pvc"]["path"] = "nothing-here"
     namespace.apply(model)
-    said(namespace, "Accepted", "InvalidModel")
-    no_container_of_ours_crashed(namespace)
+    wait_for_failure(namespace, "Accepted", "InvalidModel")
+    assert_no_container_restarted(namespace)
 
 
-def test_a_checkpoint_that_is_cut_off(namespace: Namespace) -> None:
+def test_a_truncated_checkpoint(namespace: Namespace) -> None:
     broken = installation.MODELS / "broken"
     shutil.rmtree(broken, ignore_errors=True)
     shutil.copytree(installation.MODELS / "demo", broken)
@@ -153,36 +155,36 @@ def test_a_checkpoint_that_is_cut_off(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["model"]["source"]["pvc"]["path"] = "broken"
     namespace.apply(model)
-    said(namespace, "Accepted", "InvalidModel")
-    no_container_of_ours_crashed(namespace)
+    wait_for_failure(namespace, "Accepted", "InvalidModel")
+    assert_no_container_restarted(namespace)
 
 
 @pytest.mark.parametrize(
     ("repository", "reason", "next_step"),
     [
         ("org/gated", "AuthRequired", "tokenSecretRef"),
-        # Strangers are not told whether a repository is private or not there at all.
+        # Without a token, the Hub does not reveal whether a repository is private or does not exist.
         ("org/none", "AuthRequired", "Check its name"),
         ("org/demo", "NotFound", "huggingFace"),
         ("org/limited", "RateLimited", "it goes on by itself"),
     ],
     ids=["gated", "missing", "no-such-revision", "limited"],
 )
-def test_what_the_hub_refuses(namespace: Namespace, hub: Hub, repository: str, reason: str, next_step: str) -> None:
+def test_errors_of_the_hub(namespace: Namespace, hub: Hub, repository: str, reason: str, next_step: str) -> None:
     hub.add("org/gated", token="secret")
     hub.add("org/limited", too_many_requests=100_000)
     revision = {"revision": "v2"} if reason == "NotFound" else {}
     namespace.apply(hub.model(namespace, "bad", repository, **revision))
     installation.kill_operator()
-    said(namespace, "ModelCached", reason, repository, next_step)
+    wait_for_failure(namespace, "ModelCached", reason, repository, next_step)
     assert not namespace.pods("bad", "engine")
 
 
-def test_a_disk_that_is_full(namespace: Namespace, hub: Hub) -> None:
+def test_a_full_disk(namespace: Namespace, hub: Hub) -> None:
     directory = installation.MODELS.parent / "small"
     with small_disk(directory, "1m"):
         namespace.apply(hub.model_in(namespace, "bad", directory))
-        said(namespace, "ModelCached", "NoSpace", "org/demo", "needs", "free", "cache.size")
+        wait_for_failure(namespace, "ModelCached", "NoSpace", "org/demo", "needs", "free", "cache.size")
         assert not namespace.pods("bad", "engine")
         for node in nodes():
             run(node, "mount", "-o", "remount,size=64m", directory)
@@ -192,7 +194,7 @@ def test_a_disk_that_is_full(namespace: Namespace, hub: Hub) -> None:
 
 @contextmanager
 def small_disk(directory: Path, size: str) -> Iterator[None]:
-    """A file system of its own on each node, that everybody may write to."""
+    """Mount a small file system on each node, writable for all users."""
     for node in nodes():
         run(node, "mkdir", "-p", directory)
         run(node, "mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "small", directory)
@@ -203,23 +205,23 @@ def small_disk(directory: Path, size: str) -> Iterator[None]:
             run(node, "umount", "--lazy", directory)
 
 
-def test_a_right_that_the_operator_lacks(namespace: Namespace) -> None:
-    with without_right("statefulsets", "create"):
+def test_a_missing_permission_of_the_operator(namespace: Namespace) -> None:
+    with without_permission("statefulsets", "create"):
         namespace.apply(cpu_model("bad"))
-        said(namespace, "Accepted", "Forbidden", "statefulsets", "create")
+        wait_for_failure(namespace, "Accepted", "Forbidden", "statefulsets", "create")
         namespace.wait("the other children", lambda: namespace.get("deployment", "bad-frontend"))
     namespace.wait_for_condition("bad", "Ready")
 
 
 def event_reasons(namespace: Namespace) -> list[str]:
-    """Of the Events about models."""
+    """Reasons of the Events about models."""
     found = namespace.objects("events.events.k8s.io")
     return [event["reason"] for event in found if event["regarding"]["kind"] == "InferenceModel"]
 
 
 @contextmanager
-def without_right(resource: str, verb: str) -> Iterator[None]:
-    """The operator's role with a verb less on one resource."""
+def without_permission(resource: str, verb: str) -> Iterator[None]:
+    """Remove a verb on one resource from the operator's role."""
     role = json.loads(kubectl("get", "clusterrole", OPERATOR_ROLE, "-o", "json"))
     fewer = [
         {**rule, "verbs": [each for each in rule["verbs"] if each != verb]} if resource in rule["resources"] else rule
@@ -234,7 +236,7 @@ def without_right(resource: str, verb: str) -> Iterator[None]:
 
 
 def apply_role(role: dict[str, Any]) -> None:
-    """In helm's name: an owner of these fields beside it would keep the release from being upgraded."""
+    """Apply a role as helm: another owner of its fields would block upgrades of the release."""
     metadata = {name: role["metadata"][name] for name in ("name", "labels", "annotations")}
     options = ("--server-side", "--force-conflicts", "--field-manager=helm")
     kubectl("apply", *options, "-f", "-", stdin=json.dumps({**role, "metadata": metadata}))
@@ -244,17 +246,17 @@ def test_an_engine_out_of_memory(namespace: Namespace) -> None:
     model = cpu_model("bad")
     model["spec"]["engine"]["resources"] = {"requests": {"memory": "64Mi"}, "limits": {"memory": "160Mi"}}
     namespace.apply(model)
-    said(namespace, "EngineReady", "OutOfMemory", "spec.engine.resources.limits.memory")
+    wait_for_failure(namespace, "EngineReady", "OutOfMemory", "spec.engine.resources.limits.memory")
 
 
-def test_a_namespace_on_its_way_out(namespace: Namespace) -> None:
+def test_a_namespace_with_a_model_can_be_deleted(namespace: Namespace) -> None:
     namespace.apply(cpu_model("bad"))
     namespace.wait("its pods", lambda: namespace.pods("bad", "engine"))
     namespace.delete()
     assert namespace.kubectl("get", "namespace", namespace.name, "--ignore-not-found").strip() == ""
 
 
-def test_a_child_deleted_and_a_child_edited(namespace: Namespace) -> None:
+def test_a_deleted_child_is_created_again_and_an_edited_one_corrected(namespace: Namespace) -> None:
     namespace.apply(cpu_model("bad"))
     namespace.wait("its Service", lambda: namespace.get("service", "bad"))
     before = uid(namespace.get("service", "bad"))
@@ -266,14 +268,14 @@ def test_a_child_deleted_and_a_child_edited(namespace: Namespace) -> None:
         deployment = namespace.get("deployment", "bad-frontend")
         return deployment is not None and deployment["spec"]["replicas"] == 1
 
-    namespace.wait("the Deployment as the model says", repaired)
+    namespace.wait("the Deployment with one replica again", repaired)
 
 
-def test_a_name_that_someone_else_has(namespace: Namespace) -> None:
+def test_a_name_conflict_with_another_owner(namespace: Namespace) -> None:
     namespace.kubectl("create", "service", "clusterip", "bad", "--tcp=80")
     before = uid(namespace.get("service", "bad"))
     namespace.apply(cpu_model("bad"))
-    said(namespace, "Accepted", "Conflict", "bad")
+    wait_for_failure(namespace, "Accepted", "Conflict", "bad")
     assert uid(namespace.get("service", "bad")) == before
     namespace.kubectl("delete", "service", "bad")
     namespace.wait_for_condition("bad", "Ready")

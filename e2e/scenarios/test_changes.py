@@ -1,4 +1,4 @@
-"""What a user changes in a model that serves. The operator is killed in the middle of each change."""
+"""Changes of a serving model. The operator is killed in the middle of each change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness.namespace import Namespace
 
 @pytest.fixture
 def ready(namespace: Namespace) -> Namespace:
-    """A namespace with the model "demo", which is Ready."""
+    """Namespace with the Ready model "demo"."""
     namespace.apply(cpu_model("demo"))
     namespace.wait_for_condition("demo", "Ready")
     return namespace
@@ -41,7 +41,7 @@ def restarts(pods: list[dict[str, Any]]) -> int:
     return sum(status["restartCount"] for pod in pods for status in pod["status"]["containerStatuses"])
 
 
-def test_replicas_come_and_go_under_the_same_frontend(ready: Namespace, client: ClientPod) -> None:
+def test_scaling_does_not_affect_the_frontend(ready: Namespace, client: ClientPod) -> None:
     frontend = ready.pods("demo", "frontend")
     openai = client.openai("demo")
     for count in (3, 0, 1):
@@ -58,7 +58,7 @@ def test_replicas_come_and_go_under_the_same_frontend(ready: Namespace, client: 
 
 
 def _engine_pods(namespace: Namespace) -> set[tuple[str, bool]]:
-    """Each pod, and whether it is on its way out."""
+    """UID of each pod, and whether it is terminating."""
     found = namespace.objects("pods", "app.kubernetes.io/component=engine")
     return {(pod["metadata"]["uid"], "deletionTimestamp" in pod["metadata"]) for pod in found}
 
@@ -74,10 +74,10 @@ def _serves(namespace: Namespace, count: int) -> bool:
     return (status["readyReplicas"], status["replicas"], pods, status["phase"]) == (count, count, count, phase)
 
 
-def test_suspend_gives_the_engines_back_and_resume_brings_them_back(ready: Namespace, client: ClientPod) -> None:
+def test_suspend_removes_the_engines_and_resume_starts_them_again(ready: Namespace, client: ClientPod) -> None:
     before = _engine_pods(ready)
     ready.patch("inferencemodel", "demo", {"spec": {"suspend": True}})
-    ready.wait("the engines to be told", lambda: _differ(ready, before))
+    ready.wait("a change of the engine pods", lambda: _differ(ready, before))
     kill_operator()
     ready.wait("no engine pods", lambda: not ready.objects("pods", "app.kubernetes.io/component=engine"))
     ready.wait("the phase Suspended", lambda: ready.status("demo")["phase"] == "Suspended")
@@ -88,7 +88,7 @@ def test_suspend_gives_the_engines_back_and_resume_brings_them_back(ready: Names
     assert ask(client.openai("demo"), "demo") == ANSWER
 
 
-def test_an_engine_edit_replaces_one_replica_after_the_other(namespace: Namespace, client: ClientPod) -> None:
+def test_an_engine_edit_replaces_replicas_one_by_one(namespace: Namespace, client: ClientPod) -> None:
     namespace.apply(cpu_model("demo", tensor=2, replicas=2))
     namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
     before = uids(namespace.pods("demo", "engine"))
@@ -111,10 +111,10 @@ def test_an_engine_edit_replaces_one_replica_after_the_other(namespace: Namespac
     assert ask(client.openai("demo"), "demo") == ANSWER
 
 
-def test_a_checkpoint_with_another_chat_template_replaces_one_replica_after_the_other(
+def test_a_checkpoint_with_another_chat_template_replaces_replicas_one_by_one(
     namespace: Namespace, client: ClientPod, tmp_path: Path
 ) -> None:
-    remark = "{# the other template, which says the same #}"
+    remark = "{# another template with the same result #}"
     other = tmp_path / "demo-other"
     shutil.copytree(installation.ROOT / ".cache/demo", other)
     config = json.loads((other / "tokenizer_config.json").read_text())
@@ -133,7 +133,7 @@ def test_a_checkpoint_with_another_chat_template_replaces_one_replica_after_the_
         kill_operator()
 
         def done() -> bool:
-            # At every moment one of the two answers, the frontend's change of files included.
+            # One of the two replicas always answers, also while the frontend changes its tokenizer files.
             assert ask(openai, "demo") == ANSWER
             status = namespace.status("demo")
             current = status["observedGeneration"] == 2 and status["updatedReplicas"] == status["readyReplicas"] == 2
@@ -148,7 +148,7 @@ def test_a_checkpoint_with_another_chat_template_replaces_one_replica_after_the_
     assert ask(openai, "demo") == ANSWER
 
 
-def test_a_frontend_edit_leaves_the_engines_alone(ready: Namespace, client: ClientPod) -> None:
+def test_a_frontend_edit_does_not_affect_the_engines(ready: Namespace, client: ClientPod) -> None:
     engines = ready.pods("demo", "engine")
     frontend = uids(ready.pods("demo", "frontend"))
     ready.patch("inferencemodel", "demo", {"spec": {"frontend": {"resources": {"requests": {"cpu": "60m"}}}}})
@@ -167,7 +167,7 @@ def test_a_frontend_edit_leaves_the_engines_alone(ready: Namespace, client: Clie
     assert ask(client.openai("demo"), "demo") == ANSWER
 
 
-def test_delete_leaves_nothing(namespace: Namespace, hub: Hub) -> None:
+def test_deleting_models_deletes_all_their_objects(namespace: Namespace, hub: Hub) -> None:
     models = [cpu_model("demo", tensor=2), hub.model(namespace, "fetched")]
     before = _everything(namespace)
     namespace.apply(*models)
@@ -176,30 +176,30 @@ def test_delete_leaves_nothing(namespace: Namespace, hub: Hub) -> None:
     assert {kind for kind, _ in _everything(namespace) - before} >= {"statefulset.apps", "deployment.apps", "service"}
     namespace.kubectl("delete", "inferencemodel", "demo", "fetched", "--wait=false")
     kill_operator()
-    namespace.wait("the end of all objects", lambda: _everything(namespace) <= before)
+    namespace.wait("the deletion of all objects", lambda: _everything(namespace) <= before)
 
 
 def _everything(namespace: Namespace) -> set[tuple[str, str]]:
-    """Kind and name of all that is in the namespace, but for what is said of it."""
+    """Kind and name of all objects in the namespace, without events and metrics."""
     kinds = namespace.kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name").split()
     listed = ",".join(kind for kind in kinds if not kind.startswith(("events", "pods.metrics")))
     found = namespace.kubectl("get", listed, "--output=name", "--ignore-not-found").split()
     return {(kind, name) for kind, _, name in (line.partition("/") for line in found)}
 
 
-class Seen:
-    """What was true at some time during a change."""
+class Observed:
+    """Observations during a change."""
 
     def __init__(self) -> None:
         self.most_pods = 0
         self.mixed: set[tuple[str, ...]] = set()
-        """Sets of revisions that pods of one replica had at the same time."""
+        """Sets of different revisions that pods of one replica had at the same time."""
 
 
 @contextmanager
-def watching(namespace: Namespace) -> Iterator[Seen]:
-    """Look at the engine pods again and again, from a thread of its own."""
-    seen, end = Seen(), threading.Event()
+def watching(namespace: Namespace) -> Iterator[Observed]:
+    """Observe the engine pods in another thread while the block runs."""
+    seen, end = Observed(), threading.Event()
 
     def look() -> None:
         while not end.is_set():

@@ -1,4 +1,4 @@
-"""What users install and apply as it is: the chart's own test, and the samples."""
+"""Files that users install unchanged: the chart with its test, and the samples."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from harness.models import cpu_model
 from harness.namespace import Namespace
 
 SAMPLES = installation.ROOT / "manifests/samples"
-# What becomes of each on nodes without GPUs and without storage classes.
-BECOMES = {
+# Expected condition of each sample on nodes without GPUs and storage classes: model, condition type, reason.
+EXPECTED = {
     "model.yaml": ("qwen3", "Scheduled", "NoStorageClass"),
     "hub-private.yaml": ("llama", "Scheduled", "NoStorageClass"),
     "pvc-replicas.yaml": ("qwen3-32b", "Scheduled", "InsufficientGPU"),
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def with_test(images: dict[str, str]) -> Iterator[Namespace]:
-    """The release's namespace with a model that the chart's test asks."""
+    """Namespace of the release, with a model for the chart's test."""
     namespace = Namespace(installation.NAMESPACE)
     installation.publish_checkpoint("demo", installation.ROOT / ".cache/demo")
     namespace.mount_directory("models", installation.MODELS)
@@ -48,14 +48,14 @@ def with_test(images: dict[str, str]) -> Iterator[Namespace]:
     namespace.kubectl("delete", "persistentvolume", "-l", f"e2e={namespace.name}")
 
 
-def test_helm_test_asks_a_model(with_test: Namespace) -> None:
+def test_helm_test_gets_an_answer_of_a_model(with_test: Namespace) -> None:
     with_test.wait_for_condition("asked", "Ready")
-    said = installation.helm("test", installation.RELEASE, "--timeout=600s")
-    assert "Phase:          Succeeded" in said, said
+    output = installation.helm("test", installation.RELEASE, "--timeout=600s")
+    assert "Phase:          Succeeded" in output, output
 
 
-def test_the_notes_commands_get_an_answer(with_test: Namespace) -> None:
-    """As users paste them, with the name of a model that is there and a port that is free."""
+def test_the_commands_of_the_release_notes_get_an_answer(with_test: Namespace) -> None:
+    """Run the commands as users paste them, with the name of an existing model and a free port."""
     with_test.wait_for_condition("asked", "Ready")
     notes = textwrap.dedent(installation.helm("get", "notes", installation.RELEASE)).replace("qwen3", "asked")
     lines = notes.splitlines()
@@ -76,12 +76,12 @@ def test_the_notes_commands_get_an_answer(with_test: Namespace) -> None:
     assert '"role":"assistant"' in done.stdout, done.stdout + done.stderr
 
 
-def test_every_sample_becomes_what_it_can_here(namespace: Namespace, client: ClientPod) -> None:
-    assert {sample.name for sample in SAMPLES.iterdir()} == set(BECOMES)
+def test_each_sample_reaches_its_expected_condition(namespace: Namespace, client: ClientPod) -> None:
+    assert {sample.name for sample in SAMPLES.iterdir()} == set(EXPECTED)
     namespace.kubectl("create", "secret", "generic", "hub", "--from-literal=token=hf_x")
     namespace.kubectl("create", "secret", "generic", "api-keys", "--from-literal=keys=sk-one-of-ours")
     namespace.kubectl("apply", "-f", str(SAMPLES))
-    for name, kind, reason in BECOMES.values():
+    for name, kind, reason in EXPECTED.values():
         status = "True" if kind == "Ready" else "False"
         namespace.wait_for_condition(name, kind, status, reason=reason)
         assert namespace.condition(name, "Accepted")["status"] == "True"

@@ -1,4 +1,4 @@
-"""Models of the Hub, by way of a server that speaks its protocol. The operator is killed in the middle."""
+"""Models from a fake Hub. The operator is killed during the fetch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def test_a_hub_model_is_fetched_once_for_two_replicas(namespace: Namespace, clie
     model = hub.model(namespace, "demo", revision="v1")
     model["spec"]["replicas"] = 2
     namespace.apply(model)
-    namespace.wait("the pod that fetches", lambda: namespace.pods("demo", "fetch"))
+    namespace.wait("the fetch pod", lambda: namespace.pods("demo", "fetch"))
     kill_operator()
     namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
     assert ask(client.openai("demo"), "demo") == ANSWER
-    # One that broke off, and one that went on from there.
+    # One interrupted download, and one that resumed it.
     assert hub.fake.downloads("org/demo") == 2
     assert namespace.status("demo")["model"]["commit"] == repository.commit
 
 
-def test_a_token_opens_a_gated_repository(namespace: Namespace, client: ClientPod, hub: Hub) -> None:
+def test_a_token_gives_access_to_a_gated_repository(namespace: Namespace, client: ClientPod, hub: Hub) -> None:
     hub.add("org/gated", token="secret")
     namespace.kubectl("create", "secret", "generic", "hub", "--from-literal=token=secret")
     namespace.apply(hub.model(namespace, "demo", "org/gated", tokenSecretRef={"name": "hub"}))
-    namespace.wait("the pod that fetches", lambda: namespace.pods("demo", "fetch"))
+    namespace.wait("the fetch pod", lambda: namespace.pods("demo", "fetch"))
     kill_operator()
     namespace.wait_for_condition("demo", "Ready")
     assert ask(client.openai("demo"), "demo") == ANSWER

@@ -1,4 +1,4 @@
-"""Nobody changes anything: the operator writes nothing."""
+"""Without changes, the operator writes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.namespace import Namespace
 MODELS = 20
 QUIET_SECONDS = 20
 SERVING = 2
-"""The others are suspended, and no node is good enough for their frontends: all of them would not fit on a laptop."""
+"""Models that serve. The others are suspended and their frontends cannot be scheduled, so that all fit on a laptop."""
 
 
 @pytest.fixture
@@ -46,39 +46,39 @@ def test_an_idle_operator_writes_nothing_but_its_lease(
     _until_quiet(namespace)
     versions = _versions(namespace)
     began = writes.position()
-    time.sleep(seconds)  # what is measured is this time
+    time.sleep(seconds)  # the test observes this time
     written = Counter(writes.of_operators(began))
     leases = [write for write in written if write.resource == "leases"]
     assert leases, "the log shows no renewal of the Lease, and would show no other write"
     others = {write: count for write, count in written.items() if write not in leases}
     assert not others, "\n".join(f"{count} × {write}" for write, count in others.items())
     namespace.apply(*models)
-    # One that starts looks at everything anew.
+    # A restarted operator reconciles everything.
     installation.kill_operator()
     _until_quiet(namespace)
     assert _versions(namespace) == versions
 
 
 def _until_quiet(namespace: Namespace) -> None:
-    """Until nothing was written for a while, and what earlier scenarios left is gone: pods that drain keep their
-    namespace, and the operator tries there ever more seldom."""
+    """Wait until nothing was written for QUIET_SECONDS and the namespaces of earlier scenarios are deleted: draining
+    pods delay their deletion, and the operator retries there with growing delays."""
 
-    def gone() -> bool:
+    def deleted() -> bool:
         left = json.loads(namespace.kubectl("get", "namespaces", "-o", "json"))["items"]
         return not any("deletionTimestamp" in each["metadata"] for each in left)
 
-    namespace.wait("the namespaces of earlier scenarios to go", gone)
+    namespace.wait("the deletion of namespaces of earlier scenarios", deleted)
     began, since = writes.position(), time.monotonic()
 
     def quiet() -> bool:
         nonlocal began, since
         written = list(writes.of_operators(began))
-        # Without one that works nothing is written either.
+        # Without an active operator, not even the Lease is written.
         if not written or any(write.resource != "leases" for write in written):
             began, since = writes.position(), time.monotonic()
         return time.monotonic() - since > QUIET_SECONDS
 
-    namespace.wait("an operator with nothing to do", quiet)
+    namespace.wait("an idle operator", quiet)
 
 
 def _versions(namespace: Namespace) -> dict[str, str]:

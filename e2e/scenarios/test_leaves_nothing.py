@@ -1,4 +1,4 @@
-"""A cluster comes and goes, and the host is as it was."""
+"""Starting and stopping a cluster leaves the host unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cluster(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "cluster", *arguments], env=environment, check=True)
 
 
-def test_down_leaves_the_host_as_it_was() -> None:
+def test_down_restores_the_state_of_the_host() -> None:
     state = f"/var/lib/{NAME}-cluster"
     cluster("down")
     before = snapshot(state)
@@ -28,7 +28,7 @@ def test_down_leaves_the_host_as_it_was() -> None:
         cluster("down")
     after = snapshot(state)
     assert during["processes"]
-    # Everything that it has lies in namespaces of its own, even while it runs.
+    # Even while it runs, all its resources are in separate namespaces.
     for kind in ("mounts", "links", "addresses", "routes", "rules", "network namespaces", "sysctls"):
         assert during[kind] == before[kind], kind
     assert after == before

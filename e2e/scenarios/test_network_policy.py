@@ -1,4 +1,4 @@
-"""Who can reach which port of a model's pods."""
+"""Ports of a model's pods that other pods can reach."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ with ThreadPoolExecutor(len(ports)) as pool:
 """
 
 
-def test_strangers_reach_the_api_and_nothing_else(
-    namespace: Namespace, client: ClientPod, images: dict[str, str]
-) -> None:
+def test_other_pods_reach_only_the_api(namespace: Namespace, client: ClientPod, images: dict[str, str]) -> None:
     namespace.apply(cpu_model("demo", tensor=2))
-    # The operator's probes get through, or it would not be Ready.
+    # Ready implies that the operator's probes are allowed.
     namespace.wait_for_condition("demo", "Ready")
     assert ask(client.openai("demo"), "demo") == ANSWER
     rank0, rank1 = (namespace.get("pod", f"demo-r0-{rank}") for rank in (0, 1))
@@ -40,12 +38,12 @@ def test_strangers_reach_the_api_and_nothing_else(
     engines = [pod["status"]["podIP"] for pod in (rank0, rank1)]
     frontend = namespace.pods("demo", "frontend")[0]["status"]["podIP"]
 
-    def reach(who: ClientPod, address: str, *ports: int) -> list[int]:
-        """Those of the ports that are open for it."""
-        found: list[int] = json.loads(who.run("python3", "-c", TRY, address, *map(str, ports)))
+    def reach(pod: ClientPod, address: str, *ports: int) -> list[int]:
+        """Ports that this pod can connect to."""
+        found: list[int] = json.loads(pod.run("python3", "-c", TRY, address, *map(str, ports)))
         return found
 
-    # What listens there is seen by those for whom it is meant.
+    # The pods that need the ports can reach them.
     ranks = [ClientPod(namespace, f"demo-r0-{rank}") for rank in (0, 1)]
     listening = [reach(ranks[1], engines[0], *ENGINE_PORTS), reach(ranks[0], engines[1], *ENGINE_PORTS)]
     assert {8080, 5550} <= set(listening[0])
@@ -64,8 +62,8 @@ def test_strangers_reach_the_api_and_nothing_else(
 
         invited = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": elsewhere.name}}}
         namespace.patch("inferencemodel", "demo", {"spec": {"networkPolicy": {"ingressFrom": [invited]}}})
-        namespace.wait("the stranger to be let in", lambda: reach(stranger, frontend, *FRONTEND_PORTS) == [8000])
-        namespace.wait("its own namespace not to be", lambda: reach(client, frontend, *FRONTEND_PORTS) == [])
+        namespace.wait("access from the other namespace", lambda: reach(stranger, frontend, *FRONTEND_PORTS) == [8000])
+        namespace.wait("no access from its own namespace", lambda: reach(client, frontend, *FRONTEND_PORTS) == [])
         assert [reach(stranger, engine, *ENGINE_PORTS) for engine in engines] == [[], []]
 
         namespace.patch("inferencemodel", "demo", {"spec": {"networkPolicy": {"enabled": False}}})

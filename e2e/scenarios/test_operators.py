@@ -1,4 +1,4 @@
-"""Two operators at once."""
+"""Two operators at the same time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def two_operators(images: dict[str, str]) -> Iterator[None]:
 
 
 def holder() -> str:
-    """The pod that holds the Lease; the identity of its process is its name and a random end."""
+    """Pod that holds the Lease; the identity of its process is the pod's name with a random suffix."""
     lease = json.loads(kubectl("-n", installation.NAMESPACE, "get", "lease", "minisgl-operator", "-o", "json"))
     return str(lease["spec"].get("holderIdentity", "")).rpartition("_")[0]
 
@@ -34,7 +34,7 @@ def operators() -> set[str]:
     return {name.removeprefix("pod/") for name in names.split()}
 
 
-def test_two_operators_are_one(namespace: Namespace, client: ClientPod, two_operators: None) -> None:
+def test_only_the_holder_of_the_lease_writes(namespace: Namespace, client: ClientPod, two_operators: None) -> None:
     namespace.wait("the holder of the Lease among the operators", lambda: holder() in operators())
     namespace.wait("two operators", lambda: len(operators()) == 2)
     first, began = holder(), writes.position()
@@ -42,7 +42,7 @@ def test_two_operators_are_one(namespace: Namespace, client: ClientPod, two_oper
     namespace.wait_for_condition("before", "Ready")
     namespace.apply(cpu_model("demo", tensor=2))
     namespace.wait("its first pod", lambda: namespace.objects("pods", "app.kubernetes.io/instance=demo"))
-    # In the middle of it the one that works ends as on a lost node: no word to the other.
+    # The active operator is killed in the middle, as on a lost node: it does not release the Lease.
     installation.kill_operator(first)
     namespace.wait("another holder of the Lease", lambda: holder() not in ("", first))
     namespace.wait_for_condition("demo", "Ready")
@@ -54,9 +54,9 @@ def test_two_operators_are_one(namespace: Namespace, client: ClientPod, two_oper
         if write.resource == "leases" and write.code == 200:
             holds = write.pod
         elif write.namespace == namespace.name:
-            assert write.pod == holds, f"{write.pod} writes, and the Lease is held by {holds}: {write}"
+            assert write.pod == holds, f"{write.pod} writes without the Lease, which {holds} holds: {write}"
             workers.add(write.pod)
     assert first in workers and len(workers) > 1
     made = Counter((write.resource, write.name) for write in written if write.code == 201 and write.verb == "patch")
     assert made[("statefulsets", "before-r0")] == made[("statefulsets", "demo-r0")] == 1
-    assert set(made.values()) == {1}, "an object that was made twice"
+    assert set(made.values()) == {1}, "an object was created twice"

@@ -1,4 +1,4 @@
-"""A rank's engine dies while it streams."""
+"""A rank is killed during a stream."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from harness.namespace import Namespace
 
 BACK_SECONDS = 10
 SLACK = 3
-"""The machine that runs this is shared."""
-# What each part of a restart leads to, as rank 0's launcher counts them.
+"""Factor for a shared machine."""
+# Parts of a restart, as the launcher of rank 0 reports them, with the state at the end of each.
 PARTS = {
-    "reap": "all ranks of the old epoch are gone",
-    "join": "both pods take part",
+    "reap": "all ranks of the old epoch have exited",
+    "join": "both pods have joined",
     "start": "the standby processes have taken over",
-    "rendezvous": "the ranks have met",
+    "rendezvous": "the ranks are connected",
     "load": "weights are loaded",
     "serve": "the replica is ready",
 }
@@ -37,7 +37,7 @@ def is_rank1(process):
     try:
         return b"minisgl.launcher.child\\0rank1" in (process / "cmdline").read_bytes()
     except OSError:
-        # It has just ended, as those that run commands here do.
+        # It has just exited, like processes of other commands.
         return False
 
 pids = [p.name for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and is_rank1(p)]
@@ -47,8 +47,8 @@ os.kill(int(pids[0]), signal.SIGKILL)
 """
 
 
-def test_a_killed_rank_fails_the_stream_loudly_and_comes_back_in_its_pod(
-    namespace: Namespace, client: ClientPod, figure: Callable[[str], None]
+def test_a_killed_rank_ends_streams_with_an_error_and_restarts_in_its_pod(
+    namespace: Namespace, client: ClientPod, measurement: Callable[[str], None]
 ) -> None:
     namespace.apply(cpu_model("demo", tensor=2))
     namespace.wait_for_condition("demo", "Ready")
@@ -69,7 +69,7 @@ def test_a_killed_rank_fails_the_stream_loudly_and_comes_back_in_its_pod(
             continue
         killed = float(namespace.kubectl("exec", "demo-r0-1", "--", "python3", "-c", KILL))
         kill_operator()
-        # After the event that says so the connection breaks: nobody can take it for an end.
+        # The connection is closed after the error event, so that clients cannot take it for a complete stream.
         rest: list[str] = []
         with pytest.raises(httpx.RemoteProtocolError):
             rest.extend(lines)
@@ -77,7 +77,7 @@ def test_a_killed_rank_fails_the_stream_loudly_and_comes_back_in_its_pod(
     assert '"code":"engine_unavailable"' in events[-1]
     assert "[DONE]" not in "".join(events)
     namespace.wait("the right answer", lambda: _answer(openai) == ANSWER)
-    assert _ready_after(namespace, killed, time.time(), figure) < BACK_SECONDS * SLACK
+    assert _ready_after(namespace, killed, time.time(), measurement) < BACK_SECONDS * SLACK
 
     def reported() -> dict[str, object]:
         (replica,) = namespace.status("demo")["replicaStatuses"]
@@ -92,22 +92,22 @@ def test_a_killed_rank_fails_the_stream_loudly_and_comes_back_in_its_pod(
     assert all(s["restartCount"] == 0 for p in after for s in p["status"]["containerStatuses"])
 
 
-def _ready_after(namespace: Namespace, killed: float, answered: float, figure: Callable[[str], None]) -> float:
-    """Seconds until all ranks served again; prints what they are made of. All runs by the clock of one machine."""
-    said = _launcher(namespace, "demo-r0-0")
-    detected = datetime.fromisoformat(said["last_failure"]["at"]).timestamp()
-    parts = [("the launchers know", detected - killed)]
-    parts += [(what, said["timings"][part]) for part, what in PARTS.items()]
+def _ready_after(namespace: Namespace, killed: float, answered: float, measurement: Callable[[str], None]) -> float:
+    """Seconds until all ranks serve again; prints their parts. All processes use the clock of one machine."""
+    status = _launcher(namespace, "demo-r0-0")
+    detected = datetime.fromisoformat(status["last_failure"]["at"]).timestamp()
+    parts = [("the launchers detect it", detected - killed)]
+    parts += [(what, status["timings"][part]) for part, what in PARTS.items()]
     ready = sum(seconds for _, seconds in parts)
-    parts.append(("frontends route to it again, and the next answer is there", answered - killed - ready))
-    figure(f"kill -9 of a rank to the next answer: {answered - killed:.2f} s, of which")
+    parts.append(("frontends route to it again and the next answer is complete", answered - killed - ready))
+    measurement(f"kill -9 of a rank to the next answer: {answered - killed:.2f} s, of which")
     for what, seconds in parts:
-        figure(f"{seconds:8.2f} s until {what}")
+        measurement(f"{seconds:8.2f} s until {what}")
     return ready
 
 
 def _answer(openai: OpenAI) -> str:
-    """The answer, or "" where there is none yet. It is never another one."""
+    """Answer of the model, which must be the right one; "" if the request fails."""
     try:
         answer = ask(openai, "demo")
     except APIError:
@@ -117,12 +117,12 @@ def _answer(openai: OpenAI) -> str:
 
 
 def _standbys(namespace: Namespace) -> bool:
-    """Whether each pod has a process that has imported what a rank needs."""
+    """Whether each pod has a standby process."""
     return all(_launcher(namespace, pod).get("standbys") for pod in ("demo-r0-0", "demo-r0-1"))
 
 
 def _launcher(namespace: Namespace, pod: str) -> dict[str, Any]:
-    """What the launcher of a pod says."""
+    """`/status` of the launcher of a pod."""
     fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8080/status').read().decode())"
-    said: dict[str, Any] = json.loads(namespace.kubectl("exec", pod, "--", "python3", "-c", fetch))
-    return said
+    status: dict[str, Any] = json.loads(namespace.kubectl("exec", pod, "--", "python3", "-c", fetch))
+    return status

@@ -14,34 +14,34 @@ from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
 
-OF_A_MODEL = "app.kubernetes.io/instance"
-"""A label that no other pod has."""
+MODEL_LABEL = "app.kubernetes.io/instance"
+"""Label that only pods of a model have."""
 
 
-def test_apply_gives_an_endpoint(namespace: Namespace, client: ClientPod, figure: Callable[[str], None]) -> None:
+def test_apply_creates_an_endpoint(namespace: Namespace, client: ClientPod, measurement: Callable[[str], None]) -> None:
     began = time.monotonic()
     namespace.apply(cpu_model("demo"))
-    namespace.wait("its first pod", lambda: namespace.objects("pods", OF_A_MODEL))
+    namespace.wait("its first pod", lambda: namespace.objects("pods", MODEL_LABEL))
     kill_operator()
     namespace.wait_for_condition("demo", "Ready")
-    figure(f"apply to Ready: {time.monotonic() - began:.1f} s, with the operator killed on the way")
+    measurement(f"apply to Ready: {time.monotonic() - began:.1f} s, with the operator killed in between")
     openai = client.openai("demo")
     assert [model.id for model in openai.models.list()] == ["demo"]
     assert ask(openai, "demo") == ANSWER
-    # A frontend that gets no time sends several tokens in one event.
+    # A frontend on a busy machine sends several tokens in one event.
     assert any(len(pieces(openai, "demo")) > 1 for _ in range(10))
     say(namespace.kubectl("get", "imodel", "-o", "wide"))
 
 
 @pytest.mark.parametrize("spread", [False, True], ids=["one-node", "two-nodes"])
-def test_two_pods_say_the_same_as_one(namespace: Namespace, client: ClientPod, spread: bool) -> None:
+def test_two_pods_give_the_same_answers_as_one(namespace: Namespace, client: ClientPod, spread: bool) -> None:
     engines_of_two = {"app.kubernetes.io/instance": "two", "app.kubernetes.io/component": "engine"}
     term = {"labelSelector": {"matchLabels": engines_of_two}, "topologyKey": "kubernetes.io/hostname"}
     kind = "podAntiAffinity" if spread else "podAffinity"
     two = cpu_model("two", tensor=2)
     two["spec"]["engine"]["affinity"] = {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     namespace.apply(cpu_model("one"), two)
-    namespace.wait("the first pod", lambda: namespace.objects("pods", OF_A_MODEL))
+    namespace.wait("the first pod", lambda: namespace.objects("pods", MODEL_LABEL))
     kill_operator()
     for name in ("one", "two"):
         namespace.wait_for_condition(name, "Ready")
