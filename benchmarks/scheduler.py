@@ -193,7 +193,7 @@ def _scheduler_process(encoded: bytes, result: Connection) -> None:
     result.send_bytes(b"listening")
     serve(StepLoop(scheduler, engine), clients, stop)
     steps = scenario.steps
-    cache = scheduler.cache
+    cache = scheduler.pages.cache
     assert isinstance(cache, RadixCache)
     measurement = Measurement(
         cpu_ms=(engine.end[0] - engine.start[0]) / steps * 1000,

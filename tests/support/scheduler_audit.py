@@ -12,7 +12,7 @@ from minisgl.scheduler.scheduler import Scheduler
 
 def check(scheduler: Scheduler) -> None:
     """Every page has one owner, every lock a reason, no row is in two hands. Raises AssertionError."""
-    pool, table, page = scheduler.pool, scheduler.table, scheduler.config.page_size
+    pool, table, page = scheduler.pages.pool, scheduler.table, scheduler.config.page_size
     rows = np.flatnonzero(table.phase != Phase.EMPTY).tolist()
 
     free = pool._stack[: pool.free]
@@ -21,8 +21,8 @@ def check(scheduler: Scheduler) -> None:
     assert np.count_nonzero(pool.owner == Owner.FREE) == len(free), "a page is lost"
 
     cached: set[int] = set()
-    if isinstance(scheduler.cache, RadixCache):
-        cached = check_radix(scheduler.cache)
+    if isinstance(scheduler.pages.cache, RadixCache):
+        cached = check_radix(scheduler.pages.cache)
     assert cached == set(np.flatnonzero(pool.owner == Owner.CACHE).tolist()), "cache and pool disagree"
 
     own: list[int] = []
@@ -43,7 +43,7 @@ def check(scheduler: Scheduler) -> None:
         "a row is lost or free twice"
     )
     alive = [r for r in table.requests if r is not None and table.phase[r.slot] != Phase.ENDING]
-    assert len(alive) + len(scheduler.queue) == len(scheduler._alive)
+    assert len(alive) + len(scheduler.queue) == len(scheduler._unfinished)
 
 
 def check_radix(cache: RadixCache) -> set[int]:

@@ -130,7 +130,7 @@ class Harness:
 
     def check_in_flight(self) -> None:
         """What a launched step may still write is in its row's hands."""
-        table, pool = self.scheduler.table, self.scheduler.pool
+        table, pool = self.scheduler.table, self.scheduler.pages.pool
         for plan in self.engine._queue:
             page = self.config.page_size
             slots = np.concatenate((plan.decode_slots, plan.prefill_slots)).tolist()
@@ -146,8 +146,8 @@ class Harness:
         scheduler = self.scheduler
         check(scheduler)
         assert not scheduler.has_work
-        assert not scheduler._alive
-        assert scheduler.available_pages == self.config.num_pages
+        assert not scheduler._unfinished
+        assert scheduler.pages.available == self.config.num_pages
         assert not scheduler.table.unsettled
         assert all(request is None for request in scheduler.table.requests)
 

@@ -10,10 +10,10 @@ from minisgl.wire.logits_processors import RowLogitsProcessors
 from minisgl.wire.plan import EMPTY, IntArray
 
 
-def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntArray | None:
+def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntArray:
     """The part of `StepPlan.logits_processors` for the row that `request` has just been given.
 
-    None when the row samples from the model's logits as they are and reports no log-probabilities: most rows do.
+    Empty when the row samples from the model's logits as they are and reports no log-probabilities: most rows do.
     """
     params, slot = request.params, request.slot
     assert slot is not None
@@ -21,8 +21,8 @@ def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntAr
     masked = _masked_ids(request, config) if params.min_tokens else []
     reports = params.logprobs is not None or params.prompt_logprobs is not None
     if not (penalized or masked or params.logit_bias or reports):
-        return None
-    needs_prompt = penalized or request.prompt_reported < request.prompt_length
+        return EMPTY
+    needs_prompt = penalized or request.prompt_logprobs_from < request.prompt_length
     return RowLogitsProcessors(
         slot=slot,
         prompt_length=request.prompt_length,
@@ -32,7 +32,7 @@ def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntAr
         min_tokens=params.min_tokens,
         logprobs=-1 if params.logprobs is None else params.logprobs,
         prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
-        prompt_logprobs_from=request.prompt_reported,
+        prompt_logprobs_from=request.prompt_logprobs_from,
         masked_ids=np.array(masked, np.int32),
         bias_ids=np.array(list(params.logit_bias), np.int32),
         bias_values=np.array(list(params.logit_bias.values()), np.float32),

@@ -32,9 +32,9 @@ def prompt_logprobs(table: RequestTable, parts: tuple[PromptPart, ...]) -> Itera
         request = table.request(part.slot)
         if table.phase[part.slot] == Phase.ENDING:
             continue
-        assert part.start == request.prompt_reported, "a prompt's log-probabilities come in order"
+        assert part.start == request.prompt_logprobs_from, "a prompt's log-probabilities come in order"
         count = len(part.columns.chosen)
-        request.prompt_reported += count
+        request.prompt_logprobs_from += count
         for first in range(0, count, MESSAGE_TOKENS):
             columns = part.columns[first : first + MESSAGE_TOKENS]
             message = _message(columns, request.params.prompt_logprobs)

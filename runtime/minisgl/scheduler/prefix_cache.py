@@ -38,7 +38,7 @@ class PrefixCache(Protocol):
         """Pages that become evictable when the prefix `handle` is unlocked once."""
         ...
 
-    def continues(self, handle: Any, tokens: IntArray) -> bool:
+    def has_continuation(self, handle: Any, tokens: IntArray) -> bool:
         """Whether the cache has, or would not want, the first page of `tokens` behind the prefix `handle`."""
         ...
 
@@ -78,7 +78,7 @@ class NaiveCache:
     def pages_freed_by_unlock(self, handle: None) -> int:
         return 0
 
-    def continues(self, handle: None, tokens: IntArray) -> bool:
+    def has_continuation(self, handle: None, tokens: IntArray) -> bool:
         return True
 
     def insert(self, handle: None, tokens: IntArray, pages: IntArray) -> tuple[None, int]:

@@ -21,7 +21,7 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         assert request.id not in self._by_id
         self._by_id[request.id] = request
-        heapq.heappush(self._heap, (request.order, request))
+        heapq.heappush(self._heap, (request.priority_key, request))
         if len(self._heap) > 2 * len(self._by_id) + 64:
             self._heap = [entry for entry in self._heap if self._by_id.get(entry[1].id) is entry[1]]
             heapq.heapify(self._heap)

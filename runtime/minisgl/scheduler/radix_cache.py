@@ -90,7 +90,7 @@ class RadixCache:
             node = node.parent
         return count
 
-    def continues(self, handle: Node, tokens: IntArray) -> bool:
+    def has_continuation(self, handle: Node, tokens: IntArray) -> bool:
         return tokens[: self.page_size].tobytes() in handle.children
 
     def insert(self, handle: Node, tokens: IntArray, pages: IntArray) -> tuple[Node, int]:

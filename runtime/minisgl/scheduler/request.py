@@ -57,7 +57,7 @@ class Request(msgspec.Struct, kw_only=True):
     arrival: int
     """Order of arrival; kept over a preemption."""
     cache_salt: bytes
-    prompt_reported: int
+    prompt_logprobs_from: int
     """Index of the next prompt token whose log-probability is to be reported; `prompt_length`: none is left."""
     queued_at: float
     """`Scheduler.now` when it arrived."""
@@ -69,14 +69,14 @@ class Request(msgspec.Struct, kw_only=True):
     preemptions: int = 0
 
     @property
-    def reusable(self) -> IntArray:
+    def cacheable_tokens(self) -> IntArray:
         """What may come from the prefix cache: all that need not be computed for the sake of its logits."""
-        if self.prompt_reported < self.prompt_length:
-            return self.tokens[: self.prompt_reported - 1]
+        if self.prompt_logprobs_from < self.prompt_length:
+            return self.tokens[: self.prompt_logprobs_from - 1]
         return self.tokens[:-1]
 
     @property
-    def order(self) -> tuple[int, int]:
+    def priority_key(self) -> tuple[int, int]:
         """Smaller goes first."""
         return (-self.priority, self.arrival)
 
@@ -205,7 +205,7 @@ class RequestTable:
         """Rows whose prompt is not fully launched, best first."""
         if not self.in_prefill:
             return []
-        return sorted(map(self.request, self.in_prefill), key=lambda request: request.order)
+        return sorted(map(self.request, self.in_prefill), key=lambda request: request.priority_key)
 
     def collect(self, mask: IntArray, sampled: IntArray, tokens: IntArray) -> Completed:
         """The result of a launched step: the rows of `mask` took part, `sampled` of them got `tokens`.

@@ -74,7 +74,7 @@ def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
     return Status(
         waiting=len(scheduler.queue),
         running=scheduler.table.num_in_use,
-        used_pages=scheduler.config.num_pages - scheduler.available_pages,
+        used_pages=scheduler.config.num_pages - scheduler.pages.available,
         num_pages=scheduler.config.num_pages,
         page_size=scheduler.config.page_size,
         steps=counters.steps,

@@ -42,7 +42,7 @@ def find_shared_prefixes(
     return _best_within(_Rows(page_table, slots, full_pages, smallest), rows, 0, _LEVELS)[1]
 
 
-def pays(groups: list[SharedPrefix], lengths: IntArray, page_size: int) -> bool:
+def is_worthwhile(groups: list[SharedPrefix], lengths: IntArray, page_size: int) -> bool:
     """Whether an engine gains by reading the groups' pages once. `lengths` [D] tokens that the rows attend to."""
     saved = page_size * sum(group.pages * (len(group.rows) - 1) for group in groups)
     if saved < LEAST_SAVED_TOKENS or saved < LEAST_SAVED_SHARE * int(lengths.sum()):
@@ -62,7 +62,7 @@ class SharedPrefixes:
         self._encoded: IntArray = EMPTY
         self._steps_left = 0
 
-    def of(self, page_table: IntArray, slots: IntArray, positions: IntArray) -> IntArray:
+    def for_step(self, page_table: IntArray, slots: IntArray, positions: IntArray) -> IntArray:
         """`StepPlan.shared_prefixes` of a step that decodes `slots` [D] at `positions` [D]; empty when there is
         nothing to share, or too little. Called for every plan: a slot changes hands only while it is not in one."""
         self._steps_left -= 1
@@ -70,7 +70,7 @@ class SharedPrefixes:
         if self._steps_left < 0 or not same:
             self._slots, self._steps_left = slots, RECHECK_STEPS
             groups = find_shared_prefixes(page_table, slots, positions // self._page_size, SMALLEST_GROUP)
-            self._encoded = encode_prefixes(groups if pays(groups, positions + 1, self._page_size) else [])
+            self._encoded = encode_prefixes(groups if is_worthwhile(groups, positions + 1, self._page_size) else [])
         return self._encoded
 
 

@@ -13,10 +13,10 @@ def test_what_nobody_uses_is_forgotten() -> None:
     harness = Harness()
     harness.submit(PROMPT)
     harness.run()
-    cached = harness.scheduler.cache.evictable_pages
+    cached = harness.scheduler.pages.cache.evictable_pages
     assert cached > 0
     assert harness.scheduler.flush_cache() == cached
-    assert harness.scheduler.pool.free == harness.config.num_pages
+    assert harness.scheduler.pages.pool.free == harness.config.num_pages
     assert harness.scheduler.flush_cache() == 0
     again = harness.submit(PROMPT)
     harness.run()

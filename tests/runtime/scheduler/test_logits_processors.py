@@ -187,7 +187,7 @@ def test_prefixes_are_shared_only_under_the_same_salt() -> None:
 
 def test_a_salt_is_forgotten_with_its_last_page() -> None:
     harness = Harness(pages=16, page_size=4, max_model_len=64)
-    cache: Any = harness.scheduler.cache
+    cache: Any = harness.scheduler.pages.cache
     for salt in (b"a", b"b"):
         harness.submit(list(range(20, 29)), 2, ignore_eos=True, cache_salt=salt)
         harness.run()

@@ -51,7 +51,7 @@ def test_insert_says_which_pages_the_cache_has_already() -> None:
     longer, known = cache.insert(cache.root, ints(1, 2, 3, 4, 5, 6), ints(7, 8, 9))
     assert known == 2
     assert cache.match(ints(1, 2, 3, 4, 5, 6))[1].tolist() == [0, 1, 9]
-    assert not cache.continues(longer, ints(5, 6))
+    assert not cache.has_continuation(longer, ints(5, 6))
 
 
 def test_eviction_takes_the_least_recently_used_and_only_as_much_as_asked() -> None:

@@ -81,7 +81,7 @@ def test_requests_that_share_a_cold_prompt_never_free_each_others_pages(count: i
     answers = [harness.submit(prompt, 6, seed=seed, ignore_eos=True) for seed in range(count)]
     while harness.scheduler.has_work:
         harness.step()
-        pool, table = harness.scheduler.pool, harness.scheduler.table
+        pool, table = harness.scheduler.pages.pool, harness.scheduler.table
         for slot in np.flatnonzero(table.phase != Phase.EMPTY):
             assert (pool.owner[table.pages(slot)] != Owner.FREE).all()
     assert all(answer.tokens == answer.expected() for answer in answers)
@@ -248,7 +248,7 @@ def test_logits_that_are_not_finite_end_one_request_with_an_error(overlap: bool)
     bad = harness.submit([3, 4], 10, ignore_eos=True)
     harness.step()
     harness.step()
-    slot = harness.scheduler._alive[bad.submit.id].slot
+    slot = harness.scheduler._unfinished[bad.submit.id].slot
     assert slot is not None
     harness.engine.fail_logits_of.add(slot)
     harness.run()

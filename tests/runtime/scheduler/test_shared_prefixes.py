@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.scheduler import shared_prefixes
-from minisgl.scheduler.shared_prefixes import SharedPrefixes, find_shared_prefixes, pays
+from minisgl.scheduler.shared_prefixes import SharedPrefixes, find_shared_prefixes, is_worthwhile
 from minisgl.wire.shared_prefixes import SharedPrefix, decode_prefixes
 from support.scheduling import Harness
 
@@ -83,7 +83,7 @@ def test_a_short_row_does_not_cut_the_prefix_of_the_others() -> None:
 )
 def test_only_what_pays_is_used(rows: int, own: int, others: list[int], expected: bool) -> None:
     lengths = np.array([2048 + own] * rows + others, np.int32)
-    assert pays([SharedPrefix(32, np.arange(rows, dtype=np.int32))], lengths, 64) is expected
+    assert is_worthwhile([SharedPrefix(32, np.arange(rows, dtype=np.int32))], lengths, 64) is expected
 
 
 def test_groups_are_looked_for_when_the_batch_changes() -> None:
@@ -91,18 +91,18 @@ def test_groups_are_looked_for_when_the_batch_changes() -> None:
     table[:, 32:] = np.arange(64 * 8).reshape(64, 8) + 1
     slots, positions = np.arange(40, dtype=np.int32), np.full(40, 2100, np.int32)
     prefixes = SharedPrefixes(64)
-    [first] = decode_prefixes(prefixes.of(table, slots, positions), 40)
+    [first] = decode_prefixes(prefixes.for_step(table, slots, positions), 40)
     assert (first.pages, len(first.rows)) == (32, 40)
     # Slot 7 leaves, and comes back with another request.
-    [second] = decode_prefixes(prefixes.of(table, np.delete(slots, 7), np.delete(positions, 7)), 39)
+    [second] = decode_prefixes(prefixes.for_step(table, np.delete(slots, 7), np.delete(positions, 7)), 39)
     assert len(second.rows) == 39
     table[7] = 1000
-    [third] = decode_prefixes(prefixes.of(table, slots, positions), 40)
+    [third] = decode_prefixes(prefixes.for_step(table, slots, positions), 40)
     assert third.rows.tolist() == [row for row in range(40) if row != 7]
     # Nobody is left for a step; then all slots have other requests.
-    assert not len(prefixes.of(table, slots[:0], positions[:0]))
+    assert not len(prefixes.for_step(table, slots[:0], positions[:0]))
     table[:, 0] = np.arange(64) + 2000
-    assert not len(prefixes.of(table, slots, positions))
+    assert not len(prefixes.for_step(table, slots, positions))
 
 
 def test_whether_groups_pay_is_asked_again_as_rows_grow() -> None:
@@ -113,7 +113,7 @@ def test_whether_groups_pay_is_asked_again_as_rows_grow() -> None:
     prefixes = SharedPrefixes(64)
     used = []
     for _ in range(2 * shared_prefixes.RECHECK_STEPS):
-        used.append(len(prefixes.of(table, slots, positions)) > 0)
+        used.append(len(prefixes.for_step(table, slots, positions)) > 0)
         positions = positions + 1
     assert used[0] and not used[-1]
 

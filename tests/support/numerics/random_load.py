@@ -94,7 +94,7 @@ class _Audited:
     def launch(self, plan: StepPlan) -> Any:
         if plan.step % _CHECK_EVERY == 0 and len(plan.sampled_slots):
             # The plan has just been made: what is free now was poisoned by an earlier step or is by this one.
-            self._free[plan.step] = np.flatnonzero(self._scheduler.pool.owner == Owner.FREE).astype(np.int32)
+            self._free[plan.step] = np.flatnonzero(self._scheduler.pages.pool.owner == Owner.FREE).astype(np.int32)
         return self._engine.launch(plan)
 
     def collect(self, handle: Any) -> Any:
@@ -178,11 +178,11 @@ class RandomLoad:
             self._step()
         check(scheduler)
         assert not self._open, f"{len(self._open)} requests never ended"
-        assert scheduler.available_pages == scheduler.config.num_pages, "pages were not given back"
+        assert scheduler.pages.available == scheduler.config.num_pages, "pages were not given back"
         assert all(request is None for request in scheduler.table.requests)
         if self._draw.random() < 0.5:
             scheduler.flush_cache()
-            assert scheduler.pool.free == scheduler.config.num_pages, "the cache kept pages"
+            assert scheduler.pages.pool.free == scheduler.config.num_pages, "the cache kept pages"
         self._engine.check()
         self.report.times_idle += 1
 

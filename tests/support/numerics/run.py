@@ -128,14 +128,14 @@ class Observer:
         outcome.pages += plan.page_updates[2].tolist()
         # The plan has just been made: what is free now was poisoned by an earlier step or is by this one.
         if len(plan.sampled_slots):
-            self._free[plan.step] = np.flatnonzero(self._scheduler.pool.owner == Owner.FREE).astype(np.int32)
+            self._free[plan.step] = np.flatnonzero(self._scheduler.pages.pool.owner == Owner.FREE).astype(np.int32)
             ends = (plan.prefill_starts + plan.prefill_lengths)[plan.prefill_sample == 1]
             index = np.concatenate((plan.decode_positions + 1, ends)) - table.prompt_length[plan.sampled_slots]
             self._sampled[plan.step] = list(zip(map(self._number, plan.sampled_slots), index.tolist(), strict=True))
         decode, prefill = set(map(self._number, plan.decode_slots)), set(map(self._number, plan.prefill_slots))
         rows = decode | prefill
         outcome.most_rows = max(outcome.most_rows, len(rows))
-        used = self._scheduler.config.num_pages - self._scheduler.available_pages
+        used = self._scheduler.config.num_pages - self._scheduler.pages.available
         outcome.peak_pages = max(outcome.peak_pages, used)
         if self._probe not in rows:
             return
@@ -192,7 +192,7 @@ def serve(
     run(dict(enumerate(work.earlier, len(work.asks))))
     run(dict(enumerate(work.asks)))
     check(scheduler)
-    assert scheduler.available_pages == config.num_pages, "pages were not given back"
+    assert scheduler.pages.available == config.num_pages, "pages were not given back"
     dirty = {step for step, is_nan in outcome.unowned_are_nan if not is_nan}
     assert not dirty, f"steps {sorted(dirty)}: a free page is not filled with NaN"
     return outcome
