@@ -73,7 +73,7 @@ def _with_and_without_graphs(checkpoint: Path, backends: str) -> Iterator[tuple[
         answers = []
         for engine in engines:
             logits: list[torch.Tensor] = []
-            engine.runner.logits_tap = lambda plan, tapped, logits=logits: logits.append(tapped.clone().float().cpu())
+            engine.runner.logits_hook = lambda plan, tapped, logits=logits: logits.append(tapped.clone().float().cpu())
             answers.append(Answer(run(engine, plans), logits, engine.stats))
         yield plans, answers[0], answers[1]
     counted = [(engine.stats.graph_replays, engine.stats.eager_decode_steps) for engine in engines]

@@ -53,7 +53,7 @@ def test_answers_follow_from_the_engines_logits_by_the_definition(
             assert request is not None
             logits[request.id].append(tapped[row].float().cpu())
 
-    engine.runner.logits_tap = tap
+    engine.runner.logits_hook = tap
     requests = [submit(PROMPT, 24, **fields) for fields in CONTROLS]
     answers = serving.answers(requests)
     eos = set(engine.limits.eos_token_ids)

@@ -32,7 +32,7 @@ class CpuEngine:
 
     def launch(self, plan: StepPlan) -> Future[StepResult]:
         with self._guard.step():
-            count_step(self.stats, plan)
+            self.stats.count(plan)
             return self._worker.submit(self._run, plan)
 
     def collect(self, handle: Future[StepResult]) -> StepResult:
@@ -59,10 +59,3 @@ class CpuEngine:
             return StepResult(plan.step, tokens.numpy())
         assert packed.processors is not None
         return StepResult(plan.step, tokens.numpy(), *packed.processors.unpack(report.numpy()))
-
-
-def count_step(stats: EngineStats, plan: StepPlan) -> None:
-    stats.steps += 1
-    stats.prefill_tokens += len(plan.prefill_tokens)
-    stats.decode_tokens += len(plan.decode_slots)
-    stats.mixed_steps += bool(len(plan.prefill_slots) and len(plan.decode_slots))

@@ -11,7 +11,6 @@ from minisgl.attention.cascade import CascadeLayout
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.audit import check_hashes, gather_hashes
 from minisgl.engine.batch import PackedStep
-from minisgl.engine.cpu_engine import count_step
 from minisgl.engine.decode_graphs import DecodeGraph, DecodeGraphs
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.logits_processors import StepLogitsProcessors
@@ -154,8 +153,8 @@ class CudaEngine:
             self._upload[: packed.graph_size].copy_(buffer[: packed.graph_size])
         runner.apply_updates(step)
         graph.replay(runner.attention_batch(packed, step))
-        runner.tap(plan, graph.logits[: packed.sampled])
-        report = runner.correct(packed, step, graph.logits, graph.tokens)
+        runner.call_hook(plan, graph.logits[: packed.sampled])
+        report = runner.resample(packed, step, graph.logits, graph.tokens)
         return graph.tokens[: packed.sampled], report
 
     def _eager(
@@ -168,7 +167,7 @@ class CudaEngine:
         return cascade.layout if cascade is not None and len(plan.shared_prefixes) else None
 
     def _count(self, plan: StepPlan, graph: DecodeGraph | None, cascade: CascadeLayout | None) -> None:
-        count_step(self.stats, plan)
+        self.stats.count(plan)
         self.stats.cascade_steps += cascade is not None
         self.stats.graph_replays += graph is not None
         self.stats.eager_decode_steps += graph is None and not len(plan.prefill_slots)

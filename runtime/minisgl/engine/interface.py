@@ -42,7 +42,14 @@ class EngineStats(msgspec.Struct, kw_only=True):
     prefill_backend: str = ""
     decode_backend: str = ""
     transport: str = ""
-    """What carries the ranks' collectives, as `TensorParallel.transport` says it."""
+    """Transport of the ranks' collectives: `TensorParallel.transport`."""
+
+    def count(self, plan: StepPlan) -> None:
+        """Count a launched step."""
+        self.steps += 1
+        self.prefill_tokens += len(plan.prefill_tokens)
+        self.decode_tokens += len(plan.decode_slots)
+        self.mixed_steps += bool(len(plan.prefill_slots) and len(plan.decode_slots))
 
 
 class Engine(Protocol):

@@ -44,6 +44,13 @@ class DeviceLogitsProcessors(NamedTuple):
     """Indices into the step's T tokens: a log-probability of the prompt token after each of them is reported."""
     prompt_next: torch.Tensor
     """The prompt tokens after them."""
+    unfiltered: int
+    """Number of the C rows without top-k, top-p and min-p."""
+    tops: int
+    """K: the largest number of most likely tokens that any row reports."""
+
+
+_ARRAYS = DeviceLogitsProcessors._fields[:-2]
 
 
 class PromptSegment(NamedTuple):
@@ -64,22 +71,21 @@ class StepLogitsProcessors:
     def __init__(
         self, arrays: dict[str, IntArray], prompts: list[PromptSegment], *, unfiltered: int, tops: int
     ) -> None:
-        """`arrays`: fields of `DeviceLogitsProcessors`. `prompts`: in the order of `prompt_rows`."""
-        self._parts = [arrays[name] for name in DeviceLogitsProcessors._fields]
+        """Fields of `DeviceLogitsProcessors`, its tensors as `arrays`. `prompts`: in the order of `prompt_rows`."""
+        self._parts = [arrays[name] for name in _ARRAYS]
         self._prompts = prompts
         self._logprob_rows = arrays["logprob_rows"]
         self.changed = arrays["changed"]
         """[C] indices into the S rows."""
-        self.unfiltered = unfiltered
-        """Number of the C rows without top-k, top-p and min-p."""
-        self.tops = tops
-        """K: the largest number of most likely tokens that any row reports."""
+        self._unfiltered = unfiltered
+        self._tops = tops
 
     def packed(self) -> IntArray:
         return np.concatenate(self._parts, dtype=np.int32, casting="same_kind")
 
     def view(self, buffer: torch.Tensor) -> DeviceLogitsProcessors:
-        return DeviceLogitsProcessors(*torch.split(buffer, [len(part) for part in self._parts]))
+        tensors = torch.split(buffer, [len(part) for part in self._parts])
+        return DeviceLogitsProcessors._make((*tensors, self._unfiltered, self._tops))
 
     def unpack(self, report: IntArray) -> tuple[RowLogprobs | None, tuple[PromptPart, ...]]:
         """`report` [N, 1 + 2 K], as `logprobs.report` returns it: the sampled rows, then the prompts' tokens."""

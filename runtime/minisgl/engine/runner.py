@@ -17,7 +17,7 @@ from minisgl.kernels.step_inputs import step_inputs
 from minisgl.models.decoder import Decoder
 from minisgl.wire.plan import StepPlan
 
-LogitsTap = Callable[[StepPlan, torch.Tensor], None]
+LogitsHook = Callable[[StepPlan, torch.Tensor], None]
 
 
 def attention_shape(
@@ -43,7 +43,7 @@ class Runner:
     ) -> None:
         self.tables = tables
         self.attention = attention
-        self.logits_tap: LogitsTap | None = None
+        self.logits_hook: LogitsHook | None = None
         """For tests: called with every plan that samples and its logits [S, vocab], which are valid until the next
         step. With tensor parallelism it is set on every rank or on none: the ranks' logits are gathered for it."""
         self._model = model
@@ -95,33 +95,33 @@ class Runner:
         attention.begin(batch, locations)
         return self._model.forward(tokens, step.positions, attention, rows)
 
-    def tap(self, plan: StepPlan, logits: torch.Tensor) -> None:
-        if self.logits_tap is not None:
+    def call_hook(self, plan: StepPlan, logits: torch.Tensor) -> None:
+        if self.logits_hook is not None:
             full = self._parallel.all_gather_last_dim(logits)
-            self.logits_tap(plan, full[:, : self._model.config.vocab_size])
+            self.logits_hook(plan, full[:, : self._model.config.vocab_size])
 
     def sample(self, logits: torch.Tensor, step: DeviceStep) -> torch.Tensor:
         tokens = self._sampler.sample(logits, step.sample_slots, step.sample_positions)
         self.tables.set_last_tokens(step.sample_slots, tokens)
         return tokens
 
-    def correct(
+    def resample(
         self, packed: PackedStep, step: DeviceStep, logits: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor | None:
-        """Correct `tokens`, and the rows' next inputs, where rows filter their logits or change them otherwise.
+        """Sample again, into `tokens` and the next inputs, for rows with top-k, top-p, min-p or logits processors.
         Returns the log-probabilities of the rows that report them."""
-        host, processors = packed.processors, step.processors
-        if not len(packed.filtered) and host is None:
+        processors = step.processors
+        if not len(packed.filtered) and processors is None:
             return None
         rows = step.sample_slots, step.sample_positions, tokens
         if len(packed.filtered):
             self._sampler.sample_filtered(logits, *rows, step.filtered_rows)
-        if host is not None and processors is not None and len(processors.changed):
-            self._sampler.sample_changed(logits, *rows, processors, host.unfiltered)
+        if processors is not None and len(processors.changed):
+            self._sampler.sample_changed(logits, *rows, processors)
         self.tables.set_last_tokens(step.sample_slots, tokens)
-        if host is None or processors is None or not len(processors.logprob_rows):
+        if processors is None or not len(processors.logprob_rows):
             return None
-        return self._sampler.report(logits, tokens, processors.logprob_rows, host.tops)
+        return self._sampler.report(logits, tokens, processors)
 
     def run(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The whole step, eagerly. Returns the sampled tokens [S] int32 on the device, and the step's
@@ -130,18 +130,18 @@ class Runner:
         batch = self.attention_batch(packed, step)
         self.attention.prepare(batch)
         reports = []
-        host, processors = packed.processors, step.processors
-        if host is not None and processors is not None and len(processors.prompt_rows):
+        processors = step.processors
+        if processors is not None and len(processors.prompt_rows):
             hidden = self._hidden(step, batch, self.attention, None)
-            reports.append(self._sampler.report_prompt(self._model.local_logits, hidden, processors, host.tops))
+            reports.append(self._sampler.report_prompt(self._model.local_logits, hidden, processors))
             logits = self._model.local_logits(hidden[step.sample_rows])
         else:
             logits = self.logits(packed, step, batch, self.attention)
         tokens = step.sample_slots
         if packed.sampled:
-            self.tap(plan, logits)
+            self.call_hook(plan, logits)
             tokens = self.sample(logits, step)
-            report = self.correct(packed, step, logits, tokens)
+            report = self.resample(packed, step, logits, tokens)
             if report is not None:
                 reports.insert(0, report)
         return tokens, torch.cat(reports) if reports else None

@@ -44,15 +44,14 @@ class Sampler:
         tokens: torch.Tensor,
         filtered_rows: torch.Tensor,
     ) -> None:
-        """Overwrite `tokens` [S] in `filtered_rows` [F] with samples of rows that have top-k, top-p or min-p.
+        """Overwrite `tokens` [S] in `filtered_rows` [F] with samples under top-k, top-p and min-p.
 
-        Only these rows' logits are gathered; then every rank computes the same.
+        Only the logits of these rows are gathered; then every rank computes the same.
         """
-        picked = filtered_rows.long()
-        full = self._whole(logits[picked])
-        rows = self._tables.sampling_rows(slots[picked], positions[picked])
-        _, indices = sample(full, rows, 0, top_k_top_p_thresholds(full, rows))
-        tokens[picked] = indices
+        rows = filtered_rows.long()
+        full = self._whole(logits[rows])
+        parameters = self._tables.sampling_rows(slots[rows], positions[rows])
+        tokens[rows] = sample(full, parameters, 0, top_k_top_p_thresholds(full, parameters))[1]
 
     def sample_changed(
         self,
@@ -61,40 +60,34 @@ class Sampler:
         positions: torch.Tensor,
         tokens: torch.Tensor,
         processors: DeviceLogitsProcessors,
-        unfiltered: int,
     ) -> None:
-        """Overwrite `tokens` [S] in the rows with penalties, biases or masks, and count the tokens of the step.
-        The first `unfiltered` of these rows have neither top-k, top-p nor min-p."""
-        picked = processors.changed.long()
-        full = self._whole(logits[picked]).float()
+        """Overwrite `tokens` [S] in the rows with penalties, biases or masks, and count the tokens of the step."""
+        changed = processors.changed.long()
+        full = self._whole(logits[changed]).float()
         process_logits(full, processors, self._tables.counts)
+        unfiltered = processors.unfiltered
         for part, filters in ((slice(unfiltered), False), (slice(unfiltered, None), True)):
-            rows = picked[part]
+            rows = changed[part]
             if len(rows):
                 parameters = self._tables.sampling_rows(slots[rows], positions[rows])
-                limits = top_k_top_p_thresholds(full[part], parameters) if filters else None
-                tokens[rows] = sample(full[part], parameters, 0, limits)[1]
+                thresholds = top_k_top_p_thresholds(full[part], parameters) if filters else None
+                tokens[rows] = sample(full[part], parameters, 0, thresholds)[1]
         self._tables.counts.add_sampled(processors, tokens)
 
-    def report(self, logits: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, tops: int) -> torch.Tensor:
-        """Log-probabilities, as `logprobs.report`, of `tokens` [S] in `rows` of `logits` [S, vocab_local]."""
-        picked = rows.long()
-        return report(self._whole(logits[picked]), tokens[picked], tops)
+    def report(self, logits: torch.Tensor, tokens: torch.Tensor, processors: DeviceLogitsProcessors) -> torch.Tensor:
+        """Log-probabilities, as `logprobs.report`, of `tokens` [S] in the rows of `logits` [S, vocab_local] that
+        report them."""
+        rows = processors.logprob_rows.long()
+        return report(self._whole(logits[rows]), tokens[rows], processors.tops)
 
     def report_prompt(
-        self,
-        head: Callable[[torch.Tensor], torch.Tensor],
-        hidden: torch.Tensor,
-        processors: DeviceLogitsProcessors,
-        tops: int,
+        self, head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, processors: DeviceLogitsProcessors
     ) -> torch.Tensor:
-        """The same for the prompts' tokens: `head` gives the logits of rows of `hidden` [T, hidden]."""
-        parts = []
-        for rows, following in zip(
+        """The same for tokens of prompts: `head` returns the logits of rows of `hidden` [T, hidden]."""
+        parts = zip(
             processors.prompt_rows.long().split(PROMPT_CHUNK), processors.prompt_next.split(PROMPT_CHUNK), strict=True
-        ):
-            parts.append(report(self._whole(head(hidden[rows])), following, tops))
-        return torch.cat(parts)
+        )
+        return torch.cat([report(self._whole(head(hidden[rows])), next_, processors.tops) for rows, next_ in parts])
 
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
         """[N, vocab_local] on each rank to [N, vocab] on all."""

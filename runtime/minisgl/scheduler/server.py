@@ -8,6 +8,8 @@ import threading
 import time
 from typing import Final
 
+import msgspec
+
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.step_output import DEADLINE_MESSAGE, RequestError
@@ -70,26 +72,21 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: thr
 
 
 def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
-    scheduler, counters = loop.scheduler, loop.scheduler.counters
+    """The state of the scheduler, with its counters since start."""
+    scheduler = loop.scheduler
+    counters = msgspec.structs.asdict(scheduler.counters)
+    reported = {name: value for name, value in counters.items() if name in Status.__struct_fields__}
+    for name in ("queue_times", "step_sizes"):
+        reported[name] = tuple(reported[name])
     return Status(
         waiting=len(scheduler.queue),
         running=scheduler.table.num_in_use,
         used_pages=scheduler.config.num_pages - scheduler.pages.available,
         num_pages=scheduler.config.num_pages,
         page_size=scheduler.config.page_size,
-        steps=counters.steps,
-        prompt_tokens=counters.prompt_tokens,
-        cached_tokens=counters.cached_tokens,
-        prefill_tokens=counters.prefill_tokens,
-        generated_tokens=counters.generated_tokens,
-        preemptions=counters.preemptions,
-        finished=counters.finished,
-        queue_times=tuple(counters.queue_times),
-        queue_seconds=counters.queue_seconds,
-        step_sizes=tuple(counters.step_sizes),
-        step_tokens=counters.step_tokens,
         start_seconds=loop.engine.stats.start_seconds,
         draining=is_draining,
+        **reported,
     )
 
 

@@ -7,6 +7,7 @@ travels inside a plan, so nothing can overtake a step that still reads or writes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -128,28 +129,31 @@ class StepPlan(msgspec.Struct, frozen=True):
             logits_processors,
             shared_prefixes,
         )
-        return StepPlan._view(np.concatenate(parts, dtype=np.int32, casting="same_kind"))
+        return StepPlan._view(np.concatenate(parts, dtype=np.int32, casting="same_kind"), epoch, step, sizes)
 
     @staticmethod
     def decode(frame: bytes | memoryview) -> StepPlan:
         """The plan in a frame. Raises PlanError when the frame's sizes do not add up."""
         if len(frame) < _HEADER * 4 or len(frame) % 4:
             raise PlanError(f"a plan of {len(frame)} bytes is truncated")
-        return StepPlan._view(np.frombuffer(frame, np.int32))
+        buffer = np.frombuffer(frame, np.int32)
+        epoch_low, epoch_high, step_low, step_high, *sizes = buffer[:_HEADER].tolist()
+        if min(sizes) < 0:
+            raise PlanError("a size in a plan's header is negative")
+        return StepPlan._view(buffer, epoch_low | epoch_high << 31, step_low | step_high << 31, sizes)
 
     @staticmethod
-    def _view(buffer: IntArray) -> StepPlan:
-        epoch_low, epoch_high, step_low, step_high, *sizes = buffer[:_HEADER].tolist()
+    def _view(buffer: IntArray, epoch: int, step: int, sizes: Sequence[int]) -> StepPlan:
         d, p, t, u, n, *others = sizes
         arrays, start = [], _HEADER
         for length in (d, d, p, p, p, p, t, 3 * u, SAMPLING_COLUMNS * n, *others):
             arrays.append(buffer[start : start + length])
             start += length
-        if min(sizes) < 0 or start != len(buffer):
+        if start != len(buffer):
             raise PlanError("the sizes in a plan's header do not add up to its length")
         arrays[7], arrays[8] = arrays[7].reshape(3, u), arrays[8].reshape(SAMPLING_COLUMNS, n)
         arrays.append(buffer)
-        return StepPlan(epoch_low | epoch_high << 31, step_low | step_high << 31, *arrays)
+        return StepPlan(epoch, step, *arrays)
 
 
 class LogprobColumns(msgspec.Struct, frozen=True):

@@ -143,7 +143,7 @@ def test_a_step_is_launched_while_the_one_before_it_still_runs(
 def test_logits_of_every_sampled_row_can_be_tapped(start: Callable[..., CpuEngine], checkpoint: Path) -> None:
     engine = start()
     tapped: list[tuple[StepPlan, torch.Tensor]] = []
-    engine.runner.logits_tap = lambda plan, logits: tapped.append((plan, logits.clone()))
+    engine.runner.logits_hook = lambda plan, logits: tapped.append((plan, logits.clone()))
     pages = [(slot, index, slot * 8 + index) for slot in range(2) for index in range(8)]
     segments = [Segment(0, 0, PROMPTS[0]), Segment(1, 0, PROMPTS[2][:5], sample=False)]
     plan = make_plan(0, prefill=segments, pages=pages, rows=[new_row(0), new_row(1)])

@@ -51,7 +51,7 @@ def run(engine: Engine, plans: Sequence[StepPlan]) -> list[list[int]]:
 def answer(config: EngineConfig, plans: Sequence[StepPlan]) -> Answer:
     engine = create_engine(config)
     logits: list[torch.Tensor] = []
-    engine.runner.logits_tap = lambda plan, tapped: logits.append(tapped.clone().float().cpu())
+    engine.runner.logits_hook = lambda plan, tapped: logits.append(tapped.clone().float().cpu())
     result = Answer(run(engine, plans), logits, engine.stats)
     engine.close()
     return result

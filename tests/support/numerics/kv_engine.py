@@ -153,9 +153,7 @@ class KvEngine:
                 offset += 1
             if sample:
                 tokens.append(self._sample(slot, start + length))
-        self.stats.steps += 1
-        self.stats.prefill_tokens += len(plan.prefill_tokens)
-        self.stats.mixed_steps += bool(len(plan.decode_slots) and len(plan.prefill_slots))
+        self.stats.count(plan)
         self.fail_logits_of.clear()
         return np.array(tokens, np.int32)
 

@@ -89,7 +89,7 @@ class _Audited:
         self._scheduler = scheduler
         self._free: dict[int, IntArray] = {}
         self._dirty = torch.zeros((), dtype=torch.int64, device=engine.runner.kv.keys.device)
-        engine.runner.logits_tap = self._look
+        engine.runner.logits_hook = self._look
 
     def launch(self, plan: StepPlan) -> Any:
         if plan.step % _CHECK_EVERY == 0 and len(plan.sampled_slots):

@@ -178,7 +178,7 @@ def main() -> None:
             rank = create_engine(engine)
             witnesses.append(Witness(rank))
             # Gathering the logits that rank 0 shows takes both ranks.
-            rank.runner.logits_tap = witnesses[0].audit
+            rank.runner.logits_hook = witnesses[0].audit
             return witnesses[0]
 
         follower.run(config.plans, create, ready=lambda address: None, stop=threading.Event())

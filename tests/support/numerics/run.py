@@ -169,7 +169,7 @@ def serve(
     outcome.counters = scheduler.counters
     observer = Observer(engine, scheduler, work, outcome)
     if shown is not None:
-        shown.runner.logits_tap = observer.tap(shown.runner.kv)
+        shown.runner.logits_hook = observer.tap(shown.runner.kv)
     loop = StepLoop(scheduler, observer)
 
     def run(asks: dict[int, Ask]) -> None:
