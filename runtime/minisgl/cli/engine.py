@@ -92,10 +92,11 @@ def run(args: argparse.Namespace) -> int:
     pod_index = args.pod_index if args.pod_index is not None else _pod_index(args.refuse)
     if pod_index >= pods:
         args.refuse(f"pod index {pod_index}: --tp {args.tp} with --ranks-per-pod {ranks_per_pod} makes {pods} pods")
-    engine(
+    options = filled(
+        args,
         EngineOptions(
             # Devices of other pods count too: this pod checks its own when its ranks start.
-            engine=filled(args, EngineConfig(model=str(args.model), device=choose_device(args.device))),
+            engine=EngineConfig(model=str(args.model), device=choose_device(args.device)),
             expected=Expected(
                 replica=args.replica,
                 revision=args.revision_label,
@@ -107,13 +108,14 @@ def run(args: argparse.Namespace) -> int:
             pod=args.pod_name or os.environ.get("MINISGL_POD_NAME") or socket.gethostname(),
             node=args.node_name or os.environ.get("MINISGL_NODE_NAME", ""),
             leader=args.leader or f"{args.replica}-0.{args.peer_domain or args.replica}",
-            ports=filled(args, Ports()),
-            limits=filled(args, _RESTARTS),
+            ports=Ports(),
+            limits=_RESTARTS,
             drain_timeout=args.drain_timeout,
             directory=args.state_directory,
-            log=set_up_log(args),
-        )
+        ),
     )
+    set_up_log(args, options.log)
+    engine(options)
     return 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from minisgl.flags.arguments import add_options, port, set_up_log
+from minisgl.flags.arguments import add_options, filled, port, set_up_log
 from minisgl.hub.errors import FetchError, HubError
 from minisgl.hub.fetch import fetch
 from minisgl.hub.repository import Source
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fetch, and report the last status. Exit codes: 1 when another attempt may succeed, 2 when it would not."""
-    set_up_log(args, "fetch")
+    set_up_log(args, filled(args, LogOptions()), "fetch")
     # Process 1 of a container ignores signals without a handler. Downloaded files stay, for the next attempt.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     board = Board()

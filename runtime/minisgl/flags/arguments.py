@@ -84,17 +84,22 @@ _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"attention_backend": back
 port = integer(0, _MAX_PORT)
 
 
-def add_options(group: argparse._ActionsContainer, defaults: msgspec.Struct, only: Sequence[str] = ()) -> None:
-    """Add a flag for each option of the struct `defaults`, whose values are the defaults; `only`: for these options."""
+def add_options(container: argparse._ActionsContainer, defaults: msgspec.Struct, only: Sequence[str] = ()) -> None:
+    """Add a flag for each option of the struct `defaults`, whose values are the defaults; `only`: for these options.
+
+    The options of a struct in a field get a group with the name of the field.
+    """
+    if isinstance(defaults, EngineConfig) and not only:
+        _add_device(container)
     for option in options_of(defaults):
         if only and option.name not in only:
             continue
         flag = f"--{_dest(option).replace('_', '-')}"
         if option.type is bool:
             negation = "do not " if option.default else ""
-            group.add_argument(flag, action="store_true", help=f"{negation}{option.help}")
+            container.add_argument(flag, action="store_true", help=f"{negation}{option.help}")
             continue
-        group.add_argument(
+        container.add_argument(
             flag,
             dest=_dest(option),
             type=_parser_of(option),
@@ -103,6 +108,8 @@ def add_options(group: argparse._ActionsContainer, defaults: msgspec.Struct, onl
             metavar=None if option.choices else option.metavar,
             help=option.help,
         )
+    for name, inner in _nested(defaults).items():
+        add_options(container.add_argument_group(name), inner)
 
 
 def option_values(args: argparse.Namespace, defaults: msgspec.Struct) -> dict[str, Any]:
@@ -111,9 +118,16 @@ def option_values(args: argparse.Namespace, defaults: msgspec.Struct) -> dict[st
 
 
 def filled(args: argparse.Namespace, defaults: Config) -> Config:
-    """The struct `defaults` with the values of the flags that `add_options` added."""
+    """The struct `defaults`, and the structs in its fields, with the values of the flags that `add_options` added."""
     values = {option.field: _given(args, option) for option in options_of(defaults)}
-    return msgspec.structs.replace(defaults, **values)
+    nested = {name: filled(args, inner) for name, inner in _nested(defaults).items()}
+    return msgspec.structs.replace(defaults, **values, **nested)
+
+
+def _nested(defaults: msgspec.Struct) -> dict[str, msgspec.Struct]:
+    """Structs in fields of `defaults`, by field."""
+    values = {name: getattr(defaults, name) for name in defaults.__struct_fields__}
+    return {name: value for name, value in values.items() if isinstance(value, msgspec.Struct)}
 
 
 def _dest(option: Option) -> str:
@@ -145,8 +159,8 @@ def _parser_of(option: Option) -> Callable[[str], Any]:
     return _PARSERS.get(option.name, str)
 
 
-def add_device_argument(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+def _add_device(container: argparse._ActionsContainer) -> None:
+    container.add_argument(
         "--device",
         choices=get_args(DeviceChoice),
         default="auto",
@@ -155,9 +169,7 @@ def add_device_argument(group: argparse._ArgumentGroup) -> None:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("engine")
-    add_device_argument(group)
-    add_options(group, EngineConfig(model=""))
+    add_options(parser.add_argument_group("engine"), EngineConfig(model=""))
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -165,12 +177,10 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return {"device": args.device, **option_values(args, EngineConfig(model=""))}
 
 
-def set_up_log(args: argparse.Namespace, process: str = "launcher") -> LogOptions:
-    """Log as the flags of `LogOptions` ask; an error that ends the command is logged from now on, not printed."""
-    options = filled(args, LogOptions())
+def set_up_log(args: argparse.Namespace, options: LogOptions, process: str = "launcher") -> None:
+    """Write log lines from now on, also for the error that ends the command."""
     log.set_up(process, options.level, options.format)
     args.logs_errors = True
-    return options
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

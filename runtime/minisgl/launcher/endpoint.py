@@ -22,7 +22,7 @@ from minisgl.launcher.restarts import Limits
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.supervisor import Supervisor
 from minisgl.logging import LogOptions
-from minisgl.options import Port, option
+from minisgl.options import Port, Seconds, option
 from minisgl.router.config import EngineDiscovery, LocalEngine, TokenizerConfig
 from minisgl.wire.status import HTTP_PORT
 
@@ -46,8 +46,10 @@ class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint = Endpoint()
     access: Access = Access()
     limits: RequestLimits = RequestLimits()
-    drain_timeout: float
-    """Seconds."""
+    drain_timeout: Annotated[
+        Seconds,
+        option("time for running requests to finish after SIGTERM; a second signal stops them", default="{:g} seconds"),
+    ]
     log: LogOptions = LogOptions()
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from minisgl.launcher.endpoint import EndpointOptions, endpoint_groups, run_endpoint
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.restarts import Limits
+from minisgl.options import Port, option
 from minisgl.router.config import EngineDiscovery
+from minisgl.wire.status import CONTROL_PORT, SCHEDULER_PORT
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +28,13 @@ class FrontendOptions(EndpointOptions, frozen=True, kw_only=True):
 
     engines: str
     """Host name that resolves to the addresses of the engines."""
-    scheduler_port: int
-    engine_control_port: int
     names: tuple[str, ...]
-    control_port: int
+    """Names of the model in the API; empty: the engines' name for it."""
+    scheduler_port: Annotated[Port, option("TCP port of the engines' schedulers")] = SCHEDULER_PORT
+    engine_control_port: Annotated[Port, option("TCP port from which engines serve tokenizer files")] = CONTROL_PORT
+    control_port: Annotated[Port, option("TCP port of /live, /ready, /status and /drain, 0 for a free one")] = (
+        CONTROL_PORT
+    )
 
 
 def serve_frontend(options: FrontendOptions) -> None:

@@ -6,6 +6,7 @@ import logging
 import time
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -16,6 +17,7 @@ from minisgl.launcher.process import ProcessSpec
 from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
 from minisgl.launcher.restarts import Limits
 from minisgl.models.config import ModelConfig
+from minisgl.options import option
 from minisgl.router.config import LocalEngine
 from minisgl.scheduler.process import SchedulerProcessConfig
 from minisgl.tokenizer.model_files import hash_tokenizer_files
@@ -30,7 +32,7 @@ class ServeOptions(EndpointOptions, frozen=True, kw_only=True):
     model_name: str
     other_names: tuple[str, ...] = ()
     """Further names that requests may use for the model."""
-    revision: str = ""
+    revision: Annotated[str | None, option("branch, tag or commit on the Hub", default="main", metavar="REV")] = None
     restarts: Limits
 
 
@@ -79,7 +81,7 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
             address=scheduler_address,
             followers=tuple(plans.values()),
             model_name=options.model_name,
-            revision=options.revision,
+            revision=options.revision or "",
             tokenizer_hashes=tokenizer_hashes,
             epoch=(boot_ms, number),
             max_waiting=options.limits.waiting,
