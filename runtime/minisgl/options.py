@@ -7,6 +7,7 @@ option are those of the field and are stated nowhere else.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
@@ -20,7 +21,7 @@ Seconds = Annotated[float, Meta(gt=0, extra={"metavar": "S"})]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 """TCP port; 0: a free one."""
 
-_METAVARS: Final[Mapping[Any, str]] = {int: "N", float: "X"}
+_METAVARS: Final[Mapping[Any, str]] = {int: "N", float: "X", Path: "FILE"}
 
 
 class Option(NamedTuple):
@@ -31,7 +32,9 @@ class Option(NamedTuple):
     name: str
     """Name for users, with underscores: the encoded name of the field."""
     type: Any
-    """Type without `Annotated` and None."""
+    """Type without `Annotated` and None; that of one value of a tuple of fixed length."""
+    length: int | None
+    """Number of values of a tuple of fixed length; None for other types."""
     bounds: Meta
     """`ge`, `gt` and `le` of a number."""
     default: Any
@@ -48,7 +51,8 @@ def option(description: str, *, default: str = "{}", metavar: str = "") -> Meta:
     """Mark a field as an option. `description` is its help text.
 
     `default` describes the default in the help, with `{}` for the value: it adds a unit, or the meaning of None.
-    `metavar` stands for the value in the help; empty: by type, such as N for an integer and S for seconds.
+    `metavar` stands for the value in the help; empty: by type, such as N for an integer and S for seconds. That of a
+    tuple of fixed length has one word for each value.
     """
     return Meta(description=description, extra={"default": default, "metavar": metavar})
 
@@ -59,13 +63,18 @@ def options_of(defaults: msgspec.Struct) -> list[Option]:
     for field in msgspec.structs.fields(defaults):
         kind, metas = _plain(field.type)
         default = getattr(defaults, field.name)
+        length = None
+        if get_origin(kind) is tuple and Ellipsis not in get_args(kind):
+            length = len(get_args(kind))
+            kind, value_metas = _plain(get_args(kind)[0])
+            metas = [*value_metas, *metas]
         bounds = next((meta for meta in metas if meta.description is None), Meta())
         for meta in metas:
             if meta.description is not None and meta.extra is not None:
                 shown = meta.extra["default"].format("off" if isinstance(default, bool) else default)
                 text = f"{meta.description} (default: {shown})"
                 metavar = meta.extra["metavar"] or (bounds.extra or {}).get("metavar", _METAVARS.get(kind, "NAME"))
-                found.append(Option(field.name, field.encode_name, kind, bounds, default, text, metavar))
+                found.append(Option(field.name, field.encode_name, kind, length, bounds, default, text, metavar))
     return found
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
@@ -24,6 +24,7 @@ from minisgl.bench.roofline import Roofline, hardware_of
 from minisgl.bench.workloads import WORKLOADS, Sizes, Workload, WorkloadName, roofline_tokens_per_second
 from minisgl.hub.resolve import resolve
 from minisgl.models.config import ModelConfig
+from minisgl.options import Count, Index, option
 from minisgl.wire.messages import SamplingParams
 
 if TYPE_CHECKING:
@@ -37,25 +38,28 @@ _TRACED_TOKENS: Final = 64
 
 
 class OfflineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of `minisgl bench offline`, under the names of its flags."""
+    """Workloads to run, how often, and the files to write."""
 
-    model: str
-    workload: Sequence[WorkloadName]
-    num_requests: int
-    input_len: tuple[int, int]
-    output_len: tuple[int, int]
-    seed: int
-    repeat: int
-    trace: Path | None
-    record: Path | None
-    json: str | None
-
-    def sizes(self) -> Sizes:
-        """Sizes of workload A. Raises BenchError `bad_range`."""
-        for flag, (low, high) in (("--input-len", self.input_len), ("--output-len", self.output_len)):
-            if low > high:
-                raise BenchError("bad_range", f"{flag} {low} {high}: the minimum exceeds the maximum")
-        return Sizes(requests=self.num_requests, input_length=self.input_len, output_length=self.output_len)
+    workloads: tuple[WorkloadName, ...] = ("A",)
+    seed: Annotated[Index, option("seed of lengths, tokens and sampling")] = 0
+    repeat: Annotated[
+        Count, option("timed runs, each with the next seed; the median is reported", default="{} run")
+    ] = 1
+    trace: Annotated[
+        Path | None,
+        option(
+            "write a trace in Chrome's format of one more run with short answers, and print how long the device was "
+            "idle; with several workloads, the name of each becomes part of FILE",
+            default="none",
+        ),
+    ] = None
+    record: Annotated[
+        Path | None,
+        option(
+            "update the results in FILE, which holds those of other models and workloads on the same kind of device",
+            default="none",
+        ),
+    ] = None
 
     def seeds(self) -> range:
         """Seeds of the timed runs."""
@@ -63,28 +67,28 @@ class OfflineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def metric_name(self, workload: WorkloadName, key: str) -> str:
         """Name of a workload's metric `key` in the report."""
-        return key if len(self.workload) == 1 else f"{workload.lower()}_{key}"
+        return key if len(self.workloads) == 1 else f"{workload.lower()}_{key}"
 
     def trace_path(self, trace: Path, workload: WorkloadName) -> Path:
         """Path of a workload's trace: `trace`, with the workload's name in it if there are several."""
         name, dot, suffixes = trace.name.partition(".")
-        return trace if len(self.workload) == 1 else trace.with_name(f"{name}-{workload.lower()}{dot}{suffixes}")
+        return trace if len(self.workloads) == 1 else trace.with_name(f"{name}-{workload.lower()}{dot}{suffixes}")
 
 
-def run(options: OfflineOptions, engine: Mapping[str, Any]) -> None:
-    """Run the workloads on an `LLM` with the options `engine`, print and write the report. Raises BenchError, and the
-    errors of `LLM`."""
+def run(model: str, sizes: Sizes, options: OfflineOptions, engine: Mapping[str, Any], *, json_path: str | None) -> None:
+    """Run the workloads on an `LLM` with the options `engine`, print and write the report. `model` is a directory, a
+    Hub id or the name of a built-in configuration. Raises BenchError, and the errors of `LLM`."""
     from minisgl.offline import LLM
 
-    sizes = options.sizes()
+    sizes.check()
     known = bench_record.read(options.record) if options.record is not None else None
-    with _model_directory(options.model) as (directory, builtin):
+    with _model_directory(model) as (directory, builtin):
         config = ModelConfig.read(directory)
         with LLM(directory, detokenize=False, **{**engine, **({"dummy_weights": True} if builtin else {})}) as llm:
             start = _measure_start(llm)
-            metrics: dict[str, Metric] = {"model": options.model, "workload": " ".join(options.workload), **start}
+            metrics: dict[str, Metric] = {"model": model, "workload": " ".join(options.workloads), **start}
             reference: dict[str, Metric] = {}
-            for name in options.workload:
+            for name in options.workloads:
                 measured = _measure(llm, name, sizes, options.seeds())
                 roofline = _roofline(llm, name, sizes, options.seeds(), config)
                 if roofline is not None:
@@ -95,11 +99,9 @@ def run(options: OfflineOptions, engine: Mapping[str, Any]) -> None:
                     measured |= _trace(llm, name, sizes, options.seeds().stop + 1, path)
                 metrics |= {options.metric_name(name, key): value for key, value in measured.items()}
                 if options.record is not None and known is not None:
-                    bench_record.update(
-                        options.record, known, options.model, name, llm.tensor_parallel, {**start, **measured}
-                    )
+                    bench_record.update(options.record, known, model, name, llm.tensor_parallel, {**start, **measured})
             metrics |= _engine_metrics(llm)
-    report("offline", metrics, reference, options.json)
+    report("offline", metrics, reference, json_path)
 
 
 def _measure_start(llm: LLM) -> dict[str, float]:

@@ -10,57 +10,88 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from minisgl.bench.http_client import Endpoint, HttpError
 from minisgl.bench.report import Metric, report
 from minisgl.bench.traces import TraceRequest, TraceShape, make_trace, prompt_tokens, read_trace, write_trace
-
-LATENCY_LIMITS: Final = {
-    "ttft": "time to first token",
-    "tpot": "time per output token after the first",
-    "e2e": "time of the whole answer",
-}
-"""Latencies with a `--slo-…-ms` flag, and their names in help texts."""
+from minisgl.options import Count, Index, option
 
 _PERCENTILES: Final = (50, 90, 99)
 
+_Milliseconds = Annotated[float, Meta(gt=0, extra={"metavar": "MS"})]
+_Lengths = tuple[Count, Count]
 
-class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of `minisgl bench serve`, under the names of its flags."""
 
-    url: str
-    model: str | None
-    api_key: str | None
-    api: Literal["completions", "chat"]
-    vocabulary: int
-    stop_at_eos: bool
-    trace: Path | None
-    trace_speed: float
-    num_requests: int
-    input_len: tuple[int, int]
-    output_len: tuple[int, int]
-    request_rate: float | None
-    burstiness: float
-    shared_prefixes: int
-    block_size: int
-    max_concurrency: int | None
-    seed: int
-    write_trace: Path | None
-    slo_ttft_ms: float | None
-    slo_tpot_ms: float | None
-    slo_e2e_ms: float | None
-    plot: Path | None
-    json: str | None
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """Endpoint, and the form of the requests for it."""
 
-    @property
-    def limits_ms(self) -> dict[str, float]:
-        """Latency limits that were given, in milliseconds."""
-        limits = {name: getattr(self, f"slo_{name}_ms") for name in LATENCY_LIMITS}
-        return {name: limit for name, limit in limits.items() if limit is not None}
+    url: Annotated[str, option("URL of the endpoint", metavar="URL")] = "http://127.0.0.1:8000"
+    model: Annotated[str | None, option("model to request", default="the first one that is listed")] = None
+    api_key: Annotated[
+        str | None,
+        option("API key for the endpoint", default="the variable OPENAI_API_KEY, or none", metavar="KEY"),
+    ] = None
+    api: Annotated[
+        Literal["completions", "chat"],
+        option("completions: prompts are token ids of exact length; chat: text of about that many tokens"),
+    ] = "completions"
+    vocabulary: Annotated[
+        int, Meta(ge=2), option("prompts are made of token ids below N", default="{}, which every model has")
+    ] = 256
+    stop_at_eos: Annotated[bool, option("let answers end early, for endpoints without ignore_eos")] = False
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests, and the times at which they are sent."""
+
+    trace: Annotated[Path | None, option("requests to send, one JSON object per line", default="synthetic")] = None
+    trace_speed: Annotated[float, Meta(gt=0), option("replay the trace X times as fast", default="{:g}")] = 1.0
+    num_requests: Annotated[Count, option("number of synthetic requests")] = 100
+    input_len: Annotated[
+        _Lengths,
+        option("range of the lengths of synthetic prompts", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"),
+    ] = (64, 512)
+    output_len: Annotated[
+        _Lengths,
+        option("range of the lengths of synthetic answers", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"),
+    ] = (16, 128)
+    request_rate: Annotated[float | None, Meta(gt=0), option("arrivals per second", default="all at the same time")] = (
+        None
+    )
+    burstiness: Annotated[
+        float, Meta(gt=0), option("1: Poisson arrivals; more: in bursts; near 0: regular", default="{:g}")
+    ] = 1.0
+    shared_prefixes: Annotated[
+        Index,
+        option("synthetic prompts begin with one of N prefixes, half a prompt long", default="{}, no shared prefix"),
+    ] = 0
+    block_size: Annotated[Count, option("tokens per entry of a trace's hash_ids", default="{} tokens")] = 512
+    max_concurrency: Annotated[Count | None, option("requests in flight at the same time", default="no limit")] = None
+    seed: Annotated[Index, option("seed of synthetic requests and prompts")] = 0
+    write_trace: Annotated[Path | None, option("write the requests to FILE and send none", default="send them")] = None
+
+
+class LatencyLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits for the latencies of a request; goodput counts requests within all of them."""
+
+    ttft: Annotated[_Milliseconds | None, option("goodput limit for the time to first token", default="no limit")] = (
+        msgspec.field(default=None, name="slo_ttft_ms")
+    )
+    tpot: Annotated[
+        _Milliseconds | None, option("goodput limit for the time per output token after the first", default="no limit")
+    ] = msgspec.field(default=None, name="slo_tpot_ms")
+    e2e: Annotated[
+        _Milliseconds | None, option("goodput limit for the time of the whole answer", default="no limit")
+    ] = msgspec.field(default=None, name="slo_e2e_ms")
+
+    def given(self) -> dict[str, float]:
+        """Limits in milliseconds by the name of the latency."""
+        return {name: limit for name, limit in msgspec.structs.asdict(self).items() if limit is not None}
 
 
 class Sample(msgspec.Struct):
@@ -80,26 +111,26 @@ class Sample(msgspec.Struct):
         return sum(self.gaps) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
-def run(options: ServeOptions) -> int:
+def run(target: Target, load: Load, limits: LatencyLimits, *, plot: Path | None, json: str | None) -> int:
     """Run the benchmark, print and write its report. Returns the exit code: 1 if any request failed. Raises HttpError,
     BenchError `bad_trace`."""
     import uvloop
 
-    requests = _requests(options)
-    if options.write_trace is not None:
-        write_trace(options.write_trace, requests)
-        print(f"{len(requests)} requests written to {options.write_trace}")
+    requests = _requests(load)
+    if load.write_trace is not None:
+        write_trace(load.write_trace, requests)
+        print(f"{len(requests)} requests written to {load.write_trace}")
         return 0
-    endpoint = Endpoint(options.url, options.api_key or os.environ.get("OPENAI_API_KEY"))
+    endpoint = Endpoint(target.url, target.api_key or os.environ.get("OPENAI_API_KEY"))
     began = time.perf_counter()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        samples = runner.run(_send_all(endpoint, options, requests))
-    report("serve", summarize(samples, time.perf_counter() - began, options.limits_ms), {}, options.json)
+        samples = runner.run(_send_all(endpoint, target, load, requests))
+    report("serve", summarize(samples, time.perf_counter() - began, limits.given()), {}, json)
     errors = [sample.error for sample in samples if sample.error]
     if errors:
         print(f"minisgl: error: {len(errors)} requests failed; the first error: {errors[0]}", file=sys.stderr)
-    if options.plot is not None:
-        plot(samples, options.plot)
+    if plot is not None:
+        write_plot(samples, plot)
     return 1 if errors else 0
 
 
@@ -137,7 +168,7 @@ def _latencies(samples: Sequence[Sample]) -> dict[str, list[float]]:
     }
 
 
-def plot(samples: Sequence[Sample], path: Path) -> None:
+def write_plot(samples: Sequence[Sample], path: Path) -> None:
     """Write the cumulative distributions of the latencies to `path` as PNG. Prints why on stderr if it cannot."""
     try:
         from matplotlib.figure import Figure
@@ -159,43 +190,43 @@ def plot(samples: Sequence[Sample], path: Path) -> None:
     print(f"plot written to {path}")
 
 
-def _requests(options: ServeOptions) -> list[TraceRequest]:
-    if options.trace is not None:
-        return read_trace(options.trace)
+def _requests(load: Load) -> list[TraceRequest]:
+    if load.trace is not None:
+        return read_trace(load.trace)
     return make_trace(
         TraceShape(
-            requests=options.num_requests,
-            input_length=(options.input_len[0], max(options.input_len)),
-            output_length=(options.output_len[0], max(options.output_len)),
-            rate=options.request_rate,
-            burstiness=options.burstiness,
-            shared_prefixes=options.shared_prefixes,
-            block=options.block_size,
+            requests=load.num_requests,
+            input_length=(load.input_len[0], max(load.input_len)),
+            output_length=(load.output_len[0], max(load.output_len)),
+            rate=load.request_rate,
+            burstiness=load.burstiness,
+            shared_prefixes=load.shared_prefixes,
+            block=load.block_size,
         ),
-        options.seed,
+        load.seed,
     )
 
 
-async def _send_all(endpoint: Endpoint, options: ServeOptions, requests: Sequence[TraceRequest]) -> list[Sample]:
+async def _send_all(endpoint: Endpoint, target: Target, load: Load, requests: Sequence[TraceRequest]) -> list[Sample]:
     """Send each request at its time in the trace; returns their samples in the same order."""
-    model = options.model or await endpoint.first_model()
-    bodies = [_body(options, model, number, request) for number, request in enumerate(requests)]
-    path = "/v1/completions" if options.api == "completions" else "/v1/chat/completions"
-    limiter = asyncio.Semaphore(options.max_concurrency) if options.max_concurrency else contextlib.nullcontext()
+    model = target.model or await endpoint.first_model()
+    bodies = [_body(target, load, model, number, request) for number, request in enumerate(requests)]
+    path = "/v1/completions" if target.api == "completions" else "/v1/chat/completions"
+    limiter = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else contextlib.nullcontext()
     began = time.perf_counter()
     first = requests[0].timestamp
     async with asyncio.TaskGroup() as group:
         tasks = []
         for request, body in zip(requests, bodies, strict=True):
-            due = began + (request.timestamp - first) / 1000 / options.trace_speed
+            due = began + (request.timestamp - first) / 1000 / load.trace_speed
             if (wait := due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
             tasks.append(group.create_task(_send(endpoint, path, body, limiter)))
     return [task.result() for task in tasks]
 
 
-def _body(options: ServeOptions, model: str, index: int, request: TraceRequest) -> dict[str, Any]:
-    tokens = prompt_tokens(request, index, block=options.block_size, vocabulary=options.vocabulary, seed=options.seed)
+def _body(target: Target, load: Load, model: str, index: int, request: TraceRequest) -> dict[str, Any]:
+    tokens = prompt_tokens(request, index, block=load.block_size, vocabulary=target.vocabulary, seed=load.seed)
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": request.output_length,
@@ -203,9 +234,9 @@ def _body(options: ServeOptions, model: str, index: int, request: TraceRequest) 
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if not options.stop_at_eos:
+    if not target.stop_at_eos:
         body["ignore_eos"] = True
-    if options.api == "completions":
+    if target.api == "completions":
         return body | {"prompt": tokens}
     # A short word is about two tokens.
     return body | {"messages": [{"role": "user", "content": " ".join(f"w{token}" for token in tokens[::2])}]}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
+from minisgl.bench.errors import BenchError
 from minisgl.bench.roofline import Roofline
+from minisgl.options import Count, option
 from minisgl.wire.messages import SamplingParams
 
 WorkloadName = Literal["A", "C", "C64", "D"]
@@ -55,9 +57,23 @@ class Workload(msgspec.Struct, frozen=True):
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a workload: A uses all of them, D the number of requests, C and C64 none."""
 
-    requests: int = 256
-    input_length: tuple[int, int] = (100, 1024)
-    output_length: tuple[int, int] = (100, 1024)
+    requests: Annotated[Count, option("number of requests of A and D", default="{} requests")] = msgspec.field(
+        default=256, name="num_requests"
+    )
+    input_length: Annotated[
+        tuple[Count, Count],
+        option("range of the lengths of prompts of A", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"),
+    ] = msgspec.field(default=(100, 1024), name="input_len")
+    output_length: Annotated[
+        tuple[Count, Count],
+        option("range of the lengths of answers of A", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"),
+    ] = msgspec.field(default=(100, 1024), name="output_len")
+
+    def check(self) -> None:
+        """Raise BenchError `bad_range` if a minimum exceeds its maximum."""
+        for flag, (low, high) in (("--input-len", self.input_length), ("--output-len", self.output_length)):
+            if low > high:
+                raise BenchError("bad_range", f"{flag} {low} {high}: the minimum exceeds the maximum")
 
 
 def independent(sizes: Sizes, vocabulary: int, seed: int) -> Workload:

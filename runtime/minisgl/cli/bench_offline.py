@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Final
 
 import msgspec
 
-from minisgl.bench import offline
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.bench.offline import OfflineOptions
+from minisgl.bench.offline import run as run_benchmark
 from minisgl.bench.workloads import WORKLOADS, Sizes
-from minisgl.flags.arguments import add_engine_arguments, add_json_argument, engine_options, integer
-
-_DEFAULTS: Final = Sizes()
+from minisgl.flags.arguments import add_engine_arguments, add_json_argument, add_options, engine_options, filled
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,53 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="A: independent requests, C: a single request, C64: 64 of them, D: requests with a shared prefix; several "
         "run one after the other, and the names of their metrics begin with the workload's (default: A)",
     )
-    parser.add_argument(
-        "--num-requests",
-        type=integer(1),
-        default=_DEFAULTS.requests,
-        metavar="N",
-        help=f"number of requests of A and D (default: {_DEFAULTS.requests} requests)",
-    )
-    for flag, noun, default in (
-        ("--input-len", "prompts", _DEFAULTS.input_length),
-        ("--output-len", "answers", _DEFAULTS.output_length),
-    ):
-        parser.add_argument(
-            flag,
-            type=integer(1),
-            nargs=2,
-            default=default,
-            metavar=("LO", "HI"),
-            help=f"range of the lengths of {noun} of A (default: {default[0]} {default[1]} tokens)",
-        )
-    parser.add_argument(
-        "--seed", type=integer(0), default=0, metavar="N", help="seed of lengths, tokens and sampling (default: 0)"
-    )
-    parser.add_argument(
-        "--repeat",
-        type=integer(1),
-        default=1,
-        metavar="N",
-        help="timed runs, each with the next seed; the median is reported (default: 1 run)",
-    )
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="write a trace in Chrome's format of one more run with short answers, and print how long the device was "
-        "idle; with several workloads, the name of each becomes part of FILE (default: none)",
-    )
-    parser.add_argument(
-        "--record",
-        type=Path,
-        metavar="FILE",
-        help="update the results in FILE, which holds those of other models and workloads on the same kind of device "
-        "(default: none)",
-    )
+    add_options(parser, Sizes())
+    add_options(parser, OfflineOptions())
     add_json_argument(parser)
     add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    offline.run(msgspec.convert(vars(args), offline.OfflineOptions), engine_options(args))
+    options = msgspec.structs.replace(filled(args, OfflineOptions()), workloads=tuple(args.workload))
+    run_benchmark(args.model, filled(args, Sizes()), options, engine_options(args), json_path=args.json)
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn, get_args, get_origin
 
 import msgspec
@@ -105,7 +106,8 @@ def add_options(container: argparse._ActionsContainer, defaults: msgspec.Struct,
             type=_parser_of(option),
             choices=option.choices or None,
             default=option.default or None if _is_list(option) else option.default,
-            metavar=None if option.choices else option.metavar,
+            nargs=option.length,
+            metavar=_metavar(option),
             help=option.help,
         )
     for name, inner in _nested(defaults).items():
@@ -135,6 +137,12 @@ def _dest(option: Option) -> str:
     return f"no_{option.name}" if option.default is True else option.name
 
 
+def _metavar(option: Option) -> str | tuple[str, ...] | None:
+    if option.choices:
+        return None
+    return option.metavar if option.length is None else tuple(option.metavar.split())
+
+
 def _is_list(option: Option) -> bool:
     return get_origin(option.type) is tuple
 
@@ -144,6 +152,8 @@ def _given(args: argparse.Namespace, option: Option) -> Any:
     if _is_list(option):
         # Text until here, so that --print-config shows what was given.
         return tuple(filter(None, (value or "").replace(" ", "").split(",")))
+    if option.length is not None:
+        return tuple(value)
     return not value if option.default is True else value
 
 
@@ -156,7 +166,7 @@ def _parser_of(option: Option) -> Callable[[str], Any]:
     if option.type is float:
         assert bounds.gt is not None
         return number(bounds.gt, bounds.le)
-    return _PARSERS.get(option.name, str)
+    return _PARSERS.get(option.name, Path if option.type is Path else str)
 
 
 def _add_device(container: argparse._ActionsContainer) -> None:
@@ -184,4 +194,4 @@ def set_up_log(args: argparse.Namespace, options: LogOptions, process: str = "la
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE as JSON (default: not written)")
+    parser.add_argument("--json", metavar="FILE", help="also write the results to FILE as JSON (default: not written)")
