@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +47,22 @@ class DeviceStep:
     """[Z]"""
     processors: DeviceLogitsProcessors | None
     cascade: CascadeTables | None
+
+
+def dummy_plan(slot: int, *, decode: int = 0, prompts: Sequence[int] = ()) -> StepPlan:
+    """A plan whose rows all have the dummy `slot`: `decode` rows that decode, and prompts of the given lengths."""
+    segments = np.full(len(prompts), slot, np.int32)
+    return StepPlan.build(
+        epoch=0,
+        step=0,
+        decode_slots=np.full(decode, slot, np.int32),
+        decode_positions=np.zeros(decode, np.int32),
+        prefill_slots=segments,
+        prefill_starts=np.zeros_like(segments),
+        prefill_lengths=np.array(prompts, np.int32),
+        prefill_sample=np.ones_like(segments),
+        prefill_tokens=np.zeros(sum(prompts), np.int32),
+    )
 
 
 class PackedStep:
@@ -131,6 +148,12 @@ class PackedStep:
     def write(self, buffer: IntArray) -> None:
         """Pack into `buffer` [size] int32."""
         np.concatenate(self._parts, out=buffer, casting="same_kind")
+
+    def on_host(self) -> torch.Tensor:
+        """The packed inputs [size] int32 in a new buffer of the host."""
+        buffer = np.empty(self.size, np.int32)
+        self.write(buffer)
+        return torch.from_numpy(buffer)
 
     def view(self, buffer: torch.Tensor) -> DeviceStep:
         """The packed `buffer` [≥ size] int32 on the device, sliced."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 import zmq
 
 from minisgl.engine.errors import EngineError
-from minisgl.engine.interface import Engine, EngineLimits, EngineStats
+from minisgl.engine.interface import Engine
 from minisgl.wire.plan import StepPlan, StepResult
 from minisgl.wire.sockets import open_socket, try_send
 
@@ -56,14 +56,8 @@ class TensorParallelEngine:
     def __init__(self, engine: Engine, broadcast: PlanBroadcast) -> None:
         self._engine = engine
         self._broadcast = broadcast
-
-    @property
-    def limits(self) -> EngineLimits:
-        return self._engine.limits
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._engine.stats
+        self.limits = engine.limits
+        self.stats = engine.stats
 
     def launch(self, plan: StepPlan) -> Any:
         self._broadcast.send(plan.encode())

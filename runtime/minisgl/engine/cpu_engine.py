@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
@@ -50,9 +49,7 @@ class CpuEngine:
 
     def _step(self, plan: StepPlan) -> StepResult:
         packed = PackedStep(plan, self.runner.tables)
-        buffer = np.empty(packed.size, np.int32)
-        packed.write(buffer)
-        tokens, report = self.runner.run(plan, packed, packed.view(torch.from_numpy(buffer)))
+        tokens, report = self.runner.run(plan, packed, packed.view(packed.on_host()))
         if self._compare_ranks:
             check_hashes(plan.step, gather_hashes(self._parallel, tokens).tolist())
         if report is None:

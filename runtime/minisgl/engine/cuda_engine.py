@@ -138,8 +138,10 @@ class CudaEngine:
         self._count(plan, graph, cascade)
         packed = PackedStep(plan, self.runner.tables, graph.size if graph else None, cascade)
         buffer = staging.upload(packed, self._upload)
-        run = self._eager(plan, packed, buffer) if graph is None else self._replay(plan, graph, packed, buffer)
-        tokens, report = run
+        if graph is None:
+            tokens, report = self.runner.run(plan, packed, packed.view(buffer))
+        else:
+            tokens, report = self._replay(plan, graph, packed, buffer)
         hashes = gather_hashes(self._parallel, tokens) if self._compare_ranks else None
         staging.download(tokens, hashes, report, packed.processors)
         return staging
@@ -156,11 +158,6 @@ class CudaEngine:
         runner.call_hook(plan, graph.logits[: packed.sampled])
         report = runner.resample(packed, step, graph.logits, graph.tokens)
         return graph.tokens[: packed.sampled], report
-
-    def _eager(
-        self, plan: StepPlan, packed: PackedStep, buffer: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self.runner.run(plan, packed, packed.view(buffer))
 
     def _eager_cascade(self, plan: StepPlan) -> CascadeLayout | None:
         cascade = self.runner.attention.cascade

@@ -6,7 +6,6 @@ import bisect
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from minisgl.attention.batch import AttentionBatch
@@ -47,9 +46,7 @@ class DecodeGraph:
         self.cascade = cascade
         self._attention = attention
         packed = PackedStep(StepPlan.build(epoch=0, step=0), runner.tables, size, cascade)
-        host = np.empty(packed.size, np.int32)
-        packed.write(host)
-        upload[: packed.size].copy_(torch.from_numpy(host))
+        upload[: packed.size].copy_(packed.on_host())
         step = packed.view(upload)
         batch = runner.attention_batch(packed, step)
         attention.prepare(batch)

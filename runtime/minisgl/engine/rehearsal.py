@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-import numpy as np
 import torch
 
 from minisgl.attention import balanced_backend, cascade_backend, split_backend
@@ -15,7 +14,7 @@ from minisgl.attention.paged import PagedAttention
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import kv_pool
-from minisgl.engine.batch import PackedStep
+from minisgl.engine.batch import PackedStep, dummy_plan
 from minisgl.engine.decode_graphs import cascade_sizes, graph_sizes
 from minisgl.engine.runner import Runner, attention_shape
 from minisgl.engine.tables import Tables
@@ -23,7 +22,7 @@ from minisgl.kernels.sample import sample
 from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.wire.plan import IntArray, StepPlan
+from minisgl.wire.plan import StepPlan
 
 _DEVICE: Final = torch.device("cuda")
 _PAGES: Final = 64
@@ -53,14 +52,15 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
     if split_backend.why_not(shape) is None:
         decode = split_backend.SplitDecode(shape, decode)
     runner = Runner(model, parallel, kv, tables, PagedAttention(kv, nothing, decode, cascade))
+    empty = StepPlan.build(epoch=0, step=0)
     for rows in graph_sizes(max_running):
-        _step(runner, _plan(tables, 0), PackedStep(_plan(tables, 0), tables, rows))
+        _step(runner, empty, PackedStep(empty, tables, rows))
     if cascade is not None:
         for rows in cascade_sizes(max_running):
-            _step(runner, _plan(tables, 0), PackedStep(_plan(tables, 0), tables, rows, cascade.layout))
+            _step(runner, empty, PackedStep(empty, tables, rows, cascade.layout))
     for tokens in _PREFILL_TOKENS:
         for rows in {0, 1, min(16, max_running)}:
-            plan = _plan(tables, rows, tokens)
+            plan = dummy_plan(tables.dummy_slot, decode=rows, prompts=[tokens])
             _step(runner, plan, PackedStep(plan, tables))
     for rows in _SAMPLED_ROWS:
         slots = torch.empty(rows, dtype=torch.int32, device=_DEVICE)
@@ -86,26 +86,6 @@ def _few_layers(config: ModelConfig) -> ModelConfig:
 def _step(runner: Runner, plan: StepPlan, packed: PackedStep) -> None:
     step = packed.view(torch.empty(packed.size, dtype=torch.int32, device=_DEVICE))
     runner.run(plan, packed, step)
-
-
-def _plan(tables: Tables, decode: int, tokens: int = 0) -> StepPlan:
-    """Of `decode` rows that decode and a prompt of `tokens`, all of them in the dummy row."""
-
-    def dummies(count: int) -> IntArray:
-        return np.full(count, tables.dummy_slot, np.int32)
-
-    segments = int(tokens > 0)
-    return StepPlan.build(
-        epoch=0,
-        step=0,
-        decode_slots=dummies(decode),
-        decode_positions=np.zeros(decode, np.int32),
-        prefill_slots=dummies(segments),
-        prefill_starts=np.zeros(segments, np.int32),
-        prefill_lengths=np.full(segments, tokens, np.int32),
-        prefill_sample=np.ones(segments, np.int32),
-        prefill_tokens=np.zeros(tokens, np.int32),
-    )
 
 
 class _OneOf(TensorParallel):

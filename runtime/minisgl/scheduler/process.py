@@ -51,15 +51,10 @@ def pack_epoch(epoch: tuple[int, int]) -> int:
 def scheduler_config(engine: EngineConfig, limits: EngineLimits) -> SchedulerConfig:
     """`limits` are those of the engine that was started with `engine`."""
     return SchedulerConfig(
-        num_pages=limits.num_pages,
-        page_size=limits.page_size,
-        max_running=limits.max_running,
-        max_model_len=limits.max_model_len,
-        vocab_size=limits.vocab_size,
+        **msgspec.structs.asdict(limits),
         max_step_tokens=engine.max_step_tokens,
         overlap=engine.overlap,
         cache=engine.cache,
-        eos_token_ids=limits.eos_token_ids,
         audit=engine.audit,
     )
 
