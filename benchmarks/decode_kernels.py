@@ -32,7 +32,8 @@ from minisgl.bench.roofline import hardware_of
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels import dependent_launch_triton, skinny_linear_triton
 from minisgl.kernels.norm import add_rms_norm
-from minisgl.kernels.rotary import Rotation, rotate_and_store
+from minisgl.kernels.rotary import rotate_and_store
+from minisgl.kernels.rotation import Rotation
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.linear import linear
 from minisgl.layers.pre_norm import project, project_gated

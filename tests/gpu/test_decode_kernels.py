@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from minisgl.kernels.norm import add_rms_norm
-from minisgl.kernels.rotary import Rotation, rotate_and_store
+from minisgl.kernels.rotary import rotate_and_store
+from minisgl.kernels.rotation import Rotation
 from minisgl.kernels.skinny_linear_triton import normed_linear, skinny_linear
 from support.kernels.decode_kernels import CASES, check_normed_linear, check_rotate_and_store, check_split_decode, draw
 

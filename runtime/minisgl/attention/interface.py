@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from minisgl.kernels.rotary import Rotation
+from minisgl.kernels.rotation import Rotation
 
 
 class Attention(Protocol):

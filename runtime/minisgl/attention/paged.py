@@ -7,7 +7,8 @@ import torch
 from minisgl.attention.backend import DecodeBackend, PrefillBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade_backend import CascadeDecode
-from minisgl.kernels.rotary import Rotation, rotate_and_store
+from minisgl.kernels.rotary import rotate_and_store
+from minisgl.kernels.rotation import Rotation
 
 
 class PagedAttention:

@@ -1,39 +1,10 @@
-"""Queries and keys made ready for attention: a norm of each head, as in Qwen3, rotation by the position, and the way
-of keys and values to the pool."""
+"""Rotation of queries and keys by their positions, and storage of keys and values in the KV pool."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from minisgl.kernels.norm import rms_norm
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """What queries and keys of one layer still want before they meet."""
-
-    cos_sin: torch.Tensor
-    """[T, D] float32: cos of the D / 2 angles of each token's position, then sin."""
-    q_gain: torch.Tensor | None = None
-    """[D]; with it each query head is normalized first."""
-    k_gain: torch.Tensor | None = None
-    """[D]; where there is a `q_gain`."""
-    eps: float = 0.0
-
-    def apply(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, Hq, D] and [T, Hkv, D] to the same, normalized and rotated. The reference, on any device."""
-        if self.q_gain is not None and self.k_gain is not None:
-            q, k = rms_norm(q, self.q_gain, self.eps), rms_norm(k, self.k_gain, self.eps)
-        return rotate(q, self.cos_sin), rotate(k, self.cos_sin)
-
-
-def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the pairs (i, i + D/2) of [T, H, D]; in float32, returned in x's dtype."""
-    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+from minisgl.kernels.rotation import Rotation
 
 
 def rotate_and_store(

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
-from minisgl.kernels.rotary import Rotation
+from minisgl.kernels.rotation import Rotation
 
 _MOST_HEADS = 8
 

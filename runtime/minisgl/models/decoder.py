@@ -6,7 +6,7 @@ import torch
 
 from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels.rotary import Rotation
+from minisgl.kernels.rotation import Rotation
 from minisgl.layers.activation import GATED_ACTIVATIONS
 from minisgl.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from minisgl.layers.norm import RMSNorm

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels.rotary import Rotation
+from minisgl.kernels.rotation import Rotation
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.kernels.norm import add_rms_norm, rms_norm
-from minisgl.kernels.rotary import Rotation, rotate
+from minisgl.kernels.rotation import Rotation, rotate
 from minisgl.layers.activation import GATED_ACTIVATIONS
 from minisgl.layers.parameters import Parameters
 from minisgl.layers.rope_config import RopeConfig

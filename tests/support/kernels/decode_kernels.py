@@ -20,8 +20,8 @@ import torch.nn.functional as F
 
 from minisgl.kernels import skinny_linear_triton, split_decode_triton
 from minisgl.kernels.norm import rms_norm
-from minisgl.kernels.rotary import Rotation
 from minisgl.kernels.rotary_triton import rotate_and_store_cuda
+from minisgl.kernels.rotation import Rotation
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 

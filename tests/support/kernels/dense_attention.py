@@ -13,7 +13,7 @@ from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.paged import PagedAttention
-from minisgl.kernels.rotary import Rotation
+from minisgl.kernels.rotation import Rotation
 from minisgl.wire.shared_prefixes import SharedPrefix
 
 
