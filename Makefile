@@ -69,7 +69,7 @@ bench: install $(DEMO)  ## measure scheduler and frontend CPU time and the demo 
 	.venv/bin/minisgl bench offline --model .cache/demo --num-requests 16 --input-len 20 200 --output-len 20 60
 
 bench-operator: cluster-tools  ## measure the operator with 1,000 models on an API server of its own
-	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python -m support.cluster.operator_bench
+	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python benchmarks/operator/bench.py
 
 test-gpu: install  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu tests

@@ -6,28 +6,23 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from minisgl_operator import bench
 from minisgl_operator.shell import config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="minisgl-operator", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="serve the InferenceModels of a cluster")
+    run = commands.add_parser("run", help="run the operator")
     config.add_arguments(run)
     run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     run.add_argument("--log-format", choices=("auto", "text", "json"), default="auto")
     commands.add_parser("crd", help="print the CustomResourceDefinition")
-    measure = commands.add_parser("bench", help="measure the operator on an API server without controllers")
-    bench.add_arguments(measure)
     options = parser.parse_args(arguments)
     if options.command == "crd":
         from minisgl_operator.api.crd import manifest
 
         sys.stdout.write(manifest())
         return 0
-    if options.command == "bench":
-        return bench.run_bench(options)
     from minisgl_operator.shell.run import run_operator
 
     return run_operator(config.parse(options), options.log_level, options.log_format)

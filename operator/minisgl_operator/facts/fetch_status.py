@@ -1,83 +1,126 @@
-"""How far the fetch of a model from the Hub is, from its Job, its pod and its own report."""
+"""Progress of a fetch from the Hub, from its Job, its pod and the pod's report; and whether the model is cached."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
+from minisgl_operator.api.objects import Manifest, controller_uid, has_condition, parse_time, true_condition
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.facts.observed import Manifest, Observed, controller_uid
-from minisgl_operator.facts.pod_failures import last_end
-from minisgl_operator.facts.replicas import component, containers, holds
+from minisgl_operator.facts.observed import Observed, Report
+from minisgl_operator.facts.pods import component, last_terminations
 from minisgl_operator.render import model_files, names
 
-# A percent that moves at each look would write the status at each look.
+RETRY_FETCH_AFTER: Final = timedelta(minutes=10)
+"""Time after which a fetch that failed permanently is retried: its token may have been corrected in the Secret, which
+the operator does not read."""
+
+# A finer percentage would write the status with every probe.
 _PERCENT_STEP: Final = 5
 _PHASES: Final = ("Resolving", "Downloading", "Done", "Failed")
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """`given_up`: the Job has failed, and nothing happens until a new one is made. `percent` is in steps of 5."""
+class FetchStatus:
+    """`failed`: the Job has failed, and a retry needs a new Job. `percent` is in steps of 5."""
 
     phase: Literal["Pending", "Resolving", "Downloading", "Done", "Failed"]
     percent: int = 0
     commit: str = ""
     reason: str = ""
     message: str = ""
-    given_up: bool = False
+    failed: bool = False
 
 
-def fetch_of(model: InferenceModel, observed: Observed) -> Fetch:
-    """Of the model's present source, which is one on the Hub."""
+def fetch_job(model: InferenceModel, observed: Observed) -> Manifest | None:
+    """The Job that fetches the current source; None without one, or for a source that is not fetched."""
     key = model_files.cache_key(model)
-    assert key is not None
-    job = observed.child("Job", names.fetch(model.name, key))
+    return None if key is None else observed.child("Job", names.fetch(model.name, key))
+
+
+def fetch_status(job: Manifest | None, observed: Observed) -> FetchStatus:
     if job is None:
-        return Fetch("Pending")
-    done, given_up = holds(job, "Complete"), holds(job, "Failed")
-    said = _last_words(job, observed)
-    phase = said.get("phase")
-    percent = said.get("percent")
-    return Fetch(
-        phase="Done" if done else "Failed" if given_up else phase if phase in _PHASES else "Pending",
-        percent=100 if done else _stepped(percent),
-        commit=str(said.get("commit") or ""),
-        reason=str(said.get("reason") or ""),
-        message=str(said.get("message") or ""),
-        given_up=given_up,
+        return FetchStatus("Pending")
+    done, failed = has_condition(job, "Complete"), has_condition(job, "Failed")
+    report = _last_report(job, observed)
+    phase = report.get("phase")
+    percent = report.get("percent")
+    return FetchStatus(
+        phase="Done" if done else "Failed" if failed else phase if phase in _PHASES else "Pending",
+        percent=100 if done else _rounded_down(percent),
+        commit=str(report.get("commit") or ""),
+        reason=str(report.get("reason") or ""),
+        message=str(report.get("message") or ""),
+        failed=failed,
     )
 
 
-def _stepped(percent: Any) -> int:
+def retry_time(job: Manifest) -> datetime | None:
+    """The time at which a fetch that failed permanently is retried; None while it has not failed."""
+    failed = true_condition(job, "Failed")
+    return None if failed is None else parse_time(failed["lastTransitionTime"]) + RETRY_FETCH_AFTER
+
+
+def is_cached(model: InferenceModel, observed: Observed) -> bool:
+    """Whether the model's files are where engines look for them: a fetch has completed, or a replica was created with
+    them. Neither counts when it is older than the PVC, which was then created again and is empty."""
+    key = model_files.cache_key(model)
+    if key is None:
+        return True
+    job = fetch_job(model, observed)
+    if job is not None and has_condition(job, "Complete") and not refetch_needed(model, observed, job):
+        return True
+    return any(
+        (live["spec"]["template"]["metadata"].get("annotations") or {}).get(names.CACHE_KEY_ANNOTATION) == key
+        and not _pvc_recreated_since(model, observed, live["metadata"]["creationTimestamp"])
+        for ref, live in observed.children.items()
+        if ref.kind == "StatefulSet" and controller_uid(live) == model.metadata.uid
+    )
+
+
+def refetch_needed(model: InferenceModel, observed: Observed, job: Manifest) -> bool:
+    """Whether the files of a complete fetch are lost, because the PVC was created again after it."""
+    return _pvc_recreated_since(model, observed, job["status"]["completionTime"])
+
+
+def _pvc_recreated_since(model: InferenceModel, observed: Observed, since: str) -> bool:
+    """Whether the cache's PVC was created after `since`. The contents of a PVC named in the spec are the user's."""
+    pvc = observed.child("PersistentVolumeClaim", names.cache(model.name))
+    if model.spec.model.hub_cache.claim_name is not None or pvc is None:
+        return False
+    return parse_time(pvc["metadata"]["creationTimestamp"]) > parse_time(since)
+
+
+def _rounded_down(percent: Any) -> int:
     return int(percent) // _PERCENT_STEP * _PERCENT_STEP if isinstance(percent, int | float) else 0
 
 
-def _last_words(job: Manifest, observed: Observed) -> Mapping[str, Any]:
-    """The report of the Job's youngest pod that says anything: while it runs by HTTP, afterwards as the message that
-    it left. One that has just begun says nothing yet, and must not make the last one's reason come and go."""
-    begun: Mapping[str, Any] = {}
+def _last_report(job: Manifest, observed: Observed) -> Report:
+    """The report of the Job's youngest pod that has one: its response to /status while it runs, afterwards its
+    termination message. A pod that has just started reports nothing yet; the previous pod's reason stays until then.
+    """
+    started: Report = {}
     own = [
         pod for pod in observed.pods if component(pod) == names.FETCH and controller_uid(pod) == job["metadata"]["uid"]
     ]
     for pod in sorted(own, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True):
-        for container in containers(pod):
-            ended = last_end(container)
-            if ended is not None and (left := _decoded(str(ended.get("message") or ""))):
+        for ended in last_terminations(pod):
+            if left := _decode_report(str(ended.get("message") or "")):
                 return left
         report = observed.report(pod)
         if report is None:
             continue
         if report.get("phase") != "Resolving" or report.get("reason"):
             return report
-        begun = begun or report
-    return begun
+        started = started or report
+    return started
 
 
-def _decoded(message: str) -> Mapping[str, Any]:
-    """The last line that is a report: without a message of its own, a container leaves the end of its log."""
+def _decode_report(message: str) -> Mapping[str, Any]:
+    """The last line that is a report. Without a termination message, the kubelet reports the end of the log."""
     for line in reversed(message.splitlines()):
         try:
             found = json.loads(line)

@@ -1,11 +1,11 @@
-"""Pods that were told to end and do not: their node is lost.
+"""Deleted pods that do not terminate because their node is lost.
 
-The API server keeps a pod until its kubelet says that it has ended, and a StatefulSet makes no other one of its name
-before that. A node that died says nothing, so its replica would stay away until a person steps in. Two pods of one
-name are harmless here: engines only read the model's files, and a launcher takes the pod that joined last. A node
-that comes back ends its old pods by itself.
+The API server keeps a pod until its kubelet reports that it has terminated, and a StatefulSet creates no other pod of
+that name before. A node that is down reports nothing, so without force its replica would stay down until a user acts.
+Two pods of one name are harmless here: engines only read the model's files, and a leader takes the pod that joined
+last. A node that comes back terminates its old pods.
 
-A fetch is not in here: it writes, and two writers of one directory could leave a model that is half of each.
+Fetch pods are never deleted by force: two writers of one directory could leave a mixture of two models.
 """
 
 from __future__ import annotations
@@ -14,38 +14,37 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
-from minisgl_operator.facts.observed import Manifest, utc
-from minisgl_operator.facts.replicas import component
+from minisgl_operator.api.objects import Manifest, parse_time
+from minisgl_operator.facts.pods import component
 from minisgl_operator.render import names
 
-PATIENCE: Final = timedelta(seconds=60)
-"""A kubelet that lives has killed the pod when its time is over, and then has this long to tidy up and to say so."""
-_SUSPICION: Final = PATIENCE / 2
-"""A busy node is not to be called lost for a little delay."""
-_WRITES_NOTHING: Final = (names.ENGINE, names.FRONTEND)
+FORCE_DELETE_AFTER: Final = timedelta(seconds=60)
+"""Time after the grace period in which a living kubelet, which has killed the pod, cleans up and reports it."""
+_SUSPECT_AFTER: Final = FORCE_DELETE_AFTER / 2
+"""A short delay of a busy node is not reported as a lost node."""
+_READ_ONLY: Final = (names.ENGINE, names.FRONTEND)
 
 
-def overdue(pods: Iterable[Manifest], now: datetime) -> tuple[Manifest, ...]:
-    """Those to be removed without their kubelet's word."""
-    harmless = (pod for pod in pods if component(pod) in _WRITES_NOTHING)
-    return tuple(pod for pod in harmless if (end := _deadline(pod)) is not None and now >= end + PATIENCE)
+def pods_to_force_delete(pods: Iterable[Manifest], now: datetime) -> tuple[Manifest, ...]:
+    """Pods to delete without confirmation of their kubelet."""
+    read_only = (pod for pod in pods if component(pod) in _READ_ONLY)
+    return tuple(pod for pod in read_only if (end := _deadline(pod)) is not None and now >= end + FORCE_DELETE_AFTER)
 
 
-def seems_lost(pod: Manifest, now: datetime) -> bool:
-    """Whether it is time to tell people."""
+def on_lost_node(pod: Manifest, now: datetime) -> bool:
+    """Whether the pod's grace period ended long enough ago to report its node as lost."""
     end = _deadline(pod)
-    return end is not None and now >= end + _SUSPICION
+    return end is not None and now >= end + _SUSPECT_AFTER
 
 
 def _deadline(pod: Manifest) -> datetime | None:
-    """When the pod's time to end is over, None for one that need not end. A deletion's timestamp lies in the future by
-    the grace period."""
+    """The end of the pod's grace period, which is its deletionTimestamp; None for a pod that is not deleted."""
     stamp = pod["metadata"].get("deletionTimestamp")
-    return None if stamp is None else utc(stamp)
+    return None if stamp is None else parse_time(stamp)
 
 
-def seconds_until_news(pods: Iterable[Manifest], now: datetime) -> float | None:
-    """Until a pod is suspected to be on a lost node, or is to be removed: the next of these moments."""
+def seconds_until_next_deadline(pods: Iterable[Manifest], now: datetime) -> float | None:
+    """Seconds until the next pod counts as being on a lost node, or is to be deleted by force."""
     ends = [end for pod in pods if (end := _deadline(pod)) is not None]
-    moments = [moment for end in ends for moment in (end + _SUSPICION, end + PATIENCE) if moment > now]
+    moments = [moment for end in ends for moment in (end + _SUSPECT_AFTER, end + FORCE_DELETE_AFTER) if moment > now]
     return (min(moments) - now).total_seconds() if moments else None

@@ -1,42 +1,20 @@
-"""What the operator has seen of one model: plain data from the watches and the probes. Nothing here is a wish."""
+"""The observed state of one model: data from the watches, the probes and the API server's responses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
-Manifest = dict[str, Any]
-"""One Kubernetes object as JSON."""
+from minisgl_operator.api.objects import Manifest, Ref
 
-
-@dataclass(frozen=True, order=True)
-class Ref:
-    """A child of a model. Its namespace is the model's."""
-
-    kind: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
-
-
-def ref_of(manifest: Manifest) -> Ref:
-    return Ref(manifest["kind"], manifest["metadata"]["name"])
-
-
-def controller_uid(manifest: Manifest) -> str | None:
-    """The uid of the object that controls this one, None when nothing does."""
-    for owner in manifest["metadata"].get("ownerReferences") or ():
-        if owner.get("controller"):
-            return str(owner["uid"])
-    return None
+Report = Mapping[str, Any]
+"""A response to GET /status, decoded."""
 
 
 @dataclass(frozen=True)
 class Unreachable:
-    """A probe that got no usable answer. `message` is for logs: a condition never repeats it."""
+    """A probe without a usable response. `message` is for logs; conditions never repeat it."""
 
     message: str
 
@@ -50,38 +28,8 @@ class ObjectEvent:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """One model and all that belongs to it, at one moment.
-
-    children: objects of the kinds in `resources.CHILDREN` that carry the model's labels, by kind and name. An object
-        that is being deleted is still in here.
-    foreign: names of children that objects of someone else hold (no controller owner of ours, not our labels), with
-        a short text that says whose. They are never touched.
-    pods: pods that carry the model's labels (engine, frontend, fetch), as the API server has them, trimmed or not.
-    reports: by pod uid the last answer to GET /status, decoded; a pod that was never asked has no entry.
-    events: by the uid of the object that they are about, oldest first. Asked for only when something waits: pods
-        that are not ready, StatefulSets and Jobs that lack pods, the cache's claim while it is unbound.
-    """
-
-    raw: Manifest
-    children: Mapping[Ref, Manifest] = field(default_factory=dict)
-    foreign: Mapping[Ref, str] = field(default_factory=dict)
-    pods: tuple[Manifest, ...] = ()
-    reports: Mapping[str, Mapping[str, Any] | Unreachable] = field(default_factory=dict)
-    events: Mapping[str, tuple[ObjectEvent, ...]] = field(default_factory=dict)
-
-    def child(self, kind: str, name: str) -> Manifest | None:
-        return self.children.get(Ref(kind, name))
-
-    def report(self, pod: Manifest) -> Mapping[str, Any] | None:
-        """The pod's last answer; None when it gave none."""
-        found = self.reports.get(pod["metadata"]["uid"])
-        return None if isinstance(found, Unreachable) else found
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A step that the API server refused: HTTP status, its `reason` and its message."""
+class Rejection:
+    """A request that the API server rejected: HTTP status, `reason` and message of its response."""
 
     ref: Ref
     status: int
@@ -90,12 +38,37 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of the last plan's steps. Steps that went well are seen in `Observed` instead."""
+class Observed:
+    """One model and everything that belongs to it, at one moment.
 
-    refusals: tuple[Refusal, ...] = ()
+    model_object: the InferenceModel as JSON.
+    children: objects of the kinds in `resources.CHILDREN` with the model's labels, by kind and name, including those
+        that are being deleted.
+    conflicting: names of children that are taken by objects of other owners (controlled by another object, or without
+        this model's labels), each with a text that names the owner. The operator never changes these objects.
+    pods: pods with the model's labels (engine, frontend, fetch), as the API server has them, trim or not.
+    reports: the last response to GET /status by pod uid; no entry for a pod without a probe so far.
+    events: Events by the uid of their object, oldest first. Listed only for objects that wait: pods that are not
+        ready, StatefulSets and Jobs that lack pods, the cache's PVC until it is bound.
+    rejections: requests of the last plan that the API server rejected, or permissions that the operator lacks.
+    """
 
+    model_object: Manifest
+    children: Mapping[Ref, Manifest] = field(default_factory=dict)
+    conflicting: Mapping[Ref, str] = field(default_factory=dict)
+    pods: tuple[Manifest, ...] = ()
+    reports: Mapping[str, Report | Unreachable] = field(default_factory=dict)
+    events: Mapping[str, tuple[ObjectEvent, ...]] = field(default_factory=dict)
+    rejections: tuple[Rejection, ...] = ()
 
-def utc(text: str) -> datetime:
-    """A Kubernetes timestamp."""
-    return datetime.fromisoformat(text)
+    def child(self, kind: str, name: str) -> Manifest | None:
+        return self.children.get(Ref(kind, name))
+
+    def report(self, pod: Manifest) -> Report | None:
+        """The pod's last report; None without one."""
+        found = self.reports.get(pod["metadata"]["uid"])
+        return None if isinstance(found, Unreachable) else found
+
+    def events_of(self, manifest: Manifest) -> tuple[ObjectEvent, ...]:
+        """Events about the object, oldest first."""
+        return self.events.get(manifest["metadata"]["uid"], ())

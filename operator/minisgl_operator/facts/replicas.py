@@ -1,258 +1,220 @@
-"""What is observed of each replica: its StatefulSet, its pods, what its launcher says and who routes to it."""
+"""The state of each replica, from its StatefulSet, its pods, its leader's report and the frontends' reports.
+
+docs/glossary.md defines the states.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final, Literal
 
-from minisgl_operator.facts.observed import Manifest, Observed, controller_uid
+from minisgl_operator.api.objects import Manifest, controller_uid, has_condition, is_deleting
+from minisgl_operator.facts.observed import Observed, Report, Unreachable
+from minisgl_operator.facts.pods import (
+    cannot_run,
+    component,
+    containers_started,
+    replica_name,
+    revision_of,
+    waiting_reason,
+)
+from minisgl_operator.facts.routing import Routing
 from minisgl_operator.render import names
 
 _STARTING_PHASES: Final = frozenset({"Waiting", "Rendezvous", "Loading"})
-# A container in one of these states never ran, or does not stay up.
-HOPELESS_WAITING: Final = frozenset(
-    {
-        "CrashLoopBackOff",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "ErrImageNeverPull",
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "RunContainerError",
-    }
+
+Phase = Literal["Pending", "Waiting", "Rendezvous", "Loading", "Ready", "Restarting", "Draining", "Failed", "Unknown"]
+_REPORTED_PHASES: Final[tuple[Phase, ...]] = (
+    "Waiting",
+    "Rendezvous",
+    "Loading",
+    "Ready",
+    "Restarting",
+    "Draining",
+    "Failed",
 )
-
-
-def component(manifest: Manifest) -> str | None:
-    return (manifest["metadata"].get("labels") or {}).get(names.COMPONENT_LABEL)
-
-
-def condition(manifest: Manifest, kind: str) -> Mapping[str, Any] | None:
-    """The condition of this type in an object's status."""
-    for found in (manifest.get("status") or {}).get("conditions") or ():
-        if found["type"] == kind:
-            return dict(found)
-    return None
-
-
-def holds(manifest: Manifest, kind: str) -> bool:
-    found = condition(manifest, kind)
-    return found is not None and found["status"] == "True"
-
-
-def deleting(manifest: Manifest) -> bool:
-    return manifest["metadata"].get("deletionTimestamp") is not None
-
-
-def containers(pod: Manifest) -> tuple[Mapping[str, Any], ...]:
-    """Statuses of the pod's containers; none before the kubelet has seen it."""
-    return tuple((pod.get("status") or {}).get("containerStatuses") or ())
-
-
-def waiting_reason(pod: Manifest) -> str:
-    """Why a container of the pod does not run, "" when nothing is said."""
-    for container in containers(pod):
-        waiting = (container.get("state") or {}).get("waiting")
-        if waiting is not None:
-            return str(waiting.get("reason") or "")
-    return ""
-
-
-def unschedulable(pod: Manifest) -> bool:
-    found = condition(pod, "PodScheduled")
-    return found is not None and found["status"] == "False" and found.get("reason") == "Unschedulable"
-
-
-def revision_of(labelled: Mapping[str, Any]) -> str | None:
-    """The revision in the labels of a pod or of a pod template."""
-    found = (labelled["metadata"].get("labels") or {}).get(names.REVISION_LABEL)
-    return None if found is None else str(found)
-
-
-class Routing:
-    """Which replicas the frontends route to, by what they say themselves."""
-
-    def __init__(self, observed: Observed) -> None:
-        frontends = [pod for pod in observed.pods if component(pod) == names.FRONTEND and not deleting(pod)]
-        reports = [report for pod in frontends if (report := observed.report(pod)) is not None]
-        answering = [report for report in reports if not report.get("draining") and _routes(report)]
-        self._routes = [_routes(report) for report in answering]
-        self._usable = [_routes(report) | _waiting_for_files(report) for report in answering]
-        self.reported = bool(reports)
-        self.some_ready = any(holds(pod, "Ready") for pod in frontends)
-
-    def by_any(self, replica: str, revision: str | None) -> bool | None:
-        """Whether a request can get to the replica; None when no frontend says."""
-        if not self.reported:
-            return None
-        return any((replica, revision) in routes for routes in self._routes)
-
-    def by_all(self, replica: str, revision: str | None) -> bool | None:
-        """Whether every frontend that can answer requests at all can send them to the replica."""
-        if not self.reported:
-            return None
-        return bool(self._routes) and all((replica, revision) in routes for routes in self._routes)
-
-    def usable_by_all(self, replica: str, revision: str | None) -> bool:
-        """Whether every frontend that can answer requests at all can send them to the replica, or could at once if its
-        tokenizer files were those in use. A frontend uses one set of files at a time: that of most replicas."""
-        return bool(self._usable) and all((replica, revision) in usable for usable in self._usable)
-
-
-def _routes(report: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    return _replicas_that(report, "routable")
-
-
-def _waiting_for_files(report: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    return _replicas_that(report, "waits_for_files")
-
-
-def _replicas_that(report: Mapping[str, Any], what: str) -> frozenset[tuple[str, str]]:
-    """Names and revisions of those of which a frontend says so."""
-    return frozenset(
-        (str(entry.get("replica")), str(entry.get("revision")))
-        for entry in report.get("replicas") or ()
-        if entry.get(what)
-    )
 
 
 @dataclass(frozen=True)
 class Replica:
-    """One replica as it is observed."""
+    """One wanted replica, which may not exist yet.
+
+    `report` is the leader's. `unreachable`: a pod has started, and its launcher did not answer the last probe.
+    `current_revision` is the revision that the spec asks for; `revision` is the replica's own.
+    """
 
     index: int
     name: str
+    current_revision: str
     stateful_set: Manifest | None
     pods: tuple[Manifest, ...]
-    report: Mapping[str, Any] | None
-    routed_by_any: bool | None
-    routed_by_all: bool | None
-    usable_by_all: bool
-    frontend_ready: bool
+    report: Report | None
+    unreachable: bool
+    routing: Routing
 
     @cached_property
     def revision(self) -> str | None:
-        """The revision that its pods are made from now."""
+        """The revision of the StatefulSet's pod template."""
         return None if self.stateful_set is None else revision_of(self.stateful_set["spec"]["template"])
 
     @cached_property
     def size(self) -> int:
-        """How many pods its own template asks for; the present spec may want another number."""
+        """Number of pods that the StatefulSet asks for; the current spec may ask for another number."""
         return 0 if self.stateful_set is None else int(self.stateful_set["spec"]["replicas"])
 
     @cached_property
-    def up(self) -> bool:
-        """All ranks serve, as the kubelet sees it: known without asking any pod."""
-        if self.stateful_set is None or deleting(self.stateful_set):
+    def phase(self) -> Phase:
+        """Phase that the leader reports; without a report, the one that Kubernetes shows."""
+        if self.stateful_set is None or any(revision_of(pod) != self.revision for pod in self.pods):
+            return "Draining" if self.pods else "Pending"
+        if any(waiting_reason(pod) == "CrashLoopBackOff" for pod in self.pods):
+            return "Restarting"
+        if self.report is not None:
+            reported = self.report.get("phase")
+            return next((phase for phase in _REPORTED_PHASES if phase == reported), "Unknown")
+        if self.ready:
+            return "Ready"
+        return "Unknown" if self.unreachable else "Pending"
+
+    @property
+    def last_failure(self) -> Report | None:
+        """The last end of a rank that the leader reports."""
+        failure = None if self.report is None else self.report.get("last_failure")
+        return failure if isinstance(failure, Mapping) else None
+
+    @cached_property
+    def pods_ready(self) -> bool:
+        """Whether all ranks serve according to the kubelet, which needs no probe."""
+        if self.stateful_set is None or is_deleting(self.stateful_set):
             return False
-        up = [pod for pod in self.pods if not deleting(pod) and holds(pod, "Ready")]
-        return 0 < self.size <= len(up) and all(revision_of(pod) == self.revision for pod in self.pods)
+        ready = [pod for pod in self.pods if not is_deleting(pod) and has_condition(pod, "Ready")]
+        return 0 < self.size <= len(ready) and all(revision_of(pod) == self.revision for pod in self.pods)
 
     @cached_property
     def ready(self) -> bool:
-        """All ranks serve, and rank 0's launcher, where it answers, says so too. Of kubelet and launcher either may
-        be the one that was asked last; what is said of ranks comes from the launcher and has to fit."""
-        return self.up and (self.report is None or _all_ranks_serve(self.report))
+        """Whether all ranks serve according to the kubelet and to the leader's report, where there is one. Either may
+        be the older one; the status shows the ranks of the report, so both must agree."""
+        return self.pods_ready and (self.report is None or _all_ranks_serve(self.report))
 
     @cached_property
     def routable(self) -> bool | None:
-        """Whether a request can reach it; None when no frontend says."""
-        return self.ready and self.routed_by_any
+        """Whether requests can reach it; None when no frontend reports."""
+        return self.ready and self.routable_from_any
 
     @cached_property
-    def serving(self) -> bool:
-        """Every frontend routes to it. Where no frontend is ready nothing can be asked and no request can come, so the
-        pods' word is enough."""
+    def routable_from_any(self) -> bool | None:
+        return self.routing.from_any(self.name, self.revision)
+
+    @cached_property
+    def available(self) -> bool:
+        """Whether every frontend can send it requests. Without a report and without a ready frontend no request can
+        arrive, so `ready` is enough."""
         if not self.ready:
             return False
-        return bool(self.routed_by_all) or (self.routed_by_all is None and not self.frontend_ready)
+        routable = self.routing.from_all(self.name, self.revision)
+        return bool(routable) or (routable is None and not self.routing.any_frontend_ready)
 
     @cached_property
-    def waits_for_files(self) -> bool:
-        """It could serve, but not every frontend uses its tokenizer files yet: those of other replicas, which are of
-        another revision, are in use. All frontends have loaded its files, so they can be used."""
-        return self.ready and self.usable_by_all and not self.routed_by_all
+    def awaiting_files(self) -> bool:
+        """Whether it could serve, but frontends use the tokenizer files of other replicas, of another revision. All
+        frontends have loaded its files and can switch to them."""
+        return (
+            self.ready
+            and self.routing.usable_from_all(self.name, self.revision)
+            and not self.routing.from_all(self.name, self.revision)
+        )
 
     @cached_property
-    def came_up(self) -> bool:
-        """Whether a rollout may count on it."""
-        return self.serving or self.waits_for_files
+    def rollout_ready(self) -> bool:
+        """Whether the rollout may go on to the next replica."""
+        return self.available or self.awaiting_files
 
     @cached_property
-    def left_alone(self) -> bool:
-        """It is up, and no frontend sends requests there: frontends say so."""
-        return self.ready and self.routed_by_any is False
+    def unrouted(self) -> bool:
+        """Whether it is ready, and frontends report that none sends it requests."""
+        return self.ready and self.routable_from_any is False
 
     @cached_property
-    def without_service(self) -> bool:
-        """It has not served since its pods were made, or cannot serve any more without being replaced. One that was
-        up and is on its way back is neither, and neither is one that cannot be asked."""
-        if self.up:
+    def out_of_service(self) -> bool:
+        """Whether it has never served since its pods were created, or cannot serve again without being replaced.
+        False for a replica that restarts, and for one whose state is unknown."""
+        if self.pods_ready:
             return False
-        if any(waiting_reason(pod) in HOPELESS_WAITING or unschedulable(pod) for pod in self.pods):
+        if any(cannot_run(pod) for pod in self.pods):
             return True
         if self.report is None:
-            # So it is, too, when there are none.
+            # Without pods this is True as well.
             return all((pod.get("status") or {}).get("phase", "Pending") == "Pending" for pod in self.pods)
         phase = self.report.get("phase")
         return phase == "Failed" or (phase in _STARTING_PHASES and not self.report.get("restarts"))
 
+    @cached_property
+    def failing(self) -> bool:
+        """Whether it is not ready, and neither starting nor being replaced."""
+        if self.ready:
+            return False
+        return self.phase in ("Failed", "Restarting", "Unknown") or any(
+            cannot_run(pod) and not is_deleting(pod) for pod in self.pods
+        )
 
-def _all_ranks_serve(report: Mapping[str, Any]) -> bool:
+    @property
+    def starting(self) -> bool:
+        return not self.ready and not self.failing
+
+    @property
+    def has_old_template(self) -> bool:
+        return self.stateful_set is not None and self.revision != self.current_revision
+
+    @cached_property
+    def outdated(self) -> bool:
+        """Whether it has pods of another revision than the current one, or would create such pods."""
+        return self.has_old_template or (
+            self.stateful_set is not None and any(revision_of(pod) != self.current_revision for pod in self.pods)
+        )
+
+
+def _all_ranks_serve(report: Report) -> bool:
     return bool(report.get("ready")) and report.get("ready_ranks") == report.get("tensor")
 
 
-def replicas_of(model: str, observed: Observed, indices: range) -> tuple[Replica, ...]:
-    """The replicas with these indices, whether anything of them exists or not."""
-    routing = Routing(observed)
-    pods: dict[str, list[Manifest]] = {}
-    for pod in observed.pods:
+def replicas_of(
+    model: str, observed: Observed, routing: Routing, count: int, current_revision: str
+) -> tuple[Replica, ...]:
+    """The first `count` replicas, whether they exist or not."""
+    pods: dict[str | None, list[Manifest]] = {}
+    for pod in sorted(observed.pods, key=lambda pod: str(pod["metadata"]["name"])):
         if component(pod) == names.ENGINE:
-            pods.setdefault(pod["metadata"]["labels"].get(names.REPLICA_LABEL, ""), []).append(pod)
-    return tuple(_replica(model, observed, routing, pods, index) for index in indices)
+            pods.setdefault(replica_name(pod), []).append(pod)
+    replicas = []
+    for index in range(count):
+        name = names.replica(model, index)
+        stateful_set = observed.child("StatefulSet", name)
+        if stateful_set is not None and controller_uid(stateful_set) not in (
+            None,
+            observed.model_object["metadata"]["uid"],
+        ):
+            stateful_set = None
+        own = tuple(pods.get(name, ()))
+        replica = Replica(
+            index=index,
+            name=name,
+            current_revision=current_revision,
+            stateful_set=stateful_set,
+            pods=own,
+            report=_leader_report(name, own, observed),
+            unreachable=any(
+                containers_started(pod) and isinstance(observed.reports.get(pod["metadata"]["uid"]), Unreachable)
+                for pod in own
+            ),
+            routing=routing,
+        )
+        replicas.append(replica)
+    return tuple(replicas)
 
 
-def _replica(
-    model: str, observed: Observed, routing: Routing, pods: Mapping[str, list[Manifest]], index: int
-) -> Replica:
-    name = names.replica(model, index)
-    stateful_set = observed.child("StatefulSet", name)
-    if stateful_set is not None and controller_uid(stateful_set) not in (None, observed.raw["metadata"]["uid"]):
-        stateful_set = None
-    own = tuple(sorted(pods.get(name, ()), key=lambda pod: str(pod["metadata"]["name"])))
-    revision = None if stateful_set is None else revision_of(stateful_set["spec"]["template"])
-    return Replica(
-        index=index,
-        name=name,
-        stateful_set=stateful_set,
-        pods=own,
-        report=_launcher_report(name, own, observed),
-        routed_by_any=routing.by_any(name, revision),
-        routed_by_all=routing.by_all(name, revision),
-        usable_by_all=routing.usable_by_all(name, revision),
-        frontend_ready=routing.some_ready,
-    )
-
-
-def _launcher_report(replica: str, pods: tuple[Manifest, ...], observed: Observed) -> Mapping[str, Any] | None:
-    """What rank 0's launcher says of the whole replica."""
-    for pod in pods:
-        if pod["metadata"]["name"] == f"{replica}-0" and (report := observed.report(pod)) is not None:
-            return report
-    return None
-
-
-def started(pod: Manifest) -> bool:
-    """All its containers run and have passed their startup probe."""
-    found = containers(pod)
-    return bool(found) and all(container.get("started") for container in found)
-
-
-def is_asked(pod: Manifest) -> bool:
-    """Whether it runs and knows something: of an engine replica only the pod with rank 0 does."""
-    if (pod.get("status") or {}).get("phase") != "Running":
-        return False
-    return component(pod) != names.ENGINE or pod["metadata"]["labels"].get(names.POD_INDEX_LABEL) == "0"
+def _leader_report(replica: str, pods: tuple[Manifest, ...], observed: Observed) -> Report | None:
+    """The report of pod 0, which covers the whole replica."""
+    leader = next((pod for pod in pods if pod["metadata"]["name"] == f"{replica}-0"), None)
+    return None if leader is None else observed.report(leader)

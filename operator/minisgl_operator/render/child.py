@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import API_VERSION, KIND, InferenceModel
-from minisgl_operator.facts.observed import Manifest
 from minisgl_operator.render import names
 
 

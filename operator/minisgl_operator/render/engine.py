@@ -1,22 +1,23 @@
-"""One StatefulSet and one headless Service for each replica: the pods that hold its ranks."""
+"""StatefulSet and headless Service of each replica: the pods that run its ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import EnvironmentVariable, InferenceModel
-from minisgl_operator.facts.observed import Manifest
 from minisgl_operator.render import model_files, names, pods
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.render.ports import container_ports, service_ports
 from minisgl_operator.render.quantity import canonical
 
 
-def stateful_set(model: InferenceModel, env: Defaults, index: int, revision: str) -> Manifest:
-    """The ranks of one replica. Its pods start together and are replaced together, by the operator (OnDelete): a
-    rolling update would put ranks of two revisions into one group."""
+def stateful_set(model: InferenceModel, defaults: Defaults, index: int, revision: str) -> Manifest:
+    """The pods of one replica. They start together, and the operator replaces them together (OnDelete): a rolling
+    update would mix ranks of two revisions in one replica."""
     name = names.replica(model.name, index)
-    template = pod_template(model, env, index)
+    template = pod_template(model, defaults, index)
     template["metadata"]["labels"][names.REVISION_LABEL] = revision
     selector = names.selector(model.name, names.ENGINE) | {names.REPLICA_LABEL: name}
     spec = {
@@ -32,29 +33,25 @@ def stateful_set(model: InferenceModel, env: Defaults, index: int, revision: str
 
 
 def peers_service(model: InferenceModel, index: int) -> Manifest:
-    """Names for the pods of one replica, from before they are ready: ranks meet by them."""
+    """DNS names of the pods of one replica, also before they are ready: ranks need them for the rendezvous."""
     name = names.replica(model.name, index)
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": names.selector(model.name, names.ENGINE) | {names.REPLICA_LABEL: name},
-        "ports": [
-            {"name": "control", "port": names.CONTROL_PORT, "targetPort": "control", "protocol": "TCP"},
-            {"name": "scheduler", "port": names.SCHEDULER_PORT, "targetPort": "scheduler", "protocol": "TCP"},
-            {"name": "link", "port": names.LINK_PORT, "targetPort": "link", "protocol": "TCP"},
-        ],
+        "ports": service_ports("control", "scheduler", "link"),
     }
     return child(model, "v1", "Service", name, names.ENGINE, {"spec": spec}, labels=_labels(name))
 
 
-def pod_template(model: InferenceModel, env: Defaults, index: int) -> dict[str, Any]:
-    """Without the revision, which is computed from it."""
+def pod_template(model: InferenceModel, defaults: Defaults, index: int) -> dict[str, Any]:
+    """The template without the revision label, whose value is computed from it."""
     name = names.replica(model.name, index)
-    spec = pods.pod_spec(names.engine(model.name), [_container(model, env, name)], _volumes(model))
+    spec = pods.pod_spec(names.engine(model.name), [_container(model, defaults, name)], _volumes(model))
     spec["terminationGracePeriodSeconds"] = model.spec.drain_seconds + pods.GRACE_BEYOND_DRAIN
     if model.spec.engine.runtime_class_name is not None:
         spec["runtimeClassName"] = model.spec.engine.runtime_class_name
-    spec |= pods.scheduling(model.spec.engine, env)
+    spec |= pods.scheduling(model.spec.engine, defaults)
     metadata: dict[str, Any] = {"labels": names.labels(model.name, names.ENGINE) | _labels(name)}
     if (key := model_files.cache_key(model)) is not None:
         metadata["annotations"] = {names.CACHE_KEY_ANNOTATION: key}
@@ -65,39 +62,32 @@ def _labels(replica: str) -> dict[str, str]:
     return {names.REPLICA_LABEL: replica}
 
 
-def _container(model: InferenceModel, env: Defaults, replica: str) -> dict[str, Any]:
+def _container(model: InferenceModel, defaults: Defaults, replica: str) -> dict[str, Any]:
     engine = model.spec.engine
     on_gpu = engine.device == "auto"
     gpus = {engine.gpu_resource_name: str(model.spec.parallelism.ranks_per_pod)} if on_gpu else {}
     return {
         "name": names.ENGINE,
-        **pods.image(engine, env.engine_image, env),
+        **pods.image(engine, defaults.engine_image, defaults),
         "args": _arguments(model, replica),
         "env": [
             pods.field("MINISGL_POD_INDEX", f"metadata.labels['{names.POD_INDEX_LABEL}']"),
             pods.field("MINISGL_REVISION", f"metadata.labels['{names.REVISION_LABEL}']"),
             *pods.IDENTITY,
-            {"name": "HOME", "value": pods.RUN_DIRECTORY},
             *(_variable(variable) for variable in engine.env),
         ],
-        "ports": [
-            pods.CONTROL_CONTAINER_PORT,
-            {"name": "scheduler", "containerPort": names.SCHEDULER_PORT, "protocol": "TCP"},
-            {"name": "link", "containerPort": names.LINK_PORT, "protocol": "TCP"},
-        ],
+        "ports": container_ports("control", "scheduler", "link"),
         **pods.resources(engine.resources, gpus),
-        # The GPU runtime writes into the root file system of a container that gets devices.
+        # The GPU runtime writes to the root file system of a container with devices.
         "securityContext": pods.container_security(read_only_root=not on_gpu),
-        # Loading is guarded by --startup-timeout, which knows how far it is; this only waits for the launcher.
-        "startupProbe": pods.probe("/startup", period=2, failures=60),
-        "livenessProbe": pods.probe("/live", period=10, failures=6),
-        "readinessProbe": pods.probe("/ready", period=2, failures=2),
+        # Loading is limited by --startup-timeout, which knows its progress; this only waits for the launcher.
+        **pods.probes("/startup", startup_failures=60),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            {"name": "run", "mountPath": pods.RUN_DIRECTORY},
-            {"name": model_files.VOLUME, "mountPath": model_files.MODELS_DIRECTORY, "readOnly": True},
+            pods.RUN_MOUNT,
+            pods.mount(model_files.volume(model), model_files.MODELS_DIRECTORY, read_only=True),
             {"name": "shm", "mountPath": "/dev/shm"},
-            {"name": "tmp", "mountPath": "/tmp"},
+            pods.TMP_MOUNT,
         ],
     }
 
@@ -127,19 +117,13 @@ def _arguments(model: InferenceModel, replica: str) -> list[str]:
 
 def _variable(variable: EnvironmentVariable) -> dict[str, Any]:
     body = variable.manifest()
-    # The API server stores an empty value as none.
+    # The API server drops an empty value.
     return {key: value for key, value in body.items() if value != ""}
 
 
 def _volumes(model: InferenceModel) -> list[dict[str, Any]]:
     size = {"sizeLimit": canonical(model.spec.engine.shm_size)}
-    # Ranks in separate pods can use NVLink only if /dev/shm is on the same device for all of them: so it is when it
-    # is a directory of the node's disk. A tmpfs is each pod's own. Nothing large is written where there is one pod
-    # for each rank.
+    # Ranks in separate pods can use NVLink only if their /dev/shm is on one device, such as the node's disk; each tmpfs
+    # is a device of its own. With one pod for each rank, nothing large is written there.
     shared = {"medium": "Memory", **size} if model.spec.parallelism.pods == 1 else size
-    return [
-        {"name": "run", "emptyDir": {}},
-        model_files.volume(model),
-        {"name": "shm", "emptyDir": shared},
-        {"name": "tmp", "emptyDir": {}},
-    ]
+    return [pods.RUN, model_files.volume(model), {"name": "shm", "emptyDir": shared}, pods.TMP]

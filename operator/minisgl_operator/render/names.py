@@ -24,14 +24,8 @@ ENGINE: Final = "engine"
 FRONTEND: Final = "frontend"
 FETCH: Final = "fetch"
 
-# Ports inside the pods.
-HTTP_PORT: Final = 8000
-CONTROL_PORT: Final = 8080
-SCHEDULER_PORT: Final = 5550
-LINK_PORT: Final = 5551
-
-# Ports of Services.
 SERVICE_PORT: Final = 80
+"""Port of a model's Service; `minisgl.wire.status` has the ports inside the pods."""
 
 
 def replica(model: str, index: int) -> str:

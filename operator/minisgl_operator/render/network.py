@@ -1,74 +1,68 @@
-"""Who may talk to whom: everything else is closed. Pods hold no API token and serve their ports without
-authentication, so these policies are what guards them."""
+"""NetworkPolicies of a model's pods; all other connections are denied. Pods have no API token and serve their ports
+without authentication, so only these policies protect them."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.facts.observed import Manifest
 from minisgl_operator.render import names
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.render.ports import policy_ports
 
 _NAMESPACE_NAME_LABEL: Final = "kubernetes.io/metadata.name"
-# 5353 is where the DNS pods of OpenShift listen: policies see the port behind the Service.
+# DNS pods of OpenShift listen on 5353: policies see the port behind the Service.
 _DNS: Final = {
     "ports": [{"port": port, "protocol": protocol} for port in (53, 5353) for protocol in ("UDP", "TCP")],
 }
-_HTTPS: Final = 443
+_HTTPS: Final = {"port": 443, "protocol": "TCP"}
 
 
-def engine_policy(model: InferenceModel, env: Defaults) -> Manifest:
-    """Ranks reach each other on every port, for collectives pick theirs at random."""
-    ranks = {"podSelector": {"matchLabels": names.selector(model.name, names.ENGINE)}}
-    frontends = {"podSelector": {"matchLabels": names.selector(model.name, names.FRONTEND)}}
-    ingress = [
-        {"from": [ranks]},
-        {"from": [frontends], "ports": _ports(names.SCHEDULER_PORT, names.CONTROL_PORT)},
-        {"from": [_operator(env)], "ports": _ports(names.CONTROL_PORT)},
-    ]
-    return _policy(model, names.engine(model.name), names.ENGINE, ingress, [_DNS, {"to": [ranks]}])
+def engine_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
+    """Ranks reach each other on every port, as collectives choose theirs at random."""
+    ranks = _pods_of(model, names.ENGINE)
+    frontends = {"from": [_pods_of(model, names.FRONTEND)], "ports": policy_ports("scheduler", "control")}
+    return _policy(model, defaults, names.ENGINE, [{"from": [ranks]}, frontends], [_DNS, {"to": [ranks]}])
 
 
-def frontend_policy(model: InferenceModel, env: Defaults) -> Manifest:
-    engines = {"podSelector": {"matchLabels": names.selector(model.name, names.ENGINE)}}
+def frontend_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
     peers = [peer.manifest() for peer in model.spec.network_policy.ingress_from] or [{"podSelector": {}}]
-    ingress = [
-        {"from": peers, "ports": _ports(names.HTTP_PORT)},
-        {"from": [_operator(env)], "ports": _ports(names.CONTROL_PORT)},
-    ]
-    egress = [_DNS, {"to": [engines], "ports": _ports(names.SCHEDULER_PORT, names.CONTROL_PORT)}]
-    return _policy(model, names.frontend(model.name), names.FRONTEND, ingress, egress)
+    clients = {"from": peers, "ports": policy_ports("http")}
+    engines = {"to": [_pods_of(model, names.ENGINE)], "ports": policy_ports("scheduler", "control")}
+    return _policy(model, defaults, names.FRONTEND, [clients], [_DNS, engines])
 
 
-def fetch_policy(model: InferenceModel, env: Defaults) -> Manifest:
+def fetch_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
     hub = model.spec.model.source.hugging_face
     assert hub is not None
-    # A mirror inside the cluster listens on a port that the policy cannot know: that of the pod behind its Service.
-    egress = [_DNS, {"ports": _ports(_HTTPS)}] if hub.endpoint is None else [{}]
-    ingress = [{"from": [_operator(env)], "ports": _ports(names.CONTROL_PORT)}]
-    return _policy(model, names.fetch(model.name), names.FETCH, ingress, egress)
+    # The policy would need the port of the pod behind the Service of a mirror in the cluster, which is unknown.
+    egress = [_DNS, {"ports": [_HTTPS]}] if hub.endpoint is None else [{}]
+    return _policy(model, defaults, names.FETCH, [], egress)
 
 
 def _policy(
-    model: InferenceModel, name: str, component: str, ingress: list[dict[str, Any]], egress: list[dict[str, Any]]
+    model: InferenceModel,
+    defaults: Defaults,
+    component: str,
+    ingress: list[dict[str, Any]],
+    egress: list[dict[str, Any]],
 ) -> Manifest:
+    """Allows `ingress` and `egress`, and the operator's probes."""
+    operator = {
+        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME_LABEL: defaults.operator_namespace}},
+        "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_APPLICATION}},
+    }
     spec = {
-        "podSelector": {"matchLabels": names.selector(model.name, component)},
+        **_pods_of(model, component),
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": ingress,
+        "ingress": [*ingress, {"from": [operator], "ports": policy_ports("control")}],
         "egress": egress,
     }
+    name = f"{model.name}-{component}"
     return child(model, "networking.k8s.io/v1", "NetworkPolicy", name, component, {"spec": spec})
 
 
-def _operator(env: Defaults) -> dict[str, Any]:
-    return {
-        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME_LABEL: env.operator_namespace}},
-        "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_APPLICATION}},
-    }
-
-
-def _ports(*ports: int) -> list[dict[str, Any]]:
-    return [{"port": port, "protocol": "TCP"} for port in ports]
+def _pods_of(model: InferenceModel, component: str) -> dict[str, Any]:
+    return {"podSelector": {"matchLabels": names.selector(model.name, component)}}

@@ -1,25 +1,27 @@
-"""The cache of a model from the Hub, and the Job that fills it: the only pod with the Hub's token."""
+"""PVC of a model from the Hub, and the fetch Job, whose pod is the only one with the Hub token."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from minisgl.wire.status import CONTROL_PORT
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.facts.observed import Manifest
 from minisgl_operator.render import model_files, names, pods
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.render.ports import container_ports
 from minisgl_operator.render.quantity import amount, canonical
 from minisgl_operator.render.revision import short_hash
 
-# A fetch that asks for something that is not there, or that it may not have, says so with this exit code.
-_NO_USE: Final = 2
+# Exit code of `minisgl models fetch` when a retry is useless: the model does not exist, or access is denied.
+_USELESS_RETRY: Final = 2
 # Kubernetes waits 10 s, 20 s, 40 s ... between attempts.
 _ATTEMPTS: Final = 6
 
 
 def claim(model: InferenceModel) -> Manifest:
-    """A claim to be kept has no owner, so that it outlives the model."""
+    """The PVC; with `retain` it has no owner, so that it outlives the model."""
     cache = model.spec.model.hub_cache
     spec: dict[str, Any] = {
         "accessModes": [cache.access_mode],
@@ -31,22 +33,22 @@ def claim(model: InferenceModel) -> Manifest:
     return child(model, "v1", "PersistentVolumeClaim", name, names.FETCH, {"spec": spec}, owned=not cache.retain)
 
 
-def not_smaller(claim: Manifest, live: Manifest) -> Manifest:
-    """The claim with a size that the API server lets it have: one that is bound may grow, and none may shrink. A claim
-    may be larger than what is asked for: one that was kept, or one that a person has made larger."""
-    asked, has = (each["spec"]["resources"]["requests"]["storage"] for each in (claim, live))
+def never_shrunk(claim: Manifest, live: Manifest) -> Manifest:
+    """The PVC with a size that the API server accepts: a bound PVC may be expanded, and none may shrink. The live PVC
+    may be larger than requested: one that was retained, or that a user has expanded."""
+    requested, current = (each["spec"]["resources"]["requests"]["storage"] for each in (claim, live))
     bound = (live.get("status") or {}).get("phase") == "Bound"
-    size = asked if bound and amount(asked) > amount(has) else has
+    size = requested if bound and amount(requested) > amount(current) else current
     return {**claim, "spec": {**claim["spec"], "resources": {"requests": {"storage": canonical(size)}}}}
 
 
-def fetch_job(model: InferenceModel, env: Defaults) -> Manifest:
-    """Its label `revision` tells one pod template from another: a Job's template cannot be changed."""
+def fetch_job(model: InferenceModel, defaults: Defaults) -> Manifest:
+    """The Job; its label `revision` identifies the pod template, as a Job's template is immutable."""
     key = model_files.cache_key(model)
     assert key is not None
     template = {
         "metadata": {"labels": names.labels(model.name, names.FETCH)},
-        "spec": _pod_spec(model, env),
+        "spec": _pod_spec(model, defaults),
     }
     spec = {
         "backoffLimit": _ATTEMPTS,
@@ -54,9 +56,9 @@ def fetch_job(model: InferenceModel, env: Defaults) -> Manifest:
             "rules": [
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": names.FETCH, "operator": "In", "values": [_NO_USE]},
+                    "onExitCodes": {"containerName": names.FETCH, "operator": "In", "values": [_USELESS_RETRY]},
                 },
-                # A drained node is no failed attempt.
+                # An eviction is not a failed attempt.
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
@@ -67,12 +69,12 @@ def fetch_job(model: InferenceModel, env: Defaults) -> Manifest:
     return child(model, "batch/v1", "Job", name, names.FETCH, {"spec": spec}, labels=labels)
 
 
-def _pod_spec(model: InferenceModel, env: Defaults) -> dict[str, Any]:
+def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
     hub = model.spec.model.source.hugging_face
     assert hub is not None
+    cache = model_files.volume(model)
     variables: list[dict[str, Any]] = [
         *pods.IDENTITY,
-        {"name": "HOME", "value": pods.RUN_DIRECTORY},
         {"name": "HF_HOME", "value": f"{pods.RUN_DIRECTORY}/huggingface"},
     ]
     if hub.token_secret_ref is not None:
@@ -80,43 +82,34 @@ def _pod_spec(model: InferenceModel, env: Defaults) -> dict[str, Any]:
         variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
     container = {
         "name": names.FETCH,
-        **pods.image(model.spec.frontend, env.frontend_image, env),
+        **pods.image(model.spec.frontend, defaults.frontend_image, defaults),
         "args": [
             *("models", "fetch", hub.repo, model_files.directory(model)),
             *("--revision", hub.revision),
             *(() if hub.endpoint is None else ("--endpoint", hub.endpoint)),
-            *("--control-port", str(names.CONTROL_PORT)),
+            *("--control-port", str(CONTROL_PORT)),
             *("--termination-log", "/dev/termination-log"),
         ],
         "env": variables,
-        "ports": [pods.CONTROL_CONTAINER_PORT],
+        "ports": container_ports("control"),
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}},
         "securityContext": pods.container_security(read_only_root=True),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            {"name": model_files.VOLUME, "mountPath": model_files.MODELS_DIRECTORY},
-            {"name": "run", "mountPath": pods.RUN_DIRECTORY},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
+        "volumeMounts": [pods.mount(cache, model_files.MODELS_DIRECTORY), pods.RUN_MOUNT, pods.TMP_MOUNT],
     }
-    volumes = [
-        {"name": model_files.VOLUME, "persistentVolumeClaim": {"claimName": model_files.cache_claim(model)}},
-        {"name": "run", "emptyDir": {}},
-        {"name": "tmp", "emptyDir": {}},
-    ]
-    spec = pods.pod_spec(names.frontend(model.name), [container], volumes)
+    spec = pods.pod_spec(names.frontend(model.name), [container], [cache, pods.RUN, pods.TMP])
     spec["restartPolicy"] = "Never"
-    return spec | _scheduling(model, env)
+    return spec | _scheduling(model, defaults)
 
 
-def _scheduling(model: InferenceModel, env: Defaults) -> dict[str, Any]:
-    """It runs the frontend's image, so it may run where frontends may; it has no wish about neighbours. But the first
-    pod of a volume that only one node or zone has may choose which one: it must be one that engines can run on."""
-    wishes = pods.scheduling(model.spec.frontend, env) | {"affinity": {}, "topologySpreadConstraints": []}
+def _scheduling(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
+    """The scheduling fields of frontends, whose image it runs, without those about other pods. For a ReadWriteOnce
+    volume the first pod may choose node or zone: it must be one that engines can run on."""
+    fields = pods.scheduling(model.spec.frontend, defaults) | {"affinity": {}, "topologySpreadConstraints": []}
     cache = model.spec.model.hub_cache
     if cache.claim_name is None and cache.access_mode == "ReadWriteOnce":
-        engines = pods.scheduling(model.spec.engine, env)
+        engines = pods.scheduling(model.spec.engine, defaults)
         nodes = engines.get("affinity", {}).get("nodeAffinity")
-        wishes["affinity"] = {"nodeAffinity": nodes} if nodes else {}
-        wishes |= {key: engines.get(key) for key in ("nodeSelector", "tolerations")}
-    return {key: value for key, value in wishes.items() if value}
+        fields["affinity"] = {"nodeAffinity": nodes} if nodes else {}
+        fields |= {key: engines.get(key) for key in ("nodeSelector", "tolerations")}
+    return {key: value for key, value in fields.items() if value}

@@ -1,7 +1,7 @@
-"""Server-side apply of a model's children, without a request where nothing would change.
+"""Server-side apply of a model's children, without requests that would change nothing.
 
-An apply that changes nothing may still write a new resourceVersion (kubernetes#131175), which comes back as an event
-and would be applied again. So the pair (what is there, what is wanted) is remembered once it was applied.
+An apply that changes nothing may still write a new resourceVersion (kubernetes#131175); its event would cause the next
+apply. So the pair (live object, wanted object) is remembered once it was applied.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from minisgl_operator.facts.observed import controller_uid
+from minisgl_operator.api.objects import Manifest, controller_of
 from minisgl_operator.render.names import MODEL_LABEL
-from minisgl_operator.shell.client import REPAIR_MANAGER, STATUS_MANAGER, ApiError, Client, Object
+from minisgl_operator.shell.client import REPLACE_LISTS_MANAGER, STATUS_MANAGER, ApiError, Client
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import MODEL, Resource, of_object
-from minisgl_operator.shell.store import Id, ModelKey, Store, fingerprint, trimmed
+from minisgl_operator.shell.store import Id, ModelKey, Store, spec_hash, trim
 
 
-class Unseen(Exception):
-    """An object with the child's name is there that the plan did not know of. It is now in the store: plan again."""
+class ConflictDetected(Exception):
+    """An object with the child's name exists that the plan did not know of. The store has it now: plan again."""
 
     code = "unseen"
 
@@ -28,113 +28,117 @@ class Unseen(Exception):
 class Applier:
     """Remembers one pair of short hashes for each child."""
 
-    def __init__(self, client: Client, store: Store, metrics: Metrics, on_news: Callable[[ModelKey], None]) -> None:
-        """`on_news` hears whose object turned out to have changed otherwise too when it was written. No event will
-        tell: the store has the answer already when the event comes, and takes it for old."""
+    def __init__(self, client: Client, store: Store, metrics: Metrics, on_change: Callable[[ModelKey], None]) -> None:
+        """`on_change` is called when the response to a write shows another change of the object as well. The store
+        has the response already when that change's event arrives, and drops the event as outdated."""
         self._client = client
         self._store = store
         self._metrics = metrics
-        self._on_news = on_news
+        self._on_change = on_change
         self._applied: dict[Id, tuple[bytes, bytes]] = {}
         self._statuses: dict[ModelKey, tuple[bytes, bytes]] = {}
 
-    async def apply(self, key: ModelKey, manifest: Object, model: Object) -> bool:
-        """Make the model's child as wanted; False when it was. Raises Unseen and ApiError."""
+    async def apply(self, key: ModelKey, manifest: Manifest, model: Manifest) -> bool:
+        """Apply a child of `model`; return False when the last apply still holds.
+
+        Raises:
+            ConflictDetected: another owner's object has the child's name.
+            ApiError: the API server rejected the apply, or did not answer.
+        """
         resource = of_object(manifest)
         metadata = manifest["metadata"]
         id = Id(resource.kind, metadata["namespace"], metadata["name"])
         intent = _hash(manifest)
         live = self._store.get(*id)
-        if live is not None and self._applied.get(id) == (live.fingerprint, intent):
+        if live is not None and self._applied.get(id) == (live.spec_hash, intent):
             self._metrics.applies[resource.kind, "skipped"] += 1
             return False
         if live is None:
-            # What does not have our labels is in no watch. Applying would take it over, or, if it is ours, would not
-            # wait for its turn.
+            # Objects without our labels are in no watch. An apply would take over an object of another owner, and
+            # would skip the order of steps for our own.
             found = await self._client.get(resource, id.namespace, id.name)
             if found is not None:
                 self._store.put(found, key)
-                raise Unseen(f"{resource.kind} {id.name} exists")
-        elif not belongs(live.body, model):
-            self._store.mark_taken(id, key)
-            raise Unseen(f"{resource.kind} {id.name} does not belong to this model")
+                raise ConflictDetected(f"{resource.kind} {id.name} exists")
+        elif not is_owned_by(live.body, model):
+            self._store.mark_name_conflict(id, key)
+            raise ConflictDetected(f"{resource.kind} {id.name} is not owned by this model")
         try:
-            answer = await self._send(resource, manifest, repair=live is not None)
+            response = await self._send(resource, manifest, exists=live is not None)
         except BaseException:
             self._metrics.applies[resource.kind, "error"] += 1
             raise
         self._metrics.applies[resource.kind, "applied"] += 1
-        self._store.put(answer)
-        if live is not None and live.body.get("status") != trimmed(answer).get("status"):
-            self._on_news(key)
-        self._applied[id] = (fingerprint(answer), intent)
+        self._store.put(response)
+        if live is not None and live.body.get("status") != trim(response).get("status"):
+            self._on_change(key)
+        self._applied[id] = (spec_hash(response), intent)
         return True
 
-    async def _send(self, resource: Resource, manifest: Object, repair: bool) -> Object:
-        """Apply. What others added to a list stays there in an apply, and may make the whole invalid, as two ports of
-        one name do; then `repair` replaces the lists first."""
+    async def _send(self, resource: Resource, manifest: Manifest, exists: bool) -> Manifest:
+        """Apply. List items that other managers added stay in an apply and can make the object invalid, such as two
+        ports with one name; the lists of an existing object are replaced first then."""
         try:
             return await self._client.apply(resource, manifest)
         except ApiError as error:
-            if error.status != 422 or not repair or "spec" not in manifest:
+            if error.status != 422 or not exists or "spec" not in manifest:
                 raise
         namespace, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
-        await self._client.merge(resource, namespace, name, {"spec": manifest["spec"]}, REPAIR_MANAGER)
+        await self._client.merge(resource, namespace, name, {"spec": manifest["spec"]}, REPLACE_LISTS_MANAGER)
         applied = await self._client.apply(resource, manifest)
-        # The repair must not stay an owner of these fields: one that is no longer wanted would never go away.
-        owners = [one for one in applied["metadata"]["managedFields"] if one["manager"] != REPAIR_MANAGER]
+        # A second owner of these fields would keep those that are no longer wanted.
+        owners = [one for one in applied["metadata"]["managedFields"] if one["manager"] != REPLACE_LISTS_MANAGER]
         return await self._client.merge(resource, namespace, name, {"metadata": {"managedFields": owners}})
 
-    async def apply_status(self, key: ModelKey, model: Object, status: Object) -> bool:
-        """Write the model's status; False when it said the same already."""
+    async def apply_status(self, key: ModelKey, model: Manifest, status: Manifest) -> bool:
+        """Write the model's status; return False without a change."""
         before = model.get("status", {})
         if before == status:
             return False
-        pair = (_hash([model["metadata"]["uid"], before]), _hash(status))
+        uid = model["metadata"]["uid"]
+        pair = (_hash([uid, before]), _hash(status))
         if self._statuses.get(key) == pair:
-            # The server stores it in another form than we write it.
+            # The API server stores the status in another form than the one that was written.
             return False
         manifest = {
             "apiVersion": MODEL.api_version,
             "kind": MODEL.kind,
-            # With the uid, a model that was deleted and made again meanwhile gets no status of its predecessor.
-            "metadata": {"name": key.name, "namespace": key.namespace, "uid": model["metadata"]["uid"]},
+            # The uid keeps a model that was deleted and created again from getting the old model's status.
+            "metadata": {"name": key.name, "namespace": key.namespace, "uid": uid},
             "status": status,
         }
         try:
-            answer = await self._client.apply(MODEL, manifest, "status", STATUS_MANAGER)
+            response = await self._client.apply(MODEL, manifest, "status", STATUS_MANAGER)
         except ApiError as error:
             if error.status in (404, 409):
-                # Deleted meanwhile; the watch will say so.
+                # The model was deleted; the watch reports it.
                 return False
             raise
-        self._store.put(answer)
-        if answer["metadata"]["generation"] != model["metadata"]["generation"]:
-            self._on_news(key)
-        self._statuses[key] = (_hash([model["metadata"]["uid"], answer.get("status", {})]), _hash(status))
+        self._store.put(response)
+        if response["metadata"]["generation"] != model["metadata"]["generation"]:
+            self._on_change(key)
+        self._statuses[key] = (_hash([uid, response.get("status", {})]), _hash(status))
         return True
 
     def forget(self) -> None:
-        """Drop what is remembered of objects that are no more."""
+        """Drop the hashes of deleted objects."""
         self._applied = {id: pair for id, pair in self._applied.items() if self._store.get(*id) is not None}
         self._statuses = {key: pair for key, pair in self._statuses.items() if self._store.model(key) is not None}
 
 
-def belongs(child: Object, model: Object) -> bool:
-    """Whether the child's controller is the model; without any controller, whether our labels say so."""
-    controller = controller_uid(child)
+def is_owned_by(child: Manifest, model: Manifest) -> bool:
+    """Whether the model is the child's controller; for a child without a controller, whether it has our labels."""
+    controller = controller_of(child)
     metadata = model["metadata"]
     if controller is not None:
-        return bool(controller == metadata["uid"])
+        return bool(controller["uid"] == metadata["uid"])
     return bool(child["metadata"].get("labels", {}).get(MODEL_LABEL) == metadata["name"])
 
 
-def whose(child: Object) -> str:
-    """For messages: who controls an object that is not the model's."""
-    for owner in child["metadata"].get("ownerReferences") or ():
-        if owner.get("controller"):
-            return f"{owner['kind']} {owner['name']}"
-    return "nobody"
+def owner_name(child: Manifest) -> str:
+    """The controller of an object, for messages."""
+    owner = controller_of(child)
+    return "no owner" if owner is None else f"{owner['kind']} {owner['name']}"
 
 
 def _hash(value: object) -> bytes:

@@ -1,7 +1,7 @@
-"""The API server, in plain dicts. Nothing else calls the kubernetes client.
+"""Requests to the API server with plain dicts. No other file calls the kubernetes client.
 
-Models of that client are not used: a response that passes through one loses every field that it does not know.
-The client's own retries never cover PATCH, and its `call_api` raises nothing for an error's status; both are done here.
+The client's model classes are not used: they lose every field that they do not know. Its retries never cover PATCH, and
+its `call_api` raises nothing for error statuses; both are done here.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.shell.resources import Resource
 
-Object = dict[str, Any]
 Connection: TypeAlias = Configuration
-"""Where the API server is, and who calls it."""
+"""Address of the API server, and credentials."""
 
 _log = logging.getLogger(__name__)
 
 MANAGER: Final = "minisgl-operator"
-# A second name, so that applying a model's status never touches what the first one owns.
+# Separate field managers, so that applying a model's status never changes fields of the others.
 STATUS_MANAGER: Final = "minisgl-operator-status"
-REPAIR_MANAGER: Final = "minisgl-operator-repair"
+REPLACE_LISTS_MANAGER: Final = "minisgl-operator-repair"
 
 _NAMESPACE_TERMINATING: Final = "NamespaceTerminating"
 _ATTEMPTS: Final = 4
@@ -45,8 +45,8 @@ _PAGE: Final = 500
 
 
 class ApiError(Exception):
-    """The API server refused or did not answer. `status` is that of HTTP, 0 without an answer; `reason` and
-    `message` are the server's own; that a namespace is being deleted is a reason of its own, NamespaceTerminating."""
+    """The API server rejected a request or did not answer. `status` is the HTTP status, 0 without a response; `reason`
+    and `message` are the server's. The reason is NamespaceTerminating where that is the cause."""
 
     code = "api_error"
 
@@ -58,21 +58,21 @@ class ApiError(Exception):
 
 
 class NoConnection(Exception):
-    """Nothing says where the API server is and who calls."""
+    """Address or credentials of the API server are missing."""
 
     code = "no_connection"
 
 
 @dataclass(frozen=True)
 class Page:
-    """One part of a list. All parts of one list are of the same `resource_version`."""
+    """One part of a list. All parts of one list have the same `resource_version`."""
 
-    items: list[Object]
+    items: list[Manifest]
     resource_version: str
 
 
 async def connection(kubeconfig: Path | None = None) -> Connection:
-    """Who and where to call: the given file, else the pod's service account, else what kubectl would use.
+    """Address and credentials: of the given file, else of the service account, else those that kubectl uses.
 
     Raises NoConnection.
     """
@@ -83,12 +83,12 @@ async def connection(kubeconfig: Path | None = None) -> Connection:
         else:
             path = None if kubeconfig is None else str(kubeconfig)
             await load_kube_config(config_file=path, client_configuration=found)
-        # By default each request looks for ~/.netrc and for proxies in the environment, in a thread for either. The
-        # watches know neither; a proxy for both is the kubeconfig's proxy-url.
+        # By default each request reads ~/.netrc and the proxy variables, each in a thread. The watches use neither; a
+        # proxy for both is the kubeconfig's proxy-url.
         found.client_session_kwargs = {"trust_env": False}
     except (ConfigException, OSError) as error:
         raise NoConnection(
-            f"Cannot find out where the API server is: {error}. Give --kubeconfig, or run in a pod that has the token "
+            f"no address or credentials of the API server: {error}. Set --kubeconfig, or run in a pod with the token "
             "of its service account."
         ) from error
     return found
@@ -97,11 +97,11 @@ async def connection(kubeconfig: Path | None = None) -> Connection:
 class Client:
     """Requests with time limits, size limits and retries."""
 
-    def __init__(self, connection: Connection, on_answer: Callable[[str, int], None] | None = None) -> None:
-        """`on_answer` hears the method and status of every attempt."""
+    def __init__(self, connection: Connection, on_response: Callable[[str, int], None] | None = None) -> None:
+        """`on_response` is called with method and status of every attempt."""
         self._api = ApiClient(connection)
         self._api.user_agent = MANAGER
-        self._on_answer = on_answer
+        self._on_response = on_response
 
     async def __aenter__(self) -> Self:
         return self
@@ -109,8 +109,8 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._api.close()
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """None when there is no such object."""
+    async def get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
+        """The object; None if it does not exist."""
         try:
             return await self.request("GET", resource.path(namespace, name))
         except ApiError as error:
@@ -121,14 +121,14 @@ class Client:
     async def pages(
         self, resource: Resource, namespace: str | None, label_selector: str = "", field_selector: str = ""
     ) -> AsyncIterator[Page]:
-        """The list in parts. An expired continuation (410) is the caller's to begin again."""
+        """The list in parts. The caller restarts it when its continuation has expired (410)."""
         query = {"limit": str(_PAGE), "labelSelector": label_selector, "fieldSelector": field_selector}
         query = {name: value for name, value in query.items() if value}
         while True:
-            answer = await self.request("GET", resource.path(namespace), query)
-            metadata = answer["metadata"]
-            # A list's items do not say what they are.
-            items = [{"apiVersion": resource.api_version, "kind": resource.kind} | item for item in answer["items"]]
+            response = await self.request("GET", resource.path(namespace), query)
+            metadata = response["metadata"]
+            # Items of a list have no kind.
+            items = [{"apiVersion": resource.api_version, "kind": resource.kind} | item for item in response["items"]]
             yield Page(items, metadata["resourceVersion"])
             if not metadata.get("continue"):
                 return
@@ -137,13 +137,13 @@ class Client:
     async def apply(
         self,
         resource: Resource,
-        manifest: Object,
+        manifest: Manifest,
         subresource: str | None = None,
         manager: str = MANAGER,
-    ) -> Object:
-        """Server-side apply, so the same call may be sent twice: a lost answer is no trouble.
+    ) -> Manifest:
+        """Server-side apply, which is idempotent: it is safe to send it again after a lost response.
 
-        Strict validation turns a field that the server does not know into an error instead of dropping it.
+        With strict validation, a field that the server does not know is an error instead of being dropped.
         """
         metadata = manifest["metadata"]
         return await self.request(
@@ -154,17 +154,17 @@ class Client:
             "application/apply-patch+yaml",
         )
 
-    async def create(self, resource: Resource, namespace: str, body: Object) -> Object:
+    async def create(self, resource: Resource, namespace: str, body: Manifest) -> Manifest:
         return await self.request("POST", resource.path(namespace), {"fieldManager": MANAGER}, body)
 
-    async def replace(self, resource: Resource, namespace: str, name: str, body: Object) -> Object:
-        """409 when the object changed since `body` was read."""
+    async def replace(self, resource: Resource, namespace: str, name: str, body: Manifest) -> Manifest:
+        """Raises ApiError with status 409 when the object has changed since `body` was read."""
         return await self.request("PUT", resource.path(namespace, name), {"fieldManager": MANAGER}, body)
 
     async def merge(
-        self, resource: Resource, namespace: str, name: str, body: Object, manager: str = MANAGER
-    ) -> Object:
-        """A merge patch: lists are replaced as a whole, whoever owns their items."""
+        self, resource: Resource, namespace: str, name: str, body: Manifest, manager: str = MANAGER
+    ) -> Manifest:
+        """Merge patch: lists are replaced as a whole, whichever manager owns their items."""
         return await self.request(
             "PATCH",
             resource.path(namespace, name),
@@ -181,10 +181,13 @@ class Client:
         uid: str,
         propagation: str = "Background",
         grace: int | None = None,
-    ) -> Object | None:
-        """What is left of the object: None when it is gone, was gone, or is another one by now. `grace`: seconds that
-        it gets to end; None: what it asks for itself, 0: gone at once, whatever still runs."""
-        options: Object = {
+    ) -> Manifest | None:
+        """Delete the object with this uid; return it while it terminates, None when it does not exist any more.
+
+        `grace`: seconds to terminate; None: the object's own grace period; 0: removed immediately, even if its
+        containers still run.
+        """
+        options: Manifest = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "propagationPolicy": propagation,
@@ -193,22 +196,22 @@ class Client:
         if grace is not None:
             options["gracePeriodSeconds"] = grace
         try:
-            answer = await self.request("DELETE", resource.path(namespace, name), body=options)
+            response = await self.request("DELETE", resource.path(namespace, name), body=options)
         except ApiError as error:
             if error.status in (404, 409):
                 return None
             raise
-        return None if answer.get("kind") == "Status" else answer
+        return None if response.get("kind") == "Status" else response
 
     async def request(
         self,
         method: str,
         path: str,
         query: Mapping[str, str] | None = None,
-        body: Object | None = None,
+        body: Manifest | None = None,
         content_type: str = "application/json",
-    ) -> Object:
-        """The decoded answer. Raises ApiError once the server said no, or failed `_ATTEMPTS` times in a row."""
+    ) -> Manifest:
+        """The decoded response. Raises ApiError when the server rejects the request, or after `_ATTEMPTS` failures."""
         wait = _FIRST_WAIT
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -222,11 +225,11 @@ class Client:
         raise AssertionError("unreachable")
 
     async def _once(
-        self, method: str, path: str, query: Mapping[str, str] | None, body: Object | None, content_type: str
-    ) -> Object:
+        self, method: str, path: str, query: Mapping[str, str] | None, body: Manifest | None, content_type: str
+    ) -> Manifest:
         status = 0
         try:
-            # The body goes past param_serialize, which would copy it.
+            # The body bypasses param_serialize, which would copy it.
             method, url, headers, _, _ = await self._api.param_serialize(
                 method,
                 path,
@@ -240,23 +243,23 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Failure(ApiError(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}")) from error
         finally:
-            if self._on_answer is not None:
-                self._on_answer(method, status)
+            if self._on_response is not None:
+                self._on_response(method, status)
         try:
-            answer = msgspec.json.decode(raw)
+            decoded = msgspec.json.decode(raw)
         except msgspec.DecodeError:
-            # A proxy in between speaks no JSON.
-            answer = {"message": raw[:200].decode(errors="replace")}
+            # The response of a proxy need not be JSON.
+            decoded = {"message": raw[:200].decode(errors="replace")}
         if status < 400:
-            assert isinstance(answer, dict)
-            return answer
-        refusal = answer if isinstance(answer, dict) else {}
-        refused = ApiError(status, _reason(refusal), refusal.get("message") or f"HTTP {status}")
-        raise _Failure(refused, _seconds(response.headers.get("Retry-After")))
+            assert isinstance(decoded, dict)
+            return decoded
+        details = decoded if isinstance(decoded, dict) else {}
+        error = ApiError(status, _reason(details), details.get("message") or f"HTTP {status}")
+        raise _Failure(error, _seconds(response.headers.get("Retry-After")))
 
 
 class _Failure(Exception):
-    """One attempt's end."""
+    """A failed attempt."""
 
     def __init__(self, error: ApiError, retry_after: float = 0) -> None:
         super().__init__(error)
@@ -264,12 +267,12 @@ class _Failure(Exception):
         self.retry_after = retry_after
 
 
-def _reason(refusal: Mapping[str, Any]) -> str:
-    """The server's reason; for a namespace that is being deleted, which is Forbidden like much else, the cause."""
-    causes = (refusal.get("details") or {}).get("causes") or ()
+def _reason(status: Mapping[str, Any]) -> str:
+    """The server's reason; for a terminating namespace the cause, as the reason is only Forbidden."""
+    causes = (status.get("details") or {}).get("causes") or ()
     if any(cause.get("reason") == _NAMESPACE_TERMINATING for cause in causes):
         return _NAMESPACE_TERMINATING
-    return str(refusal.get("reason") or "Unknown")
+    return str(status.get("reason") or "Unknown")
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -279,13 +282,13 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         size += len(part)
         if size > _MAX_RESPONSE:
             response.close()
-            raise aiohttp.ClientPayloadError(f"the answer is larger than {_MAX_RESPONSE} bytes")
+            raise aiohttp.ClientPayloadError(f"the response is larger than {_MAX_RESPONSE} bytes")
         parts.append(part)
     return b"".join(parts)
 
 
 def _seconds(header: str | None) -> float:
-    """Retry-After; the API server always writes seconds."""
+    """Value of Retry-After, which the API server always gives in seconds."""
     try:
         return max(float(header or 0), 0)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the operator is told at its start: flags, and for each flag an environment variable."""
+"""Configuration of the operator: flags, each with an environment variable."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PREFIX: Final = "MINISGL_OPERATOR_"
 
 @dataclass(frozen=True)
 class Config:
-    """`watch_namespaces` is empty for the whole cluster. Times are in seconds."""
+    """Empty `watch_namespaces`: the whole cluster. Times are in seconds."""
 
-    environment: Defaults
+    defaults: Defaults
     lease_name: str = "minisgl-operator"
     watch_namespaces: tuple[str, ...] = ()
     resync_seconds: float = 600.0
@@ -36,25 +36,29 @@ def add_arguments(parser: argparse.ArgumentParser, variables: Mapping[str, str] 
         shown = f"{help} [{variable}]"
         parser.add_argument(flag, help=shown, default=value, type=type, required=value is None, **more)  # type: ignore[arg-type]
 
-    add("--namespace", "where the operator runs; its Lease is kept there")
-    add("--lease-name", "name of that Lease: operators with the same one stand by for each other", Config.lease_name)
-    add("--engine-image", "the engine's image where a model names none")
-    add("--frontend-image", "the frontend's and the fetch Job's image where a model names none")
-    add("--image-pull-policy", "pull policy of pods whose model names none (default: Kubernetes' own)", "")
-    add("--resync-seconds", "period of the full comparison with the API server", "600", float)
-    add("--probe-seconds", "period of the questions to launchers and frontends", "3", float)
+    add("--namespace", "namespace of the operator, which contains its Lease")
+    add("--lease-name", "name of the Lease; operators with the same Lease form one leader election", Config.lease_name)
+    add("--engine-image", "engine image of models that set none")
+    add("--frontend-image", "image of frontends and fetch Jobs of models that set none")
+    add("--image-pull-policy", "pull policy of models that set none (default: that of Kubernetes)", "")
+    add("--resync-seconds", "seconds between full lists of all objects", "600", float)
+    add("--probe-seconds", "seconds between status probes of a launcher or frontend", "3", float)
     add("--metrics-port", "port of /healthz, /readyz and /metrics", "8080", int)
     for flag, metavar, help in (
         (
             "--image-pull-secret",
             "SECRET",
-            "Secret of a registry, for pods whose model names none; repeatable (default: none)",
+            "Secret of a registry, for models that set none; repeatable (default: none)",
         ),
-        ("--watch-namespace", "NAMESPACE", "serve this namespace only; repeatable (default: all)"),
+        ("--watch-namespace", "NAMESPACE", "manage models in this namespace only; repeatable (default: all)"),
     ):
         shown = f"{help} [{_variable(flag)}, comma-separated]"
         parser.add_argument(flag, action="append", default=None, metavar=metavar, help=shown)
-    parser.add_argument("--kubeconfig", type=Path, help="how to reach the API server from outside of a cluster")
+    parser.add_argument(
+        "--kubeconfig",
+        type=Path,
+        help="kubeconfig file of the cluster (default: the pod's service account, or that of kubectl)",
+    )
 
 
 def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.environ) -> Config:
@@ -62,7 +66,7 @@ def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.envir
         return tuple(dict.fromkeys(name for name in given or variables.get(_variable(flag), "").split(",") if name))
 
     return Config(
-        environment=Defaults(
+        defaults=Defaults(
             operator_namespace=arguments.namespace,
             engine_image=arguments.engine_image,
             frontend_image=arguments.frontend_image,

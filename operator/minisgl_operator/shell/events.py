@@ -1,4 +1,4 @@
-"""Records what `kubectl describe` shows as a timeline. Best effort: an event that cannot be written is lost."""
+"""Events about models, the timeline in `kubectl describe`. Best effort: an event that cannot be written is lost."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from minisgl_operator.shell.client import ApiError, Client, Object
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.resources import EVENT
-from minisgl_operator.status.transitions import Notice
+from minisgl_operator.status.transitions import ModelEvent
 
 _log = logging.getLogger(__name__)
 
 CONTROLLER: Final = "serving.minisgl.io/minisgl-operator"
-# As client-go's recorder: an object gets 25 events at once and then one in five minutes.
+# As in client-go's recorder: a burst of 25 events for each object, then one every five minutes.
 _BURST: Final = 25.0
 _REFILL_SECONDS: Final = 300.0
-# The same thing said again within this time is counted in the first event.
+# An equal event within this time is counted in the first one.
 _SERIES_SECONDS: Final = 360.0
-# All of them together, where thousands of models change at once: reconciles go before telling of them.
+# For all models together, where thousands change at the same time: reconciles have priority over events.
 _ALL_BURST: Final = 100.0
 _ALL_PER_SECOND: Final = 10.0
 _MAX_PENDING: Final = 1000
@@ -42,48 +43,48 @@ class _Series:
 
 
 class Recorder:
-    """Keeps a bounded queue that `run` sends, so that no reconcile waits for it."""
+    """A bounded queue of events, which `run` sends, so that no reconcile waits for them."""
 
     def __init__(self, client: Client, instance: str) -> None:
         self._client = client
         self._instance = instance[:128]
-        self._pending: asyncio.Queue[tuple[Object, Notice]] = asyncio.Queue(_MAX_PENDING)
+        self._pending: asyncio.Queue[tuple[Manifest, ModelEvent]] = asyncio.Queue(_MAX_PENDING)
         self._unsent = 0
         self._buckets: dict[str, _Bucket] = {}
-        self._series: dict[tuple[str, Notice], _Series] = {}
+        self._series: dict[tuple[str, ModelEvent], _Series] = {}
 
     @property
     def idle(self) -> bool:
-        """All that was recorded has been sent."""
+        """Whether all recorded events have been sent."""
         return self._unsent == 0
 
-    def record(self, model: Object, notice: Notice) -> None:
-        """Take the event along; dropped when the model has had too many or the queue is full."""
+    def record(self, model: Manifest, event: ModelEvent) -> None:
+        """Queue the event; it is dropped when the model has had too many or the queue is full."""
         if self._pending.full() or not self._take(model["metadata"]["uid"]):
             return
         self._unsent += 1
-        self._pending.put_nowait((model, notice))
+        self._pending.put_nowait((model, event))
 
     async def run(self) -> None:
         clock = asyncio.get_running_loop().time
         free = clock() - _ALL_BURST / _ALL_PER_SECOND
         while True:
-            model, notice = await self._pending.get()
-            # `free` is when all that was sent so far would have been sent at the steady pace.
+            model, event = await self._pending.get()
+            # `free`: the time at which all events so far would have been sent at the steady rate.
             free = max(free, clock() - _ALL_BURST / _ALL_PER_SECOND) + 1 / _ALL_PER_SECOND
             await asyncio.sleep(free - clock())
             try:
-                await self._send(model, notice)
+                await self._send(model, event)
             except ApiError as error:
-                _log.warning("Could not record the event %s: %s", notice.reason, error.message)
+                _log.warning("Could not record the event %s: %s", event.reason, error.message)
             finally:
                 self._unsent -= 1
 
-    async def _send(self, model: Object, notice: Notice) -> None:
+    async def _send(self, model: Manifest, event: ModelEvent) -> None:
         now = asyncio.get_running_loop().time()
         metadata = model["metadata"]
         self._series = {key: one for key, one in self._series.items() if now - one.last < _SERIES_SECONDS}
-        key = (metadata["uid"], notice)
+        key = (metadata["uid"], event)
         series = self._series.get(key)
         if series is not None:
             series = replace(series, count=series.count + 1, last=now)
@@ -92,20 +93,20 @@ class Recorder:
             self._series[key] = series
             return
         time = _timestamp()
-        # The name follows from what is said and when, so that a request sent twice makes one event.
-        unique = hashlib.sha256(f"{metadata['uid']} {time} {notice}".encode()).hexdigest()[:16]
+        # The name is a hash of content and time, so that a request sent twice creates one event.
+        unique = hashlib.sha256(f"{metadata['uid']} {time} {event}".encode()).hexdigest()[:16]
         name = f"{metadata['name']}.{unique}"
-        event = {
+        body = {
             "apiVersion": EVENT.api_version,
             "kind": EVENT.kind,
             "metadata": {"name": name, "namespace": metadata["namespace"]},
             "eventTime": time,
             "reportingController": CONTROLLER,
             "reportingInstance": self._instance,
-            "type": notice.type,
-            "reason": notice.reason,
-            "action": notice.action,
-            "note": notice.note.encode()[:_MAX_NOTE_BYTES].decode(errors="ignore"),
+            "type": event.type,
+            "reason": event.reason,
+            "action": event.action,
+            "note": event.note.encode()[:_MAX_NOTE_BYTES].decode(errors="ignore"),
             "regarding": {
                 "apiVersion": model["apiVersion"],
                 "kind": model["kind"],
@@ -116,7 +117,7 @@ class Recorder:
             },
         }
         try:
-            await self._client.create(EVENT, metadata["namespace"], event)
+            await self._client.create(EVENT, metadata["namespace"], body)
         except ApiError as error:
             if error.status != 409:
                 raise

@@ -1,4 +1,4 @@
-"""The operator's own HTTP port: /healthz and /readyz for the kubelet, /metrics for Prometheus."""
+"""The operator's HTTP port: /healthz and /readyz for the kubelet, /metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAG_LIMIT: Final = 10.0
 
 
 class LoopLag:
-    """How late the event loop is: a loop that does not get round to a timer does nothing else in time either."""
+    """Delay of the event loop in seconds, measured with a timer."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -32,19 +32,21 @@ class LoopLag:
 
 
 class Health:
-    """`unhealthy` and `unready` say why not, at the moment of the question, or nothing; `page` writes the metrics."""
+    """`health_problem` and `readiness_problem` return the current problem, or ""; `page` renders the metrics."""
 
-    def __init__(self, unhealthy: Callable[[], str], unready: Callable[[], str], page: Callable[[], str]) -> None:
-        self._unhealthy = unhealthy
-        self._unready = unready
+    def __init__(
+        self, health_problem: Callable[[], str], readiness_problem: Callable[[], str], page: Callable[[], str]
+    ) -> None:
+        self._health_problem = health_problem
+        self._readiness_problem = readiness_problem
         self._page = page
         self._runner: web.AppRunner | None = None
 
     async def start(self, port: int, host: str = "0.0.0.0") -> int:
-        """Listen; return the port, which the system chooses for 0."""
+        """Listen; return the port, which the system assigns for 0."""
         app = web.Application(client_max_size=1024)
-        app.router.add_get("/healthz", self._answer(self._unhealthy))
-        app.router.add_get("/readyz", self._answer(self._unready))
+        app.router.add_get("/healthz", _handler_of(self._health_problem))
+        app.router.add_get("/readyz", _handler_of(self._readiness_problem))
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await self._runner.setup()
@@ -56,12 +58,13 @@ class Health:
             await self._runner.cleanup()
             self._runner = None
 
-    def _answer(self, judge: Callable[[], str]) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handler(_: web.Request) -> web.Response:
-            reason = judge()
-            return web.Response(status=503 if reason else 200, text=(reason or "ok") + "\n")
-
-        return handler
-
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._page().encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _handler_of(problem: Callable[[], str]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handler(_: web.Request) -> web.Response:
+        reason = problem()
+        return web.Response(status=503 if reason else 200, text=(reason or "ok") + "\n")
+
+    return handler

@@ -1,7 +1,7 @@
-"""One operator at a time, by a Lease in the operator's own namespace.
+"""Leader election with a Lease in the operator's own namespace.
 
-A Lease only keeps two operators from doing the same work. It is no fence: a holder that was frozen may still send one
-more request after its Lease was taken over. Correctness rests on each step being right whoever takes it.
+The Lease only keeps two operators from doing the same work. It is not a fence: a holder that was frozen may send one
+more request after its Lease was taken over. So every step must be correct whichever operator sends it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from minisgl_operator.shell.client import ApiError, Client, Object
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.resources import LEASE
 
 _log = logging.getLogger(__name__)
 
-# The figures of Kubernetes' own controllers.
+# The values of Kubernetes' own controllers, in seconds.
 DURATION: Final = 15.0
 RENEW_DEADLINE: Final = 10.0
 PERIOD: Final = 2.0
 
 
 class Lease:
-    """Operators that share `namespace` and `name` stand by for each other. `identity` is unique to the process, so that
-    a restarted pod does not take itself for its predecessor."""
+    """Operators with the same `namespace` and `name` form one election. `identity` is unique to the process, so that a
+    restarted pod is not mistaken for its predecessor."""
 
     def __init__(self, client: Client, namespace: str, identity: str, name: str) -> None:
         self._client = client
@@ -36,36 +37,36 @@ class Lease:
         self.held = False
 
     async def acquire(self) -> None:
-        """Return once the Lease is ours."""
-        said = ""
+        """Return once this process holds the Lease."""
+        logged = ""
         while True:
             try:
-                holder = await self._try()
-                waits_for = f"the Lease is held by {holder}"
+                holder = await self._acquire_or_renew()
+                waits_for = f"it is held by {holder}"
             except ApiError as error:
-                waits_for = f"the Lease cannot be had: {error.message}"
+                waits_for = error.message
             if self.held:
-                _log.info("Holds the Lease %s/%s", self._namespace, self._name)
+                _log.info("Acquired the Lease %s/%s", self._namespace, self._name)
                 return
-            if waits_for != said:
-                _log.warning("Stands by: %s", waits_for)
-                said = waits_for
+            if waits_for != logged:
+                _log.warning("Waiting for the Lease %s/%s: %s", self._namespace, self._name, waits_for)
+                logged = waits_for
             await asyncio.sleep(PERIOD)
 
     async def keep(self, on_loss: Callable[[], None]) -> None:
-        """Renew until cancelled. Calls `on_loss` and returns once somebody else holds the Lease, or when it could not
-        be renewed for `RENEW_DEADLINE` seconds: the process must then end, before another one acquires it."""
+        """Renew until cancelled. Calls `on_loss` and returns when another process holds the Lease, or when it could not
+        be renewed for `RENEW_DEADLINE` seconds: the process must then exit, before another one acquires it."""
         clock = asyncio.get_running_loop().time
         renewed = clock()
         while True:
             await asyncio.sleep(PERIOD)
-            # For the others the Lease is new from when the server has it, which may be long before we hear so.
+            # For the others the Lease is renewed when the server has the request, long before our response perhaps.
             asked = clock()
             try:
                 async with asyncio.timeout(max(renewed + RENEW_DEADLINE - clock(), 0.1)):
-                    holder = await self._try()
+                    holder = await self._acquire_or_renew()
             except Exception as error:
-                # Whoever cannot renew, for whatever reason, must not go on as the holder.
+                # A process that cannot renew, for whatever reason, must not continue as the holder.
                 if clock() - renewed < RENEW_DEADLINE:
                     continue
                 _log.error("Lost the Lease: not renewed for %.0f s: %r", RENEW_DEADLINE, error)
@@ -79,7 +80,7 @@ class Lease:
             return
 
     async def release(self) -> None:
-        """Let a standby take over at once. Best effort: without it the standby waits `DURATION` seconds."""
+        """Let another process take over immediately. Best effort: without it that process waits `DURATION` seconds."""
         if not self.held:
             return
         self.held = False
@@ -91,8 +92,8 @@ class Lease:
         except ApiError as error:
             _log.warning("Could not release the Lease: %s", error.message)
 
-    async def _try(self) -> str:
-        """Take or renew the Lease if that may be done; return the holder."""
+    async def _acquire_or_renew(self) -> str:
+        """Acquire or renew the Lease unless another process holds it; return the holder."""
         while True:
             live = await self._client.get(LEASE, self._namespace, self._name)
             holder = "" if live is None else (live.get("spec") or {}).get("holderIdentity") or ""
@@ -107,12 +108,12 @@ class Lease:
             except ApiError as error:
                 if error.status != 409:
                     raise
-                # Somebody was quicker, or our own request had arrived although its answer was lost.
+                # Another process was faster, or our own request arrived although its response was lost.
                 continue
             self.held = True
             return self._identity
 
-    def _body(self, live: Object) -> Object:
+    def _body(self, live: Manifest) -> Manifest:
         spec = live.get("spec") or {}
         mine = spec.get("holderIdentity") == self._identity
         return {
@@ -128,8 +129,8 @@ class Lease:
             },
         }
 
-    def _expired(self, live: Object) -> bool:
-        """Judged by our clock since we saw the Lease change, never by the times in it: clocks of nodes differ."""
+    def _expired(self, live: Manifest) -> bool:
+        """Measured by the local clock since the Lease last changed, not by its times: clocks of nodes differ."""
         now = asyncio.get_running_loop().time()
         version = live["metadata"]["resourceVersion"]
         if self._seen[0] != version:

@@ -1,4 +1,4 @@
-"""What Prometheus is told. Names are those of controller-runtime and client-go, so that their dashboards work."""
+"""Metrics for Prometheus, with the names of controller-runtime and client-go, so that their dashboards work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RECONCILE_EDGES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class Metrics:
-    """Counted since the start."""
+    """Counters since the start of the process."""
 
     def __init__(self) -> None:
         self.reconciles: Counter[str] = Counter()
@@ -33,7 +33,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is measured at the moment of a scrape."""
+    """Values at the moment of a scrape."""
 
     depth: int
     adds: int
@@ -46,13 +46,13 @@ class Snapshot:
 
 
 def render(metrics: Metrics, now: Snapshot) -> str:
-    """The text format of Prometheus 0.0.4."""
+    """Text in the Prometheus format 0.0.4."""
     page = _Page()
     queue = 'name="inferencemodel"'
     page.metric("workqueue_depth", "gauge", "Models that wait for a worker.", {queue: now.depth})
     page.metric("workqueue_adds_total", "counter", "Times that a model was added to the queue.", {queue: now.adds})
     page.metric(
-        "workqueue_retries_total", "counter", "Times that a model failed and was put back.", {queue: now.retries}
+        "workqueue_retries_total", "counter", "Times that a model failed and was requeued.", {queue: now.retries}
     )
     page.metric(
         "workqueue_longest_running_processor_seconds",
@@ -76,24 +76,24 @@ def render(metrics: Metrics, now: Snapshot) -> str:
     page.metric(
         "rest_client_requests_total",
         "counter",
-        "Requests to the API server by method and status; 0 where no answer came.",
+        "Requests to the API server by method and status; 0 without a response.",
         {f'method="{method}",code="{code}"': count for (method, code), count in metrics.requests.items()},
     )
     page.metric(
         "minisgl_operator_apply_total",
         "counter",
-        "Children applied, skipped because nothing changed, or refused.",
+        "Children applied, skipped without a change, or rejected.",
         {f'kind="{kind}",result="{result}"': count for (kind, result), count in metrics.applies.items()},
     )
     page.metric(
         "minisgl_operator_probes_total",
         "counter",
-        "Questions to launchers and frontends by result.",
+        "Status probes of launchers and frontends by result.",
         {f'result="{result}"': count for result, count in metrics.probes.items()},
     )
-    page.metric("minisgl_operator_models", "gauge", "Models that the operator knows.", {"": now.models})
+    page.metric("minisgl_operator_models", "gauge", "InferenceModels that the operator manages.", {"": now.models})
     page.metric("minisgl_operator_resync_age_seconds", "gauge", "Time since the last full list.", {"": now.resync_age})
-    page.metric("minisgl_operator_event_loop_lag_seconds", "gauge", "How late a timer just was.", {"": now.loop_lag})
+    page.metric("minisgl_operator_event_loop_lag_seconds", "gauge", "Delay of the event loop.", {"": now.loop_lag})
     page.metric("minisgl_operator_leader", "gauge", "1 while this process holds the Lease.", {"": int(now.leader)})
     return page.text()
 
@@ -103,7 +103,7 @@ class _Page:
         self._lines: list[str] = []
 
     def metric(self, name: str, kind: str, text: str, values: dict[str, float]) -> None:
-        """`values` by labels as they are written."""
+        """`values` by their rendered labels."""
         self._lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
         self._lines += [
             f"{name}{{{labels}}} {value:g}" if labels else f"{name} {value:g}" for labels, value in values.items()

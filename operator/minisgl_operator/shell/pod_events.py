@@ -1,6 +1,7 @@
-"""Why something waits: the Events about pods, claims and controllers that are stuck.
+"""Events about pods, PVCs and controllers that wait, which explain why.
 
-Listed only for what has been stuck for a while, and less often the longer it is: most pods never need it.
+They are listed only for objects that have waited for a while, and less often the longer they wait: most pods never need
+it.
 """
 
 from __future__ import annotations
@@ -10,59 +11,59 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Final
 
-from minisgl_operator.facts.observed import Manifest, ObjectEvent, utc
+from minisgl_operator.api.objects import Manifest, is_deleting, parse_time
+from minisgl_operator.facts.observed import ObjectEvent
 from minisgl_operator.shell.client import Client
 from minisgl_operator.shell.resources import CORE_EVENT
 
-_AFTER: Final = 5.0
-_LONGEST: Final = 60.0
-# A model whose hundred pods wait has one reason, not a hundred.
-_MOST: Final = 8
+_MIN_PERIOD: Final = 5.0
+_MAX_PERIOD: Final = 60.0
+# A hundred waiting pods of a model have one cause, not a hundred.
+_MAX_OBJECTS: Final = 8
 _MAX_EVENTS: Final = 50
 
 
-class StuckEvents:
-    """Keeps what was listed last, by the uid of the object, until it is listed again."""
+class PodEvents:
+    """Keeps the last list by the object's uid."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._known: dict[str, tuple[float, tuple[ObjectEvent, ...]]] = {}
 
-    async def about(
+    async def events_for(
         self, objects: Iterable[Manifest], now: datetime
     ) -> tuple[dict[str, tuple[ObjectEvent, ...]], float | None]:
-        """Events by uid, oldest first, and in how many seconds it is worth looking again."""
-        stuck = [one for one in objects if is_stuck(one)][:_MOST]
+        """Events by uid, oldest first, and the seconds until another list is due; None without waiting objects."""
+        waiting = [one for one in objects if waits_for_event(one)][:_MAX_OBJECTS]
         found: dict[str, tuple[ObjectEvent, ...]] = {}
-        again: float | None = None
+        due: list[float] = []
         clock = asyncio.get_running_loop().time()
-        self._known = {uid: entry for uid, entry in self._known.items() if clock - entry[0] < 2 * _LONGEST}
-        for one in stuck:
+        self._known = {uid: entry for uid, entry in self._known.items() if clock - entry[0] < 2 * _MAX_PERIOD}
+        for one in waiting:
             metadata = one["metadata"]
-            uid, age = metadata["uid"], (now - utc(metadata["creationTimestamp"])).total_seconds()
-            period = min(max(age / 4, _AFTER), _LONGEST)
+            uid, age = metadata["uid"], (now - parse_time(metadata["creationTimestamp"])).total_seconds()
+            period = min(max(age / 4, _MIN_PERIOD), _MAX_PERIOD)
             listed, events = self._known.get(uid, (None, ()))
-            if age >= _AFTER and (listed is None or clock - listed >= period):
+            if age >= _MIN_PERIOD and (listed is None or clock - listed >= period):
                 events = await self._list(metadata["namespace"], uid)
                 self._known[uid] = (clock, events)
             if events:
                 found[uid] = events
-            due = _AFTER - age if age < _AFTER else period
-            again = due if again is None else min(again, due)
-        return found, again
+            due.append(_MIN_PERIOD - age if age < _MIN_PERIOD else period)
+        return found, min(due, default=None)
 
     async def _list(self, namespace: str, uid: str) -> tuple[ObjectEvent, ...]:
         items: list[Manifest] = []
         async for page in self._client.pages(CORE_EVENT, namespace, field_selector=f"involvedObject.uid={uid}"):
             items += page.items
-        items.sort(key=_when)
+        items.sort(key=_last_time)
         return tuple(ObjectEvent(item.get("reason") or "", item.get("message") or "") for item in items[-_MAX_EVENTS:])
 
 
-def is_stuck(one: Manifest) -> bool:
-    """Whether a pod, claim, StatefulSet or Job waits for something that only an Event names."""
+def waits_for_event(one: Manifest) -> bool:
+    """Whether a pod, PVC, StatefulSet or Job waits for something that only an Event explains."""
     status = one.get("status", {})
-    if one["metadata"].get("deletionTimestamp"):
+    if is_deleting(one):
         return False
     match one["kind"]:
         case "Pod" | "PersistentVolumeClaim":
@@ -75,7 +76,7 @@ def is_stuck(one: Manifest) -> bool:
     return False
 
 
-def _when(event: Manifest) -> str:
+def _last_time(event: Manifest) -> str:
     series = event.get("series") or {}
     return str(
         series.get("lastObservedTime")

@@ -1,7 +1,7 @@
-"""Asks the pods themselves: GET /status of rank-0 launchers, frontends and running fetch pods.
+"""Status probes: GET /status of leaders, frontends and running fetch pods.
 
-What was answered last is kept by pod. Only a changed answer wakes the model, and what never stands still (requests in
-flight, seconds of silence) does not count as a change.
+The last report of each pod is kept. Only a changed report queues the model; fields that change all the time (running
+requests, seconds of silence) do not count.
 """
 
 from __future__ import annotations
@@ -9,39 +9,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import aiohttp
 import msgspec
 
-from minisgl_operator.facts.observed import Manifest, Unreachable
-from minisgl_operator.facts.replicas import is_asked
-from minisgl_operator.render.names import CONTROL_PORT
+from minisgl.wire.status import CONTROL_PORT
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.facts.observed import Report, Unreachable
+from minisgl_operator.facts.pods import serves_status
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.store import ModelKey, Store
 
-Report = Mapping[str, Any] | Unreachable
 Target = tuple[ModelKey, Manifest]
 
 _log = logging.getLogger(__name__)
 
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=3.0)
-# A frontend names each replica, of which there may be a thousand, and says why it does not route there.
+# A frontend reports up to a thousand replicas, each with the reason why it is not routable.
 _MAX_BODY: Final = 2**20
 _CONCURRENT: Final = 32
-# The operator's share of one core stays small with thousands of pods; rounds then take longer than asked for.
+# Probes per second, so that thousands of pods cost little CPU time; rounds then take longer than configured.
 _RATE: Final = 200.0
-# Somebody may be waiting for a model that starts: its pods do not wait for their turn in a round of thousands.
+# Pods of a model that starts do not wait for their turn in a round of thousands: a user may be waiting.
 _LOOK_SECONDS: Final = 0.5
 _SETTLED: Final = ("Ready", "Suspended")
-_NO_NEWS: Final = ("running", "waiting", "reason")
-# One lost answer of a busy node is not yet news.
+_IGNORED_FIELDS: Final = ("running", "waiting", "reason")
+# One failed probe of a busy node does not change the state yet.
 _FAILURES: Final = 2
 
 
 def pod_address(pod: Manifest) -> str | None:
-    """Where a pod's launcher answers; None while the pod has no address."""
+    """URL of the pod's control port; None while the pod has no address."""
     ip = pod["status"].get("podIP")
     if not ip:
         return None
@@ -49,7 +49,7 @@ def pod_address(pod: Manifest) -> str | None:
 
 
 class Prober:
-    """`on_change` hears whose pod answered something new. `address` is replaced where pods are only simulated."""
+    """`on_change` is called with the model of a pod whose report has changed. `address` differs for simulated pods."""
 
     def __init__(
         self,
@@ -59,19 +59,19 @@ class Prober:
         seconds: float,
         address: Callable[[Manifest], str | None] = pod_address,
     ) -> None:
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, Report | Unreachable] = {}
         self._store = store
         self._on_change = on_change
         self._metrics = metrics
         self._seconds = seconds
         self._address = address
         self._failures: dict[str, int] = {}
-        self._asked: dict[str, float] = {}
+        self._probed_at: dict[str, float] = {}
         self._slots = asyncio.Semaphore(_CONCURRENT)
 
     async def run(self) -> None:
-        """Ask every pod about every `seconds`, spread over that time, until cancelled."""
-        # No proxy from the environment: pods are asked directly.
+        """Probe every pod every `seconds`, spread over that time, until cancelled."""
+        # Pods are reached directly, without a proxy from the environment.
         connector = aiohttp.TCPConnector(limit=_CONCURRENT, keepalive_timeout=4 * self._seconds)
         async with (
             aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector) as session,
@@ -87,15 +87,15 @@ class Prober:
                 random.shuffle(targets)
                 for key, pod in self._urgent_first(targets):
                     await self._slots.acquire()
-                    self._asked[_uid(pod)] = clock()
-                    tasks.create_task(self._ask(session, key, pod))
+                    self._probed_at[_uid(pod)] = clock()
+                    tasks.create_task(self._probe(session, key, pod))
                     await asyncio.sleep(step * random.uniform(0.8, 1.2))
 
     def _targets(self) -> list[Target]:
-        return [(key, pod) for key, pod in self._store.pods() if is_asked(pod)]
+        return [(key, pod) for key, pod in self._store.pods() if serves_status(pod)]
 
     def _urgent_first(self, targets: Sequence[Target]) -> Iterator[Target]:
-        """All of them, and in between, for half of the time at most, the pods that are urgent by then."""
+        """All targets; in between, for at most half of the time, pods that have become urgent."""
         clock = asyncio.get_running_loop().time
         began, look_at = clock(), clock()
         for target in targets:
@@ -103,23 +103,23 @@ class Prober:
                 looked = clock()
                 yield from [each for each in self._targets() if self._is_urgent(each, looked)]
                 look_at = clock() + max(_LOOK_SECONDS, clock() - looked)
-            if self._asked.get(_uid(target[1]), began - 1) < began:
+            if self._probed_at.get(_uid(target[1]), began - 1) < began:
                 yield target
 
     def _is_urgent(self, target: Target, now: float) -> bool:
-        """Never asked, or not for a while and of a model that is on its way."""
+        """Whether the pod was never probed, or is due again and belongs to a model that is not settled."""
         key, pod = target
-        asked = self._asked.get(_uid(pod))
-        if asked is None:
+        probed_at = self._probed_at.get(_uid(pod))
+        if probed_at is None:
             return True
         model = self._store.model(key)
         phase = None if model is None else model.body.get("status", {}).get("phase")
-        return now - asked >= self._seconds and phase not in _SETTLED
+        return now - probed_at >= self._seconds and phase not in _SETTLED
 
-    async def _ask(self, session: aiohttp.ClientSession, key: ModelKey, pod: Manifest) -> None:
+    async def _probe(self, session: aiohttp.ClientSession, key: ModelKey, pod: Manifest) -> None:
         try:
             uid = _uid(pod)
-            report = await self._fetch(session, pod)
+            report = await self._request(session, pod)
             if isinstance(report, Unreachable):
                 self._metrics.probes["unreachable"] += 1
                 self._failures[uid] = self._failures.get(uid, 0) + 1
@@ -130,12 +130,12 @@ class Prober:
                 self._failures.pop(uid, None)
             before = self.reports.get(uid)
             self.reports[uid] = report
-            if before is None or news(before) != news(report):
+            if before is None or _significant_fields(before) != _significant_fields(report):
                 self._on_change(key)
         finally:
             self._slots.release()
 
-    async def _fetch(self, session: aiohttp.ClientSession, pod: Manifest) -> Report:
+    async def _request(self, session: aiohttp.ClientSession, pod: Manifest) -> Report | Unreachable:
         address = self._address(pod)
         if address is None:
             return Unreachable("the pod has no address")
@@ -145,32 +145,32 @@ class Prober:
                 while len(body) <= _MAX_BODY and (part := await response.content.read(_MAX_BODY + 1)):
                     body += part
                 if response.status != 200:
-                    return Unreachable(f"/status answered {response.status}")
+                    return Unreachable(f"status {response.status} of /status")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Unreachable(str(error) or type(error).__name__)
         if len(body) > _MAX_BODY:
-            return Unreachable(f"/status is larger than {_MAX_BODY} bytes")
+            return Unreachable(f"the body of /status is larger than {_MAX_BODY} bytes")
         try:
             report = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError):
-            return Unreachable("/status is no JSON")
-        return report if isinstance(report, dict) else Unreachable("/status is no JSON object")
+            return Unreachable("the body of /status is not JSON")
+        return report if isinstance(report, dict) else Unreachable("the body of /status is not a JSON object")
 
     def _forget(self, present: set[str]) -> None:
         for uid in self.reports.keys() - present:
             del self.reports[uid]
         for uid in self._failures.keys() - present:
             del self._failures[uid]
-        for uid in self._asked.keys() - present:
-            del self._asked[uid]
+        for uid in self._probed_at.keys() - present:
+            del self._probed_at[uid]
 
 
 def _uid(pod: Manifest) -> str:
     return str(pod["metadata"]["uid"])
 
 
-def news(report: Report) -> object:
-    """The report without what never stands still and nobody here reads."""
+def _significant_fields(report: Report | Unreachable) -> object:
+    """The report without the fields that change all the time and that the operator does not use."""
     if isinstance(report, Unreachable):
         return None
     replicas = report.get("replicas")
@@ -179,7 +179,9 @@ def news(report: Report) -> object:
     return {
         **report,
         "replicas": [
-            {name: value for name, value in entry.items() if name not in _NO_NEWS} if isinstance(entry, dict) else entry
+            {name: value for name, value in entry.items() if name not in _IGNORED_FIELDS}
+            if isinstance(entry, dict)
+            else entry
             for entry in replicas
         ],
     }

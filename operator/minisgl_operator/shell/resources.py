@@ -1,14 +1,17 @@
-"""The kinds that the operator reads and writes, and where the API server keeps them."""
+"""The kinds that the operator reads and writes, and their paths at the API server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.api.types import GROUP, KIND, PLURAL, VERSION
 
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind of a namespaced object."""
+    """One kind of namespaced objects."""
 
     group: str
     version: str
@@ -21,11 +24,11 @@ class Resource:
 
     @property
     def title(self) -> str:
-        """As RBAC and `kubectl` write it: `statefulsets.apps`, `pods`."""
+        """The form of RBAC and `kubectl`: `statefulsets.apps`, `pods`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """The URL's path; without a namespace that of the whole cluster's list."""
+        """Path of the URL; without a namespace, of the list of the whole cluster."""
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if namespace is not None:
             parts += ["namespaces", namespace]
@@ -34,13 +37,13 @@ class Resource:
         return "/".join(parts)
 
 
-MODEL: Final = Resource("serving.minisgl.io", "v1alpha1", "inferencemodels", "InferenceModel")
+MODEL: Final = Resource(GROUP, VERSION, PLURAL, KIND)
 POD: Final = Resource("", "v1", "pods", "Pod")
 CORE_EVENT: Final = Resource("", "v1", "events", "Event")
 EVENT: Final = Resource("events.k8s.io", "v1", "events", "Event")
 LEASE: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
-# What a model's children are. Pods are children of these.
+# Kinds of a model's children. Pods are children of these.
 CHILDREN: Final = (
     Resource("apps", "v1", "statefulsets", "StatefulSet"),
     Resource("apps", "v1", "deployments", "Deployment"),
@@ -57,9 +60,9 @@ _BY_KIND: Final = {resource.kind: resource for resource in WATCHED}
 
 
 def of_kind(kind: str) -> Resource:
-    """Raises KeyError for a kind that the operator has nothing to do with."""
+    """Raises KeyError for a kind that the operator does not use."""
     return _BY_KIND[kind]
 
 
-def of_object(body: dict[str, Any]) -> Resource:
+def of_object(body: Manifest) -> Resource:
     return of_kind(body["kind"])

@@ -1,4 +1,4 @@
-"""The operator's process: acquire the Lease, begin to work, watch, and give everything back at the end."""
+"""The operator's process: acquire the Lease, start the controller, watch, and release the Lease at the end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _log = logging.getLogger(__name__)
 
 
 def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
-    """0 after SIGTERM or SIGINT; 1 when the Lease was lost, a watch broke, or another namespace may be watched, which a
-    restart cures."""
+    """Return 0 after SIGTERM or SIGINT; 1 when the Lease was lost, a watch broke, or another namespace may be watched,
+    all of which call for a restart."""
     set_up("operator", level, format)
-    # One line for each watch event is more than anybody reads.
+    # kopf logs one line for each watch event.
     logging.getLogger("kopf").setLevel("WARNING" if level == "info" else level.upper())
     return asyncio.run(_run(config))
 
@@ -40,19 +40,19 @@ async def _run(config: Config) -> int:
     this = asyncio.current_task()
     assert this is not None
     for number in (signal.SIGTERM, signal.SIGINT):
-        # kopf puts its own handlers in place once it runs.
+        # kopf installs its own handlers once it runs.
         loop.add_signal_handler(number, this.cancel)
     async with Client(where, counts.requested) as client:
-        lease = Lease(client, config.environment.operator_namespace, identity, config.lease_name)
+        lease = Lease(client, config.defaults.operator_namespace, identity, config.lease_name)
         keeper: asyncio.Task[None] | None = None
-        ends_early = False
+        restarts = False
 
-        def end_early() -> None:
-            nonlocal ends_early
-            ends_early = True
+        def exit_for_restart() -> None:
+            nonlocal restarts
+            restarts = True
             this.cancel()
 
-        controller = Controller(client, config, identity, counts, lambda: lease.held, on_access=end_early)
+        controller = Controller(client, config, identity, counts, lambda: lease.held, on_permissions=exit_for_restart)
 
         async def finish() -> None:
             await controller.stop()
@@ -63,15 +63,15 @@ async def _run(config: Config) -> int:
         try:
             await controller.serve_health()
             await lease.acquire()
-            keeper = asyncio.create_task(lease.keep(end_early), name="lease")
+            keeper = asyncio.create_task(lease.keep(exit_for_restart), name="lease")
             await controller.start()
-            _log.info("Watches %s", ", ".join(controller.namespaces) or "all namespaces")
-            await watch(where, controller.namespaces, controller.saw, finish)
+            _log.info("Watching %s", ", ".join(controller.namespaces) or "all namespaces")
+            await watch(where, controller.namespaces, controller.on_watch_event, finish)
         except asyncio.CancelledError:
-            # A signal, or an end that a restart cures.
-            return 1 if ends_early else 0
+            # A signal, or a restart.
+            return 1 if restarts else 0
         except Exception:
-            _log.exception("Cannot go on; the operator ends to be started again")
+            _log.exception("Fatal error; exiting for restart")
             return 1
         finally:
             await finish()

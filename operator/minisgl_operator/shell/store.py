@@ -1,7 +1,7 @@
-"""What the watches and our own writes have shown: models, their children and pods, by model.
+"""Models, their children and pods, from the watches and from responses to our own writes.
 
-Only what the core reads of an object is kept: a thousand models have twelve thousand children. What has no version
-newer than the stored one is dropped, so that an event that is older than our own write cannot undo it here.
+Only the fields that the operator reads are kept: a thousand models have twelve thousand children. An object whose
+version is not newer than the stored one is dropped, so that an event from before our own write cannot undo it here.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from minisgl_operator.api.objects import Manifest, controller_of
 from minisgl_operator.render.names import MODEL_LABEL
-from minisgl_operator.shell.client import Object
 from minisgl_operator.shell.resources import MODEL, POD, Resource, of_kind
 
 
 class ModelKey(NamedTuple):
-    """Which model; as client-go's keys, it says nothing of what happened to it."""
+    """Identity of a model; like client-go's keys it does not tell what happened to the model."""
 
     namespace: str
     name: str
 
 
 class Id(NamedTuple):
-    """Where an object is."""
+    """Identity of an object."""
 
     kind: str
     namespace: str
@@ -36,12 +36,12 @@ class Id(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """An object as it was last seen, of or in the way of the model `owner`. `fingerprint` is that of all that can be
-    applied: an object whose status alone changed has the same one."""
+    """An object as it was last seen, which belongs to the model `owner` or conflicts with it. `spec_hash` covers
+    everything that can be applied, not the status."""
 
-    body: Object
+    body: Manifest
     version: int
-    fingerprint: bytes
+    spec_hash: bytes
     owner: ModelKey
 
     @property
@@ -50,12 +50,12 @@ class Stored:
 
 
 class Store:
-    """Lives in one event loop; nothing here waits."""
+    """Used from one event loop; no method blocks."""
 
     def __init__(self) -> None:
         self._objects: dict[Id, Stored] = {}
         self._of_model: defaultdict[ModelKey, set[Id]] = defaultdict(set)
-        self._taken: defaultdict[ModelKey, set[Id]] = defaultdict(set)
+        self._conflicts: defaultdict[ModelKey, set[Id]] = defaultdict(set)
         self._models: dict[ModelKey, Stored] = {}
 
     def model(self, key: ModelKey) -> Stored | None:
@@ -69,56 +69,56 @@ class Store:
         return self._objects.get(Id(kind, namespace, name))
 
     def of_model(self, key: ModelKey) -> list[Stored]:
-        """Its children and pods, and objects of others that hold a child's name."""
-        taken = {id for id in self._taken.get(key, ()) if id in self._objects}
-        return [self._objects[id] for id in sorted(taken.union(self._of_model.get(key, ())))]
+        """The model's children and pods, and other owners' objects that have a child's name."""
+        conflicts = {id for id in self._conflicts.get(key, ()) if id in self._objects}
+        return [self._objects[id] for id in sorted(conflicts.union(self._of_model.get(key, ())))]
 
-    def mark_taken(self, id: Id, key: ModelKey) -> None:
-        """The model wants this name, and an object has it that is kept as another model's."""
-        self._taken[key].add(id)
+    def mark_name_conflict(self, id: Id, key: ModelKey) -> None:
+        """Record that another model's object has a name that this model wants."""
+        self._conflicts[key].add(id)
 
-    def pods(self) -> Iterator[tuple[ModelKey, Object]]:
+    def pods(self) -> Iterator[tuple[ModelKey, Manifest]]:
         for key, ids in self._of_model.items():
             for id in ids:
                 if id.kind == POD.kind:
                     yield key, self._objects[id].body
 
-    def put(self, body: Object, key: ModelKey | None = None) -> ModelKey | None:
-        """Keep an object; return whose it is, or None when that is nobody's, or when nothing new was learnt.
+    def put(self, body: Manifest, key: ModelKey | None = None) -> ModelKey | None:
+        """Store an object; return its model, or None for an object without one and without significant changes.
 
-        `key` names the model that it stands in the way of, for objects of others that say nothing of a model.
+        `key` is the model that it conflicts with, for objects that name no model themselves.
         """
-        id, version = identify(body), _version(body)
+        id, version = object_id(body), _version(body)
         if id.kind == MODEL.kind:
             owner = ModelKey(id.namespace, id.name)
             known = self._models.get(owner)
             if known is not None and version <= known.version:
                 return None
-            self._models[owner] = Stored(trimmed(body), version, fingerprint(body), owner)
+            self._models[owner] = Stored(trim(body), version, spec_hash(body), owner)
             return owner
         owner_or_none = model_of(body) or key
         known = self._objects.get(id)
         if owner_or_none is None or (known is not None and version <= known.version):
             return None
         owner = owner_or_none
-        kept = trimmed(body)
+        kept = trim(body)
         if known is not None:
             self._forget(id)
-        self._objects[id] = Stored(kept, version, fingerprint(body), owner)
+        self._objects[id] = Stored(kept, version, spec_hash(body), owner)
         self._of_model[owner].add(id)
-        if known is not None and id.kind == POD.kind and _noteworthy(kept) == _noteworthy(known.body):
+        if known is not None and id.kind == POD.kind and _significant(kept) == _significant(known.body):
             return None
         return owner
 
-    def remove(self, body: Object) -> ModelKey | None:
-        """The object is gone; return whose it was."""
-        id = identify(body)
+    def remove(self, body: Manifest) -> ModelKey | None:
+        """Drop a deleted object; return its model."""
+        id = object_id(body)
         if id.kind == MODEL.kind:
             key = ModelKey(id.namespace, id.name)
             known = self._models.get(key)
             if known is not None and known.uid == body["metadata"]["uid"]:
                 del self._models[key]
-                self._taken.pop(key, None)
+                self._conflicts.pop(key, None)
             return key
         known = self._objects.get(id)
         if known is None or known.uid != body["metadata"]["uid"] or _version(body) < known.version:
@@ -126,9 +126,9 @@ class Store:
         return self._forget(id)
 
     def sweep(self, resource: Resource, present: set[Id], namespace: str | None, version: str) -> None:
-        """Drop what a list of that kind and version, of one namespace or of all, did not show.
+        """Drop the objects that are missing in a list of this kind and version, of one namespace or of all.
 
-        What is newer than the list stays: events may have been faster.
+        Objects that are newer than the list stay: their events were faster.
         """
         kept: Mapping[Id, Stored] = (
             {Id(MODEL.kind, *key): stored for key, stored in self._models.items()}
@@ -155,22 +155,18 @@ class Store:
         return owner
 
 
-def model_of(body: Object) -> ModelKey | None:
-    """The model that controls the object; for pods, and for objects that nothing controls, the one they name."""
+def model_of(body: Manifest) -> ModelKey | None:
+    """The model that controls the object; for pods, and for objects without a controller, the one in their labels."""
     metadata = body["metadata"]
-    for owner in metadata.get("ownerReferences", ()):
-        if (
-            owner["kind"] == MODEL.kind
-            and owner["apiVersion"].startswith(MODEL.group + "/")
-            and owner.get("controller")
-        ):
-            return ModelKey(metadata["namespace"], owner["name"])
+    owner = controller_of(body)
+    if owner is not None and owner["kind"] == MODEL.kind and owner["apiVersion"].startswith(MODEL.group + "/"):
+        return ModelKey(metadata["namespace"], owner["name"])
     name = metadata.get("labels", {}).get(MODEL_LABEL)
     return None if name is None else ModelKey(metadata["namespace"], name)
 
 
-def fingerprint(body: Object) -> bytes:
-    """Equal for objects that differ only in their status and in what servers and controllers keep for themselves."""
+def spec_hash(body: Manifest) -> bytes:
+    """Hash that ignores the status and the fields that servers and controllers keep for themselves."""
     metadata = body["metadata"]
     annotations = {
         name: value for name, value in metadata.get("annotations", {}).items() if "kubernetes.io/" not in name
@@ -203,14 +199,14 @@ _POD_STATUS: Final = (
 )
 
 
-def trimmed(body: Object) -> Object:
-    """The part of an object that is kept: all of a model; of others identity, owner, status and what sizes them."""
+def trim(body: Manifest) -> Manifest:
+    """The stored part of an object: a model as a whole; of other objects identity, owner, status and sizes."""
     metadata = body["metadata"]
     if body["kind"] == MODEL.kind:
         kept = {name: value for name, value in metadata.items() if name != "managedFields"}
         return body | {"metadata": kept}
     kept_metadata = {name: metadata[name] for name in _METADATA if name in metadata}
-    small: Object = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": kept_metadata}
+    small: Manifest = {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": kept_metadata}
     status = body.get("status", {})
     match body["kind"]:
         case "Pod":
@@ -218,8 +214,8 @@ def trimmed(body: Object) -> Object:
             small["status"] = {name: status[name] for name in _POD_STATUS if name in status}
         case "StatefulSet" | "Deployment":
             spec = body["spec"]
-            of_pods = spec["template"].get("metadata", {})
-            template = {"metadata": {name: of_pods[name] for name in ("labels", "annotations") if name in of_pods}}
+            metadata = spec["template"].get("metadata", {})
+            template = {"metadata": {name: metadata[name] for name in ("labels", "annotations") if name in metadata}}
             small["spec"] = {"replicas": spec.get("replicas", 1), "template": template}
             small["status"] = status
         case "PersistentVolumeClaim":
@@ -230,8 +226,8 @@ def trimmed(body: Object) -> Object:
     return small
 
 
-def _noteworthy(pod: Object) -> object:
-    """A pod's changes that can change what is to be done or said; kubelets write more often than that."""
+def _significant(pod: Manifest) -> object:
+    """The fields of a pod that can change the plan or the status; kubelets also write others, and more often."""
     status = pod["status"]
     return (
         pod["metadata"]["uid"],
@@ -249,11 +245,11 @@ def _noteworthy(pod: Object) -> object:
     )
 
 
-def identify(body: Object) -> Id:
+def object_id(body: Manifest) -> Id:
     metadata: dict[str, Any] = body["metadata"]
     return Id(of_kind(body["kind"]).kind, metadata["namespace"], metadata["name"])
 
 
-def _version(body: Object) -> int:
-    """Versions of one kind are ordered integers, as the API promises since 1.35 and etcd has always given."""
+def _version(body: Manifest) -> int:
+    """Versions of one kind are ordered integers: guaranteed by the API since 1.35, and by etcd before."""
     return int(body["metadata"]["resourceVersion"])

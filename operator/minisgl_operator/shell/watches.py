@@ -1,7 +1,7 @@
-"""The watches, by kopf; the only file that knows it.
+"""Watches of models, children and pods with kopf, which no other file imports.
 
-Only `on.event` is used: kopf's other handlers write annotations or finalizers to the objects. An event does no more
-than to put the object into the store and its model into the queue.
+Only `on.event` is used: kopf's other handlers write annotations or finalizers to the objects. The handler of an event
+stores the object and queues its model.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ from typing import Any, Final
 
 import kopf
 
-from minisgl_operator.shell.client import Connection, Object
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.shell.client import Connection
 from minisgl_operator.shell.controller import CHILD_SELECTOR
 from minisgl_operator.shell.resources import MODEL, WATCHED, Resource
 
-Saw = Callable[[str | None, Object], None]
+OnEvent = Callable[[str | None, Manifest], None]
 
-# A service account's token is rotated; it is read again in time instead of after a refusal.
+# A service account's token is rotated; it is read again before it expires.
 _CREDENTIALS: Final = timedelta(minutes=10)
 
 
 async def watch(
     connection: Connection,
     namespaces: Sequence[str],
-    saw: Saw,
+    on_event: OnEvent,
     on_stop: Callable[[], Awaitable[None]],
 ) -> None:
-    """Report every event to `saw` until cancelled, or until SIGTERM or SIGINT.
+    """Pass every event to `on_event` until cancelled, or until SIGTERM or SIGINT.
 
-    Raises what broke a watch for good; the process is to be started again then. `on_stop` is awaited first of all at
-    the end, because kopf waits for tasks that were started after it.
+    Raises the error that broke a watch permanently; the process must restart then. `on_stop` is awaited before anything
+    else at the end, because kopf waits for tasks that were started after it.
     """
     registry = kopf.OperatorRegistry()
 
@@ -48,7 +49,7 @@ async def watch(
         await on_stop()
 
     for resource in WATCHED:
-        _register(registry, resource, saw)
+        _register(registry, resource, on_event)
     await kopf.operator(
         registry=registry,
         clusterwide=not namespaces,
@@ -58,8 +59,8 @@ async def watch(
 
 
 class NoDifferences(kopf.DiffBaseStorage):
-    """What handlers of changes would compare an object with. There are none of them; kopf makes six deep copies of
-    every object for them all the same, which was a third of what the operator computed."""
+    """Storage of the object that handlers of changes compare with. None are registered, but kopf would still make six
+    deep copies of every object for them, a third of the operator's CPU time."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -68,7 +69,7 @@ class NoDifferences(kopf.DiffBaseStorage):
         return None
 
     def store(self, **_: Any) -> None:
-        raise AssertionError("nothing is to be stored in objects")
+        raise AssertionError("nothing is stored in objects")
 
 
 def configured(settings: kopf.OperatorSettings) -> None:
@@ -84,12 +85,12 @@ def configured(settings: kopf.OperatorSettings) -> None:
     settings.networking.connect_timeout = 5
     settings.networking.request_timeout = 30
     settings.queueing.exit_timeout = 0.5
-    # Before the kubelet's patience of 30 s ends.
+    # Shorter than the grace period of 30 s.
     settings.process.ultimate_exiting_timeout = 25
 
 
 async def credentials(connection: Connection) -> kopf.ConnectionInfo:
-    """The same server and identity as the client's, so that there is one source of both."""
+    """Address and credentials of the client's connection."""
     authorization = await connection.get_api_key_with_prefix("BearerToken")
     scheme, _, token = (authorization or "").partition(" ")
     return kopf.ConnectionInfo(
@@ -105,9 +106,9 @@ async def credentials(connection: Connection) -> kopf.ConnectionInfo:
     )
 
 
-def _register(registry: kopf.OperatorRegistry, resource: Resource, saw: Saw) -> None:
+def _register(registry: kopf.OperatorRegistry, resource: Resource, on_event: OnEvent) -> None:
     @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
     async def handle(event: kopf.RawEvent, **_: Any) -> None:
-        # Lists do not say what their items are.
-        body: Object = {"apiVersion": resource.api_version, "kind": resource.kind, **event["object"]}
-        saw(event["type"], body)
+        # Items of a list have no kind.
+        body: Manifest = {"apiVersion": resource.api_version, "kind": resource.kind, **event["object"]}
+        on_event(event["type"], body)

@@ -1,9 +1,9 @@
-"""Which models are to be looked at, with the semantics of client-go's work queue and two lanes.
+"""Work queue of models to reconcile, with the semantics of client-go's and two priorities.
 
-A key that is added many times while it waits or is being worked on is worked on once more, and never by two workers
-at once. Delayed keys keep their earliest time. Failures of a key lengthen its own delay only. An urgent key, one whose
-spec somebody has just edited, overtakes those that only want to be looked at again: a full list adds thousands. While
-one is worked on few of those are: at each of its waits it would stand in line behind all of them.
+A key that is added many times while it waits or is processed is processed once more, and never by two workers at the
+same time. Delayed keys keep their earliest time. Failures of a key lengthen its own delay only. An urgent key, such as
+a model with an edited spec, goes ahead of normal ones: a full list adds thousands of them. While an urgent key is
+processed, few normal ones are: at each of its waits it would queue behind all of them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final, Generic, NamedTuple, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 _FIRST_DELAY: Final = 0.5
-# An hour-long outage of something that a model needs ends, for that model, within this time of its cure.
+# After a long outage of something that a model needs, its next retry comes within this time.
 _LONGEST_DELAY: Final = 60.0
-BESIDE_URGENT: Final = 2
-"""Of the other keys, so many are worked on beside an urgent one: somebody who edits again and again must not stop what
-becomes of all other models."""
+NORMAL_PER_URGENT: Final = 2
+"""Number of normal keys that are processed beside an urgent one: a user who edits one model again and again must not
+stop all other models."""
 
 
 class _Work(NamedTuple):
@@ -30,7 +30,7 @@ class _Work(NamedTuple):
 
 
 class WorkQueue(Generic[Key]):
-    """Lives in one event loop. Workers that wait for a key are cancelled all together or not at all."""
+    """Used from one event loop. Workers that wait for a key are cancelled all together or not at all."""
 
     def __init__(self) -> None:
         self.adds = 0
@@ -51,11 +51,11 @@ class WorkQueue(Generic[Key]):
 
     @property
     def idle(self) -> bool:
-        """Nothing waits for a worker and nothing is being worked on; keys may be due later."""
+        """Whether no key waits for a worker or is processed; keys may be due later."""
         return not self.depth and not self._processing
 
     def longest_running(self) -> float:
-        """Seconds since the oldest of the keys that are being worked on was handed out; 0 when there is none."""
+        """Seconds since a worker got the oldest of the keys that are processed; 0 without one."""
         return _now() - min((work.since for work in self._processing.values()), default=_now())
 
     def add(self, key: Key, urgent: bool = False) -> None:
@@ -66,7 +66,7 @@ class WorkQueue(Generic[Key]):
             self._put(key, urgent)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Add the key then, unless it is already due earlier."""
+        """Add the key after this time, unless it is due earlier."""
         due = _now() + seconds
         timer = self._timers.get(key)
         if timer is not None:
@@ -80,17 +80,17 @@ class WorkQueue(Generic[Key]):
         self.retries += 1
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        # The exponent is bounded because a float is.
+        # The bound of the exponent keeps the float finite.
         delay = min(_FIRST_DELAY * 2 ** min(failures, 16), _LONGEST_DELAY)
         self.add_after(key, delay * random.uniform(0.8, 1.2))
 
     def forget(self, key: Key) -> None:
-        """The key's failures are over."""
+        """Reset the key's failures."""
         self._failures.pop(key, None)
 
     async def get(self) -> Key:
-        """The next key. `done` must follow, whatever became of it."""
-        while (lane := self._open_lane()) is None:
+        """The next key. The worker must call `done` with it, also after an error."""
+        while (lane := self._next_lane()) is None:
             worker = asyncio.get_running_loop().create_future()
             self._workers.append(worker)
             await worker
@@ -103,27 +103,27 @@ class WorkQueue(Generic[Key]):
         del self._processing[key]
         if key in self._again:
             self._put(key, self._again.pop(key))
-        # What was held back may go on now.
+        # Keys that were held back may be processed now.
         self._wake(len(self._waiting))
 
     def close(self) -> None:
-        """Drop the timers. Nothing is to be added afterwards."""
+        """Drop the timers. No key may be added afterwards."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 
-    def _open_lane(self) -> dict[Key, None] | None:
-        """The lane of the next key; None while there is none to be handed out."""
+    def _next_lane(self) -> dict[Key, None] | None:
+        """The keys that the next one is taken from; None while no key may be processed."""
         if self._urgent:
             return self._urgent
         if not self._waiting:
             return None
         others = sum(not work.urgent for work in self._processing.values())
-        held_back = others >= BESIDE_URGENT and others < len(self._processing)
+        held_back = others >= NORMAL_PER_URGENT and others < len(self._processing)
         return None if held_back else self._waiting
 
     def _wake(self, count: int) -> None:
-        """Have this many workers look for a key."""
+        """Let this many workers look for a key."""
         for _ in range(min(count, len(self._workers))):
             worker = self._workers.popleft()
             if not worker.done():

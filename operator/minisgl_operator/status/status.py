@@ -1,69 +1,60 @@
-"""The status of a model: what was observed, in conditions that say the reason and the next step."""
+"""The status of a model: the observed state, and conditions with their reason and the next step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from minisgl_operator.api.conditions import ConditionType, Reason
+from minisgl_operator.api.objects import has_condition, is_deleting
+from minisgl_operator.api.text import truncate
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.observed import Observed, Outcome
-from minisgl_operator.facts.pod_failures import last_end
-from minisgl_operator.facts.replicas import Replica, containers, deleting, holds, revision_of
+from minisgl_operator.facts.observed import Observed, Report
+from minisgl_operator.facts.pods import last_terminations, node_of, revision_of
+from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names
-from minisgl_operator.render.defaults import Defaults
-from minisgl_operator.status.conditions import Condition, Kind, Reason, as_status, clipped
-from minisgl_operator.status.conditions_model import verdicts
+from minisgl_operator.status.condition import Condition
+from minisgl_operator.status.conditions import Conditions, all_conditions, as_status
 
 Status = dict[str, Any]
 
-_LONGEST_WORDS: Final = 1024
+_MAX_TEXT_LENGTH: Final = 1024
 _MAX_TIMINGS: Final = 32
-# What a replica told keeps holding while it is ready, though it may not answer for a moment.
-_TOLD: Final = ("transport", "epoch", "restarts", "startupSeconds", "timings", "lastFailure")
+# Reported fields that a ready replica keeps while it does not answer for a moment.
+_REPORTED_FIELDS: Final = ("transport", "epoch", "restarts", "startupSeconds", "timings", "lastFailure")
 
 
-def derive_status(
-    model: InferenceModel | InvalidSpec,
-    observed: Observed,
-    env: Defaults,
-    previous: Mapping[str, Any],
-    outcome: Outcome,
-    now: datetime,
-) -> Status:
-    """The whole status.
+def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
+    """The complete status.
 
-    `model` is the refusal where the spec could not be read. `previous` is the last status ({} for none): it gives the
-    times of transitions, and what is known of a model's files after their fetch pod is gone.
+    `previous` is the last status, or {}: it has the times of transitions, and details of the model's files that only
+    the fetch pod knew.
     """
-    if isinstance(model, InvalidSpec):
-        return _invalid(model, observed, previous, now)
-    facts = Facts(model, observed, env, outcome, now)
-    generation = model.metadata.generation
-    told_before = [each["name"] for each in previous.get("replicaStatuses") or () if "epoch" in each]
-    if previous and not outcome.refusals and facts.not_asked_yet(told_before):
-        # Said without those answers, it would be that nothing serves, and a moment later that all does.
+    reported_before = [each["name"] for each in previous.get("replicaStatuses") or () if "epoch" in each]
+    if previous and not facts.observed.rejections and facts.awaits_first_report(reported_before):
+        # Without those reports the status would show that nothing serves, and a moment later that everything does.
         return dict(previous)
-    found = verdicts(facts)
-    replicas = [_replica(facts, replica, previous) for replica in facts.replicas]
+    generation = facts.model.metadata.generation
+    conditions = all_conditions(facts)
+    replicas = [_replica_status(facts, replica, previous) for replica in facts.replicas]
+    existing = [replica for replica in facts.replicas if replica.stateful_set is not None]
     ready_ranks, ranks = (sum(replica[count] for replica in replicas) for count in ("readyRanks", "ranks"))
     status: Status = {
         "observedGeneration": generation,
-        "phase": _phase(facts, {condition.kind: condition for condition in found}),
-        "conditions": as_status(found, generation, previous, now),
-        "replicas": sum(replica.stateful_set is not None for replica in facts.replicas),
+        "phase": _phase(facts, conditions),
+        "conditions": as_status(conditions, generation, previous, facts.now),
+        "replicas": len(existing),
         "readyReplicas": facts.routable,
-        "updatedReplicas": sum(
-            replica.stateful_set is not None and not facts.outdated(replica) for replica in facts.replicas
-        ),
+        "updatedReplicas": sum(not replica.outdated for replica in existing),
         "ranks": f"{ready_ranks}/{ranks}",
-        "selector": _selector(model),
+        "selector": _selector(facts.model),
         "url": facts.url,
         "model": _served_model(facts, previous),
         "revision": facts.revision,
         "replicaStatuses": replicas,
-        "frontend": {"replicas": model.spec.frontend.replicas, "readyReplicas": facts.ready_frontends},
+        "frontend": {"replicas": facts.model.spec.frontend.replicas, "readyReplicas": facts.ready_frontends},
     }
     if facts.fetch is not None:
         cached = facts.cached
@@ -74,116 +65,107 @@ def derive_status(
     return status
 
 
-def _invalid(refusal: InvalidSpec, observed: Observed, previous: Mapping[str, Any], now: datetime) -> Status:
-    """Nothing can be said of a spec that cannot be read but that; what runs goes on as it was, and so does what was
-    said of it."""
-    generation = int(observed.raw["metadata"].get("generation", 0))
-    message = f"{refusal}. Correct the spec; what ran before goes on."
-    conditions = [Condition(Kind.ACCEPTED, "False", Reason.INVALID_SPEC, message)]
-    if not any(each["type"] == Kind.READY.value and each["status"] == "True" for each in _before(previous)):
-        conditions.append(Condition(Kind.READY, "False", Reason.INVALID_SPEC, message))
-    said = as_status(conditions, generation, previous, now)
-    replaced = {each["type"] for each in said}
-    kept = [each for each in _before(previous) if each["type"] not in replaced]
-    order = [kind.value for kind in Kind]
-    phase = "Failed" if len(conditions) > 1 else previous.get("phase", "Failed")
+def status_of_invalid_spec(
+    error: InvalidSpec, observed: Observed, previous: Mapping[str, Any], now: datetime
+) -> Status:
+    """The status of a model whose spec cannot be read: its running pods stay, and so does their last status."""
+    generation = int(observed.model_object["metadata"].get("generation", 0))
+    invalid = Condition("False", Reason.INVALID_SPEC, f"{error}. Correct the spec; running pods are not changed.")
+    conditions = {ConditionType.ACCEPTED: invalid}
+    before = {each["type"]: each for each in previous.get("conditions") or ()}
+    was_ready = ConditionType.READY in before and before[ConditionType.READY]["status"] == "True"
+    if not was_ready:
+        conditions[ConditionType.READY] = invalid
+    current = before | {each["type"]: each for each in as_status(conditions, generation, previous, now)}
     return {
         **previous,
         "observedGeneration": generation,
-        "phase": phase,
-        "conditions": sorted((*said, *kept), key=lambda each: order.index(each["type"])),
+        "phase": previous.get("phase", "Failed") if was_ready else "Failed",
+        "conditions": [current[type.value] for type in ConditionType if type.value in current],
     }
 
 
-def _before(previous: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    return previous.get("conditions") or ()
-
-
-def _phase(facts: Facts, by_kind: Mapping[Kind, Condition]) -> str:
-    """The whole in one word."""
+def _phase(facts: Facts, conditions: Conditions) -> str:
+    """Summary of the conditions in one word."""
+    status = {type: condition.status for type, condition in conditions.items()}
     if not facts.replicas:
         return "Suspended"
-    if by_kind[Kind.READY].status == "True":
-        if by_kind[Kind.DEGRADED].status == "True":
+    if status[ConditionType.READY] == "True":
+        if status[ConditionType.DEGRADED] == "True":
             return "Degraded"
-        return "Updating" if by_kind[Kind.PROGRESSING].status == "True" else "Ready"
-    if by_kind[Kind.ACCEPTED].status == "False":
+        return "Updating" if status[ConditionType.PROGRESSING] == "True" else "Ready"
+    if status[ConditionType.ACCEPTED] == "False":
         return "Failed"
-    if by_kind[Kind.MODEL_CACHED].status == "False":
+    if status[ConditionType.MODEL_CACHED] == "False":
         assert facts.fetch is not None
-        return "Failed" if facts.fetch.given_up else "Caching"
-    if all(facts.phase(replica) == "Failed" for replica in facts.replicas):
+        return "Failed" if facts.fetch.failed else "Caching"
+    if all(replica.phase == "Failed" for replica in facts.replicas):
         return "Failed"
-    if by_kind[Kind.SCHEDULED].status == "False":
+    if status[ConditionType.SCHEDULED] == "False":
         return "Pending"
-    return "Degraded" if by_kind[Kind.DEGRADED].status == "True" else "Starting"
+    return "Degraded" if status[ConditionType.DEGRADED] == "True" else "Starting"
 
 
 def _selector(model: InferenceModel) -> str:
-    """One pod for each replica: an autoscaler that divides by the number of pods then divides by replicas."""
-    wanted = names.selector(model.name, names.ENGINE) | {names.POD_INDEX_LABEL: "0"}
-    return ",".join(f"{key}={value}" for key, value in wanted.items())
+    """Selects one pod of each replica: an autoscaler that divides by the number of pods then divides by replicas."""
+    labels = names.selector(model.name, names.ENGINE) | {names.POD_INDEX_LABEL: "0"}
+    return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
 def _served_model(facts: Facts, previous: Mapping[str, Any]) -> dict[str, Any]:
-    name = clipped(facts.title, _LONGEST_WORDS)
+    name = truncate(facts.title, _MAX_TEXT_LENGTH)
     before = previous.get("model") or {}
-    # The fetch pod, which knew the commit, may be gone.
+    # The fetch pod, which reported the commit, may have been deleted.
     known = before if before.get("name") == name else {}
-    result: dict[str, Any] = {"name": name}
-    commit = (facts.fetch.commit if facts.fetch is not None else "") or known.get("commit")
-    cards = [
-        replica.report["card"]
-        for replica in facts.replicas
-        if replica.report is not None and isinstance(replica.report.get("card"), Mapping)
-    ]
-    card = cards[0] if cards else {}
-    architecture = card.get("architecture") or known.get("architecture")
-    longest = card.get("max_model_len") or known.get("maxModelLen")
-    for key, value in (("commit", commit), ("architecture", architecture), ("maxModelLen", longest)):
-        if value:
-            result[key] = value
-    return result
+    reports = [replica.report for replica in facts.replicas if replica.report is not None]
+    card = next((report["card"] for report in reports if isinstance(report.get("card"), Mapping)), {})
+    found = {
+        "commit": (facts.fetch.commit if facts.fetch is not None else "") or known.get("commit"),
+        "architecture": card.get("architecture") or known.get("architecture"),
+        "maxModelLen": card.get("max_model_len") or known.get("maxModelLen"),
+    }
+    return {"name": name} | {key: value for key, value in found.items() if value}
 
 
-def _replica(facts: Facts, replica: Replica, previous: Mapping[str, Any]) -> dict[str, Any]:
+def _replica_status(facts: Facts, replica: Replica, previous: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "name": replica.name,
-        "phase": facts.phase(replica),
+        "phase": replica.phase,
         "readyRanks": _ready_ranks(facts, replica),
         "ranks": _ranks(facts, replica),
-        "nodes": sorted({str(node) for pod in replica.pods if (node := (pod.get("spec") or {}).get("nodeName"))}),
+        "nodes": sorted({str(node) for pod in replica.pods if (node := node_of(pod))}),
     }
     if replica.revision is not None:
         result["revision"] = replica.revision
+    before = _from_previous(replica, previous) if replica.report is None else {}
     if replica.report is not None:
-        result |= _told(replica.report)
+        result |= _from_report(replica.report, replica.last_failure)
     elif replica.ready:
-        result |= _told_before(replica, previous)
+        result |= before
     if "lastFailure" not in result:
-        # A death stays one, also of a replica that is on its way back and does not answer for a moment.
-        before = _told_before(replica, previous).get("lastFailure") if replica.report is None else None
-        deaths = [death for death in (before, _crash(replica)) if death is not None]
-        if deaths:
-            result["lastFailure"] = max(deaths, key=lambda death: str(death.get("at")))
+        # The last failure stays in the status of a replica that restarts and does not answer for a moment.
+        failures = [found for found in (before.get("lastFailure"), _last_crash(replica)) if found is not None]
+        if failures:
+            result["lastFailure"] = max(failures, key=lambda failure: str(failure.get("at")))
     return result
 
 
 def _ranks(facts: Facts, replica: Replica) -> int:
-    """Those that it has: until an edit of their number reaches the replica, as many as before."""
-    said = replica.report.get("tensor") if replica.report is not None else None
-    return said if isinstance(said, int) else facts.model.spec.parallelism.tensor
+    """Ranks that the replica has; an edit of their number takes effect when it reaches the replica."""
+    reported = replica.report.get("tensor") if replica.report is not None else None
+    return reported if isinstance(reported, int) else facts.model.spec.parallelism.tensor
 
 
 def _ready_ranks(facts: Facts, replica: Replica) -> int:
-    if replica.report is not None and isinstance(replica.report.get("ready_ranks"), int):
-        return int(replica.report["ready_ranks"])
-    pods = sum(holds(pod, "Ready") and not deleting(pod) for pod in replica.pods)
+    reported = replica.report.get("ready_ranks") if replica.report is not None else None
+    if isinstance(reported, int):
+        return reported
+    pods = sum(has_condition(pod, "Ready") and not is_deleting(pod) for pod in replica.pods)
     return pods * facts.model.spec.parallelism.ranks_per_pod
 
 
-def _told(report: Mapping[str, Any]) -> dict[str, Any]:
-    """What the launcher of rank 0 says, under the names of the status. What it leaves out is left out."""
+def _from_report(report: Report, failure: Report | None) -> dict[str, Any]:
+    """Fields of the leader's report under their names in the status; empty ones are left out."""
     timings = {
         str(phase): round(float(seconds), 1)
         for phase, seconds in list((report.get("timings") or {}).items())[:_MAX_TIMINGS]
@@ -196,46 +178,44 @@ def _told(report: Mapping[str, Any]) -> dict[str, Any]:
         "startupSeconds": timings.get("total"),
         "timings": timings or None,
     }
-    failure = report.get("last_failure")
-    if isinstance(failure, Mapping):
-        found["lastFailure"] = {
-            key: value
-            for key, value in (
-                ("rank", failure.get("rank")),
-                ("pod", failure.get("pod")),
-                ("reason", failure.get("reason")),
-                ("exitCode", failure.get("exit_code")),
-                ("message", clipped(str(failure.get("message") or ""), _LONGEST_WORDS)),
-                ("at", failure.get("at")),
-            )
-            if value not in (None, "")
-        }
-    return {key: value for key, value in found.items() if value not in (None, "")}
+    if failure is not None:
+        found["lastFailure"] = _without_empty(
+            {
+                "rank": failure.get("rank"),
+                "pod": failure.get("pod"),
+                "reason": failure.get("reason"),
+                "exitCode": failure.get("exit_code"),
+                "message": truncate(str(failure.get("message") or ""), _MAX_TEXT_LENGTH),
+                "at": failure.get("at"),
+            }
+        )
+    return _without_empty(found)
 
 
-def _told_before(replica: Replica, previous: Mapping[str, Any]) -> dict[str, Any]:
+def _from_previous(replica: Replica, previous: Mapping[str, Any]) -> dict[str, Any]:
     for before in previous.get("replicaStatuses") or ():
         if before.get("name") == replica.name and before.get("revision") == replica.revision:
-            return {key: before[key] for key in _TOLD if key in before}
+            return {key: before[key] for key in _REPORTED_FIELDS if key in before}
     return {}
 
 
-def _crash(replica: Replica) -> dict[str, Any] | None:
-    """A launcher's own end, which it could not report itself."""
+def _last_crash(replica: Replica) -> dict[str, Any] | None:
+    """The end of a launcher, which it could not report. Deleted pods have not failed."""
     for pod in replica.pods:
-        if revision_of(pod) != replica.revision or deleting(pod):
-            # One that was told to end has not failed.
+        if revision_of(pod) != replica.revision or is_deleting(pod):
             continue
-        for container in containers(pod):
-            ended = last_end(container)
-            if ended is not None:
-                killed = ended.get("reason") == "OOMKilled"
-                found = {
+        for ended in last_terminations(pod):
+            return _without_empty(
+                {
                     "pod": pod["metadata"]["name"],
-                    "reason": "OutOfMemory" if killed else ended.get("reason"),
+                    "reason": "OutOfMemory" if ended.get("reason") == "OOMKilled" else ended.get("reason"),
                     "exitCode": ended.get("exitCode"),
-                    "message": clipped(str(ended.get("message") or ""), _LONGEST_WORDS),
+                    "message": truncate(str(ended.get("message") or ""), _MAX_TEXT_LENGTH),
                     "at": ended.get("finishedAt"),
                 }
-                return {key: value for key, value in found.items() if value not in (None, "")}
+            )
     return None
+
+
+def _without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in (None, "")}

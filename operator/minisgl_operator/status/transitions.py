@@ -1,4 +1,4 @@
-"""Events for people who read `kubectl describe`: one for each condition that changed."""
+"""Kubernetes Events about a model: one for each condition that changed, and one for each rank that ended."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from minisgl_operator.status.conditions import Kind, Reason
+from minisgl_operator.api.conditions import ConditionType, Reason
 
-# Conditions that are false at rest, and what is nobody's fault while things are on their way.
-_BAD_WHEN_TRUE: Final = frozenset({Kind.DEGRADED.value})
-_ON_THE_WAY: Final = frozenset(
-    reason.value
-    for reason in (
+# Types whose False is the good state.
+_NEGATIVE_POLARITY: Final = frozenset({ConditionType.DEGRADED})
+# Reasons that call for no action: something is in progress.
+_IN_PROGRESS_REASONS: Final = frozenset(
+    {
         Reason.WAITING_FOR_FETCH,
         Reason.DOWNLOADING,
         Reason.PENDING,
@@ -26,13 +26,13 @@ _ON_THE_WAY: Final = frozenset(
         Reason.SUSPENDED,
         Reason.UP_TO_DATE,
         Reason.UNKNOWN,
-    )
+    }
 )
 
 
 @dataclass(frozen=True)
-class Notice:
-    """An Event to be recorded about the model. `action` is machine-readable, for events.k8s.io/v1."""
+class ModelEvent:
+    """An Event about the model. `action` is machine-readable, for events.k8s.io/v1."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -40,36 +40,33 @@ class Notice:
     note: str
 
 
-def events_for(previous: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Notice, ...]:
-    """Events for what changed between two statuses: a condition's status or reason, and the last death of a rank.
-
-    Ready repeats what another condition says; it is told once.
-    """
-    found: dict[tuple[str, str], Notice] = {}
-    for notice in (*_failures(previous, new), *_conditions(previous, new)):
-        found.setdefault((notice.reason, notice.note), notice)
+def events_for(previous: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[ModelEvent, ...]:
+    """Events for the changes between two statuses. Ready repeats another condition, which makes one event of both."""
+    found: dict[tuple[str, str], ModelEvent] = {}
+    for event in (*_failures(previous, new), *_conditions(previous, new)):
+        found.setdefault((event.reason, event.note), event)
     return tuple(found.values())
 
 
-def _conditions(previous: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Notice]:
+def _conditions(previous: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ModelEvent]:
     before = {each["type"]: (each["status"], each["reason"]) for each in previous.get("conditions") or ()}
     for condition in new.get("conditions") or ():
-        kind, status, reason = condition["type"], condition["status"], condition["reason"]
-        if before.get(kind) == (status, reason) or (kind not in before and _at_rest(kind, status)):
+        type, status, reason = condition["type"], condition["status"], condition["reason"]
+        if before.get(type) == (status, reason) or (type not in before and _is_initial(type, status)):
             continue
-        good = status == "False" if kind in _BAD_WHEN_TRUE else status == "True"
-        warns = not good and reason not in _ON_THE_WAY
-        yield Notice("Warning" if warns else "Normal", reason, kind, condition["message"])
+        good = status == ("False" if type in _NEGATIVE_POLARITY else "True")
+        warns = not good and reason not in _IN_PROGRESS_REASONS
+        yield ModelEvent("Warning" if warns else "Normal", reason, type, condition["message"])
 
 
-def _at_rest(kind: str, status: str) -> bool:
-    """What a new model starts with and what is no news."""
-    if kind in (Kind.PROGRESSING.value, Kind.DEGRADED.value):
+def _is_initial(type: str, status: str) -> bool:
+    """Whether a new model has this status, so that no event is needed."""
+    if type in (ConditionType.PROGRESSING, ConditionType.DEGRADED):
         return status == "False"
-    return kind == Kind.INTERCONNECT_OPTIMAL.value and status != "False"
+    return type == ConditionType.INTERCONNECT_OPTIMAL and status != "False"
 
 
-def _failures(previous: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Notice]:
+def _failures(previous: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ModelEvent]:
     before = {each["name"]: each.get("lastFailure") for each in previous.get("replicaStatuses") or ()}
     for replica in new.get("replicaStatuses") or ():
         failure = replica.get("lastFailure")
@@ -77,6 +74,6 @@ def _failures(previous: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[N
             continue
         rank = "its launcher" if failure.get("rank") is None else f"rank {failure['rank']}"
         code = "" if failure.get("exitCode") is None else f" with exit code {failure['exitCode']}"
-        words = f": {failure['message']}" if failure.get("message") else ""
-        note = f"{replica['name']}: {rank} in pod {failure.get('pod')} ended{code} ({failure.get('reason')}){words}"
-        yield Notice("Warning", "RankFailed", "Recover", note)
+        output = f": {failure['message']}" if failure.get("message") else ""
+        note = f"{replica['name']}: {rank} in pod {failure.get('pod')} ended{code} ({failure.get('reason')}){output}"
+        yield ModelEvent("Warning", "RankFailed", "Recover", note)

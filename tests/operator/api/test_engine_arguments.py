@@ -13,7 +13,7 @@ from minisgl_operator.render.defaults import Defaults
 from support.cli_reference import commands, flags
 from support.cluster.conditions import smallest
 
-ENVIRONMENT = Defaults(operator_namespace="minisgl-system", engine_image="engine", frontend_image="frontend")
+DEFAULTS = Defaults(operator_namespace="minisgl-system", engine_image="engine", frontend_image="frontend")
 
 
 def test_every_option_about_the_pod_and_its_life_is_reserved() -> None:
@@ -42,7 +42,7 @@ def test_every_container_s_arguments_are_understood(spec: dict[str, Any]) -> Non
     """At the bounds of every number that becomes an argument, too."""
     model = InferenceModel.parse(smallest(**spec))
     seen = set()
-    for manifest in render(model, ENVIRONMENT):
+    for manifest in render(model, DEFAULTS):
         template = manifest.get("spec", {}).get("template")
         if template is not None:
             for container in template["spec"]["containers"]:

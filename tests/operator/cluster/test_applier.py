@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.shell.apply import Applier, Unseen
-from minisgl_operator.shell.client import ApiError, Client, Object, connection
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.shell.apply import Applier, ConflictDetected
+from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import of_kind
 from minisgl_operator.shell.store import ModelKey, Store
 from support.cluster.control_plane import LocalControlPlane
 
 KEY = ModelKey("default", "m")
-MODEL: Object = {"kind": "InferenceModel", "metadata": {"name": "m", "namespace": "default", "uid": "u-1"}}
+MODEL: Manifest = {"kind": "InferenceModel", "metadata": {"name": "m", "namespace": "default", "uid": "u-1"}}
 SERVICE = of_kind("Service")
 
 
-def service(name: str, port: int = 80, **metadata: Any) -> Object:
+def service(name: str, port: int = 80, **metadata: Any) -> Manifest:
     owner = {
         # A version that no server has. Of one that it has, if another test installed the definition, the garbage
         # collector looks for the owner, finds none, and deletes the service.
@@ -49,7 +50,7 @@ def applier(client: Client) -> Applier:
     return Applier(client, Store(), Metrics(), lambda key: None)
 
 
-async def live(client: Client, name: str) -> Object:
+async def live(client: Client, name: str) -> Manifest:
     found = await client.get(SERVICE, "default", name)
     assert found is not None
     return found
@@ -80,7 +81,7 @@ async def test_a_namesake_without_an_owner_is_left_alone(client: Client, applier
     del mine["metadata"]["ownerReferences"]
     made = await client.create(SERVICE, "default", mine)
     for _ in range(2):
-        with pytest.raises(Unseen):
+        with pytest.raises(ConflictDetected):
             await applier.apply(KEY, service("foreign", 81), MODEL)
     assert (await live(client, "foreign"))["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
 
@@ -90,7 +91,7 @@ async def test_a_child_whose_owner_was_cut_off_is_ours_by_its_label(client: Clie
     del orphan["metadata"]["ownerReferences"]
     await client.create(SERVICE, "default", orphan)
     # Nobody knew of it: first the plan must see it.
-    with pytest.raises(Unseen):
+    with pytest.raises(ConflictDetected):
         await applier.apply(KEY, service("orphan"), MODEL)
     assert await applier.apply(KEY, service("orphan"), MODEL)
     assert (await live(client, "orphan"))["metadata"]["ownerReferences"][0]["uid"] == "u-1"

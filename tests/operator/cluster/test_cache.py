@@ -98,7 +98,7 @@ def test_a_class_that_cannot_expand_is_named_with_what_to_do(cluster: OperatedCl
     cluster.until(lambda: accepted(cluster, "rigid") == "False", "the refusal")
     condition = cluster.condition("rigid", "Accepted")
     assert condition["reason"] == "Rejected", condition
-    assert "cannot grow" in condition["message"] and "allowVolumeExpansion" in condition["message"]
+    assert "cannot be expanded" in condition["message"] and "allowVolumeExpansion" in condition["message"]
     assert size(cluster, "rigid") == "1Gi"
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from minisgl_operator.shell.client import ApiError
 from minisgl_operator.shell.resources import POD
-from minisgl_operator.simulated import running_status
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model
+from support.cluster.simulated_pods import running_status
 
 
 async def _evict(cluster: OperatedCluster, pod: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from minisgl_operator.shell.client import Client, connection
 from minisgl_operator.shell.events import Recorder
-from minisgl_operator.status.transitions import Notice
+from minisgl_operator.status.transitions import ModelEvent
 from support.cluster.control_plane import LocalControlPlane
 
 
@@ -38,9 +38,9 @@ async def test_the_same_thing_said_again_is_counted_in_one_event(control_plane: 
         recorder = Recorder(client, "operator-1")
         task = asyncio.create_task(recorder.run())
         for _ in range(3):
-            recorder.record(model("twice"), Notice("Warning", "OutOfMemory", "Observe", "Rank 1 was killed."))
+            recorder.record(model("twice"), ModelEvent("Warning", "OutOfMemory", "Observe", "Rank 1 was killed."))
         # What the API server counts are bytes.
-        recorder.record(model("twice"), Notice("Normal", "Ready", "Observe", "…" * 5000))
+        recorder.record(model("twice"), ModelEvent("Normal", "Ready", "Observe", "…" * 5000))
         await until(lambda: len(events(control_plane, "twice")) == 2)
         task.cancel()
     found = {event["reason"]: event for event in events(control_plane, "twice")}
@@ -53,8 +53,8 @@ async def test_a_model_that_never_rests_gets_no_more_than_its_share(control_plan
     async with Client(await connection(control_plane.kubeconfig)) as client:
         recorder = Recorder(client, "operator-1")
         for number in range(60):
-            recorder.record(model("restless"), Notice("Normal", "Changed", "Observe", f"number {number}"))
-        recorder.record(model("calm"), Notice("Normal", "Changed", "Observe", "once"))
+            recorder.record(model("restless"), ModelEvent("Normal", "Changed", "Observe", f"number {number}"))
+        recorder.record(model("calm"), ModelEvent("Normal", "Changed", "Observe", "once"))
         task = asyncio.create_task(recorder.run())
         await until(lambda: len(events(control_plane, "calm")) == 1)
         task.cancel()
@@ -67,7 +67,7 @@ async def test_an_event_that_is_refused_does_not_stop_the_next(control_plane: Lo
         task = asyncio.create_task(recorder.run())
         nowhere = model("nowhere")
         nowhere["metadata"]["namespace"] = "no-such-namespace"
-        recorder.record(nowhere, Notice("Normal", "Changed", "Observe", "lost"))
-        recorder.record(model("next"), Notice("Normal", "Changed", "Observe", "kept"))
+        recorder.record(nowhere, ModelEvent("Normal", "Changed", "Observe", "lost"))
+        recorder.record(model("next"), ModelEvent("Normal", "Changed", "Observe", "kept"))
         await until(lambda: len(events(control_plane, "next")) == 1)
         task.cancel()

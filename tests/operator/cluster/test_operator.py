@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.simulated import report, running_status
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model
+from support.cluster.simulated_pods import report, running_status
 
 WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 

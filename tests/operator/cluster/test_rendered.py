@@ -11,7 +11,7 @@ import pytest
 from minisgl_operator.render import render
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.example_models import EXAMPLES
-from support.cluster.inference_models import ENVIRONMENT
+from support.cluster.inference_models import DEFAULTS
 
 APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=minisgl-operator", "--validate=strict")
 
@@ -25,7 +25,7 @@ def test_manifests_are_stored_as_they_are_sent(control_plane: LocalControlPlane,
     # Without an owner, for the one that they name is not there and they would be collected.
     sent = [
         manifest | {"metadata": {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}}
-        for manifest in render(EXAMPLES[name], ENVIRONMENT)
+        for manifest in render(EXAMPLES[name], DEFAULTS)
     ]
     for manifest in sent:
         manifest["metadata"]["namespace"] = namespace

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from minisgl_operator.api.objects import Ref, ref_of
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.facts.observed import Observed, Ref, ref_of
-from minisgl_operator.plan.plan import RETRY_FETCH_AFTER, Apply, Delete, Step, plan
+from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.fetch_status import RETRY_FETCH_AFTER
+from minisgl_operator.facts.observed import Observed
+from minisgl_operator.plan.plan import Apply, Delete, Step, plan
 from minisgl_operator.render import names
-from support.cluster.inference_models import ENVIRONMENT, HUB, inference_model, raw_model
+from support.cluster.inference_models import DEFAULTS, HUB, inference_model, raw_model
 from support.cluster.simulated_cluster import START, SimulatedCluster
 
 OTHER = {"huggingFace": {"repo": "Qwen/Qwen3-14B"}}
@@ -32,7 +35,7 @@ def deleted(steps: tuple[Step, ...]) -> set[Ref]:
 
 
 def test_engines_are_made_when_the_fetch_is_complete() -> None:
-    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
     first = applied(cluster.plan())
     assert fetch_job() in first
     assert not {ref for ref in first if ref.kind == "StatefulSet"}
@@ -44,7 +47,7 @@ def test_engines_are_made_when_the_fetch_is_complete() -> None:
 
 
 def test_a_new_source_is_fetched_while_the_old_one_serves() -> None:
-    cluster = SimulatedCluster(raw_model({"replicas": 2}), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model({"replicas": 2}), DEFAULTS)
     cluster.settle()
     before = set(cluster.pods)
     cluster.edit({"model": {"source": OTHER}})
@@ -59,7 +62,7 @@ def test_a_new_source_is_fetched_while_the_old_one_serves() -> None:
 
 
 def test_a_job_that_was_deleted_by_hand_keeps_nobody_from_serving() -> None:
-    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
     cluster.remove(fetch_job())
     steps = cluster.plan()
@@ -68,7 +71,7 @@ def test_a_job_that_was_deleted_by_hand_keeps_nobody_from_serving() -> None:
 
 
 def test_a_claim_made_anew_is_filled_anew_before_engines_are_made() -> None:
-    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
     cluster.now += timedelta(minutes=1)
     cluster.remove(Ref("PersistentVolumeClaim", "qwen-cache"))
@@ -82,7 +85,7 @@ def test_a_claim_made_anew_is_filled_anew_before_engines_are_made() -> None:
 
 def with_job(observed: Observed, status: dict[str, Any], spec: dict[str, Any] | None = None) -> Observed:
     """The fetch Job of a model with `spec`, with that status."""
-    cluster = SimulatedCluster(raw_model(spec), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model(spec), DEFAULTS)
     cluster.reconcile()
     job = cluster.objects[fetch_job()] | {"status": status}
     return replace(observed, children={fetch_job(): job})
@@ -96,9 +99,9 @@ def failed(ago: timedelta) -> dict[str, Any]:
 def test_a_failed_fetch_is_tried_again_after_a_while() -> None:
     model, observed = inference_model(), Observed(raw_model())
     fresh = with_job(observed, failed(RETRY_FETCH_AFTER - timedelta(seconds=1)))
-    assert not deleted(plan(model, fresh, ENVIRONMENT, START))
+    assert not deleted(plan(Facts(model, fresh, DEFAULTS, START)))
     old = with_job(observed, failed(RETRY_FETCH_AFTER))
-    assert deleted(plan(model, old, ENVIRONMENT, START)) == {fetch_job()}
+    assert deleted(plan(Facts(model, old, DEFAULTS, START))) == {fetch_job()}
 
 
 def test_a_changed_fetch_replaces_one_that_is_not_done() -> None:
@@ -106,7 +109,7 @@ def test_a_changed_fetch_replaces_one_that_is_not_done() -> None:
     source = {"huggingFace": HUB["huggingFace"] | {"tokenSecretRef": {"name": "hub"}}}
     model = inference_model(source=source)
     for status, gone in (({}, True), (failed(timedelta(0)), True), (_done(), False)):
-        steps = plan(model, with_job(Observed(raw_model()), status), ENVIRONMENT, START)
+        steps = plan(Facts(model, with_job(Observed(raw_model()), status), DEFAULTS, START))
         assert (fetch_job() in deleted(steps)) is gone
         assert fetch_job() not in applied(steps)
 
@@ -116,7 +119,7 @@ def _done() -> dict[str, Any]:
 
 
 def test_a_claim_is_never_deleted_by_a_plan() -> None:
-    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
     cluster.edit({"model": {"source": {"pvc": {"claimName": "models"}}}})
     cluster.settle()
@@ -125,18 +128,18 @@ def test_a_claim_is_never_deleted_by_a_plan() -> None:
 
 
 def test_a_claim_to_be_kept_has_no_owner_and_is_found_again() -> None:
-    cluster = SimulatedCluster(raw_model({"model": {"cache": {"retain": True}}}), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model({"model": {"cache": {"retain": True}}}), DEFAULTS)
     cluster.settle()
     claim = cluster.objects[Ref("PersistentVolumeClaim", "qwen-cache")]
     assert "ownerReferences" not in claim["metadata"]
     again = raw_model({"model": {"cache": {"retain": True}}}, uid="00000000-0000-4000-8000-000000000002")
     observed = Observed(again, children={Ref("PersistentVolumeClaim", "qwen-cache"): claim})
-    steps = plan(inference_model({"model": {"cache": {"retain": True}}}), observed, ENVIRONMENT, START)
+    steps = plan(Facts(inference_model({"model": {"cache": {"retain": True}}}), observed, DEFAULTS, START))
     assert Ref("PersistentVolumeClaim", "qwen-cache") in applied(steps)
 
 
 def test_a_claim_grows_with_the_spec_and_is_never_applied_smaller_than_it_is() -> None:
-    cluster = SimulatedCluster(raw_model({"model": {"cache": {"size": "1Gi"}}}), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model({"model": {"cache": {"size": "1Gi"}}}), DEFAULTS)
     cluster.settle()
     live = cluster.objects[Ref("PersistentVolumeClaim", "qwen-cache")]
     live["status"] = {"phase": "Bound"}
@@ -157,7 +160,7 @@ def test_a_claim_grows_with_the_spec_and_is_never_applied_smaller_than_it_is() -
 
 def test_a_fetch_on_a_lost_node_is_not_removed_by_force() -> None:
     """It writes, and another one beside it could leave a model that is half of each."""
-    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
     engine = cluster.pods["qwen-r0-0"]
     past = (cluster.now - timedelta(hours=1)).isoformat()
@@ -166,14 +169,14 @@ def test_a_fetch_on_a_lost_node_is_not_removed_by_force() -> None:
         for part in (names.ENGINE, names.FRONTEND, names.FETCH)
         for labels in (names.labels("qwen", part),)
     )
-    steps = plan(cluster.model, replace(cluster.observed(), pods=pods), ENVIRONMENT, cluster.now)
+    steps = plan(Facts(cluster.model, replace(cluster.observed(), pods=pods), DEFAULTS, cluster.now))
     assert [step.ref.name for step in steps if isinstance(step, Delete) and step.force] == ["engine", "frontend"]
 
 
 def test_a_claim_of_the_users_own_is_used_and_not_made() -> None:
     model = inference_model({"model": {"cache": {"claimName": "theirs"}}})
     observed = with_job(Observed(raw_model()), _done(), {"model": {"cache": {"claimName": "theirs"}}})
-    steps = plan(model, observed, ENVIRONMENT, START)
+    steps = plan(Facts(model, observed, DEFAULTS, START))
     assert not [ref for ref in applied(steps) if ref.kind == "PersistentVolumeClaim"]
     assert Ref("StatefulSet", "qwen-r0") in applied(steps)
 
@@ -181,11 +184,11 @@ def test_a_claim_of_the_users_own_is_used_and_not_made() -> None:
 def test_nothing_is_done_for_a_model_that_is_being_deleted() -> None:
     raw = raw_model()
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert plan(InferenceModel.parse(raw), Observed(raw), ENVIRONMENT, START) == ()
+    assert plan(Facts(InferenceModel.parse(raw), Observed(raw), DEFAULTS, START)) == ()
 
 
 def test_a_child_that_is_being_deleted_is_awaited() -> None:
-    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.reconcile()
     service = cluster.objects[Ref("Service", "qwen")]
     service["metadata"]["deletionTimestamp"] = START.isoformat()
@@ -197,7 +200,7 @@ def test_a_child_that_is_being_deleted_is_awaited() -> None:
     "ref", [Ref("PersistentVolumeClaim", "qwen-cache"), Ref("ServiceAccount", "qwen-engine")], ids=str
 )
 def test_no_pod_uses_what_is_someone_elses(ref: Ref) -> None:
-    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.put_foreign(ref)
     kinds = {each.kind for each in applied(cluster.plan())}
     assert "Service" in kinds
@@ -208,10 +211,10 @@ def test_no_pod_uses_what_is_someone_elses(ref: Ref) -> None:
 
 
 def test_children_of_a_deleted_model_of_the_same_name_are_not_taken_over() -> None:
-    cluster = SimulatedCluster(raw_model(), ENVIRONMENT)
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
     again = raw_model(uid="00000000-0000-4000-8000-000000000002")
     observed = Observed(again, children=cluster.observed().children, pods=cluster.observed().pods)
-    steps = plan(inference_model(uid="00000000-0000-4000-8000-000000000002"), observed, ENVIRONMENT, START)
+    steps = plan(Facts(inference_model(uid="00000000-0000-4000-8000-000000000002"), observed, DEFAULTS, START))
     assert not deleted(steps)
     assert not applied(steps) & set(observed.children)

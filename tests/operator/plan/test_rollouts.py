@@ -11,9 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minisgl_operator.facts.observed import Ref, Unreachable, ref_of
+from minisgl_operator.api.objects import Ref, ref_of
+from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.observed import Unreachable
 from minisgl_operator.plan.plan import Apply, Delete, plan
-from support.cluster.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
+from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
 from support.cluster.simulated_cluster import SimulatedCluster
 
 
@@ -21,7 +23,7 @@ def settled(spec: dict[str, Any], source: dict[str, Any] = CLAIM) -> SimulatedCl
     """A cluster in which the model runs, two ranks in pods of their own for each replica."""
     parallelism = {"tensor": 2, "gpusPerPod": 1}
     raw = raw_model({"parallelism": parallelism, "engine": {"image": "engine:1"}} | spec, source=source)
-    cluster = SimulatedCluster(raw, ENVIRONMENT)
+    cluster = SimulatedCluster(raw, DEFAULTS)
     cluster.broken = {"engine:broken"}
     cluster.settle()
     return cluster
@@ -86,7 +88,7 @@ def test_all_but_one_replica_serve_at_every_moment(replicas: int, source: dict[s
 def with_files(spec: dict[str, Any]) -> SimulatedCluster:
     """A cluster in which the engines of other images have other tokenizer files, some of which cannot be loaded."""
     raw = raw_model({"engine": {"image": "engine:1"}} | spec, source=CLAIM)
-    cluster = SimulatedCluster(raw, ENVIRONMENT)
+    cluster = SimulatedCluster(raw, DEFAULTS)
     cluster.files = {"engine:2": "other", "engine:unusable": "unusable"}
     cluster.unusable = {"unusable"}
     cluster.settle()
@@ -181,7 +183,7 @@ def test_replicas_that_were_asked_just_before_they_were_ready_are_not_taken_for_
     said = {"kind": "engine", "phase": "Loading", "ready": False, "ready_ranks": 0, "tensor": 2, "restarts": 0}
     leaders = [pod["metadata"]["uid"] for pod in observed.pods if pod["metadata"]["name"] in ("qwen-r0-0", "qwen-r1-0")]
     observed = replace(observed, reports={**observed.reports, **dict.fromkeys(leaders, said)})
-    steps = plan(cluster.model, observed, cluster.env, cluster.now)
+    steps = plan(Facts(cluster.model, observed, cluster.defaults, cluster.now))
     assert not [step for step in steps if isinstance(step, Apply) and step.manifest["kind"] == "StatefulSet"]
 
 
@@ -252,7 +254,7 @@ def test_without_any_ready_frontend_the_pods_word_is_enough() -> None:
 
 
 def _plan(cluster: SimulatedCluster, observed: Any) -> list[Apply]:
-    steps = plan(cluster.model, observed, ENVIRONMENT, cluster.now)
+    steps = plan(Facts(cluster.model, observed, DEFAULTS, cluster.now))
     return [step for step in steps if isinstance(step, Apply) and step.manifest["kind"] == "StatefulSet"]
 
 

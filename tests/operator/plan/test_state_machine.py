@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from minisgl_operator.facts.observed import Ref, ref_of
+from minisgl_operator.api.objects import Ref, ref_of
 from minisgl_operator.plan.plan import Apply, Delete
 from minisgl_operator.render import names, render
-from support.cluster.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
+from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
 from support.cluster.simulated_cluster import SimulatedCluster
 
 IMAGES = ("engine:1", "engine:2", "engine:broken", "engine:unusable")
@@ -29,7 +29,7 @@ class Cluster(RuleBasedStateMachine):
     @initialize(source=st.sampled_from((HUB, CLAIM)), parallelism=st.sampled_from(PARALLELISM))
     def begin(self, source: dict[str, Any], parallelism: dict[str, Any]) -> None:
         spec = {"replicas": 2, "parallelism": parallelism, "engine": {"image": IMAGES[0]}}
-        self.cluster = SimulatedCluster(raw_model(spec, source=source), ENVIRONMENT)
+        self.cluster = SimulatedCluster(raw_model(spec, source=source), DEFAULTS)
         self.cluster.broken = {"engine:broken"}
         self.cluster.files = {"engine:2": "other", "engine:unusable": "unusable"}
         self.cluster.unusable = {"unusable"}
@@ -120,7 +120,7 @@ class Cluster(RuleBasedStateMachine):
         steps = self.cluster.plan()
         assert not [step for step in steps if isinstance(step, Delete)]
         assert not [step for step in steps if isinstance(step, Apply) and self.cluster.changes(step.manifest)]
-        wanted = {ref_of(manifest): manifest for manifest in render(self.cluster.model, ENVIRONMENT)}
+        wanted = {ref_of(manifest): manifest for manifest in render(self.cluster.model, DEFAULTS)}
         kept = {ref for ref in self.cluster.objects if ref.kind == "PersistentVolumeClaim"}
         assert self.cluster.objects.keys() - kept == wanted.keys() - kept
         for ref, manifest in wanted.items():

@@ -9,12 +9,12 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from minisgl_operator.facts.observed import Manifest, ref_of
+from minisgl_operator.api.objects import Manifest, ref_of
 from minisgl_operator.render import names, render, revision, storage
 from minisgl_operator.render.quantity import canonical
 from minisgl_operator.shell.resources import CHILDREN
 from support.cluster.example_models import EXAMPLES
-from support.cluster.inference_models import CLAIM, ENVIRONMENT, HUB, inference_model
+from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, inference_model
 
 KUBERNETES = "1.36"
 
@@ -33,18 +33,18 @@ def find(manifests: tuple[Manifest, ...], kind: str, name: str) -> Manifest:
 
 @examples
 def test_every_manifest_is_valid(model: Any) -> None:
-    for manifest in render(model, ENVIRONMENT):
+    for manifest in render(model, DEFAULTS):
         kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
 
 
 @examples
 def test_rendering_twice_gives_the_same(model: Any) -> None:
-    assert render(model, ENVIRONMENT) == render(model, ENVIRONMENT)
+    assert render(model, DEFAULTS) == render(model, DEFAULTS)
 
 
 @examples
 def test_children_have_short_unique_names_labels_and_their_owner(model: Any) -> None:
-    manifests = render(model, ENVIRONMENT)
+    manifests = render(model, DEFAULTS)
     assert len({ref_of(manifest) for manifest in manifests}) == len(manifests)
     kinds = {(resource.api_version, resource.kind) for resource in CHILDREN}
     for manifest in manifests:
@@ -68,7 +68,7 @@ def test_nothing_is_null_and_nothing_is_the_servers_to_say(model: Any) -> None:
         for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
             yield from values(inner)
 
-    for manifest in render(model, ENVIRONMENT):
+    for manifest in render(model, DEFAULTS):
         assert "status" not in manifest
         assert not {"creationTimestamp", "resourceVersion", "uid"} & manifest["metadata"].keys()
         assert not [value for value in values(manifest) if value is None or value == ()]
@@ -76,7 +76,7 @@ def test_nothing_is_null_and_nothing_is_the_servers_to_say(model: Any) -> None:
 
 @examples
 def test_selectors_select_the_pods_and_cannot_change(model: Any) -> None:
-    manifests = render(model, ENVIRONMENT)
+    manifests = render(model, DEFAULTS)
     labels = [template["metadata"]["labels"] for template in templates(manifests)]
     fixed = {names.NAME_LABEL, names.INSTANCE_LABEL, names.COMPONENT_LABEL, names.REPLICA_LABEL, names.POD_INDEX_LABEL}
     for manifest in manifests:
@@ -93,7 +93,7 @@ def test_selectors_select_the_pods_and_cannot_change(model: Any) -> None:
 
 @examples
 def test_services_lead_to_ports_of_containers(model: Any) -> None:
-    manifests = render(model, ENVIRONMENT)
+    manifests = render(model, DEFAULTS)
     ports = {
         (template["metadata"]["labels"][names.COMPONENT_LABEL], port["name"])
         for template in templates(manifests)
@@ -107,7 +107,7 @@ def test_services_lead_to_ports_of_containers(model: Any) -> None:
 
 @examples
 def test_the_pods_of_a_replica_hold_all_its_ranks(model: Any) -> None:
-    for manifest in render(model, ENVIRONMENT):
+    for manifest in render(model, DEFAULTS):
         if manifest["kind"] == "StatefulSet":
             arguments = manifest["spec"]["template"]["spec"]["containers"][0]["args"]
             ranks = int(arguments[arguments.index("--ranks-per-pod") + 1])
@@ -118,7 +118,7 @@ def test_the_pods_of_a_replica_hold_all_its_ranks(model: Any) -> None:
 def test_pods_are_restricted(model: Any) -> None:
     """Pod Security Standards, profile `restricted`."""
     volumes = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim"}
-    for template in templates(render(model, ENVIRONMENT)):
+    for template in templates(render(model, DEFAULTS)):
         spec = template["spec"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -136,7 +136,7 @@ def test_pods_are_restricted(model: Any) -> None:
 
 @examples
 def test_mounts_and_volumes_belong_together(model: Any) -> None:
-    for template in templates(render(model, ENVIRONMENT)):
+    for template in templates(render(model, DEFAULTS)):
         mounts = [mount["name"] for container in template["spec"]["containers"] for mount in container["volumeMounts"]]
         volumes = [volume["name"] for volume in template["spec"]["volumes"]]
         assert sorted(mounts) == sorted(volumes)
@@ -175,25 +175,25 @@ def test_replicas_have_one_revision_and_frontends_have_no_part_in_it() -> None:
     model = inference_model({"replicas": 3}, source=CLAIM)
     found = {
         template["metadata"]["labels"].get(names.REVISION_LABEL)
-        for template in templates(render(model, ENVIRONMENT))
+        for template in templates(render(model, DEFAULTS))
         if template["metadata"]["labels"][names.COMPONENT_LABEL] == names.ENGINE
     }
-    assert found == {revision(model, ENVIRONMENT)}
+    assert found == {revision(model, DEFAULTS)}
     same = inference_model({"replicas": 5, "frontend": {"replicas": 3, "image": "other:1"}}, source=CLAIM)
-    assert revision(same, ENVIRONMENT) == revision(model, ENVIRONMENT)
+    assert revision(same, DEFAULTS) == revision(model, DEFAULTS)
     other = inference_model({"replicas": 3, "engine": {"image": "other:1"}}, source=CLAIM)
-    assert revision(other, ENVIRONMENT) != revision(model, ENVIRONMENT)
+    assert revision(other, DEFAULTS) != revision(model, DEFAULTS)
 
 
 def test_the_hub_token_is_in_the_fetch_pod_only() -> None:
     source = {"huggingFace": HUB["huggingFace"] | {"tokenSecretRef": {"name": "hub"}}}
-    manifests = render(inference_model(source=source), ENVIRONMENT)
+    manifests = render(inference_model(source=source), DEFAULTS)
     with_token = [manifest["kind"] for manifest in manifests if "HF_TOKEN" in str(manifest)]
     assert with_token == ["Job"]
 
 
 def fetch_pod(spec: dict[str, Any]) -> dict[str, Any]:
-    (job,) = [each for each in render(inference_model(spec), ENVIRONMENT) if each["kind"] == "Job"]
+    (job,) = [each for each in render(inference_model(spec), DEFAULTS) if each["kind"] == "Job"]
     return dict(job["spec"]["template"]["spec"])
 
 
@@ -228,7 +228,7 @@ def test_any_other_fetch_runs_where_frontends_may(cache: dict[str, Any]) -> None
 
 
 def test_pods_get_the_operators_pull_secrets_unless_the_model_names_its_own() -> None:
-    env = replace(ENVIRONMENT, image_pull_secrets=("one", "two"))
+    env = replace(DEFAULTS, image_pull_secrets=("one", "two"))
     for spec, wanted in (({}, ["one", "two"]), ({"engine": {"imagePullSecrets": [{"name": "own"}]}}, ["own"])):
         for template in templates(render(inference_model(spec), env)):
             named = [secret["name"] for secret in template["spec"]["imagePullSecrets"]]
@@ -249,20 +249,20 @@ def test_pods_get_the_operators_pull_secrets_unless_the_model_names_its_own() ->
 def test_a_claim_grows_once_it_is_bound_and_never_shrinks(asked: str, has: str, phase: str, size: str) -> None:
     claim = storage.claim(inference_model({"model": {"cache": {"size": asked, "storageClassName": "fast"}}}))
     live = {"spec": {"resources": {"requests": {"storage": has}}}, "status": {"phase": phase}}
-    found = storage.not_smaller(claim, live)
+    found = storage.never_shrunk(claim, live)
     assert found["spec"] == claim["spec"] | {"resources": {"requests": {"storage": size}}}
 
 
 def test_a_fetch_from_the_hub_reaches_https_only_and_one_from_a_mirror_its_port() -> None:
-    hub = find(render(inference_model(), ENVIRONMENT), "NetworkPolicy", "qwen-fetch")
+    hub = find(render(inference_model(), DEFAULTS), "NetworkPolicy", "qwen-fetch")
     assert {port["port"] for rule in hub["spec"]["egress"] for port in rule["ports"]} == {53, 5353, 443}
     source = {"huggingFace": HUB["huggingFace"] | {"endpoint": "http://hub.mirror:8000"}}
-    mirror = find(render(inference_model(source=source), ENVIRONMENT), "NetworkPolicy", "qwen-fetch")
+    mirror = find(render(inference_model(source=source), DEFAULTS), "NetworkPolicy", "qwen-fetch")
     assert mirror["spec"]["egress"] == [{}]
 
 
 def test_engines_let_in_their_own_frontends_ranks_and_the_operator() -> None:
-    policy = find(render(inference_model(), ENVIRONMENT), "NetworkPolicy", "qwen-engine")
+    policy = find(render(inference_model(), DEFAULTS), "NetworkPolicy", "qwen-engine")
     ranks, frontends, operator = policy["spec"]["ingress"]
     assert "ports" not in ranks
     assert [port["port"] for port in frontends["ports"]] == [5550, 8080]
@@ -274,7 +274,7 @@ def test_engines_let_in_their_own_frontends_ranks_and_the_operator() -> None:
 
 def test_shared_memory_is_a_tmpfs_where_all_ranks_share_a_pod_and_on_the_nodes_disk_where_not() -> None:
     def shared(parallelism: dict[str, Any]) -> dict[str, Any]:
-        manifests = render(inference_model({"parallelism": parallelism}, source=CLAIM), ENVIRONMENT)
+        manifests = render(inference_model({"parallelism": parallelism}, source=CLAIM), DEFAULTS)
         volumes = find(manifests, "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]["volumes"]
         return dict(next(volume["emptyDir"] for volume in volumes if volume["name"] == "shm"))
 
@@ -284,7 +284,7 @@ def test_shared_memory_is_a_tmpfs_where_all_ranks_share_a_pod_and_on_the_nodes_d
 
 def test_the_root_file_system_is_read_only_but_for_the_gpu_runtime() -> None:
     for device, read_only in (("auto", False), ("cpu", True)):
-        manifests = render(inference_model({"engine": {"device": device}}, source=CLAIM), ENVIRONMENT)
+        manifests = render(inference_model({"engine": {"device": device}}, source=CLAIM), DEFAULTS)
         (engine,) = find(manifests, "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]["containers"]
         assert engine["securityContext"]["readOnlyRootFilesystem"] is read_only
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.shell.apply import Applier, Unseen
-from minisgl_operator.shell.client import Object
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.shell.apply import Applier, ConflictDetected
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.store import ModelKey, Store
 
 KEY = ModelKey("team-a", "m")
 
 
-def model(version: int, generation: int, **status: Any) -> Object:
+def model(version: int, generation: int, **status: Any) -> Manifest:
     metadata = {"name": "m", "namespace": "team-a", "uid": "u", "resourceVersion": str(version)}
     return {
         "apiVersion": "serving.minisgl.io/v1alpha1",
@@ -25,7 +25,7 @@ def model(version: int, generation: int, **status: Any) -> Object:
     }
 
 
-def stateful_set(version: int, replicas: int, there: int) -> Object:
+def stateful_set(version: int, replicas: int, there: int) -> Manifest:
     owner = {
         "apiVersion": "serving.minisgl.io/v1alpha1",
         "kind": "InferenceModel",
@@ -51,10 +51,10 @@ def stateful_set(version: int, replicas: int, there: int) -> Object:
 class Server:
     """Stands for the client; gives this answer."""
 
-    def __init__(self, answer: Object) -> None:
+    def __init__(self, answer: Manifest) -> None:
         self.answer = answer
 
-    async def apply(self, *_: Any) -> Object:
+    async def apply(self, *_: Any) -> Manifest:
         return self.answer
 
 
@@ -91,7 +91,7 @@ async def test_a_name_that_a_child_of_another_model_has_is_known_to_be_taken() -
     ours = model(version=2, generation=1)
     store.put(ours)
     server: Any = Server(theirs)
-    with pytest.raises(Unseen):
+    with pytest.raises(ConflictDetected):
         await Applier(server, store, Metrics(), lambda key: None).apply(KEY, stateful_set(1, 2, 0), ours)
     assert [one.owner.name for one in store.of_model(KEY)] == ["other"]
     assert [one.owner.name for one in store.of_model(ModelKey("team-a", "other"))] == ["other"]

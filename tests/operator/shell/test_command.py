@@ -25,10 +25,10 @@ def parse(flags: list[str], variables: dict[str, str] | None = None) -> config.C
 
 def test_defaults() -> None:
     found = parse(FLAGS)
-    assert found.environment.operator_namespace == "ns"
-    assert (found.environment.engine_image, found.environment.frontend_image) == ("e:1", "f:1")
-    assert found.environment.image_pull_policy is None
-    assert found.environment.image_pull_secrets == ()
+    assert found.defaults.operator_namespace == "ns"
+    assert (found.defaults.engine_image, found.defaults.frontend_image) == ("e:1", "f:1")
+    assert found.defaults.image_pull_policy is None
+    assert found.defaults.image_pull_secrets == ()
     assert found.lease_name == "minisgl-operator"
     assert found.watch_namespaces == ()
     assert (found.resync_seconds, found.probe_seconds, found.metrics_port) == (600, 3, 8080)
@@ -46,10 +46,10 @@ def test_a_flag_wins_over_its_variable() -> None:
         "MINISGL_OPERATOR_LEASE_NAME": "mine",
     }
     found = parse(["--namespace=ns"], variables)
-    assert found.environment.operator_namespace == "ns"
-    assert found.environment.engine_image == "e:2"
-    assert found.environment.image_pull_policy == "Never"
-    assert found.environment.image_pull_secrets == ("one", "two")
+    assert found.defaults.operator_namespace == "ns"
+    assert found.defaults.engine_image == "e:2"
+    assert found.defaults.image_pull_policy == "Never"
+    assert found.defaults.image_pull_secrets == ("one", "two")
     assert found.lease_name == "mine"
     assert found.resync_seconds == 30
     assert found.watch_namespaces == ("a", "b")

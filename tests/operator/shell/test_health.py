@@ -11,7 +11,7 @@ from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
 from minisgl_operator.shell.health import Health, LoopLag
 from minisgl_operator.shell.metrics import Metrics, Snapshot, render
-from support.cluster.inference_models import ENVIRONMENT
+from support.cluster.inference_models import DEFAULTS
 
 
 async def _get(port: int, path: str) -> tuple[int, str]:
@@ -39,7 +39,7 @@ async def test_a_task_that_ends_by_a_fault_of_ours_is_no_health(monkeypatch: pyt
         raise KeyError("spec")
 
     monkeypatch.setattr(LoopLag, "watch", fail)
-    config = Config(environment=ENVIRONMENT, metrics_port=0)
+    config = Config(defaults=DEFAULTS, metrics_port=0)
     async with Client(Connection(host="http://127.0.0.1:1")) as client:
         controller = Controller(client, config, "one", Metrics())
         port = await controller.serve_health()

@@ -6,7 +6,8 @@ import asyncio
 import selectors
 from typing import Any
 
-from minisgl_operator.shell.client import ApiError, Object
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.shell.client import ApiError
 from minisgl_operator.shell.lease import DURATION, RENEW_DEADLINE, Lease
 from minisgl_operator.shell.resources import Resource
 
@@ -36,15 +37,15 @@ class Server:
     """Has a renewal at once, answers it as late as it may, and is gone afterwards."""
 
     def __init__(self) -> None:
-        self.lease: Object | None = None
+        self.lease: Manifest | None = None
         self.renewed: float | None = None
 
-    async def get(self, *_: Any) -> Object | None:
+    async def get(self, *_: Any) -> Manifest | None:
         if self.renewed is not None:
             raise ApiError(0, "NoAnswer", "gone")
         return self.lease
 
-    async def create(self, _: Resource, __: str, body: Object) -> None:
+    async def create(self, _: Resource, __: str, body: Manifest) -> None:
         self.lease = body | {"metadata": body["metadata"] | {"resourceVersion": "1"}}
 
     async def replace(self, *_: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from minisgl_operator.facts.observed import Unreachable
-from minisgl_operator.facts.replicas import is_asked
+from minisgl_operator.facts.pods import serves_status
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.probe import Prober, pod_address
 from minisgl_operator.shell.store import ModelKey, Store
@@ -205,12 +205,12 @@ async def test_a_refused_connection_is_unknown() -> None:
 
 
 def test_followers_and_pods_that_do_not_run_are_not_asked() -> None:
-    assert is_asked(pod())
-    assert is_asked(pod(component="frontend", index="7"))
-    assert is_asked(pod(component="fetch", index=""))
-    assert not is_asked(pod(index="1"))
-    assert not is_asked(pod(phase="Pending"))
-    assert not is_asked(pod(component="fetch", phase="Succeeded"))
+    assert serves_status(pod())
+    assert serves_status(pod(component="frontend", index="7"))
+    assert serves_status(pod(component="fetch", index=""))
+    assert not serves_status(pod(index="1"))
+    assert not serves_status(pod(phase="Pending"))
+    assert not serves_status(pod(component="fetch", phase="Succeeded"))
 
 
 def test_addresses_of_both_families() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from minisgl_operator.shell.resources import MODEL, of_kind
-from minisgl_operator.shell.store import Id, ModelKey, Store, fingerprint, identify, model_of
+from minisgl_operator.shell.store import Id, ModelKey, Store, model_of, object_id, spec_hash
 
 KEY = ModelKey("ns", "m")
 
@@ -75,7 +75,7 @@ def test_a_list_removes_what_it_does_not_show_but_nothing_newer() -> None:
 def test_models_are_swept_as_well() -> None:
     store = Store()
     store.put(model(version=3))
-    store.sweep(MODEL, {identify(model())}, None, "10")
+    store.sweep(MODEL, {object_id(model())}, None, "10")
     assert store.models() == [KEY]
     store.sweep(MODEL, set(), None, "10")
     assert store.models() == []
@@ -92,23 +92,23 @@ def test_models_keep_everything_but_managed_fields() -> None:
 
 def test_a_status_alone_leaves_the_fingerprint_as_it_is() -> None:
     before = body(spec={"ports": [80]}, status={"a": 1})
-    assert fingerprint(before) == fingerprint(body(version=2, spec={"ports": [80]}, status={"a": 2}))
-    assert fingerprint(before) != fingerprint(body(spec={"ports": [81]}))
+    assert spec_hash(before) == spec_hash(body(version=2, spec={"ports": [80]}, status={"a": 2}))
+    assert spec_hash(before) != spec_hash(body(spec={"ports": [81]}))
     labelled = body(spec={"ports": [80]})
     labelled["metadata"]["labels"] = {"a": "b"}
-    assert fingerprint(before) != fingerprint(labelled)
+    assert spec_hash(before) != spec_hash(labelled)
     orphan = body(spec={"ports": [80]})
     orphan["metadata"]["ownerReferences"] = []
-    assert fingerprint(before) != fingerprint(orphan)
+    assert spec_hash(before) != spec_hash(orphan)
 
 
 def test_annotations_of_controllers_are_not_drift_but_others_are() -> None:
-    before = fingerprint(body())
+    before = spec_hash(body())
     changed = body()
     changed["metadata"]["annotations"] = {"deployment.kubernetes.io/revision": "3"}
-    assert fingerprint(changed) == before
+    assert spec_hash(changed) == before
     changed["metadata"]["annotations"] = {"example.com/mine": "3"}
-    assert fingerprint(changed) != before
+    assert spec_hash(changed) != before
 
 
 def test_pods_wake_their_model_only_for_what_matters() -> None:

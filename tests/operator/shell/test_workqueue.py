@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minisgl_operator.shell.workqueue import BESIDE_URGENT, WorkQueue
+from minisgl_operator.shell.workqueue import NORMAL_PER_URGENT, WorkQueue
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
@@ -83,7 +83,7 @@ class QueueMachine(RuleBasedStateMachine):
         if self.worker is None:
             return
         others = sum(not urgent for urgent in self.running.values())
-        held_back = any(self.running.values()) and others >= BESIDE_URGENT
+        held_back = any(self.running.values()) and others >= NORMAL_PER_URGENT
         assert self.worker.done() == (any(self.waiting.values()) or (bool(self.waiting) and not held_back))
         if not self.worker.done():
             return
@@ -146,7 +146,7 @@ def test_keys_of_one_lane_come_in_the_order_in_which_they_were_added() -> None:
 
 def test_few_other_keys_are_worked_on_beside_an_urgent_one() -> None:
     loop, queue = ManualLoop(), WorkQueue[str]()
-    others = [f"other-{number}" for number in range(BESIDE_URGENT + 3)]
+    others = [f"other-{number}" for number in range(NORMAL_PER_URGENT + 3)]
 
     async def add() -> None:
         for key in others:
@@ -157,11 +157,11 @@ def test_few_other_keys_are_worked_on_beside_an_urgent_one() -> None:
     workers = [loop.create_task(queue.get()) for _ in range(1 + len(others))]
     loop.turn()
     taken = [worker.result() for worker in workers if worker.done()]
-    assert taken == ["edited", *others[:BESIDE_URGENT]]
+    assert taken == ["edited", *others[:NORMAL_PER_URGENT]]
     # The next of the others comes when one of them is done, or at the latest when the urgent one is.
     loop.call(_done(queue, others[0]))
     loop.turn()
-    assert sum(worker.done() for worker in workers) == 2 + BESIDE_URGENT
+    assert sum(worker.done() for worker in workers) == 2 + NORMAL_PER_URGENT
     loop.call(_done(queue, "edited"))
     loop.turn()
     assert all(worker.done() for worker in workers)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.facts.observed import Outcome, Ref, Refusal, Unreachable
+from minisgl_operator.api.objects import Ref
+from minisgl_operator.facts.observed import Rejection, Unreachable
 from support.cluster.inference_models import CLAIM
 from support.cluster.scene import NOW, Scene, fetch_scene
 
@@ -205,7 +206,7 @@ def test_a_quota_that_leaves_no_room_for_a_frontend() -> None:
 def test_a_quota_that_leaves_no_room_for_a_claim() -> None:
     scene = starting()
     message = f'persistentvolumeclaims "qwen-cache" is forbidden: {QUOTA}'
-    scene.outcome = _refused("PersistentVolumeClaim", 403, message)
+    scene.rejections = _rejected("PersistentVolumeClaim", 403, message)
     expect(scene, "Scheduled", "QuotaExceeded", QUOTA)
 
 
@@ -253,7 +254,7 @@ FETCH = [
 def test_a_fetch_that_fails_and_is_tried_again(said: str, reason: str, words: str) -> None:
     scene = fetch_scene()
     scene.reports["fetch-pod"] = {"kind": "fetch", "phase": "Failed", "reason": said, "message": "what the Hub said"}
-    expect(scene, "ModelCached", reason, "Qwen/Qwen3-8B@main", "(what the Hub said)", words, "tried again by itself")
+    expect(scene, "ModelCached", reason, "Qwen/Qwen3-8B@main", "(what the Hub said)", words, "retried automatically")
     assert scene.status()["phase"] == "Caching"
 
 
@@ -261,7 +262,7 @@ def test_a_fetch_that_is_held_up() -> None:
     scene = fetch_scene()
     report = {"kind": "fetch", "phase": "Downloading", "percent": 40, "reason": "RateLimited", "message": "429"}
     scene.reports["fetch-pod"] = report
-    expect(scene, "ModelCached", "RateLimited", "tried again by itself", phase="Caching")
+    expect(scene, "ModelCached", "RateLimited", "retried automatically", phase="Caching")
     scene.reports["fetch-pod"] = report | {"reason": "", "message": ""}
     expect(scene, "ModelCached", "Downloading", "40 %")
 
@@ -288,7 +289,7 @@ def test_a_fetch_pod_on_a_lost_node() -> None:
     expect(scene, "ModelCached", "NodeLost", "Qwen/Qwen3-8B@main", "kubectl delete node node-d")
 
 
-_GROWTH = 'PersistentVolumeClaim "qwen-cache" cannot grow'
+_RESIZE = 'PersistentVolumeClaim "qwen-cache" cannot be expanded'
 
 
 def test_a_claim_whose_class_cannot_expand() -> None:
@@ -297,8 +298,8 @@ def test_a_claim_whose_class_cannot_expand() -> None:
         'persistentvolumeclaims "qwen-cache" is forbidden: only dynamically provisioned pvc can be resized and the '
         "storageclass that provisions the pvc must support resize"
     )
-    scene.outcome = Outcome((Refusal(Ref("PersistentVolumeClaim", "qwen-cache"), 403, "Forbidden", said),))
-    expect(scene, "Accepted", "Rejected", _GROWTH, "must support resize", "allowVolumeExpansion", "create it again")
+    scene.rejections = (Rejection(Ref("PersistentVolumeClaim", "qwen-cache"), 403, "Forbidden", said),)
+    expect(scene, "Accepted", "Rejected", _RESIZE, "must support resize", "allowVolumeExpansion", "create it again")
 
 
 @pytest.mark.parametrize("kind", ["ControllerResizeError", "NodeResizeError"])
@@ -306,7 +307,7 @@ def test_a_volume_whose_expansion_fails(kind: str) -> None:
     scene = fetch_scene()
     claim = scene.child("PersistentVolumeClaim", "qwen-cache")
     claim["status"]["conditions"] = [{"type": kind, "status": "True", "message": "the pool is full"}]
-    expect(scene, "Accepted", "Rejected", _GROWTH, "the pool is full")
+    expect(scene, "Accepted", "Rejected", _RESIZE, "the pool is full")
     claim["status"]["conditions"] = [{"type": "Resizing", "status": "True"}]
     assert scene.conditions()["Accepted"]["status"] == "True"
 
@@ -371,7 +372,7 @@ def test_an_engine_out_of_memory() -> None:
         scene = starting({"engine": {"device": device}})
         said = failure("OutOfMemory", "CUDA out of memory")
         scene.launcher_says("qwen-r0", phase="Restarting", restarts=1, last_failure=said)
-        expect(scene, "EngineReady", "OutOfMemory", "CUDA out of memory", words, "start again by themselves")
+        expect(scene, "EngineReady", "OutOfMemory", "CUDA out of memory", words, "restart automatically")
         scene.launcher_says("qwen-r0", phase="Failed", restarts=6, last_failure=said)
         expect(scene, "EngineReady", "OutOfMemory", words, "kubectl logs qwen-r0-0", phase="Failed")
 
@@ -392,7 +393,7 @@ def test_a_restart_budget_that_is_used_up() -> None:
     words = ("2 restarts within 60 s", "exit code 1", "kubectl delete pod -l serving.minisgl.io/replica=qwen-r0")
     expect(scene, "EngineReady", "RestartBudgetExhausted", *words, phase="Failed")
     scene.launcher_says("qwen-r0", phase="Failed")
-    expect(scene, "EngineReady", "RestartBudgetExhausted", "has given up")
+    expect(scene, "EngineReady", "RestartBudgetExhausted", "has failed permanently")
 
 
 def test_a_launcher_that_does_not_stay_up() -> None:
@@ -404,7 +405,7 @@ def test_a_launcher_that_does_not_stay_up() -> None:
     scene.waiting("qwen-r0-0", "CrashLoopBackOff", lastState={"terminated": ended})
     expect(scene, "EngineReady", "OutOfMemory", "limits.memory")
     scene.waiting("qwen-r0-0", "CrashLoopBackOff")
-    expect(scene, "EngineReady", "Crashed", "keeps ending.")
+    expect(scene, "EngineReady", "Crashed", "keeps terminating.")
 
 
 def test_a_frontend_that_does_not_stay_up() -> None:
@@ -458,7 +459,7 @@ def test_a_replica_whose_old_pods_end() -> None:
 
 def test_frontends_that_reach_no_replica() -> None:
     scene = starting()
-    expect(scene, "FrontendReady", "NoReplicaRoutable", "none takes requests")
+    expect(scene, "FrontendReady", "NoReplicaRoutable", "none accepts requests")
     scene.child("Deployment", "qwen-frontend")["status"]["readyReplicas"] = 1
     found = scene.conditions()["Ready"]
     assert (found["status"], found["reason"]) == ("False", "NoReplicaRoutable")
@@ -484,14 +485,14 @@ def test_frontends_that_are_starting() -> None:
 def test_a_childs_name_that_someone_else_holds() -> None:
     scene = Scene(source=CLAIM)
     del scene.children[Ref("Service", "qwen")]
-    scene.foreign = {Ref("Service", "qwen"): "Deployment other"}
-    expect(scene, "Accepted", "Conflict", 'Service "qwen"', "Deployment other", "another name", phase="Failed")
+    scene.conflicting = {Ref("Service", "qwen"): "Deployment other"}
+    expect(scene, "Accepted", "Conflict", 'Service "qwen"', "Deployment other", "rename the InferenceModel", phase="Failed")
 
 
 def test_a_taken_name_of_one_replica_leaves_the_endpoint_up() -> None:
     scene = Scene({"replicas": 2}, source=CLAIM)
     del scene.children[Ref("Service", "qwen-r1")]
-    scene.foreign = {Ref("Service", "qwen-r1"): "InferenceModel qwen-r1"}
+    scene.conflicting = {Ref("Service", "qwen-r1"): "InferenceModel qwen-r1"}
     conditions = scene.conditions()
     assert conditions["Accepted"]["reason"] == "Conflict"
     assert conditions["Ready"]["status"] == "True"
@@ -499,7 +500,7 @@ def test_a_taken_name_of_one_replica_leaves_the_endpoint_up() -> None:
 
 def test_a_name_that_is_taken_and_not_wanted() -> None:
     scene = Scene(source=CLAIM)
-    scene.foreign = {Ref("StatefulSet", "qwen-r1"): "nobody"}
+    scene.conflicting = {Ref("StatefulSet", "qwen-r1"): "nobody"}
     assert scene.conditions()["Accepted"]["status"] == "True"
 
 
@@ -510,14 +511,14 @@ def test_a_child_that_another_object_controls() -> None:
     expect(scene, "Accepted", "Conflict", "InferenceModel other")
 
 
-def _refused(kind: str, status: int, message: str, reason: str = "Refused") -> Outcome:
-    return Outcome((Refusal(Ref(kind, "qwen-x"), status, reason, message),))
+def _rejected(kind: str, status: int, message: str, reason: str = "Refused") -> tuple[Rejection, ...]:
+    return (Rejection(Ref(kind, "qwen-x"), status, reason, message),)
 
 
 def test_a_verb_that_the_operator_lacks() -> None:
     scene = starting()
-    scene.outcome = _refused("StatefulSet", 403, 'statefulsets.apps is forbidden: User "x" cannot patch resource')
-    expect(scene, "Accepted", "Forbidden", "right on StatefulSet", "cannot patch resource", "role")
+    scene.rejections = _rejected("StatefulSet", 403, 'statefulsets.apps is forbidden: User "x" cannot patch resource')
+    expect(scene, "Accepted", "Forbidden", "permission on StatefulSet", "cannot patch resource", "role")
 
 
 @pytest.mark.parametrize(
@@ -530,27 +531,27 @@ def test_a_verb_that_the_operator_lacks() -> None:
 )
 def test_a_child_that_admission_refuses_is_no_matter_of_the_operators_role(message: str) -> None:
     scene = starting()
-    scene.outcome = _refused("PersistentVolumeClaim", 403, message)
-    expect(scene, "Accepted", "Rejected", "PersistentVolumeClaim qwen-x", message, "Change what it names")
+    scene.rejections = _rejected("PersistentVolumeClaim", 403, message)
+    expect(scene, "Accepted", "Rejected", "PersistentVolumeClaim qwen-x", message, "Change the spec or the policy")
 
 
 def test_a_namespace_that_is_being_deleted() -> None:
     scene = starting()
     message = "services is forbidden: unable to create new content in namespace team-a because it is being terminated"
-    scene.outcome = _refused("Service", 403, message, "NamespaceTerminating")
+    scene.rejections = _rejected("Service", 403, message, "NamespaceTerminating")
     expect(scene, "Accepted", "NamespaceTerminating", "is being deleted")
 
 
 @pytest.mark.parametrize("status", [400, 422])
 def test_a_child_that_the_api_server_refuses(status: int) -> None:
     scene = starting()
-    scene.outcome = _refused("StatefulSet", status, "spec.template.spec.affinity: Invalid value")
+    scene.rejections = _rejected("StatefulSet", status, "spec.template.spec.affinity: Invalid value")
     expect(scene, "Accepted", "Rejected", "affinity: Invalid value", "Correct the field")
 
 
 def test_a_server_that_is_busy_is_no_condition() -> None:
     scene = Scene(source=CLAIM)
-    scene.outcome = _refused("StatefulSet", 409, "the object has been modified")
+    scene.rejections = _rejected("StatefulSet", 409, "the object has been modified")
     assert scene.conditions()["Accepted"]["status"] == "True"
 
 

@@ -31,7 +31,7 @@ def test_a_rollout_serves_on_and_names_who_is_next() -> None:
     scene.frontend_says("qwen-r0")
     message = scene.conditions()["Progressing"]["message"]
     assert "qwen-r1, qwen-r2" in message
-    assert "when qwen-r0 has come up" in message
+    assert "when qwen-r0 is ready" in message
     assert said(scene, "Degraded") == ("False", "AllReplicasServe")
     assert scene.status()["phase"] == "Updating"
 
@@ -41,8 +41,8 @@ def test_a_rollout_to_other_tokenizer_files_says_who_gets_no_requests_yet() -> N
     scene.outdate("qwen-r1", "qwen-r2")
     scene.frontend_says("qwen-r0", waits_for_files=True)
     message = scene.conditions()["Progressing"]["message"]
-    assert "other tokenizer files (qwen-r0) get requests as soon as they are the most" in message
-    assert "It goes on when" not in message
+    assert "other tokenizer files (qwen-r0) get requests as soon as they are the majority" in message
+    assert "The rollout continues when" not in message
     status = scene.status()
     assert (status["phase"], status["updatedReplicas"], status["readyReplicas"]) == ("Updating", 1, 2)
 
@@ -62,7 +62,7 @@ def test_a_rollout_that_frontends_hold_up_says_so() -> None:
     assert "kubectl logs deployment/qwen-frontend" in message
     for frontend in ("frontend-0", "frontend-1"):
         scene.reports[frontend] = Unreachable("timed out")
-    assert "when the frontends tell the operator" in scene.conditions()["Progressing"]["message"]
+    assert "when the frontends report to the operator" in scene.conditions()["Progressing"]["message"]
 
 
 def test_a_rollout_that_old_replicas_hold_up_names_them() -> None:
@@ -71,7 +71,7 @@ def test_a_rollout_that_old_replicas_hold_up_names_them() -> None:
     for replica in ("qwen-r1", "qwen-r2"):
         scene.launcher_says(replica, phase="Restarting", restarts=1)
     scene.frontend_says("qwen-r1", "qwen-r2")
-    assert "when qwen-r1 has come up" in scene.conditions()["Progressing"]["message"]
+    assert "when qwen-r1 is ready" in scene.conditions()["Progressing"]["message"]
 
 
 def test_a_replica_whose_pods_are_replaced_is_draining() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from minisgl_operator.facts.observed import Manifest, Unreachable
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.facts.observed import Unreachable
 from minisgl_operator.render import names
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.probe import Prober

@@ -9,10 +9,10 @@ import pytest
 
 from minisgl_operator.api.status import InferenceModelStatus
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
-from minisgl_operator.facts.observed import Observed, Outcome, Unreachable
+from minisgl_operator.facts.observed import Observed, Unreachable
 from minisgl_operator.render import names
-from minisgl_operator.status.status import derive_status
-from support.cluster.inference_models import CLAIM, ENVIRONMENT, HUB, raw_model
+from minisgl_operator.status.status import status_of_invalid_spec
+from support.cluster.inference_models import CLAIM, HUB, raw_model
 from support.cluster.scene import EARLIER, NOW, OLD_REVISION, Scene, fetch_scene
 
 TWO_PODS = {"parallelism": {"tensor": 2, "gpusPerPod": 1}, "engine": {"device": "cpu"}}
@@ -245,14 +245,14 @@ def test_a_spec_that_cannot_be_read_leaves_what_runs_alone() -> None:
     except InvalidSpec as found:
         refusal = found
     before = Scene(source=CLAIM).status()
-    status = derive_status(refusal, Observed(raw), ENVIRONMENT, before, Outcome(), NOW)
+    status = status_of_invalid_spec(refusal, Observed(raw), before, NOW)
     InferenceModelStatus.model_validate(status)
     conditions = {each["type"]: each for each in status["conditions"]}
     assert conditions["Accepted"]["reason"] == "InvalidSpec"
     assert "spec.replicas" in conditions["Accepted"]["message"]
     assert conditions["Ready"]["status"] == "True"
     assert (status["phase"], status["observedGeneration"], status["readyReplicas"]) == ("Ready", 4, 1)
-    fresh = derive_status(refusal, Observed(raw), ENVIRONMENT, {}, Outcome(), NOW)
+    fresh = status_of_invalid_spec(refusal, Observed(raw), {}, NOW)
     assert [(each["type"], each["status"]) for each in fresh["conditions"]] == [
         ("Accepted", "False"),
         ("Ready", "False"),

@@ -18,7 +18,7 @@ import yaml
 
 from minisgl_operator.render import render
 from support.cluster.example_models import EXAMPLES
-from support.cluster.inference_models import ENVIRONMENT
+from support.cluster.inference_models import DEFAULTS
 
 FOLDER = Path(__file__).parents[2] / "operator" / "render" / "golden"
 BASE_EXAMPLE = "smallest"
@@ -46,7 +46,7 @@ def golden(example: str, base: str) -> str:
 
 def rendered_text(example: str) -> str:
     """YAML in the order of rendering, with one line for each scalar and without aliases."""
-    return yaml.dump_all(render(EXAMPLES[example], ENVIRONMENT), Dumper=_Dumper, sort_keys=False, width=math.inf)
+    return yaml.dump_all(render(EXAMPLES[example], DEFAULTS), Dumper=_Dumper, sort_keys=False, width=math.inf)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -7,7 +7,7 @@ from typing import Any
 from minisgl_operator.api.types import API_VERSION, KIND, InferenceModel
 from minisgl_operator.render.defaults import Defaults
 
-ENVIRONMENT = Defaults(
+DEFAULTS = Defaults(
     operator_namespace="minisgl-system",
     engine_image="registry.example.com/minisgl/engine:1.0.0",
     frontend_image="registry.example.com/minisgl/frontend:1.0.0",

@@ -19,16 +19,16 @@ from typing import Any, Final, Self, TypeVar
 from aiohttp import web
 
 from minisgl_operator.api.crd import crd
-from minisgl_operator.facts.observed import Manifest
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.render.defaults import Defaults
-from minisgl_operator.shell.client import ApiError, Client, Object, connection
+from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import CHILD_SELECTOR, Controller
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import CHILDREN, MODEL, POD, of_kind
 from minisgl_operator.shell.watches import watch
-from minisgl_operator.simulated import report, running_status
 from support.cluster.control_plane import LocalControlPlane
+from support.cluster.simulated_pods import report, running_status
 
 T = TypeVar("T")
 SECONDS: Final = 120.0
@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 WRITES: Final = ("POST", "PUT", "PATCH", "DELETE")
 
 
-def pvc_model(name: str, **spec: Any) -> Object:
+def pvc_model(name: str, **spec: Any) -> Manifest:
     """A model whose files lie on a claim; `spec` is laid over the rest."""
     return {
         "apiVersion": MODEL.api_version,
@@ -46,7 +46,7 @@ def pvc_model(name: str, **spec: Any) -> Object:
     }
 
 
-def hub_model(name: str, repo: str = "owner/name", **spec: Any) -> Object:
+def hub_model(name: str, repo: str = "owner/name", **spec: Any) -> Manifest:
     """A model that is fetched first."""
     return pvc_model(name, model={"source": {"huggingFace": {"repo": repo}}}, **spec)
 
@@ -76,7 +76,7 @@ class CrashingClient(Client):
         self._left = writes
         self.crashed = threading.Event()
 
-    async def request(self, method: str, *args: Any, **more: Any) -> Object:
+    async def request(self, method: str, *args: Any, **more: Any) -> Manifest:
         if self.crashed.is_set():
             await asyncio.Event().wait()
         answer = await super().request(method, *args, **more)
@@ -165,7 +165,7 @@ class RunningOperator:
             try:
                 await self.controller.start()
                 self.started.set()
-                await watch(where, self.controller.namespaces, self.controller.saw, self.controller.stop)
+                await watch(where, self.controller.namespaces, self.controller.on_watch_event, self.controller.stop)
             finally:
                 await self.controller.stop()
 
@@ -179,8 +179,8 @@ class OperatedCluster:
         self._with_crd = with_crd
         self.namespace = f"operated-{next(_numbers)}"
         self.hold: Callable[[str], bool] = lambda name: False
-        self.statuses: dict[str, Object] = {}
-        self.reports: dict[str, Object | None] = {}
+        self.statuses: dict[str, Manifest] = {}
+        self.reports: dict[str, Manifest | None] = {}
         self._pods: list[Manifest] = []
         self._thread = LoopThread()
         self._client: Client | None = None
@@ -207,23 +207,23 @@ class OperatedCluster:
         self.control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(crd()))
         self.control_plane.kubectl("wait", "--for=condition=Established", f"crd/{MODEL.title}")
 
-    def apply(self, body: Object) -> Object:
+    def apply(self, body: Manifest) -> Manifest:
         """Create or change as kubectl does, in this namespace."""
         body = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
         return self.run(self.client.apply(of_kind(body["kind"]), body, manager="test"))
 
-    def get(self, kind: str, name: str) -> Object | None:
+    def get(self, kind: str, name: str) -> Manifest | None:
         return self.run(self.client.get(of_kind(kind), self.namespace, name))
 
-    def list(self, kind: str, selector: str = "") -> list[Object]:
-        async def step() -> list[Object]:
+    def list(self, kind: str, selector: str = "") -> list[Manifest]:
+        async def step() -> list[Manifest]:
             return [
                 item async for page in self.client.pages(of_kind(kind), self.namespace, selector) for item in page.items
             ]
 
         return self.run(step())
 
-    def merge(self, kind: str, name: str, body: Object, subresource: str | None = None) -> Object:
+    def merge(self, kind: str, name: str, body: Manifest, subresource: str | None = None) -> Manifest:
         path = of_kind(kind).path(self.namespace, name, subresource)
         return self.run(self.client.request("PATCH", path, {}, body, "application/merge-patch+json"))
 
@@ -250,11 +250,11 @@ class OperatedCluster:
 
     # What is seen
 
-    def status(self, name: str) -> Object:
+    def status(self, name: str) -> Manifest:
         live = self.get(MODEL.kind, name)
         return {} if live is None else dict(live.get("status", {}))
 
-    def condition(self, name: str, type: str) -> Object:
+    def condition(self, name: str, type: str) -> Manifest:
         for condition in self.status(name).get("conditions", ()):
             if condition["type"] == type:
                 return dict(condition)
@@ -267,7 +267,7 @@ class OperatedCluster:
             return False
         return any(one["type"] == "Ready" and one["status"] == "True" for one in model["status"]["conditions"])
 
-    def children(self, name: str) -> dict[tuple[str, str], Object]:
+    def children(self, name: str) -> dict[tuple[str, str], Manifest]:
         """Everything that the model owns, by kind and name."""
         owned = {}
         for resource in CHILDREN:
@@ -362,7 +362,7 @@ class OperatedCluster:
         body = self.reports[name] if name in self.reports else self._report(name)
         return web.Response(status=503) if body is None else web.json_response(body)
 
-    def _report(self, name: str) -> Object | None:
+    def _report(self, name: str) -> Manifest | None:
         for pod in self._pods:
             if pod["metadata"]["name"] == name:
                 return report(pod, self._pods)

@@ -8,11 +8,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from minisgl_operator.api.objects import Manifest, Ref, ref_of
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.facts.observed import Manifest, ObjectEvent, Observed, Outcome, Ref, Unreachable, ref_of
+from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.observed import ObjectEvent, Observed, Rejection, Unreachable
 from minisgl_operator.render import names, render, revision
 from minisgl_operator.status.status import Status, derive_status
-from support.cluster.inference_models import ENVIRONMENT, HUB, raw_model
+from support.cluster.inference_models import DEFAULTS, HUB, raw_model
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 EARLIER = "2026-01-01T11:00:00Z"
@@ -25,32 +27,33 @@ class Scene:
     def __init__(self, spec: dict[str, Any] | None = None, *, source: dict[str, Any] | None = None) -> None:
         self.raw = raw_model(spec, source=source, generation=3)
         self.model = InferenceModel.parse(self.raw)
-        self.revision = revision(self.model, ENVIRONMENT)
+        self.revision = revision(self.model, DEFAULTS)
         self.children: dict[Ref, Manifest] = {}
         self.pods: dict[str, Manifest] = {}
         self.reports: dict[str, Mapping[str, Any] | Unreachable] = {}
         self.events: dict[str, tuple[ObjectEvent, ...]] = {}
-        self.foreign: dict[Ref, str] = {}
-        self.outcome = Outcome()
-        for manifest in render(self.model, ENVIRONMENT):
+        self.conflicting: dict[Ref, str] = {}
+        self.rejections: tuple[Rejection, ...] = ()
+        for manifest in render(self.model, DEFAULTS):
             self._add(manifest)
         if "suspend" not in self.raw["spec"]:
             self.frontend_says()
 
     def status(self, previous: Mapping[str, Any] | None = None, now: datetime = NOW) -> Status:
-        return derive_status(self.model, self.observed(), ENVIRONMENT, previous or {}, self.outcome, now)
+        return derive_status(Facts(self.model, self.observed(), DEFAULTS, now), previous or {})
 
     def conditions(self, previous: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
         return {each["type"]: each for each in self.status(previous)["conditions"]}
 
     def observed(self) -> Observed:
         return Observed(
-            raw=self.raw,
+            model_object=self.raw,
             children=self.children,
-            foreign=self.foreign,
+            conflicting=self.conflicting,
             pods=tuple(self.pods.values()),
             reports={self.pods[name]["metadata"]["uid"]: said for name, said in self.reports.items()},
             events=self.events,
+            rejections=self.rejections,
         )
 
     def child(self, kind: str, name: str) -> Manifest:

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from minisgl_operator.api.objects import Manifest, Ref, controller_uid, is_deleting, ref_of
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.facts.observed import Manifest, Observed, Ref, controller_uid, ref_of
-from minisgl_operator.facts.replicas import deleting, revision_of
+from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.observed import Observed
+from minisgl_operator.facts.pods import revision_of
 from minisgl_operator.plan.plan import Apply, Step, plan
 from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults
@@ -29,9 +31,9 @@ class SimulatedCluster:
     tokenizer files the engines of an image have, where they are not those of all others; `unusable` ones cannot be
     loaded by a frontend."""
 
-    def __init__(self, raw: Manifest, env: Defaults) -> None:
+    def __init__(self, raw: Manifest, defaults: Defaults) -> None:
         self.raw = raw
-        self.env = env
+        self.defaults = defaults
         self.objects: dict[Ref, Manifest] = {}
         self.pods: dict[str, Manifest] = {}
         self.broken: set[str] = set()
@@ -83,17 +85,17 @@ class SimulatedCluster:
     def observed(self) -> Observed:
         ours = {ref: body for ref, body in self.objects.items() if self._ours(body)}
         children = {ref: self._as_seen(body) for ref, body in ours.items()}
-        foreign = {ref: "someone else's" for ref in self.objects.keys() - ours.keys()}
+        conflicting = {ref: "someone else's" for ref in self.objects.keys() - ours.keys()}
         uid = self._frontend_pod["metadata"]["uid"]
         reports: dict[str, Any] = {uid: self._frontend.report()}
         for pod in self._seen_pods.values():
             if self._image(pod) in self.broken:
                 reports[pod["metadata"]["uid"]] = {"kind": "engine", "phase": "Failed", "restarts": 5}
         pods = (*self._seen_pods.values(), self._frontend_pod)
-        return Observed(self.raw, children=children, foreign=foreign, pods=pods, reports=reports)
+        return Observed(self.raw, children=children, conflicting=conflicting, pods=pods, reports=reports)
 
     def plan(self) -> tuple[Step, ...]:
-        return plan(self.model, self.observed(), self.env, self.now)
+        return plan(Facts(self.model, self.observed(), self.defaults, self.now))
 
     def reconcile(self, calls: int | None = None) -> None:
         """Plan and send; a crash after so many calls loses the rest."""
@@ -162,7 +164,7 @@ class SimulatedCluster:
             pod = self.pods.get(name)
             if pod is None:
                 continue
-            if deleting(pod):
+            if is_deleting(pod):
                 del self.pods[name]
                 continue
             pod["status"]["phase"] = "Running"
@@ -195,7 +197,7 @@ class SimulatedCluster:
             for replica, group in groups.items()
             if len(group) >= self._size(group[0])
             and len({revision_of(pod) for pod in group}) == 1
-            and all(_ready(pod) and not deleting(pod) for pod in group)
+            and all(_ready(pod) and not is_deleting(pod) for pod in group)
         }
 
     def settle(self, rounds: int = 100) -> None:

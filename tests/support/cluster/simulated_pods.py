@@ -1,11 +1,11 @@
-"""Pods that only seem to run, for the benchmark and for tests on an API server without nodes: the status that a
-kubelet would write, and what launchers and frontends would answer to GET /status."""
+"""Pods without nodes behind them, for the benchmark and for tests on an API server: the status that a kubelet would
+write, and the bodies of /status of launchers, frontends and fetch pods."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from minisgl_operator.facts.observed import Manifest
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.render import names
 from minisgl_operator.render.names import COMPONENT_LABEL, MODEL_LABEL, REPLICA_LABEL, REVISION_LABEL
 
@@ -13,7 +13,7 @@ _SINCE = "2026-01-01T00:00:00Z"
 
 
 def running_status(pod: Manifest, ready: bool = True) -> dict[str, Any]:
-    """The status of a pod whose containers all run, without an address of its own."""
+    """Status of a pod on 127.0.0.1 whose containers all run."""
     containers = [container["name"] for container in pod["spec"]["containers"]]
     return {
         "phase": "Running",
@@ -39,7 +39,7 @@ def running_status(pod: Manifest, ready: bool = True) -> dict[str, Any]:
 
 
 def report(pod: Manifest, pods: list[Manifest]) -> dict[str, Any] | None:
-    """What the pod answers when all goes well; `pods` are those of its namespace. None for pods that nobody asks."""
+    """Body of /status of a pod that serves; `pods` are those of its namespace. None for pods that are not probed."""
     labels = pod["metadata"]["labels"]
     match labels.get(COMPONENT_LABEL):
         case names.ENGINE:

@@ -1,4 +1,4 @@
-"""What the benchmark's API server lacks: the controllers that make pods, the nodes that run them, and their answers."""
+"""Controllers that create pods, nodes that run them, and the pods' /status, for an API server without them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.render.names import COMPONENT_LABEL, ENGINE, MODEL_LABEL, POD_INDEX_LABEL
-from minisgl_operator.shell.client import ApiError, Client, Object, connection
+from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.controller import CHILD_SELECTOR
 from minisgl_operator.shell.resources import POD, Resource, of_kind
-from minisgl_operator.simulated import report, running_status
+from support.cluster.simulated_pods import report, running_status
 
 _SINCE: Final = "2026-01-01T00:00:00Z"
 _POLL_SECONDS: Final = 0.5
-_REST: Final = 4
-"""Of the time that a look takes: lists of thousands would keep the API server busier than what is measured."""
+_PAUSE: Final = 4
+"""Pause between two polls in units of the poll's own time: lists of thousands would load the API server."""
 _IN_FLIGHT: Final = 8
 
 
-def pod_of(controller: Object, index: int) -> Object:
-    """The pod that a StatefulSet's or Deployment's controller would make."""
+def pod_of(controller: Manifest, index: int) -> Manifest:
+    """The pod that the controller of a StatefulSet or Deployment would create."""
     metadata, template = controller["metadata"], controller["spec"]["template"]
     labels = dict(template["metadata"]["labels"])
     if controller["kind"] == "StatefulSet":
@@ -48,8 +49,8 @@ def pod_of(controller: Object, index: int) -> Object:
     }
 
 
-async def status_of(client: Client, resource: Resource, body: Object, ready: bool = True) -> Object:
-    """Write the status that says that all is as wanted."""
+async def status_of(client: Client, resource: Resource, body: Manifest, ready: bool = True) -> Manifest:
+    """Write the status of a pod that runs, or of a controller whose pods all do."""
     metadata = body["metadata"]
     status: dict[str, Any]
     if resource == POD:
@@ -63,15 +64,15 @@ async def status_of(client: Client, resource: Resource, body: Object, ready: boo
 
 
 class Nodes:
-    """Makes the pods of one namespace as soon as something asks for them."""
+    """Creates the pods of one namespace as soon as a StatefulSet or Deployment asks for them."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self._pods: dict[str, Object] = {}
-        self._of_model: dict[str, list[Object]] = {}
+        self._pods: dict[str, Manifest] = {}
+        self._of_model: dict[str, list[Manifest]] = {}
 
     async def run(self, kubeconfig: Path, pipe: Pipe) -> None:
-        """Until the process is ended. The address of the pods' answers is sent through the pipe."""
+        """Run until the process is killed. Sends the URL of the pods' /status through the pipe."""
         app = web.Application()
         app.router.add_get("/{name}/status", self._answer)
         runner = web.AppRunner(app, access_log=None)
@@ -91,17 +92,17 @@ class Nodes:
                                 if f"{controller['metadata']['name']}-{index}" not in self._pods:
                                     pod = pod_of(controller, index)
                                     self._pods[pod["metadata"]["name"]] = pod
-                                    tasks.create_task(self._make(client, slots, resource, controller, pod))
-                await asyncio.sleep(max(_POLL_SECONDS, _REST * (clock() - began)))
+                                    tasks.create_task(self._create(client, slots, resource, controller, pod))
+                await asyncio.sleep(max(_POLL_SECONDS, _PAUSE * (clock() - began)))
 
-    async def _make(
-        self, client: Client, slots: asyncio.Semaphore, resource: Resource, controller: Object, pod: Object
+    async def _create(
+        self, client: Client, slots: asyncio.Semaphore, resource: Resource, controller: Manifest, pod: Manifest
     ) -> None:
         async with slots:
             try:
                 live = await client.create(POD, self._namespace, pod)
             except ApiError:
-                # Its ServiceAccount may not be there yet: the next look tries again.
+                # Its ServiceAccount may not exist yet: the next poll tries again.
                 del self._pods[pod["metadata"]["name"]]
                 return
             ready = await status_of(client, POD, live)

@@ -1,9 +1,9 @@
-"""`minisgl-operator bench`: how long many models take from cold to steady, in how much memory, and how soon an edit of
-one is applied while the others churn.
+"""`make bench-operator`: time and memory of the operator until many models are steady, and the delay of an edit.
 
-Runs against an API server that has no controllers, and plays their part and that of the nodes: a process of its own
-makes the pods, writes their status and answers for them. The operator is a process of its own too. The time in which
-the API server takes the same objects, from a client that does nothing else, is measured in the same run.
+Runs on an API server without controllers: its own one, or that of `--kubeconfig`. A separate process simulates
+controllers and nodes: it creates the pods, writes their status and serves their /status. The operator is a process of
+its own too. The time in which the API server stores the same objects, sent by a client that does nothing else, is
+measured in the same run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import asyncio
 import multiprocessing
 import os
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -20,26 +22,28 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, Final
 
+from simulated_nodes import Nodes, pod_of, status_of
+
 from minisgl.bench.report import Metric, report
 from minisgl_operator.api.crd import NAME as CRD_NAME
 from minisgl_operator.api.crd import crd
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.bench_nodes import Nodes, pod_of, status_of
-from minisgl_operator.facts.observed import Manifest
 from minisgl_operator.render import render
 from minisgl_operator.render.defaults import Defaults
-from minisgl_operator.shell.client import STATUS_MANAGER, Client, Object, connection
+from minisgl_operator.shell.client import STATUS_MANAGER, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import MODEL, POD, of_kind
+from support.cluster.control_plane import running_control_plane
 
 SECONDS_LIMIT: Final = 60.0
 WRITE_TIMES_LIMIT: Final = 3.0
 RSS_LIMIT_MIB: Final = 300.0
 EDIT_LIMIT_SECONDS: Final = 1.0
 
-_ENVIRONMENT: Final = Defaults("minisgl-bench", "example.com/engine:1", "example.com/frontend:1")
+_DEFAULTS: Final = Defaults("minisgl-bench", "example.com/engine:1", "example.com/frontend:1")
 _IN_FLIGHT: Final = 16
 _QUIET_SECONDS: Final = 5.0
 _GIVE_UP_SECONDS: Final = 3600.0
@@ -47,15 +51,22 @@ _EDITS: Final = 10
 _CHURN_PER_SECOND: Final = 50.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kubeconfig", type=Path, required=True, help="an API server that has no controllers")
-    parser.add_argument("--models", type=int, default=1000, help="how many (1000)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
+def main() -> int:
+    """Print the figures; return 1 when one exceeds its limit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kubeconfig", type=Path, help="an API server without controllers (default: start one)")
+    parser.add_argument("--models", type=int, default=1000, help="number of InferenceModels (default: 1000)")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args()
+    if options.kubeconfig is not None:
+        return _run(options.kubeconfig, options)
+    with tempfile.TemporaryDirectory() as folder, running_control_plane(Path(folder)) as plane:
+        plane.stop("kube-controller-manager")
+        return _run(plane.kubeconfig, options)
 
 
-def run_bench(options: argparse.Namespace) -> int:
-    """Print the figures; 1 when one is beyond its limit."""
-    figures = asyncio.run(_measure(options.kubeconfig, options.models))
+def _run(kubeconfig: Path, options: argparse.Namespace) -> int:
+    figures = asyncio.run(_measure(kubeconfig, options.models))
     longest = max(SECONDS_LIMIT, WRITE_TIMES_LIMIT * float(figures["api_server_write_s"] or 0))
     limits: dict[str, Metric] = {
         "cold_to_steady_s": longest,
@@ -63,10 +74,10 @@ def run_bench(options: argparse.Namespace) -> int:
         "edit_in_churn_worst_s": EDIT_LIMIT_SECONDS,
     }
     report("operator", figures, limits, options.json)
-    beyond = [name for name, limit in limits.items() if float(figures[name] or 0) > float(limit or 0)]
-    for name in beyond:
-        print(f"{name} is beyond its limit")
-    return 1 if beyond else 0
+    exceeded = [name for name, limit in limits.items() if float(figures[name] or 0) > float(limit or 0)]
+    for name in exceeded:
+        print(f"{name} exceeds its limit")
+    return 1 if exceeded else 0
 
 
 async def _measure(kubeconfig: Path, models: int) -> dict[str, Metric]:
@@ -74,18 +85,18 @@ async def _measure(kubeconfig: Path, models: int) -> dict[str, Metric]:
     names = [f"m{number}" for number in range(models)]
     async with Client(await connection(kubeconfig)) as client:
         await _prepare(client, [f"bench-{run}", f"baseline-{run}"])
-        print(f"{models} models: writes the same objects without an operator", flush=True)
+        print(f"{models} models: writing the same objects without an operator", flush=True)
         objects, written = await _baseline(client, f"baseline-{run}", names)
         namespace = f"bench-{run}"
         await _each(names, lambda name: client.apply(MODEL, model(namespace, name), manager="bench"))
-        print("starts the operator", flush=True)
+        print("starting the operator", flush=True)
         async with _process(_simulate, kubeconfig, namespace) as (_, address):
             started = time.monotonic()
             async with _process(_operate, kubeconfig, namespace, address) as (operator, _):
                 steady = await _until_steady(client, namespace, models, operator) - started
                 idle = _rss_mib(operator.pid)
-                requests = await _ask(operator)
-                print(f"steady after {steady:.1f} s; edits one model while the others churn", flush=True)
+                requests = await _counts(operator)
+                print(f"steady after {steady:.1f} s; editing one model while the others churn", flush=True)
                 edits = await _edits_in_churn(kubeconfig, client, namespace, names)
                 return {
                     "models": models,
@@ -104,7 +115,7 @@ async def _measure(kubeconfig: Path, models: int) -> dict[str, Metric]:
                 }
 
 
-def model(namespace: str, name: str, frontends: int = 1) -> Object:
+def model(namespace: str, name: str, frontends: int = 1) -> Manifest:
     return {
         "apiVersion": MODEL.api_version,
         "kind": MODEL.kind,
@@ -128,16 +139,16 @@ async def _prepare(client: Client, namespaces: Iterable[str]) -> None:
 
 
 async def _baseline(client: Client, namespace: str, names: list[str]) -> tuple[int, float]:
-    """How many objects, and in how many seconds the API server takes them: children, pods, one status of each."""
+    """Number of objects (children, pods, one status of each), and the seconds in which the API server stores them."""
     live = await _each(names, lambda name: client.apply(MODEL, model(namespace, name), manager="bench"))
-    parsed = [render(InferenceModel.parse(body), _ENVIRONMENT) for body in live]
+    parsed = [render(InferenceModel.parse(body), _DEFAULTS) for body in live]
     count = sum(len(children) for children in parsed)
     start = time.monotonic()
     await _each(list(zip(live, parsed, strict=True)), lambda pair: _write(client, *pair))
     return count, time.monotonic() - start
 
 
-async def _write(client: Client, owner: Object, children: tuple[Manifest, ...]) -> None:
+async def _write(client: Client, owner: Manifest, children: tuple[Manifest, ...]) -> None:
     for child in children:
         resource = of_kind(child["kind"])
         live = await client.apply(resource, child)
@@ -152,7 +163,7 @@ async def _write(client: Client, owner: Object, children: tuple[Manifest, ...]) 
 
 
 async def _each(items: list[Any], step: Callable[[Any], Any]) -> list[Any]:
-    """All of them, `_IN_FLIGHT` at a time, in order of the items."""
+    """Results of `step` in the order of the items; `_IN_FLIGHT` run at a time."""
     slots = asyncio.Semaphore(_IN_FLIGHT)
 
     async def one(item: Any) -> Any:
@@ -172,16 +183,15 @@ class _Child:
 
 @asynccontextmanager
 async def _process(target: Callable[..., Any], *arguments: Any) -> AsyncIterator[tuple[_Child, Any]]:
-    """Run `target(pipe, *arguments)` in a fresh interpreter; what it sends first comes along."""
+    """Run `target(pipe, *arguments)` in a new interpreter; yields the process and the first object that it sends."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+    pipe, child_pipe = context.Pipe()
+    process = context.Process(target=target, args=(child_pipe, *arguments), daemon=True)
     process.start()
     assert process.pid is not None
     try:
-        yield _Child(process.pid, ours), await asyncio.to_thread(ours.recv)
+        yield _Child(process.pid, pipe), await asyncio.to_thread(pipe.recv)
     finally:
-        # Nothing of it is kept.
         process.kill()
         process.join()
 
@@ -195,18 +205,18 @@ def _operate(pipe: Pipe, kubeconfig: Path, namespace: str, address: str) -> None
 
 
 async def _run_operator(pipe: Pipe, kubeconfig: Path, namespace: str, address: str) -> None:
-    # Here, as the wiring brings kopf along, which the other processes need not pay for.
+    # The watches import kopf, which the other processes do not need.
     from minisgl_operator.shell.watches import watch
 
     where = await connection(kubeconfig)
     counts = Metrics()
-    config = Config(_ENVIRONMENT, watch_namespaces=(namespace,))
+    config = Config(_DEFAULTS, watch_namespaces=(namespace,))
     async with Client(where, counts.requested) as client:
 
         def answer() -> None:
             pipe.recv()
             used = os.times()
-            # Events are made by POST. They come behind, at a pace of their own.
+            # Events are created by POST, later and at their own rate.
             writes = sum(count for (method, _), count in counts.requests.items() if method in ("PATCH", "DELETE"))
             pipe.send(
                 {
@@ -217,29 +227,29 @@ async def _run_operator(pipe: Pipe, kubeconfig: Path, namespace: str, address: s
                 }
             )
 
-        def where_asked(pod: Manifest) -> str:
+        def address_of(pod: Manifest) -> str:
             return f"{address}/{pod['metadata']['name']}"
 
-        controller = Controller(client, config, "bench", counts, address=where_asked)
+        controller = Controller(client, config, "bench", counts, address=address_of)
         asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
         pipe.send("begun")
         await controller.start()
-        await watch(where, config.watch_namespaces, controller.saw, controller.stop)
+        await watch(where, config.watch_namespaces, controller.on_watch_event, controller.stop)
 
 
-async def _ask(operator: _Child) -> dict[str, float]:
+async def _counts(operator: _Child) -> dict[str, float]:
     operator.pipe.send("figures")
     answer: dict[str, float] = await asyncio.to_thread(operator.pipe.recv)
     return answer
 
 
 async def _until_steady(client: Client, namespace: str, models: int, operator: _Child) -> float:
-    """The time of the operator's last write but for Events, once every model is ready and none has come for a while."""
+    """Time of the operator's last write except Events, once every model is ready and no write has come for a while."""
     end = time.monotonic() + _GIVE_UP_SECONDS
     writes, last = -1.0, time.monotonic()
     ready = 0
     while time.monotonic() < end:
-        now = (await _ask(operator))["writes"]
+        now = (await _counts(operator))["writes"]
         if now != writes:
             writes, last = now, time.monotonic()
         elif time.monotonic() - last > _QUIET_SECONDS:
@@ -253,14 +263,14 @@ async def _until_steady(client: Client, namespace: str, models: int, operator: _
     raise RuntimeError(f"{ready} of {models} models were ready after {_GIVE_UP_SECONDS:.0f} s")
 
 
-def _is_ready(body: Object) -> bool:
+def _is_ready(body: Manifest) -> bool:
     conditions = body.get("status", {}).get("conditions", ())
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 async def _edits_in_churn(kubeconfig: Path, client: Client, namespace: str, names: list[str]) -> list[float]:
     """Seconds from an edit to its effect on the Deployment, while other models' pods come and go."""
-    # A client of its own: neither waits for the other's connections.
+    # A separate client, so that neither waits for the other's connections.
     async with Client(await connection(kubeconfig)) as another:
         churn = asyncio.create_task(_churn(another, namespace, names[1:]))
         try:
@@ -283,10 +293,10 @@ async def _edit(client: Client, namespace: str, name: str, frontends: int) -> fl
 
 
 async def _churn(client: Client, namespace: str, names: list[str]) -> None:
-    """One engine pod after the other stops and starts to be ready."""
+    """Make one engine pod after the other not ready, and then ready again."""
     slots = asyncio.Semaphore(_IN_FLIGHT)
 
-    async def turn(name: str, ready: bool) -> None:
+    async def set_ready(name: str, ready: bool) -> None:
         async with slots:
             await status_of(client, POD, _leader(namespace, name), ready)
 
@@ -295,12 +305,12 @@ async def _churn(client: Client, namespace: str, names: list[str]) -> None:
         while True:
             for name in names:
                 if not slots.locked():
-                    tasks.create_task(turn(name, ready))
+                    tasks.create_task(set_ready(name, ready))
                 await asyncio.sleep(1 / _CHURN_PER_SECOND)
             ready = not ready
 
 
-def _leader(namespace: str, name: str) -> Object:
+def _leader(namespace: str, name: str) -> Manifest:
     return {"metadata": {"namespace": namespace, "name": f"{name}-r0-0"}, "spec": {"containers": [{"name": "engine"}]}}
 
 
@@ -313,3 +323,7 @@ def _rss_mib(pid: int, field: str = "VmRSS") -> float:
 
 def _peak_rss_mib(pid: int) -> float:
     return _rss_mib(pid, "VmHWM")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,7 +8,7 @@ import pytest
 
 from minisgl_operator.facts.observed import ObjectEvent
 from minisgl_operator.shell.client import Page
-from minisgl_operator.shell.pod_events import StuckEvents, is_stuck
+from minisgl_operator.shell.pod_events import PodEvents, waits_for_event
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -51,23 +51,23 @@ class Events:
     ],
 )
 def test_what_is_stuck(one: dict[str, Any], stuck: bool) -> None:
-    assert is_stuck(one) == stuck
+    assert waits_for_event(one) == stuck
     one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert not is_stuck(one)
+    assert not waits_for_event(one)
 
 
 async def test_what_has_just_begun_is_not_asked_about_but_looked_at_again() -> None:
     client = Events()
-    found, again = await StuckEvents(client).about([body(age=2, phase="Pending")], NOW)  # type: ignore[arg-type]
+    found, again = await PodEvents(client).events_for([body(age=2, phase="Pending")], NOW)  # type: ignore[arg-type]
     assert (found, client.asked) == ({}, [])
     assert again == pytest.approx(3)
 
 
 async def test_events_come_oldest_first_and_are_not_listed_at_every_look() -> None:
     client = Events()
-    stuck = StuckEvents(client)  # type: ignore[arg-type]
+    stuck = PodEvents(client)  # type: ignore[arg-type]
     for _ in range(3):
-        found, again = await stuck.about([body(phase="Pending")], NOW)
+        found, again = await stuck.events_for([body(phase="Pending")], NOW)
         assert found == {"u": (ObjectEvent("Scheduled", "early"), ObjectEvent("FailedMount", "late"))}
         assert again == 15
     assert client.asked == ["involvedObject.uid=u"]
@@ -76,11 +76,11 @@ async def test_events_come_oldest_first_and_are_not_listed_at_every_look() -> No
 async def test_a_model_with_a_hundred_stuck_pods_asks_about_a_few() -> None:
     client = Events()
     pods = [body(uid=f"u{number}", phase="Pending") for number in range(100)]
-    await StuckEvents(client).about(pods, NOW)  # type: ignore[arg-type]
+    await PodEvents(client).events_for(pods, NOW)  # type: ignore[arg-type]
     assert len(client.asked) == 8
 
 
 async def test_what_runs_costs_nothing() -> None:
     client = Events()
-    assert await StuckEvents(client).about([body(phase="Running")], NOW) == ({}, None)  # type: ignore[arg-type]
+    assert await PodEvents(client).events_for([body(phase="Running")], NOW) == ({}, None)  # type: ignore[arg-type]
     assert client.asked == []

@@ -1,0 +1,35 @@
+"""The order of a rollout: which replicas are replaced now, and which ones it waits for. Nothing is stored."""
+
+from __future__ import annotations
+
+from minisgl_operator.facts.replicas import Replica
+
+
+def replicas_to_replace(replicas: tuple[Replica, ...]) -> tuple[Replica, ...]:
+    """Replicas with an old template whose turn it is to get the current one.
+
+    A replica that serves, or that restarts after it has served, is replaced only when all others are rollout-ready: so
+    at most one is down, and a revision that does not become ready stops at the first replica. A replica that has never
+    served is replaced immediately, as nothing is lost, unless a replica of the current revision is not rollout-ready:
+    the current revision may be broken, and then the old one is the better one to keep.
+    """
+    old = [replica for replica in replicas if replica.has_old_template]
+    unproven = any(replica.revision == replica.current_revision and not replica.rollout_ready for replica in replicas)
+    if not unproven and (idle := [replica for replica in old if replica.out_of_service]):
+        return tuple(idle)
+    blockers = rollout_blockers(replicas)
+    for replica in sorted(old, key=lambda replica: (replica.available, replica.index)):
+        if all(blocker is replica for blocker in blockers):
+            return (replica,)
+    return ()
+
+
+def rollout_blockers(replicas: tuple[Replica, ...]) -> tuple[Replica, ...]:
+    """Replicas that must become rollout-ready before another one is replaced. A ready replica with an old template
+    that gets no requests, because frontends use other tokenizer files or cannot use its own, is not waited for: only
+    its replacement changes that."""
+    return tuple(
+        replica
+        for replica in replicas
+        if not replica.rollout_ready and not (replica.has_old_template and replica.unrouted)
+    )

@@ -1,0 +1,54 @@
+"""A condition of an InferenceModel, and texts that several conditions share."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from minisgl_operator.api.conditions import Reason
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.api.text import quote
+from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.pods import component, last_terminations
+from minisgl_operator.render import names
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+class Condition(NamedTuple):
+    """`message` explains the reason and names the next step. It contains no times, counters or generated names: it
+    changes only when the state does, as each changed message writes the status."""
+
+    status: ConditionStatus
+    reason: Reason
+    message: str
+
+
+def suspended(facts: Facts) -> Condition:
+    """The condition of a model without replicas."""
+    if facts.model.spec.suspend:
+        message = "spec.suspend is true: the model has no engine pods until it is set to false."
+    else:
+        message = f"spec.replicas is 0: `kubectl scale imodel/{facts.model.name} --replicas=1` starts the model."
+    return Condition("False", Reason.SUSPENDED, message)
+
+
+def shortened(items: list[str]) -> str:
+    """The first three items and the number of the others."""
+    shown = ", ".join(items[:3])
+    return shown if len(items) <= 3 else f"{shown} and {len(items) - 3} more"
+
+
+def pod_title(pod: Manifest) -> str:
+    """The name of an engine pod. Names of other pods are generated, and would change the message."""
+    part = component(pod)
+    return f"Pod {pod['metadata']['name']}" if part == names.ENGINE else f"A {part} pod"
+
+
+def crash_message(pod: Manifest) -> str:
+    """Exit code and last output of a container that keeps terminating."""
+    how = ""
+    for ended in last_terminations(pod)[:1]:
+        reason = f" ({ended['reason']})" if ended.get("reason") else ""
+        output = quote(str(ended.get("message") or ""))
+        how = f" with exit code {ended.get('exitCode')}{reason}" + (f": {output}" if output else "")
+    return f"{pod_title(pod)} keeps terminating{how}. See its log; correct the spec."

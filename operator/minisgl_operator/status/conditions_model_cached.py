@@ -1,0 +1,73 @@
+"""ModelCached: whether engines can read the model's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from minisgl_operator.api.conditions import Reason
+from minisgl_operator.api.text import quote
+from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.fetch_status import FetchStatus
+from minisgl_operator.render import model_files, names
+from minisgl_operator.status.condition import Condition
+
+_FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
+    "AuthRequired": (
+        Reason.AUTH_REQUIRED,
+        "The Hub requires a token with access to it: accept the licence on the model's page, and name a Secret with a "
+        "valid token in spec.model.source.huggingFace.tokenSecretRef.",
+    ),
+    "NotFound": (
+        Reason.NOT_FOUND,
+        "The repository or revision does not exist or is private: correct spec.model.source.huggingFace, or set "
+        "its tokenSecretRef.",
+    ),
+    "RateLimited": (
+        Reason.RATE_LIMITED,
+        "The Hub limits the request rate (429): the fetch continues automatically; a token in tokenSecretRef raises "
+        "the limit.",
+    ),
+    "NoSpace": (
+        Reason.NO_SPACE,
+        "The PersistentVolumeClaim of the cache is full: free space on it, or raise spec.model.cache.size, which "
+        "expands it if its StorageClass allows that.",
+    ),
+    "Unreachable": (
+        Reason.HUB_UNREACHABLE,
+        "The Hub does not answer: check spec.model.source.huggingFace.endpoint and whether pods can reach it.",
+    ),
+}
+
+
+def model_cached(facts: Facts) -> Condition:
+    if facts.fetch is None:
+        return Condition("True", Reason.NOT_NEEDED, f"{facts.title} is mounted without a copy.")
+    if facts.cached:
+        message = f'{facts.title} is on PersistentVolumeClaim "{model_files.cache_claim(facts.model)}".'
+        return Condition("True", Reason.CACHED, message)
+    if (node := facts.fetch_lost_node) is not None:
+        message = (
+            f"Node {node} does not confirm that the pod that fetches {facts.title} has terminated. That pod writes to "
+            "the claim, so no other one is created before: bring the node back, or run "
+            f"`kubectl delete node {node}` if it is off permanently."
+        )
+        return Condition("False", Reason.NODE_LOST, message)
+    # A fetch that retries automatically reports a reason while it is in progress.
+    if facts.fetch.phase == "Failed" or facts.fetch.reason:
+        return _fetch_failed(facts, facts.fetch)
+    if facts.fetch.phase in ("Resolving", "Downloading"):
+        message = f"{facts.title} is being downloaded: {facts.fetch.percent} %."
+        return Condition("False", Reason.DOWNLOADING, message)
+    message = f"{facts.title} must be fetched; the pod of the fetch Job has not started."
+    return Condition("False", Reason.WAITING_FOR_FETCH, message)
+
+
+def _fetch_failed(facts: Facts, fetch: FetchStatus) -> Condition:
+    cause = f" ({quote(fetch.message)})" if fetch.message else ""
+    reason, remedy = _FETCH_REMEDIES.get(fetch.reason, (Reason.FETCH_FAILED, "See the log of the fetch pod."))
+    retry = "It is retried automatically."
+    if fetch.failed:
+        job = names.fetch(facts.model.name, model_files.cache_key(facts.model))
+        retry = f"It is retried within 10 minutes, or immediately after `kubectl delete job {job}`."
+    return Condition("False", reason, f"{facts.title} could not be fetched{cause}. {remedy} {retry}")

@@ -1,0 +1,64 @@
+"""Progressing: whether a rollout, a change of scale or a start is in progress."""
+
+from __future__ import annotations
+
+from minisgl_operator.api.conditions import Reason
+from minisgl_operator.facts.facts import Facts
+from minisgl_operator.render import names
+from minisgl_operator.status.condition import Condition, shortened, suspended
+
+
+def progressing(facts: Facts) -> Condition:
+    outdated = [replica.name for replica in facts.replicas if replica.outdated]
+    if outdated:
+        message = f"Replicas with an old revision: {shortened(outdated)}. {_rollout_blocker_message(facts)}"
+        return Condition("True", Reason.ROLLING_OUT, message)
+    if _frontends_roll_out(facts):
+        message = "Frontend pods are being replaced; engines are not changed."
+        return Condition("True", Reason.ROLLING_OUT, message)
+    if facts.scaling_down:
+        message = "Pods of replicas that are no longer wanted finish their running requests."
+        return Condition("True", Reason.SCALING, message)
+    if not facts.replicas:
+        return suspended(facts)
+    starting = [replica.name for replica in facts.replicas if replica.starting]
+    if starting:
+        reason = Reason.SCALING if facts.routable else Reason.STARTING
+        return Condition("True", reason, f"Replicas that are starting: {shortened(starting)}.")
+    return Condition("False", Reason.UP_TO_DATE, "No change is in progress.")
+
+
+def _rollout_blocker_message(facts: Facts) -> str:
+    """The state that the rollout waits for."""
+    if not facts.cached:
+        return "The rollout begins when the model is cached."
+    blockers = facts.rollout_blockers
+    if blockers and not facts.replicas_to_replace:
+        first = min(blockers, key=lambda replica: (replica.outdated, replica.index))
+        if not first.ready:
+            return f"The rollout continues when {first.name} is ready."
+        if not facts.routing.any_report:
+            return (
+                "The rollout continues when the frontends report to the operator which replicas they reach. Check the "
+                "NetworkPolicies."
+            )
+        return (
+            f"The rollout continues when every frontend can send requests to {first.name}. If that takes long, see "
+            f"`kubectl logs deployment/{names.frontend(facts.model.name)}`: frontends may be unable to reach it or to "
+            "use its tokenizer files."
+        )
+    awaiting_files = [replica.name for replica in facts.replicas if replica.awaiting_files and not replica.outdated]
+    if awaiting_files:
+        return (
+            f"One replica is replaced at a time. New ones with other tokenizer files ({shortened(awaiting_files)}) get "
+            "requests as soon as they are the majority."
+        )
+    return "One replica is replaced at a time."
+
+
+def _frontends_roll_out(facts: Facts) -> bool:
+    if facts.frontend is None:
+        return False
+    status = facts.frontend.get("status") or {}
+    updated, existing = int(status.get("updatedReplicas") or 0), int(status.get("replicas") or 0)
+    return existing > 0 and updated < existing

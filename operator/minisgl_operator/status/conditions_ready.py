@@ -1,0 +1,28 @@
+"""Ready: whether the endpoint answers, because a frontend is ready and at least one replica is routable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minisgl_operator.api.conditions import Reason
+from minisgl_operator.api.objects import Ref
+from minisgl_operator.facts.facts import Facts
+from minisgl_operator.status.condition import Condition, suspended
+
+
+def ready(facts: Facts, prerequisites: Iterable[Condition]) -> Condition:
+    """A condition that is not Ready repeats the first of the `prerequisites` that is not True."""
+    if not facts.replicas:
+        return suspended(facts)
+    # The Service may be another owner's.
+    if facts.routable and facts.ready_frontends and Ref("Service", facts.model.name) not in facts.conflicts:
+        message = f"{facts.routable} of {len(facts.replicas)} replicas are routable at {facts.url}."
+        return Condition("True", Reason.READY, message)
+    failing = next((condition for condition in prerequisites if condition.status != "True"), None)
+    if failing is not None:
+        return Condition("False", failing.reason, failing.message)
+    if not facts.routing.any_report:
+        message = "No frontend reports to the operator which replicas it reaches. Check the NetworkPolicies."
+        return Condition("Unknown", Reason.UNREACHABLE, message)
+    message = "The replicas are ready, but no frontend has reached one yet."
+    return Condition("False", Reason.NO_REPLICA_ROUTABLE, message)

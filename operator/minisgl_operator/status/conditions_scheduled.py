@@ -1,0 +1,76 @@
+"""Scheduled: whether all pods that were created are on nodes, with their images and volumes."""
+
+from __future__ import annotations
+
+from minisgl_operator.api.conditions import Reason
+from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.pod_failures import PodFailure
+from minisgl_operator.facts.pods import component, node_of
+from minisgl_operator.render import names
+from minisgl_operator.status.condition import Condition, pod_title
+
+
+def scheduled(facts: Facts) -> Condition:
+    failure = facts.pod_failure(
+        Reason.NO_STORAGE_CLASS,
+        Reason.INSUFFICIENT_GPU,
+        Reason.UNSCHEDULABLE,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.POD_NOT_STARTED,
+        Reason.QUOTA_EXCEEDED,
+        Reason.POD_REFUSED,
+    )
+    if failure is not None:
+        return Condition("False", failure.reason, _message(facts, failure))
+    for replica in facts.replicas:
+        if sum(bool(node_of(pod)) for pod in replica.pods) < replica.size:
+            return Condition("False", Reason.PENDING, f"Pods of {replica.name} wait for a node.")
+    return Condition("True", Reason.SCHEDULED, "All pods that were created are on nodes.")
+
+
+def _message(facts: Facts, failure: PodFailure) -> str:
+    if failure.pod is not None:
+        return _pod_message(facts, failure, pod_title(failure.pod), component(failure.pod) or "")
+    match failure.reason:
+        case Reason.NO_STORAGE_CLASS:
+            return (
+                f'PersistentVolumeClaim "{failure.subject}" gets no volume: {failure.message}. Delete the '
+                "InferenceModel and create it again with spec.model.cache.storageClassName set to one that "
+                f"`kubectl get storageclass` lists and that offers {facts.model.spec.model.hub_cache.access_mode}, "
+                "or create a PersistentVolume for the claim."
+            )
+        case Reason.QUOTA_EXCEEDED:
+            return (
+                f"The namespace's quota leaves no room: {failure.message}. Raise the ResourceQuota, or request less in "
+                "the spec."
+            )
+    return f"The API server rejects the pods: {failure.message}. Change the spec or the policy of the namespace."
+
+
+def _pod_message(facts: Facts, failure: PodFailure, pod: str, part: str) -> str:
+    match failure.reason:
+        case Reason.INSUFFICIENT_GPU:
+            return (
+                f"{pod} fits on no node with enough free {facts.model.spec.engine.gpu_resource_name}. The scheduler "
+                f"reports: {failure.message} Free GPUs, add a node, or lower spec.parallelism.gpusPerPod or "
+                "spec.replicas."
+            )
+        case Reason.UNSCHEDULABLE:
+            return (
+                f"{pod} fits on no node. The scheduler reports: {failure.message} Change resources, nodeSelector, "
+                "affinity or tolerations in the spec, or the nodes."
+            )
+        case Reason.IMAGE_PULL_FAILED:
+            part = "engine" if part == names.ENGINE else "frontend"
+            # The image that could not be pulled differs from the container's for an image volume.
+            fields = (
+                f"spec.{part}.image (or the operator's default), spec.{part}.imagePullSecrets"
+                if failure.subject.startswith(failure.message)
+                else "spec.model.source.image.reference"
+            )
+            # The cause alternates with the kubelet's back-off, and would change the message each time.
+            return (
+                f'Image "{failure.subject}" cannot be pulled for {pod}. Check {fields} and the registry; the events '
+                "of the pod contain the registry's response."
+            )
+    return f"{pod} cannot start: {failure.message}"
