@@ -102,7 +102,7 @@ def test_the_operator_understands_its_arguments(name: str) -> None:
     assert isinstance(config, Config)
     assert config.watch_namespaces == tuple(MATRIX[name].get("watchNamespaces", ()))
     secrets = MATRIX[name].get("defaults", {}).get("imagePullSecrets", ())
-    assert config.environment.image_pull_secrets == tuple(secret["name"] for secret in secrets)
+    assert config.defaults.image_pull_secrets == tuple(secret["name"] for secret in secrets)
     assert config.metrics_port == pod["containers"][0]["ports"][0]["containerPort"]
 
 

@@ -1,1 +1,1 @@
-"""The InferenceModel API: the types here are the one source of the CustomResourceDefinition and of its reference."""
+"""The InferenceModel API. Its types are the single source of the CustomResourceDefinition and of the reference page."""

@@ -1,4 +1,4 @@
-"""What every part of the API is made of: frozen objects, rules that hold in the API server too, bounded scalars."""
+"""Building blocks of the API types: frozen objects, rules that the API server enforces too, bounded scalars."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule, said twice: `cel` for the API server and `holds` for objects that are parsed here.
+    """One rule in two forms: `cel` for the API server, and `holds` for objects that are parsed here.
 
-    `field` is the path, relative to the object that carries the rule, that a refusal points at ("" for the object).
-    A rule on a change (its CEL names `oldSelf`) has no `holds`: one object alone cannot break it.
+    `field` is the path that errors name, relative to the object with the rule ("" for the object itself).
+    A rule about changes (its CEL uses `oldSelf`) has no `holds`: one object alone cannot violate it.
     """
 
     cel: str
@@ -42,7 +42,8 @@ class Rule:
 
 
 class ApiModel(BaseModel):
-    """One object of the API. Unknown fields are errors, as they are for `kubectl apply`."""
+    """An object of the API. Unknown fields are errors, as for `kubectl apply`. Docstrings of fields are their
+    descriptions."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -51,12 +52,13 @@ class ApiModel(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
         protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     def manifest(self) -> dict[str, Any]:
-        """The object as it stands in a manifest: camelCase, without the fields that have their default."""
+        """The object as in a manifest: camelCase, without fields that have their default."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
     @model_validator(mode="after")
@@ -77,7 +79,7 @@ class ApiModel(BaseModel):
 
 @dataclass(frozen=True)
 class Unique:
-    """A list whose items differ in `key` (or, without one, as a whole): what server-side apply merges by."""
+    """A list whose items are unique by `key` (without one, as a whole), by which server-side apply merges them."""
 
     key: str = ""
 
@@ -102,13 +104,13 @@ class Unique:
 
 
 def _whole_quantity(value: Any) -> Any:
-    """Kubernetes writes a quantity as a number or as text; a negative one is never meant here."""
+    """A quantity as text; Kubernetes also accepts a number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     return value
 
 
-# An exponent of more digits would be a number that takes for ever to compute.
+# A number with a longer exponent would take too long to compute.
 _QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]{1,2}|m|k|Ki|[MGTPE]i?)?$"
 
 Quantity = Annotated[
@@ -125,7 +127,7 @@ Quantity = Annotated[
         }
     ),
 ]
-"""An amount of something as Kubernetes writes it: 500m, 16Gi, 4."""
+"""A quantity in the notation of Kubernetes, not negative: 500m, 16Gi, 4."""
 
 Integer = Annotated[int, Field(strict=True)]
 Boolean = Annotated[bool, Field(strict=True)]
@@ -133,12 +135,12 @@ ObjectName = Annotated[
     str,
     Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"),
 ]
-"""The name of an object in the same namespace, or of one without namespace (DNS-1123 subdomain)."""
+"""Name of an object (DNS-1123 subdomain)."""
 SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 QualifiedName = Annotated[
     str,
     Field(min_length=1, max_length=316, pattern=r"^([-.a-z0-9]+/)?[a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?$"),
 ]
-"""A label key or resource name: nvidia.com/gpu."""
+"""A label key or resource name, such as nvidia.com/gpu."""
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")]
 ImageReference = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[a-zA-Z0-9][-._:/@a-zA-Z0-9]*$")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 Manifest = dict[str, Any]
@@ -56,6 +56,11 @@ def has_condition(manifest: Manifest, type: str) -> bool:
 
 def is_deleting(manifest: Manifest) -> bool:
     return manifest["metadata"].get("deletionTimestamp") is not None
+
+
+def micro_time() -> str:
+    """The current time in the format of Kubernetes' MicroTime."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def parse_time(text: str) -> datetime:

@@ -1,4 +1,4 @@
-"""Where a pod may run and how its image comes to the node: the same fields, with the same meaning, as in a pod."""
+"""Scheduling and image fields, with the names and the meaning that they have in a pod."""
 
 from __future__ import annotations
 
@@ -24,38 +24,36 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 class LabelRequirement(ApiModel):
     """One requirement on a label."""
 
-    key: QualifiedName = Field(description="Key of the label.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(
-        description="How the label relates to the values."
-    )
-    values: tuple[LabelValue, ...] = Field(
-        default=(), max_length=64, description="Values for In and NotIn; empty for Exists and DoesNotExist."
-    )
+    key: QualifiedName
+    """Key of the label."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """Relation of the label to the values."""
+    values: tuple[LabelValue, ...] = Field(default=(), max_length=64)
+    """Values for In and NotIn; empty for Exists and DoesNotExist."""
 
 
 class LabelSelector(ApiModel):
-    """Objects by their labels; an empty one selects all."""
+    """Selects objects by label; an empty selector selects all."""
 
-    match_labels: dict[str, LabelValue] = Field(
-        default={}, max_length=64, description="Labels that an object must have, with these values."
-    )
-    match_expressions: tuple[LabelRequirement, ...] = Field(
-        default=(), max_length=64, description="Requirements that an object's labels must meet, all of them."
-    )
+    match_labels: dict[str, LabelValue] = Field(default={}, max_length=64)
+    """Labels that an object must have, with their values."""
+    match_expressions: tuple[LabelRequirement, ...] = Field(default=(), max_length=64)
+    """Requirements that an object's labels must all meet."""
 
 
 class Toleration(ApiModel):
-    """A taint of a node that the pod puts up with."""
+    """A taint of a node that the pod tolerates."""
 
-    key: QualifiedName | None = Field(default=None, description="Key of the taint; left out with Exists: every taint.")
-    operator: Literal["Equal", "Exists"] = Field(default="Equal", description="How the taint's value is compared.")
-    value: LabelValue | None = Field(default=None, description="Value of the taint, for Equal.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Effect of the taint; left out: every effect."
-    )
-    toleration_seconds: Integer | None = Field(
-        default=None, ge=0, le=2**31 - 1, description="How long a NoExecute taint is put up with; left out: for ever."
-    )
+    key: QualifiedName | None = None
+    """Key of the taint; absent with operator Exists: every taint."""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    """Comparison of the taint's value."""
+    value: LabelValue | None = None
+    """Value of the taint, for Equal."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; default: every effect."""
+    toleration_seconds: Integer | None = Field(default=None, ge=0, le=2**31 - 1)
+    """Seconds for which a NoExecute taint is tolerated; default: indefinitely."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -74,82 +72,71 @@ class Toleration(ApiModel):
 
 
 class TopologySpreadConstraint(ApiModel):
-    """How evenly the pods spread over nodes, zones or another topology."""
+    """Spreading of pods over nodes, zones or other domains."""
 
-    max_skew: Integer = Field(ge=1, le=1000, description="Largest difference in pods between two domains.")
-    topology_key: QualifiedName = Field(description="Label of nodes that names the domain: kubernetes.io/hostname.")
-    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
-        description="What happens to a pod that would break the constraint."
-    )
-    label_selector: LabelSelector | None = Field(default=None, description="The pods that are counted.")
-    min_domains: Integer | None = Field(
-        default=None, ge=1, le=10_000, description="Fewest domains that must be there, for DoNotSchedule."
-    )
-    node_affinity_policy: Literal["Honor", "Ignore"] | None = Field(
-        default=None, description="Whether nodes that the pod's affinity leaves out are counted."
-    )
-    node_taints_policy: Literal["Honor", "Ignore"] | None = Field(
-        default=None, description="Whether nodes with taints that the pod does not tolerate are counted."
-    )
-    match_label_keys: tuple[QualifiedName, ...] = Field(
-        default=(), max_length=16, description="Labels whose value on the new pod joins the selector."
-    )
+    max_skew: Integer = Field(ge=1, le=1000)
+    """Largest difference in pods between two domains."""
+    topology_key: QualifiedName
+    """Label of nodes that names the domain, such as kubernetes.io/hostname."""
+    when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
+    """Handling of a pod that would violate the constraint."""
+    label_selector: LabelSelector | None = None
+    """Pods that are counted."""
+    min_domains: Integer | None = Field(default=None, ge=1, le=10_000)
+    """Minimum number of domains, for DoNotSchedule."""
+    node_affinity_policy: Literal["Honor", "Ignore"] | None = None
+    """Counting of nodes that the pod's affinity excludes."""
+    node_taints_policy: Literal["Honor", "Ignore"] | None = None
+    """Counting of nodes with taints that the pod does not tolerate."""
+    match_label_keys: tuple[QualifiedName, ...] = Field(default=(), max_length=16)
+    """Labels of the new pod that are added to the selector with their values."""
 
 
 class Affinity(ApiModel):
-    """Which nodes and which neighbours the pod wants. The three fields are checked when the pod is made."""
+    """Node and pod affinity. The three fields are validated when the pod is created."""
 
-    node_affinity: dict[str, Any] | None = Field(
-        default=None, max_length=2, description="Nodes that the pod needs or prefers: as nodeAffinity in a pod."
-    )
-    pod_affinity: dict[str, Any] | None = Field(
-        default=None, max_length=2, description="Pods that it wants to be near: as podAffinity in a pod."
-    )
-    pod_anti_affinity: dict[str, Any] | None = Field(
-        default=None, max_length=2, description="Pods that it wants to be away from: as podAntiAffinity in a pod."
-    )
+    node_affinity: dict[str, Any] | None = Field(default=None, max_length=2)
+    """Required or preferred nodes, as nodeAffinity of a pod."""
+    pod_affinity: dict[str, Any] | None = Field(default=None, max_length=2)
+    """Pods to be scheduled near to, as podAffinity of a pod."""
+    pod_anti_affinity: dict[str, Any] | None = Field(default=None, max_length=2)
+    """Pods to be scheduled away from, as podAntiAffinity of a pod."""
 
 
 class ImagePullSecret(ApiModel):
     """A Secret of type kubernetes.io/dockerconfigjson."""
 
-    name: ObjectName = Field(description="Name of the Secret, in the namespace of the InferenceModel.")
+    name: ObjectName
+    """Name of the Secret, in the namespace of the InferenceModel."""
 
 
 class Resources(ApiModel):
-    """What a container asks of its node."""
+    """Resources of a container."""
 
-    requests: dict[str, Quantity] = Field(
-        default={}, max_length=16, description="What the scheduler sets aside: cpu, memory, ephemeral-storage."
-    )
-    limits: dict[str, Quantity] = Field(
-        default={}, max_length=16, description="What the container may not exceed; more memory than this ends it."
-    )
+    requests: dict[str, Quantity] = Field(default={}, max_length=16)
+    """Resources that the scheduler reserves: cpu, memory, ephemeral-storage."""
+    limits: dict[str, Quantity] = Field(default={}, max_length=16)
+    """Limits of the container; it is killed when it exceeds its memory limit."""
 
 
 class PodSettings(ApiModel):
-    """What engine pods and frontend pods have in common."""
+    """Fields that engine and frontend pods share."""
 
-    image: ImageReference | None = Field(
-        default=None, description="Container image; left out: the one that the operator was installed with."
-    )
-    image_pull_policy: PullPolicy | None = Field(
-        default=None, description="When the node pulls the image; left out: as the operator was installed."
-    )
-    image_pull_secrets: Annotated[tuple[ImagePullSecret, ...], Field(max_length=16), Unique("name")] = Field(
-        default=(), description="Secrets for the registry of the image."
-    )
-    resources: Resources = Field(default=Resources(), description="CPU and memory of one pod's container.")
-    node_selector: dict[str, LabelValue] = Field(
-        default={}, max_length=64, description="Labels that a node must have to run the pod."
-    )
-    tolerations: tuple[Toleration, ...] = Field(
-        default=(), max_length=32, description="Taints of nodes that the pod puts up with."
-    )
-    affinity: Affinity | None = Field(default=None, description="Which nodes and which neighbours the pod wants.")
-    topology_spread_constraints: tuple[TopologySpreadConstraint, ...] = Field(
-        default=(), max_length=8, description="How evenly the pods spread over nodes, zones or another topology."
-    )
-    priority_class_name: ObjectName | None = Field(
-        default=None, description="PriorityClass of the pod: who makes room for whom when nodes are full."
-    )
+    image: ImageReference | None = None
+    """Container image; default: that of the operator's configuration."""
+    image_pull_policy: PullPolicy | None = None
+    """Pull policy of the image; default: that of the operator's configuration."""
+    image_pull_secrets: Annotated[tuple[ImagePullSecret, ...], Field(max_length=16), Unique("name")] = ()
+    """Secrets for the image's registry."""
+    resources: Resources = Resources()
+    """CPU and memory of the container in each pod."""
+    node_selector: dict[str, LabelValue] = Field(default={}, max_length=64)
+    """Labels that a node must have to run the pod."""
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
+    """Taints of nodes that the pod tolerates."""
+    affinity: Affinity | None = None
+    """Node and pod affinity."""
+    topology_spread_constraints: tuple[TopologySpreadConstraint, ...] = Field(default=(), max_length=8)
+    """Spreading of pods over nodes, zones or other domains."""
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the pod, for preemption when nodes are full."""

@@ -1,9 +1,9 @@
-"""pydantic's JSON schema made into the structural schema that a CustomResourceDefinition takes.
+"""Conversion of pydantic's JSON schema to the structural schema of a CustomResourceDefinition.
 
-The two dialects differ: no `$ref`, no `null`, no `additionalProperties: false` (the API server refuses unknown fields
-by itself), numbers as in OpenAPI 3.0. What is not known here is an error and never dropped. So is a field without
-a description or without a bound: the API server estimates the cost of a CEL rule from the bounds, and refuses a rule
-over an unbounded list.
+The dialects differ: no `$ref`, no `null`, no `additionalProperties: false` (the API server rejects unknown fields
+anyway), numbers as in OpenAPI 3.0. Unknown keywords are errors and never dropped. So are fields without a description
+or without bounds: the API server estimates the cost of a CEL rule from the bounds, and rejects rules over unbounded
+lists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minisgl_operator.api.base import ApiModel
 
 Schema = dict[str, Any]
 
-# In the order in which they are written.
+# In the order of the output.
 _KEYWORDS: Final = (
     "description",
     "type",
@@ -40,30 +40,33 @@ _INT_OR_STRING: Final = [{"type": "integer"}, {"type": "string"}]
 
 
 class SchemaError(Exception):
-    """The types say something that a CustomResourceDefinition cannot, or leave something unsaid that it needs."""
+    """A type cannot be expressed in a CustomResourceDefinition, or lacks something that it requires."""
 
 
-def structural(part: type[ApiModel]) -> Schema:
-    """The structural schema of `part`.
+def structural(model: type[ApiModel]) -> Schema:
+    """The structural schema of a type.
 
     Raises:
-        SchemaError: with the path of the field that cannot be said.
+        SchemaError: with the path of the field that cannot be expressed.
     """
-    raw = part.model_json_schema(by_alias=True, mode="validation")
-    return _convert(raw, raw.get("$defs", {}), part.__name__)
+    raw = model.model_json_schema(by_alias=True, mode="validation")
+    return _convert(raw, raw.get("$defs", {}), model.__name__)
 
 
 def _convert(raw: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Schema:
     raw = _resolve(raw, definitions, path)
     unknown = set(raw) - set(_KEYWORDS) - _STRUCTURE - {"additionalProperties"}
     if unknown:
-        raise SchemaError(f"{path}: no structural schema for {', '.join(sorted(unknown))}")
+        raise SchemaError(f"{path}: keywords without structural schema: {', '.join(sorted(unknown))}")
     result = {keyword: raw[keyword] for keyword in _KEYWORDS if keyword in raw}
+    if "description" in raw:
+        # Descriptions are docstrings: their line breaks have no meaning.
+        result["description"] = " ".join(raw["description"].split())
     if "const" in raw:
         result["enum"] = [raw["const"]]
     if "anyOf" in raw:
         if raw["anyOf"] != _INT_OR_STRING or not raw.get("x-kubernetes-int-or-string"):
-            raise SchemaError(f"{path}: a union other than with null, or of integer and string for a quantity")
+            raise SchemaError(f"{path}: a union is neither with null nor the integer or string of a quantity")
         result["anyOf"] = raw["anyOf"]
         return _bounded(result, path)
     match raw.get("type"):
@@ -71,7 +74,7 @@ def _convert(raw: Mapping[str, Any], definitions: Mapping[str, Any], path: str) 
             result |= _members(raw, definitions, path)
         case "array":
             if "items" not in raw:
-                raise SchemaError(f"{path}: a list without a type of its items")
+                raise SchemaError(f"{path}: the items of a list have no type")
             result.setdefault("x-kubernetes-list-type", "atomic")
             result["items"] = _convert(raw["items"], definitions, f"{path}[]")
         case "integer" if "maximum" in raw:
@@ -79,19 +82,20 @@ def _convert(raw: Mapping[str, Any], definitions: Mapping[str, Any], path: str) 
         case "integer" | "string" | "number" | "boolean":
             pass
         case other:
-            raise SchemaError(f"{path}: no structural schema for type {other}")
+            raise SchemaError(f"{path}: type {other} has no structural schema")
     return _bounded(result, path)
 
 
 def _resolve(raw: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """`raw` with its reference, and its union with null, replaced by what they stand for. What the field says wins."""
+    """`raw` with its reference, or its union with null, replaced by the target. Keywords of the field take
+    precedence."""
     while True:
         if "$ref" in raw:
             target = definitions[raw["$ref"].removeprefix("#/$defs/")]
         elif "anyOf" in raw and {"type": "null"} in raw["anyOf"]:
             choices = [choice for choice in raw["anyOf"] if choice != {"type": "null"}]
             if len(choices) != 1:
-                raise SchemaError(f"{path}: a union of more than one type and null")
+                raise SchemaError(f"{path}: a union has more than one type besides null")
             target = choices[0]
         else:
             return raw
@@ -104,10 +108,10 @@ def _members(raw: Mapping[str, Any], definitions: Mapping[str, Any], path: str) 
         if additional is True:
             return {"x-kubernetes-preserve-unknown-fields": True}
         if not isinstance(additional, dict):
-            raise SchemaError(f"{path}: an object without fields")
+            raise SchemaError(f"{path}: an object has no fields")
         return {"additionalProperties": _convert(additional, definitions, f"{path}.*")}
     if additional is not False:
-        raise SchemaError(f"{path}: an object with fields and other fields")
+        raise SchemaError(f"{path}: an object with fields allows other fields")
     properties = {}
     for name, field in raw["properties"].items():
         where = f"{path}.{name}"
@@ -122,17 +126,17 @@ def _members(raw: Mapping[str, Any], definitions: Mapping[str, Any], path: str) 
 
 
 def _with_default(schema: Schema, path: str) -> Schema:
-    """A field's default as the API server needs it.
+    """The schema with its default as the API server needs it.
 
-    It fills in the fields of an object only when the object is there: an object that has defaults within has `{}` for
-    its own. Empty lists and maps are not written: they would fill every object with nothing.
+    The API server sets defaults of an object's fields only if the object exists: so an object with defaults in its
+    fields has the default `{}`. Empty lists and maps are no defaults: they would appear in every object.
     """
     default = schema.pop("default", None)
     if default in (None, [], {}):
         return schema
     if "properties" in schema:
-        if _without_nothing(default) != defaulted(schema):
-            raise SchemaError(f"{path}: the default is not what its fields' defaults make")
+        if _without_empty(default) != defaulted(schema):
+            raise SchemaError(f"{path}: the default differs from the defaults of the fields")
         default = {}
         if not defaulted(schema):
             return schema
@@ -140,7 +144,7 @@ def _with_default(schema: Schema, path: str) -> Schema:
 
 
 def defaulted(schema: Schema) -> dict[str, Any]:
-    """What the API server makes of `{}` where the schema wants this object."""
+    """The object that the API server makes of `{}` for this schema."""
     result: dict[str, Any] = {}
     for name, field in schema["properties"].items():
         if "default" in field:
@@ -148,10 +152,10 @@ def defaulted(schema: Schema) -> dict[str, Any]:
     return result
 
 
-def _without_nothing(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    members = {key: _without_nothing(member) for key, member in value.items()}
+    members = {key: _without_empty(member) for key, member in value.items()}
     return {key: member for key, member in members.items() if member not in (None, [], {})}
 
 

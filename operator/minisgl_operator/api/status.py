@@ -1,4 +1,4 @@
-"""The status of an InferenceModel: what was observed. Every field may be absent: then it was not observed yet."""
+"""Status of an InferenceModel. An absent field was not observed yet."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import Field
 from minisgl_operator.api.base import ApiModel, Integer, Unique
 
 MAX_MESSAGE: Final = 8192
-"""Longest message in a status, in characters; a longer one would make the API server refuse the whole status."""
+"""Maximum length of a message in characters; the API server rejects a status with a longer one."""
 _MAX_COUNT: Final = 2**31 - 1
 _MAX_LONG: Final = 2**53 - 1
-"""The API server keeps bounds as floating-point numbers, and this is the last whole one that they can hold."""
+"""The largest integer that the API server, which stores bounds as floating-point numbers, represents exactly."""
 
 Text = Annotated[str, Field(max_length=1024)]
 Message = Annotated[str, Field(max_length=MAX_MESSAGE)]
@@ -23,110 +23,128 @@ Phase = Literal["Pending", "Caching", "Starting", "Ready", "Updating", "Degraded
 
 
 class Condition(ApiModel):
-    """One fact about the InferenceModel, for people and for kubectl wait."""
+    """One aspect of the state of the InferenceModel, for users and `kubectl wait`."""
 
-    type: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z]*$")] = Field(
-        description="Accepted, ModelCached, Scheduled, EngineReady, FrontendReady, Ready, Progressing, Degraded or "
-        "InterconnectOptimal."
-    )
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it is so.")
-    reason: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z]*$")] = Field(
-        description="Why, as one word that does not change between versions."
-    )
-    message: Message = Field(description="Why, in words, and what to do next.")
-    observed_generation: Integer | None = Field(
-        default=None, ge=0, le=_MAX_LONG, description="metadata.generation that this was said about."
-    )
-    last_transition_time: datetime = Field(description="When status last changed.")
+    type: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z]*$")]
+    """Accepted, ModelCached, Scheduled, EngineReady, FrontendReady, Ready, Progressing, Degraded or
+    InterconnectOptimal."""
+    status: Literal["True", "False", "Unknown"]
+    """Status of the condition."""
+    reason: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z]*$")]
+    """Reason as one word, which is stable between versions."""
+    message: Message
+    """Explanation of the reason, and the next step."""
+    observed_generation: Integer | None = Field(default=None, ge=0, le=_MAX_LONG)
+    """metadata.generation that the condition was derived from."""
+    last_transition_time: datetime
+    """Time of the last change of status."""
 
 
 class ServedModel(ApiModel):
     """The model that is served."""
 
-    name: Text | None = Field(default=None, description="Where it comes from: repository, claim or image.")
-    commit: Text | None = Field(default=None, description="Commit that the revision was resolved to, on the Hub.")
-    architecture: Text | None = Field(default=None, description="Architecture in the model's configuration.")
-    max_model_len: Count | None = Field(default=None, description="Longest prompt with its answer, in tokens.")
+    name: Text | None = None
+    """Source of the model: repository, claim or image."""
+    commit: Text | None = None
+    """Commit on the Hub that the revision was resolved to."""
+    architecture: Text | None = None
+    """Architecture in the model's configuration."""
+    max_model_len: Count | None = None
+    """Maximum length of prompt and answer together, in tokens."""
 
 
 class CacheStatus(ApiModel):
-    """The fetch of a model from the Hub."""
+    """Fetch of the model from the Hub."""
 
-    phase: Text | None = Field(default=None, description="Pending, Resolving, Downloading, Done or Failed.")
-    percent: Annotated[Integer, Field(ge=0, le=100)] | None = Field(
-        default=None, description="How much of it has been downloaded."
-    )
+    phase: Text | None = None
+    """Pending, Resolving, Downloading, Done or Failed."""
+    percent: Annotated[Integer, Field(ge=0, le=100)] | None = None
+    """Downloaded part of the model, in percent."""
 
 
 class LastFailure(ApiModel):
-    """The last death of a rank."""
+    """The last failure of a rank."""
 
-    rank: Count | None = Field(default=None, description="The rank.")
-    pod: Text | None = Field(default=None, description="Its pod.")
-    reason: Text | None = Field(default=None, description="Why, as one word.")
-    exit_code: Annotated[Integer, Field(ge=-_MAX_COUNT, le=_MAX_COUNT)] | None = Field(
-        default=None, description="Exit status of the process; negative: the signal that ended it."
-    )
-    message: Message | None = Field(default=None, description="Its last words.")
-    at: datetime | None = Field(default=None, description="When.")
+    rank: Count | None = None
+    """The rank."""
+    pod: Text | None = None
+    """Pod of the rank."""
+    reason: Text | None = None
+    """Reason as one word."""
+    exit_code: Annotated[Integer, Field(ge=-_MAX_COUNT, le=_MAX_COUNT)] | None = None
+    """Exit code of the process; negative: the signal that killed it."""
+    message: Message | None = None
+    """Last output of the process."""
+    at: datetime | None = None
+    """Time of the failure."""
 
 
 class ReplicaStatus(ApiModel):
-    """One replica, as rank 0 of it reports."""
+    """One replica, as its leader reports it."""
 
-    name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="Name of its StatefulSet.")
-    phase: Text | None = Field(
-        default=None,
-        description="Where it is in its life: Pending, Waiting, Rendezvous, Loading, Ready, Restarting, Draining, "
-        "Failed or Unknown.",
-    )
-    revision: Text | None = Field(default=None, description="Revision of the pod template that its pods run.")
-    ready_ranks: Count | None = Field(default=None, description="Ranks that are ready.")
-    ranks: Count | None = Field(default=None, description="Ranks that it has.")
-    nodes: tuple[Text, ...] | None = Field(default=None, max_length=64, description="Nodes that its pods run on.")
-    transport: Text | None = Field(default=None, description="What its ranks talk through: P2P/IPC, NET/Socket, gloo.")
-    epoch: tuple[Annotated[Integer, Field(ge=0, le=_MAX_LONG)], ...] | None = Field(
-        default=None, max_length=2, description="Start of rank 0's launcher in ms since 1970, and a counter of starts."
-    )
-    restarts: Count | None = Field(default=None, description="Restarts that count at present: see spec.recovery.")
-    startup_seconds: Annotated[float, Field(ge=0)] | None = Field(
-        default=None, description="How long the last start took."
-    )
-    timings: dict[str, float] | None = Field(
-        default=None, max_length=32, description="Seconds of each phase of the last start."
-    )
-    last_failure: LastFailure | None = Field(default=None, description="The last death of one of its ranks.")
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    """Name of the StatefulSet."""
+    phase: Text | None = None
+    """Phase: Pending, Waiting, Rendezvous, Loading, Ready, Restarting, Draining, Failed or Unknown."""
+    revision: Text | None = None
+    """Revision of the pod template."""
+    ready_ranks: Count | None = None
+    """Number of ready ranks."""
+    ranks: Count | None = None
+    """Number of ranks."""
+    nodes: tuple[Text, ...] | None = Field(default=None, max_length=64)
+    """Nodes of the pods."""
+    transport: Text | None = None
+    """Transport between the ranks: P2P/IPC, NET/Socket, gloo."""
+    epoch: tuple[Annotated[Integer, Field(ge=0, le=_MAX_LONG)], ...] | None = Field(default=None, max_length=2)
+    """Start of the leader in ms since 1970, and a counter of the starts of its ranks."""
+    restarts: Count | None = None
+    """Restarts within the window of spec.recovery."""
+    startup_seconds: Annotated[float, Field(ge=0)] | None = None
+    """Duration of the last start in seconds."""
+    timings: dict[str, float] | None = Field(default=None, max_length=32)
+    """Duration of each phase of the last start in seconds."""
+    last_failure: LastFailure | None = None
+    """The last failure of a rank."""
 
 
 class FrontendStatus(ApiModel):
-    """The frontend pods."""
+    """Frontend pods."""
 
-    replicas: Count | None = Field(default=None, description="Frontend pods.")
-    ready_replicas: Count | None = Field(default=None, description="Those that can answer.")
+    replicas: Count | None = None
+    """Frontend pods."""
+    ready_replicas: Count | None = None
+    """Number of ready frontend pods."""
 
 
 class InferenceModelStatus(ApiModel):
-    """What was observed of the InferenceModel."""
+    """Observed state of the InferenceModel."""
 
-    observed_generation: Integer | None = Field(
-        default=None, ge=0, le=_MAX_LONG, description="metadata.generation that the status was derived from."
-    )
-    phase: Phase | None = Field(default=None, description="The whole in one word.")
-    conditions: Annotated[tuple[Condition, ...], Field(max_length=16), Unique("type")] | None = Field(
-        default=None, description="Facts, each with its reason and what to do next."
-    )
-    replicas: Count | None = Field(default=None, description="Replicas that exist, ready or not.")
-    ready_replicas: Count | None = Field(default=None, description="Replicas that a frontend routes requests to.")
-    updated_replicas: Count | None = Field(default=None, description="Replicas that run the present revision.")
-    ranks: Text | None = Field(default=None, description="Ranks that are ready, of those wanted: 4/4.")
-    selector: Annotated[str, Field(max_length=4096)] | None = Field(
-        default=None, description="Label selector of one pod for each replica, for autoscalers."
-    )
-    url: Text | None = Field(default=None, description="Address of the OpenAI API within the cluster.")
-    model: ServedModel | None = Field(default=None, description="The model that is served.")
-    cache: CacheStatus | None = Field(default=None, description="The fetch of a model from the Hub.")
-    revision: Text | None = Field(default=None, description="Revision of the engine pods' template.")
-    replica_statuses: Annotated[tuple[ReplicaStatus, ...], Field(max_length=1000), Unique("name")] | None = Field(
-        default=None, description="Each replica, as rank 0 of it reports."
-    )
-    frontend: FrontendStatus | None = Field(default=None, description="The frontend pods.")
+    observed_generation: Integer | None = Field(default=None, ge=0, le=_MAX_LONG)
+    """metadata.generation that the status was derived from."""
+    phase: Phase | None = None
+    """Summary of the status in one word."""
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=16), Unique("type")] | None = None
+    """Conditions, each with its reason and the next step."""
+    replicas: Count | None = None
+    """Number of replicas that exist, ready or not."""
+    ready_replicas: Count | None = None
+    """Number of routable replicas."""
+    updated_replicas: Count | None = None
+    """Number of replicas with the current revision."""
+    ranks: Text | None = None
+    """Ready and wanted ranks, such as 4/4."""
+    selector: Annotated[str, Field(max_length=4096)] | None = None
+    """Label selector of one pod per replica, for autoscalers."""
+    url: Text | None = None
+    """URL of the OpenAI API within the cluster."""
+    model: ServedModel | None = None
+    """The model that is served."""
+    cache: CacheStatus | None = None
+    """Fetch of the model from the Hub."""
+    revision: Text | None = None
+    """Current revision of the engine pods' template."""
+    replica_statuses: Annotated[tuple[ReplicaStatus, ...], Field(max_length=1000), Unique("name")] | None = None
+    """Replicas, as their leaders report them."""
+    frontend: FrontendStatus | None = None
+    """Frontend pods."""

@@ -1,4 +1,4 @@
-"""InferenceModel, its metadata and its spec. What a field's description says is what the operator does."""
+"""InferenceModel, its metadata and its spec. The docstrings of fields are their descriptions in the CRD."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ KIND: Final = "InferenceModel"
 PLURAL: Final = "inferencemodels"
 
 MAX_NAME_LENGTH: Final = 40
-"""Children add up to 23 characters (-r999-63-<controller revision>) and every name is a DNS label of at most 63."""
+"""Names of children are up to 23 characters longer (-r999-63-<controller revision>), and at most 63 in all."""
 _NAME_PATTERN: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _MAX_PROBLEMS: Final = 5
 
-# What the operator itself sets in an engine's container; a second value would decide which of the two wins.
+# Variables that the operator sets in engine containers; a second value would conflict with it.
 RESERVED_ENVIRONMENT: Final = (
     "CUDA_VISIBLE_DEVICES",
     "HOME",
@@ -75,7 +75,7 @@ RESERVED_ARGUMENTS: Final = (
 
 
 class InvalidSpec(ValueError):
-    """An InferenceModel that cannot be served as it stands. Each problem is a pair (field, what is wrong with it)."""
+    """An invalid InferenceModel. `problems` are pairs (path of the field, message)."""
 
     code: Final = "InvalidSpec"
 
@@ -111,67 +111,59 @@ _PATH_RULE: Final = Rule(
 class TokenSecretReference(ApiModel):
     """A key of a Secret."""
 
-    name: ObjectName = Field(description="Name of the Secret, in the namespace of the InferenceModel.")
-    key: SecretKey = Field(default="token", description="Key in the Secret whose value is the token.")
+    name: ObjectName
+    """Name of the Secret, in the namespace of the InferenceModel."""
+    key: SecretKey = "token"
+    """Key in the Secret with the token."""
 
 
 class HuggingFaceSource(ApiModel):
-    """A model repository on the Hugging Face Hub, or on a mirror of it."""
+    """A model repository on the Hugging Face Hub or on a mirror."""
 
-    repo: str = Field(
-        min_length=3,
-        max_length=200,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$",
-        description="Repository as owner/name.",
-    )
-    revision: str = Field(
-        default="main",
-        min_length=1,
-        max_length=200,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
-        description="Branch, tag or commit. It is resolved once, when the model is fetched: see status.model.commit.",
-    )
-    token_secret_ref: TokenSecretReference | None = Field(
-        default=None, description="Secret with the Hub token. Only the pod that downloads the model gets it."
-    )
-    endpoint: str | None = Field(
-        default=None,
-        max_length=500,
-        pattern=r"^https?://[^\s]+$",
-        description="Address of a mirror of the Hub; left out: https://huggingface.co.",
-    )
+    repo: str = Field(min_length=3, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Repository as owner/name."""
+    revision: str = Field(default="main", min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    """Branch, tag or commit, resolved once when the model is fetched: see status.model.commit."""
+    token_secret_ref: TokenSecretReference | None = None
+    """Secret with the Hub token. Only the fetch pod gets it."""
+    endpoint: str | None = Field(default=None, max_length=500, pattern=r"^https?://[^\s]+$")
+    """URL of a mirror of the Hub; default: https://huggingface.co."""
 
 
 class ClaimSource(ApiModel):
-    """A model that lies on a PersistentVolumeClaim. Engine pods mount it read-only."""
+    """A model on a PersistentVolumeClaim, which engine pods mount read-only."""
 
-    claim_name: ObjectName = Field(description="Name of the claim, in the namespace of the InferenceModel.")
-    path: str = Field(default="", max_length=1024, description="Directory of the model on the claim; empty: its root.")
+    claim_name: ObjectName
+    """Name of the PersistentVolumeClaim, in the namespace of the InferenceModel."""
+    path: str = Field(default="", max_length=1024)
+    """Directory of the model on the claim; empty: its root."""
 
     rules: ClassVar[tuple[Rule, ...]] = (_PATH_RULE,)
 
 
 class ImageSource(ApiModel):
-    """A model in an OCI image, mounted read-only as an image volume (Kubernetes 1.35 and later; before, from 1.33, with
-    the feature gate ImageVolume)."""
+    """A model in an OCI image, mounted read-only as an image volume (Kubernetes 1.35 and later; from 1.33 with the
+    feature gate ImageVolume)."""
 
-    reference: ImageReference = Field(description="The image, by tag or by digest.")
-    path: str = Field(default="", max_length=1024, description="Directory of the model in the image; empty: its root.")
-    pull_policy: PullPolicy | None = Field(
-        default=None, description="When the node pulls the image; left out: as Kubernetes does."
-    )
+    reference: ImageReference
+    """The image, by tag or by digest."""
+    path: str = Field(default="", max_length=1024)
+    """Directory of the model in the image; empty: its root."""
+    pull_policy: PullPolicy | None = None
+    """Pull policy of the image; default: that of Kubernetes."""
 
     rules: ClassVar[tuple[Rule, ...]] = (_PATH_RULE,)
 
 
 class ModelSource(ApiModel):
-    """Where the model comes from: exactly one of the fields."""
+    """Source of the model: exactly one of the fields."""
 
-    hugging_face: HuggingFaceSource | None = Field(
-        default=None, description="A repository on the Hugging Face Hub; it is fetched once, onto a claim."
-    )
-    pvc: ClaimSource | None = Field(default=None, description="A directory on a PersistentVolumeClaim.")
-    image: ImageSource | None = Field(default=None, description="A directory in an OCI image.")
+    hugging_face: HuggingFaceSource | None = None
+    """A repository on the Hugging Face Hub, fetched once onto a PersistentVolumeClaim."""
+    pvc: ClaimSource | None = None
+    """A directory on a PersistentVolumeClaim."""
+    image: ImageSource | None = None
+    """A directory in an OCI image."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -183,29 +175,21 @@ class ModelSource(ApiModel):
 
 
 class Cache(ApiModel):
-    """The claim that a model from the Hub is fetched onto."""
+    """PersistentVolumeClaim for a model from the Hub."""
 
-    size: Quantity = Field(
-        default="100Gi",
-        description="Size of the claim. It may grow, where the StorageClass has allowVolumeExpansion, and never "
-        "shrink. A claim that is larger stays as it is.",
-    )
-    storage_class_name: ObjectName | None = Field(
-        default=None, description="StorageClass of the claim; left out: the cluster's default. It cannot be changed."
-    )
-    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = Field(
-        default="ReadWriteMany",
-        description="Access mode of the claim. With ReadWriteOnce only pods on one and the same node can use it. "
-        "The pod that fetches the model may choose that node, or the volume's zone, and needs no GPU itself. It goes "
-        "by engine.nodeSelector, engine.affinity.nodeAffinity and engine.tolerations then: one of the first two must "
-        "name the nodes with GPUs. It cannot be changed.",
-    )
-    claim_name: ObjectName | None = Field(
-        default=None,
-        description="Use this claim, which is there already, instead of making one; the other fields then have no "
-        "effect. It cannot be changed.",
-    )
-    retain: Boolean = Field(default=False, description="Keep the claim when the InferenceModel is deleted.")
+    size: Quantity = "100Gi"
+    """Size of the claim. It can be raised if the StorageClass has allowVolumeExpansion, and never lowered. A claim that
+    is larger keeps its size."""
+    storage_class_name: ObjectName | None = None
+    """StorageClass of the claim; default: the cluster's. Immutable."""
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
+    """Access mode of the claim. With ReadWriteOnce, only pods on one node can use it. The fetch pod, which needs no
+    GPU, may determine that node or the volume's zone; it then uses engine.nodeSelector, engine.affinity.nodeAffinity
+    and engine.tolerations, and one of the first two must select the nodes with GPUs. Immutable."""
+    claim_name: ObjectName | None = None
+    """Name of an existing claim to use instead of a new one; the other fields then have no effect. Immutable."""
+    retain: Boolean = False
+    """Keep the claim when the InferenceModel is deleted."""
 
 
 _STAYS_FROM_THE_HUB: Final = "has(self.source.huggingFace) && has(oldSelf.source.huggingFace)"
@@ -216,62 +200,53 @@ def _in_cache(side: str, field: str, absent: str) -> str:
 
 
 def _fixed_in_cache(field: str, absent: str) -> Rule:
-    """The claim of a model that stays one from the Hub is made once: a field that shapes it cannot change."""
+    """Rule for a field of the claim, which is immutable as long as the source stays on the Hub."""
     now, before = (_in_cache(side, field, absent) for side in ("self", "oldSelf"))
     return Rule(
         cel=f"!({_STAYS_FROM_THE_HUB}) || {now} == {before}",
-        message=f"cache.{field} cannot be changed, for the claim exists: set it back, or delete the InferenceModel and "
+        message=f"cache.{field} cannot be changed, as the claim exists: restore it, or delete the InferenceModel and "
         "create it again",
     )
 
 
-def _only_grows() -> Rule:
-    """Kubernetes has no smaller claims."""
+def _cannot_shrink() -> Rule:
+    """Rule for the size of the claim: Kubernetes cannot shrink claims."""
     now, before = (f"quantity(string({_in_cache(side, 'size', '100Gi')}))" for side in ("self", "oldSelf"))
     return Rule(
         cel=f"!({_STAYS_FROM_THE_HUB}) || {now}.compareTo({before}) >= 0",
-        message="cache.size cannot shrink, for the claim exists: set it back, or delete the InferenceModel and create "
+        message="cache.size cannot shrink, as the claim exists: restore it, or delete the InferenceModel and create "
         "it again",
     )
 
 
 class ModelSpec(ApiModel):
-    """Which model is served, and under which names."""
+    """The served model and its names."""
 
-    source: ModelSource = Field(description="Where the model comes from: exactly one of huggingFace, pvc and image.")
+    source: ModelSource
+    """Source of the model: exactly one of huggingFace, pvc and image."""
     served_names: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")], ...],
         Field(max_length=8),
         Unique(),
-    ] = Field(
-        default=(),
-        description="Names that requests may give in their field model; the first is the one in answers. "
-        "Left out: the name of the InferenceModel.",
-    )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto",
-        description="Number format of weights and KV cache; auto: the checkpoint's own, float32 on CPUs.",
-    )
-    max_model_len: Integer | None = Field(
-        default=None,
-        ge=2,
-        le=100_000_000,
-        description="Longest prompt with its answer, in tokens; left out: what the model's configuration says.",
-    )
-    cache: Cache | None = Field(
-        default=None,
-        description="The claim that a model from the Hub is fetched onto; left out: 100Gi of the cluster's default "
-        "StorageClass, ReadWriteMany.",
-    )
+    ] = ()
+    """Names that requests may set in their field model; responses contain the first one. Default: the name of the
+    InferenceModel."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Data type of weights and KV cache; auto: that of the checkpoint, float32 on CPUs."""
+    max_model_len: Integer | None = Field(default=None, ge=2, le=100_000_000)
+    """Maximum length of prompt and answer together, in tokens; default: that of the model's configuration."""
+    cache: Cache | None = None
+    """PersistentVolumeClaim for a model from the Hub; default: 100Gi of the cluster's default StorageClass,
+    ReadWriteMany."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel="!has(self.cache) || has(self.source.huggingFace)",
-            message="cache goes with source.huggingFace only: remove cache, for pvc and image are mounted as they are",
+            message="cache goes with source.huggingFace only: remove cache; pvc and image are mounted directly",
             field=".cache",
             holds=lambda model: model.cache is None or model.source.hugging_face is not None,
         ),
-        _only_grows(),
+        _cannot_shrink(),
         _fixed_in_cache("storageClassName", ""),
         _fixed_in_cache("accessMode", "ReadWriteMany"),
         _fixed_in_cache("claimName", ""),
@@ -279,27 +254,21 @@ class ModelSpec(ApiModel):
 
     @property
     def hub_cache(self) -> Cache:
-        """The cache that a model from the Hub has: the one asked for, or all defaults."""
+        """The cache of a model from the Hub, with all defaults if the spec has none."""
         assert self.source.hugging_face is not None
         return self.cache or Cache()
 
 
 class Parallelism(ApiModel):
-    """How one replica is split over ranks, and ranks over pods."""
+    """Distribution of one replica over ranks, and of ranks over pods."""
 
-    tensor: Integer = Field(default=1, ge=1, le=64, description="Ranks of one replica: GPUs, or processes on CPUs.")
-    gpus_per_pod: Integer | None = Field(
-        default=None,
-        ge=1,
-        le=64,
-        description="Ranks in one pod; it divides tensor. Left out: all ranks of a replica in one pod, "
-        "with interconnect Network one rank in a pod.",
-    )
-    interconnect: Literal["Auto", "SharedPod", "Network"] = Field(
-        default="Auto",
-        description="How ranks reach each other. SharedPod: all in one pod, at the speed of NVLink or PCIe. "
-        "Network: in pods of their own, through the pod network. Auto: SharedPod, unless gpusPerPod splits the ranks.",
-    )
+    tensor: Integer = Field(default=1, ge=1, le=64)
+    """Tensor-parallel ranks of one replica: one GPU each, or one process on CPUs."""
+    gpus_per_pod: Integer | None = Field(default=None, ge=1, le=64)
+    """Ranks in one pod; must divide tensor. Default: all ranks of a replica; one rank with interconnect Network."""
+    interconnect: Literal["Auto", "SharedPod", "Network"] = "Auto"
+    """Connection between ranks. SharedPod: all ranks in one pod, over NVLink or PCIe. Network: ranks in separate pods,
+    over the pod network. Auto: SharedPod, unless gpusPerPod splits the ranks."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -332,15 +301,19 @@ class Parallelism(ApiModel):
 class KeyReference(ApiModel):
     """A key of a Secret or of a ConfigMap."""
 
-    name: ObjectName = Field(description="Name of the object, in the namespace of the InferenceModel.")
-    key: SecretKey = Field(description="Key in the object.")
+    name: ObjectName
+    """Name of the object, in the namespace of the InferenceModel."""
+    key: SecretKey
+    """Key in the object."""
 
 
 class ValueFrom(ApiModel):
-    """Where the value of a variable comes from: exactly one of the fields."""
+    """Source of a variable's value: exactly one of the fields."""
 
-    secret_key_ref: KeyReference | None = Field(default=None, description="A key of a Secret.")
-    config_map_key_ref: KeyReference | None = Field(default=None, description="A key of a ConfigMap.")
+    secret_key_ref: KeyReference | None = None
+    """A key of a Secret."""
+    config_map_key_ref: KeyReference | None = None
+    """A key of a ConfigMap."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -352,13 +325,14 @@ class ValueFrom(ApiModel):
 
 
 class EnvironmentVariable(ApiModel):
-    """A variable of the engine's environment."""
+    """An environment variable of the engine."""
 
-    name: str = Field(
-        min_length=1, max_length=128, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", description="Name of the variable."
-    )
-    value: str | None = Field(default=None, max_length=8192, description="Its value.")
-    value_from: ValueFrom | None = Field(default=None, description="A key of a Secret or ConfigMap with the value.")
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")
+    """Name of the variable."""
+    value: str | None = Field(default=None, max_length=8192)
+    """Value of the variable."""
+    value_from: ValueFrom | None = None
+    """Key of a Secret or ConfigMap with the value."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -369,7 +343,7 @@ class EnvironmentVariable(ApiModel):
         ),
         Rule(
             cel=f"!self.name.startsWith('MINISGL_') && !(self.name in {list(RESERVED_ENVIRONMENT)})",
-            message="the operator sets this variable itself: remove it (reserved are MINISGL_*, "
+            message="the operator sets this variable itself: remove it (reserved: MINISGL_*, "
             f"{', '.join(RESERVED_ENVIRONMENT)})",
             field=".name",
             holds=lambda variable: (
@@ -383,40 +357,29 @@ _RESERVED_ARGUMENT: Final = f"({'|'.join(RESERVED_ARGUMENTS)})"
 
 
 class EngineSpec(PodSettings):
-    """The pods that hold the model's ranks."""
+    """Pods that run the model's ranks."""
 
-    device: Literal["auto", "cpu"] = Field(
-        default="auto", description="auto: one GPU for each rank. cpu: no GPU is asked for, and all runs on CPUs."
-    )
-    args: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(
-        default=(), max_length=64, description="Arguments that are appended to the engine's command line."
-    )
-    env: Annotated[tuple[EnvironmentVariable, ...], Field(max_length=64), Unique("name")] = Field(
-        default=(), description="Variables of the engine's environment."
-    )
-    gpu_resource_name: QualifiedName = Field(
-        default="nvidia.com/gpu", description="Resource name that a rank's GPU is asked for by."
-    )
-    runtime_class_name: ObjectName | None = Field(
-        default=None, description="RuntimeClass of the pods, where the node's default runtime hands out no GPUs."
-    )
-    shm_size: Quantity = Field(
-        default="8Gi",
-        description="Size of /dev/shm, through which the ranks of one pod exchange data. Where one pod has all ranks "
-        "of a replica, what is used of it counts as memory of the pod.",
-    )
-    startup_timeout_seconds: Integer = Field(
-        default=1800,
-        ge=10,
-        le=86_400,
-        description="Longest start of the ranks, weights and CUDA graphs included, before it counts as failed.",
-    )
+    device: Literal["auto", "cpu"] = "auto"
+    """auto: one GPU for each rank. cpu: no GPUs are requested, and ranks run on CPUs."""
+    args: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(default=(), max_length=64)
+    """Additional arguments of `minisgl engine`."""
+    env: Annotated[tuple[EnvironmentVariable, ...], Field(max_length=64), Unique("name")] = ()
+    """Environment variables of the engine."""
+    gpu_resource_name: QualifiedName = "nvidia.com/gpu"
+    """Resource name of GPUs."""
+    runtime_class_name: ObjectName | None = None
+    """RuntimeClass of the pods, for nodes whose default runtime provides no GPUs."""
+    shm_size: Quantity = "8Gi"
+    """Size of /dev/shm, which the ranks of one pod use to exchange data. If one pod has all ranks of a replica, its
+    contents count as memory of the pod."""
+    startup_timeout_seconds: Integer = Field(default=1800, ge=10, le=86_400)
+    """Time limit for the start of the ranks, including weights and CUDA graphs, in seconds."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             cel=f"!has(self.args) || !self.args.exists(argument, argument.matches('^{_RESERVED_ARGUMENT}(=|$)'))",
             message="args names an option that follows from other fields of the InferenceModel: remove it "
-            f"(reserved are {', '.join(RESERVED_ARGUMENTS)})",
+            f"(reserved: {', '.join(RESERVED_ARGUMENTS)})",
             field=".args",
             holds=lambda engine: (
                 not any(re.match(rf"{_RESERVED_ARGUMENT}(=|\Z)", argument) for argument in engine.args)
@@ -439,60 +402,57 @@ class EngineSpec(PodSettings):
 class ApiKeysSecretReference(ApiModel):
     """A key of a Secret."""
 
-    name: ObjectName = Field(description="Name of the Secret, in the namespace of the InferenceModel.")
-    key: SecretKey = Field(default="keys", description="Key in the Secret whose value has one API key in each line.")
+    name: ObjectName
+    """Name of the Secret, in the namespace of the InferenceModel."""
+    key: SecretKey = "keys"
+    """Key in the Secret with one API key per line."""
 
 
 class Auth(ApiModel):
-    """Who may use the endpoint."""
+    """Authentication of clients."""
 
-    api_keys_secret_ref: ApiKeysSecretReference = Field(
-        description="Secret with the API keys. A request without one of them is answered with 401."
-    )
+    api_keys_secret_ref: ApiKeysSecretReference
+    """Secret with the API keys. Requests without one of them are answered with 401."""
 
 
 class FrontendSpec(PodSettings):
-    """The pods that answer the OpenAI API. They need no GPU, no model volume and no token."""
+    """Pods that serve the OpenAI API. They need no GPU, no model volume and no token."""
 
-    replicas: Integer = Field(default=1, ge=1, le=100, description="Frontend pods.")
-    auth: Auth | None = Field(
-        default=None, description="Who may use the endpoint; left out: everyone whom the network lets through."
-    )
+    replicas: Integer = Field(default=1, ge=1, le=100)
+    """Number of frontend pods."""
+    auth: Auth | None = None
+    """Authentication of clients; default: none, only network policies restrict access."""
 
 
 class Recovery(ApiModel):
-    """How often the ranks of a replica are started again by themselves."""
+    """Limit of automatic restarts of a replica's ranks."""
 
-    max_restarts: Integer = Field(
-        default=5,
-        ge=0,
-        le=1000,
-        description="Restarts of a replica's ranks within windowSeconds before it counts as failed.",
-    )
-    window_seconds: Integer = Field(default=3600, ge=1, le=604_800, description="How long a restart counts.")
+    max_restarts: Integer = Field(default=5, ge=0, le=1000)
+    """Restarts of a replica's ranks within windowSeconds before the replica fails permanently."""
+    window_seconds: Integer = Field(default=3600, ge=1, le=604_800)
+    """Time for which a restart counts, in seconds."""
 
 
 class IpBlock(ApiModel):
-    """A range of addresses."""
+    """A range of IP addresses."""
 
-    cidr: str = Field(
-        min_length=1, max_length=64, pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$", description="The range, as 10.0.0.0/8."
-    )
+    cidr: str = Field(min_length=1, max_length=64, pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")
+    """The range, such as 10.0.0.0/8."""
     except_: tuple[Annotated[str, Field(max_length=64, pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")], ...] = Field(
-        default=(), alias="except", max_length=16, description="Ranges within it that are left out."
+        default=(), alias="except", max_length=16
     )
+    """Ranges within `cidr` to exclude."""
 
 
 class NetworkPeer(ApiModel):
-    """Who may connect: as a peer of a NetworkPolicy."""
+    """Allowed clients, as a peer of a NetworkPolicy."""
 
-    pod_selector: LabelSelector | None = Field(
-        default=None, description="Pods by their labels; without namespaceSelector those of the same namespace."
-    )
-    namespace_selector: LabelSelector | None = Field(
-        default=None, description="Namespaces by their labels; without podSelector all pods in them."
-    )
-    ip_block: IpBlock | None = Field(default=None, description="A range of addresses, instead of the other two fields.")
+    pod_selector: LabelSelector | None = None
+    """Pods by label; without namespaceSelector, in the same namespace."""
+    namespace_selector: LabelSelector | None = None
+    """Namespaces by label; without podSelector, all pods in them."""
+    ip_block: IpBlock | None = None
+    """A range of IP addresses; excludes the other two fields."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -507,41 +467,36 @@ class NetworkPeer(ApiModel):
 
 
 class NetworkPolicySpec(ApiModel):
-    """Who may reach the endpoint. Engine pods are closed to all but their frontends and the operator."""
+    """Network access to the endpoint. Engine pods accept connections only from their frontends and the operator."""
 
-    enabled: Boolean = Field(default=True, description="Make NetworkPolicies for the pods of this model.")
-    ingress_from: tuple[NetworkPeer, ...] = Field(
-        default=(), max_length=32, description="Who may connect to the endpoint; left out: pods of the same namespace."
-    )
+    enabled: Boolean = True
+    """Create NetworkPolicies for the pods of this model."""
+    ingress_from: tuple[NetworkPeer, ...] = Field(default=(), max_length=32)
+    """Clients that may connect to the endpoint; default: pods of the same namespace."""
 
 
 class InferenceModelSpec(ApiModel):
-    """What is served, and on what."""
+    """Desired state of the InferenceModel."""
 
-    model: ModelSpec = Field(description="Which model is served, and under which names.")
-    parallelism: Parallelism = Field(
-        default=Parallelism(), description="How one replica is split over ranks, and ranks over pods."
-    )
-    replicas: Integer = Field(
-        default=1, ge=0, le=1000, description="Copies of the model that serve side by side. kubectl scale sets it."
-    )
-    suspend: Boolean = Field(
-        default=False,
-        description="Give back all engine pods. Frontends and the cache stay, but no frontend is ready, so the Service "
-        "takes no connection; false brings the engine pods back.",
-    )
-    engine: EngineSpec = Field(default=EngineSpec(), description="The pods that hold the model's ranks.")
-    frontend: FrontendSpec = Field(default=FrontendSpec(), description="The pods that answer the OpenAI API.")
-    drain_seconds: Integer = Field(
-        default=300,
-        ge=1,
-        le=86_400,
-        description="How long running requests may go on in a pod that is to stop, before they end with an error.",
-    )
-    recovery: Recovery = Field(
-        default=Recovery(), description="How often the ranks of a replica are started again by themselves."
-    )
-    network_policy: NetworkPolicySpec = Field(default=NetworkPolicySpec(), description="Who may reach the endpoint.")
+    model: ModelSpec
+    """The served model and its names."""
+    parallelism: Parallelism = Parallelism()
+    """Distribution of one replica over ranks, and of ranks over pods."""
+    replicas: Integer = Field(default=1, ge=0, le=1000)
+    """Number of replicas, each a complete copy of the model. `kubectl scale` sets it."""
+    suspend: Boolean = False
+    """Delete all engine pods. Frontends and the cache stay, but no frontend is ready, so the Service accepts no
+    connections; false creates the engine pods again."""
+    engine: EngineSpec = EngineSpec()
+    """Pods that run the model's ranks."""
+    frontend: FrontendSpec = FrontendSpec()
+    """Pods that serve the OpenAI API."""
+    drain_seconds: Integer = Field(default=300, ge=1, le=86_400)
+    """Time for running requests in a pod that stops, in seconds; then they end with an error."""
+    recovery: Recovery = Recovery()
+    """Limit of automatic restarts of a replica's ranks."""
+    network_policy: NetworkPolicySpec = NetworkPolicySpec()
+    """Network access to the endpoint."""
 
 
 NAME_RULE: Final = Rule(
@@ -553,7 +508,8 @@ NAME_RULE: Final = Rule(
 
 
 class Metadata(BaseModel):
-    """What the operator reads of an object's metadata. An object that was never applied has no uid and generation 0."""
+    """The parts of an object's metadata that the operator reads. An object that was never applied has no uid and
+    generation 0."""
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, validate_by_name=True, validate_by_alias=True)
 
@@ -565,7 +521,7 @@ class Metadata(BaseModel):
 
 
 class InferenceModel(BaseModel):
-    """An InferenceModel as it was read from the API server; the status is not part of it."""
+    """An InferenceModel without its status."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -578,19 +534,19 @@ class InferenceModel(BaseModel):
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """The names that requests may give, at least one."""
+        """Names that requests may use, at least one."""
         return self.spec.model.served_names or (self.metadata.name,)
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """`raw` is the object as JSON.
+        """The model of the object `raw`.
 
         Raises:
-            InvalidSpec: the API server would refuse it, or an older or newer schema let through what this one does not.
+            InvalidSpec: the API server would reject it, or accepted it with an older or newer schema.
         """
         if raw.get("apiVersion") != API_VERSION or raw.get("kind") != KIND:
             found = f"{raw.get('apiVersion')} {raw.get('kind')}"
-            raise InvalidSpec((("kind", f"this is {found}, and not {API_VERSION} {KIND}"),))
+            raise InvalidSpec((("kind", f"expected {API_VERSION} {KIND}, found {found}"),))
         try:
             model = cls.model_validate({"metadata": raw.get("metadata", {}), "spec": raw.get("spec", {})})
         except ValidationError as error:
@@ -602,14 +558,14 @@ class InferenceModel(BaseModel):
 
 
 def _problem(error: Any) -> tuple[str, str]:
-    """(path of the field as it stands in the manifest, what is wrong) of one of pydantic's errors."""
+    """Path of the field in the manifest, and message, of a pydantic error."""
     path = ""
     for step in error["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}"
     if error["type"] == "rule":
         path += error["ctx"]["field"]
     messages = {
-        "extra_forbidden": "there is no such field: remove it, or see kubectl explain imodel.spec",
+        "extra_forbidden": "unknown field: remove it, or see kubectl explain imodel.spec",
         "missing": "Required value: set this field",
     }
     return path.removeprefix("."), messages.get(error["type"], error["msg"])

@@ -103,7 +103,7 @@ class Facts:
 
     @cached_property
     def scaling_down(self) -> bool:
-        """Whether pods of replicas that are no longer wanted exist."""
+        """True if pods of replicas that are no longer wanted exist."""
         wanted = {replica.name for replica in self.replicas}
         return any(component(pod) == names.ENGINE and replica_name(pod) not in wanted for pod in self.observed.pods)
 
@@ -147,7 +147,7 @@ class Facts:
         return None
 
     def awaits_first_report(self, reported_before: Collection[str]) -> bool:
-        """Whether a pod that can answer has not been probed yet, as after a start of the operator. `reported_before`
+        """True if a pod that can answer has not been probed yet, as after a start of the operator. `reported_before`
         names replicas whose leader has reported earlier: it is waited for even while its pod is not ready."""
 
         def can_answer(pod: Manifest) -> bool:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
+from minisgl.wire.status import FetchPhase
 from minisgl_operator.api.objects import Manifest, controller_uid, has_condition, parse_time, true_condition
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.observed import Observed, Report
@@ -20,14 +21,14 @@ the operator does not read."""
 
 # A finer percentage would write the status with every probe.
 _PERCENT_STEP: Final = 5
-_PHASES: Final = ("Resolving", "Downloading", "Done", "Failed")
+_PHASES: Final[tuple[FetchPhase, ...]] = get_args(FetchPhase)
 
 
 @dataclass(frozen=True)
 class FetchStatus:
     """`failed`: the Job has failed, and a retry needs a new Job. `percent` is in steps of 5."""
 
-    phase: Literal["Pending", "Resolving", "Downloading", "Done", "Failed"]
+    phase: FetchPhase | Literal["Pending"]
     percent: int = 0
     commit: str = ""
     reason: str = ""
@@ -65,7 +66,7 @@ def retry_time(job: Manifest) -> datetime | None:
 
 
 def is_cached(model: InferenceModel, observed: Observed) -> bool:
-    """Whether the model's files are where engines look for them: a fetch has completed, or a replica was created with
+    """True if the model's files are where engines look for them: a fetch has completed, or a replica was created with
     them. Neither counts when it is older than the PVC, which was then created again and is empty."""
     key = model_files.cache_key(model)
     if key is None:
@@ -82,12 +83,12 @@ def is_cached(model: InferenceModel, observed: Observed) -> bool:
 
 
 def refetch_needed(model: InferenceModel, observed: Observed, job: Manifest) -> bool:
-    """Whether the files of a complete fetch are lost, because the PVC was created again after it."""
+    """True if the files of a complete fetch are lost, because the PVC was created again after it."""
     return _pvc_recreated_since(model, observed, job["status"]["completionTime"])
 
 
 def _pvc_recreated_since(model: InferenceModel, observed: Observed, since: str) -> bool:
-    """Whether the cache's PVC was created after `since`. The contents of a PVC named in the spec are the user's."""
+    """True if the cache's PVC was created after `since`. The contents of a PVC named in the spec are the user's."""
     pvc = observed.child("PersistentVolumeClaim", names.cache(model.name))
     if model.spec.model.hub_cache.claim_name is not None or pvc is None:
         return False

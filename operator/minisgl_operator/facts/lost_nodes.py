@@ -32,7 +32,7 @@ def pods_to_force_delete(pods: Iterable[Manifest], now: datetime) -> tuple[Manif
 
 
 def on_lost_node(pod: Manifest, now: datetime) -> bool:
-    """Whether the pod's grace period ended long enough ago to report its node as lost."""
+    """True if the pod's grace period ended long enough ago to report its node as lost."""
     end = _deadline(pod)
     return end is not None and now >= end + _SUSPECT_AFTER
 

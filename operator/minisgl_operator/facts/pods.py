@@ -64,12 +64,12 @@ def is_unschedulable(pod: Manifest) -> bool:
 
 
 def cannot_run(pod: Manifest) -> bool:
-    """Whether the pod is unschedulable, or a container cannot start or keeps terminating."""
+    """True if the pod is unschedulable, or a container cannot start or keeps terminating."""
     return waiting_reason(pod) in _FAILED_WAITING_REASONS or is_unschedulable(pod)
 
 
 def containers_started(pod: Manifest) -> bool:
-    """Whether all containers run and have passed their startup probe."""
+    """True if all containers run and have passed their startup probe."""
     found = containers(pod)
     return bool(found) and all(container.get("started") for container in found)
 
@@ -86,7 +86,7 @@ def last_terminations(pod: Manifest) -> tuple[Mapping[str, Any], ...]:
 
 
 def serves_status(pod: Manifest) -> bool:
-    """Whether the pod runs and has something to report: of an engine replica only the pod with rank 0."""
+    """True if the pod runs and has something to report: of an engine replica only the pod with rank 0."""
     if (pod.get("status") or {}).get("phase") != "Running":
         return False
     return component(pod) != names.ENGINE or pod["metadata"]["labels"].get(names.POD_INDEX_LABEL) == "0"

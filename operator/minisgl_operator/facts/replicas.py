@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
+from minisgl.wire.status import EnginePhase
 from minisgl_operator.api.objects import Manifest, controller_uid, has_condition, is_deleting
 from minisgl_operator.facts.observed import Observed, Report, Unreachable
 from minisgl_operator.facts.pods import (
@@ -25,16 +26,8 @@ from minisgl_operator.render import names
 
 _STARTING_PHASES: Final = frozenset({"Waiting", "Rendezvous", "Loading"})
 
-Phase = Literal["Pending", "Waiting", "Rendezvous", "Loading", "Ready", "Restarting", "Draining", "Failed", "Unknown"]
-_REPORTED_PHASES: Final[tuple[Phase, ...]] = (
-    "Waiting",
-    "Rendezvous",
-    "Loading",
-    "Ready",
-    "Restarting",
-    "Draining",
-    "Failed",
-)
+Phase = EnginePhase | Literal["Pending", "Unknown"]
+_REPORTED_PHASES: Final[tuple[EnginePhase, ...]] = get_args(EnginePhase)
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,7 @@ class Replica:
 
     @cached_property
     def pods_ready(self) -> bool:
-        """Whether all ranks serve according to the kubelet, which needs no probe."""
+        """True if all ranks serve according to the kubelet, which needs no probe."""
         if self.stateful_set is None or is_deleting(self.stateful_set):
             return False
         ready = [pod for pod in self.pods if not is_deleting(pod) and has_condition(pod, "Ready")]
@@ -94,13 +87,13 @@ class Replica:
 
     @cached_property
     def ready(self) -> bool:
-        """Whether all ranks serve according to the kubelet and to the leader's report, where there is one. Either may
+        """True if all ranks serve according to the kubelet and to the leader's report, where there is one. Either may
         be the older one; the status shows the ranks of the report, so both must agree."""
         return self.pods_ready and (self.report is None or _all_ranks_serve(self.report))
 
     @cached_property
     def routable(self) -> bool | None:
-        """Whether requests can reach it; None when no frontend reports."""
+        """True if requests can reach it; None when no frontend reports."""
         return self.ready and self.routable_from_any
 
     @cached_property
@@ -109,7 +102,7 @@ class Replica:
 
     @cached_property
     def available(self) -> bool:
-        """Whether every frontend can send it requests. Without a report and without a ready frontend no request can
+        """True if every frontend can send it requests. Without a report and without a ready frontend no request can
         arrive, so `ready` is enough."""
         if not self.ready:
             return False
@@ -118,7 +111,7 @@ class Replica:
 
     @cached_property
     def awaiting_files(self) -> bool:
-        """Whether it could serve, but frontends use the tokenizer files of other replicas, of another revision. All
+        """True if it could serve, but frontends use the tokenizer files of other replicas, of another revision. All
         frontends have loaded its files and can switch to them."""
         return (
             self.ready
@@ -128,17 +121,17 @@ class Replica:
 
     @cached_property
     def rollout_ready(self) -> bool:
-        """Whether the rollout may go on to the next replica."""
+        """True if the rollout may go on to the next replica."""
         return self.available or self.awaiting_files
 
     @cached_property
     def unrouted(self) -> bool:
-        """Whether it is ready, and frontends report that none sends it requests."""
+        """True if it is ready, and frontends report that none sends it requests."""
         return self.ready and self.routable_from_any is False
 
     @cached_property
     def out_of_service(self) -> bool:
-        """Whether it has never served since its pods were created, or cannot serve again without being replaced.
+        """True if it has never served since its pods were created, or cannot serve again without being replaced.
         False for a replica that restarts, and for one whose state is unknown."""
         if self.pods_ready:
             return False
@@ -152,7 +145,7 @@ class Replica:
 
     @cached_property
     def failing(self) -> bool:
-        """Whether it is not ready, and neither starting nor being replaced."""
+        """True if it is not ready, and neither starting nor being replaced."""
         if self.ready:
             return False
         return self.phase in ("Failed", "Restarting", "Unknown") or any(
@@ -169,7 +162,7 @@ class Replica:
 
     @cached_property
     def outdated(self) -> bool:
-        """Whether it has pods of another revision than the current one, or would create such pods."""
+        """True if it has pods of another revision than the current one, or would create such pods."""
         return self.has_old_template or (
             self.stateful_set is not None and any(revision_of(pod) != self.current_revision for pod in self.pods)
         )

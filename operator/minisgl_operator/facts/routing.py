@@ -21,19 +21,19 @@ class Routing:
         self.any_frontend_ready = any(has_condition(pod, "Ready") for pod in frontends)
 
     def from_any(self, replica: str, revision: str | None) -> bool | None:
-        """Whether at least one frontend can send requests to the replica; None when no frontend reports."""
+        """True if at least one frontend can send requests to the replica; None when no frontend reports."""
         if not self.any_report:
             return None
         return any((replica, revision) in routable for routable in self._routable)
 
     def from_all(self, replica: str, revision: str | None) -> bool | None:
-        """Whether every frontend that can answer requests can send them to the replica; None when none reports."""
+        """True if every frontend that can answer requests can send them to the replica; None when none reports."""
         if not self.any_report:
             return None
         return bool(self._routable) and all((replica, revision) in routable for routable in self._routable)
 
     def usable_from_all(self, replica: str, revision: str | None) -> bool:
-        """Whether every frontend that can answer requests can send them to the replica, or could if the replica's
+        """True if every frontend that can answer requests can send them to the replica, or could if the replica's
         tokenizer files were in use. A frontend uses one set of files at a time: that of most replicas."""
         return bool(self._usable) and all((replica, revision) in usable for usable in self._usable)
 

@@ -6,8 +6,9 @@ whose turn it is. An edit in the middle, a crash between two steps or a lost eve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, Literal
 
 from minisgl_operator.api.objects import Manifest, Ref, controller_uid, has_condition, is_deleting, ref_of
@@ -55,10 +56,7 @@ def plan(facts: Facts) -> tuple[Step, ...]:
     # Pods would read and write another owner's PVC, or run under another owner's account.
     blocked = _CREATE_PODS if any(ref.kind in _USED_BY_PODS for ref in facts.conflicts) else frozenset()
     return (
-        *(
-            Delete(ref_of(pod), pod["metadata"]["uid"], force=True)
-            for pod in pods_to_force_delete(facts.observed.pods, facts.now)
-        ),
+        *force_deletions(facts.observed.pods, facts.now),
         *_deletions(facts),
         *(
             Apply(manifest)
@@ -68,6 +66,11 @@ def plan(facts: Facts) -> tuple[Step, ...]:
             and not (ref in children and is_deleting(children[ref]))
         ),
     )
+
+
+def force_deletions(pods: Iterable[Manifest], now: datetime) -> tuple[Delete, ...]:
+    """Deletions of pods whose node is lost."""
+    return tuple(Delete(ref_of(pod), pod["metadata"]["uid"], force=True) for pod in pods_to_force_delete(pods, now))
 
 
 def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
@@ -115,7 +118,7 @@ def _pod_counts(facts: Facts) -> dict[str, int]:
 
 
 def _has_no_pods(stateful_set: Manifest) -> bool:
-    """Whether the controller has processed the count of 0 and has no pod left. Pods in the store may lag behind."""
+    """True if the controller has processed the count of 0 and has no pod left. Pods in the store may lag behind."""
     status = stateful_set.get("status") or {}
     processed = status.get("observedGeneration", 0) >= stateful_set["metadata"].get("generation", 0)
     return processed and not status.get("replicas")
@@ -145,7 +148,7 @@ def _deletions(facts: Facts) -> Iterator[Delete]:
 
 
 def _must_be_replaced(facts: Facts, job: Manifest, desired: Manifest) -> bool:
-    """Whether the fetch Job must be deleted so that a new one can be created."""
+    """True if the fetch Job must be deleted so that a new one can be created."""
     if has_condition(job, "Complete"):
         return refetch_needed(facts.model, facts.observed, job)
     if revision_of(job) != revision_of(desired):

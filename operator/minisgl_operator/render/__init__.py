@@ -1,4 +1,4 @@
-"""The children of a model, as manifests. Pure: the same model and environment give the same bytes."""
+"""Manifests of a model's children. Pure: the same model and defaults give the same bytes."""
 
 from minisgl_operator.render.children import render, revision, wanted_replicas
 

@@ -1,4 +1,4 @@
-"""How many pods a node drain may take at once."""
+"""PodDisruptionBudgets: the number of pods that node drains may evict at the same time."""
 
 from __future__ import annotations
 

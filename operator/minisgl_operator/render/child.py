@@ -1,4 +1,4 @@
-"""What every child has: name, labels and its owner."""
+"""Metadata of every child: name, labels and owner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def child(
     labels: dict[str, str] | None = None,
     owned: bool = True,
 ) -> Manifest:
-    """`body` is what stands beside the metadata. An owned child goes when the model goes: the cluster collects it."""
+    """A manifest with the fields of `body`. The cluster deletes an owned child with its model."""
     assert len(name) <= 63, name
     metadata: dict[str, Any] = {
         "name": name,

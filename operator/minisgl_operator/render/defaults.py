@@ -1,4 +1,4 @@
-"""What rendering needs to know of the operator itself."""
+"""Defaults for models that set no image, pull policy or pull secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the model's files lie, for the three kinds of source."""
+"""Location of the model's files, for the three kinds of source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HUB: Final = "https://huggingface.co"
 
 
 def cache_key(model: InferenceModel) -> str | None:
-    """The name of the model's directory on its cache; None for a source that is not fetched."""
+    """Name of the model's directory on its cache; None for a source that is not fetched."""
     hub = model.spec.model.source.hugging_face
     return None if hub is None else names.cache_key(hub.repo, hub.revision, hub.endpoint or _HUB)
 
@@ -23,7 +23,7 @@ def cache_claim(model: InferenceModel) -> str:
 
 
 def directory(model: InferenceModel) -> str:
-    """The model's directory as engines see it."""
+    """Path of the model's directory in engine pods."""
     source = model.spec.model.source
     if source.hugging_face is not None:
         return f"{MODELS_DIRECTORY}/{cache_key(model)}"
@@ -33,7 +33,7 @@ def directory(model: InferenceModel) -> str:
 
 
 def volume(model: InferenceModel) -> dict[str, Any]:
-    """The volume of engine pods, which mount it read-only."""
+    """Volume with the model; engine pods mount it read-only."""
     source = model.spec.model.source
     if source.hugging_face is not None:
         # Read-only in the mount and not in the volume: several storage drivers refuse a volume that is attached

@@ -1,4 +1,4 @@
-"""Names and labels of a model's children: the one place that knows how they are made."""
+"""Names and labels of a model's children."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL_LABEL: Final = "serving.minisgl.io/model"
 REPLICA_LABEL: Final = "serving.minisgl.io/replica"
 REVISION_LABEL: Final = "serving.minisgl.io/revision"
 CACHE_KEY_ANNOTATION: Final = "serving.minisgl.io/cache-key"
-"""On engine pods: which directory of the cache they load."""
+"""Annotation of engine pods: the directory of the cache that they load."""
 
 ENGINE: Final = "engine"
 FRONTEND: Final = "frontend"
@@ -29,12 +29,12 @@ SERVICE_PORT: Final = 80
 
 
 def replica(model: str, index: int) -> str:
-    """StatefulSet and its headless Service."""
+    """Name of a replica's StatefulSet and of its headless Service."""
     return f"{model}-r{index}"
 
 
 def replica_index(model: str, name: str) -> int | None:
-    """The index in a replica's name, None for any other name."""
+    """The index in a replica's name; None for any other name."""
     prefix = f"{model}-r"
     digits = name.removeprefix(prefix)
     if not name.startswith(prefix) or not digits.isascii() or not digits.isdigit() or str(int(digits)) != digits:
@@ -59,17 +59,17 @@ def cache(model: str) -> str:
 
 
 def fetch(model: str, key: str | None = None) -> str:
-    """The fetch Job for one content of the cache; without a key what all fetches of the model share."""
+    """Name of the fetch Job for one cache key; without a key, of objects that all fetches of the model share."""
     return f"{model}-fetch" if key is None else f"{model}-fetch-{key}"
 
 
 def cache_key(repo: str, revision: str, endpoint: str) -> str:
-    """The directory of one model on the cache. Another repository, revision or mirror is another directory."""
+    """Directory of one model on the cache, which depends on repository, revision and mirror."""
     return hashlib.sha256(f"{repo}@{revision}@{endpoint}".encode()).hexdigest()[:16]
 
 
 def selector(model: str, component: str) -> dict[str, str]:
-    """Labels that select pods. Selectors of StatefulSets and Deployments are immutable, so nothing that can change."""
+    """Labels that select pods. They never change, as selectors of StatefulSets and Deployments are immutable."""
     return {NAME_LABEL: APPLICATION, INSTANCE_LABEL: model, COMPONENT_LABEL: component}
 
 

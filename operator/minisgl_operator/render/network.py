@@ -38,7 +38,7 @@ def fetch_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
     hub = model.spec.model.source.hugging_face
     assert hub is not None
     # The policy would need the port of the pod behind the Service of a mirror in the cluster, which is unknown.
-    egress = [_DNS, {"ports": [_HTTPS]}] if hub.endpoint is None else [{}]
+    egress: list[dict[str, Any]] = [_DNS, {"ports": [_HTTPS]}] if hub.endpoint is None else [{}]
     return _policy(model, defaults, names.FETCH, [], egress)
 
 

@@ -22,7 +22,7 @@ _LARGEST_POWER: Final = 18
 
 @lru_cache(maxsize=1024)
 def canonical(quantity: str) -> str:
-    """`quantity` has the form that the API's types let through. What is finer than a billionth is rounded up."""
+    """The canonical form of a valid quantity. Fractions below a billionth are rounded up."""
     _, exponent, suffix = _parts(quantity)
     value = amount(quantity)
     if suffix in _BINARY and value >= 1024:
@@ -62,7 +62,7 @@ def _binary(value: Fraction) -> str:
 
 
 def _thousands(value: Fraction) -> tuple[int, int]:
-    """(n, p) with n × 10^p = value, p a multiple of three and as large as it can be."""
+    """(n, p) with n × 10^p = value, where p is the largest possible multiple of three."""
     digits = -(-value.numerator * 10**9 // value.denominator)
     if digits == 0:
         return 0, 0

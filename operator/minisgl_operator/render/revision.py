@@ -1,4 +1,4 @@
-"""The revision of an engine's pod template: what tells a replica that is up to date from one that is not."""
+"""Revision of a pod template, which identifies outdated replicas and Jobs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ _LENGTH: Final = 10
 
 
 def short_hash(content: dict[str, Any]) -> str:
-    """The same for equal content, whatever the order of its keys. A label's value."""
+    """Hash as a label's value; equal for equal content, whatever the order of its keys."""
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:_LENGTH]

@@ -6,17 +6,14 @@ apply. So the pair (live object, wanted object) is remembered once it was applie
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
-
-import msgspec
 
 from minisgl_operator.api.objects import Manifest, controller_of
 from minisgl_operator.render.names import MODEL_LABEL
 from minisgl_operator.shell.client import REPLACE_LISTS_MANAGER, STATUS_MANAGER, ApiError, Client
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import MODEL, Resource, of_object
-from minisgl_operator.shell.store import Id, ModelKey, Store, spec_hash, trim
+from minisgl_operator.shell.store import Id, ModelKey, Store, content_hash, spec_hash, trim
 
 
 class ConflictDetected(Exception):
@@ -48,7 +45,7 @@ class Applier:
         resource = of_object(manifest)
         metadata = manifest["metadata"]
         id = Id(resource.kind, metadata["namespace"], metadata["name"])
-        intent = _hash(manifest)
+        intent = content_hash(manifest)
         live = self._store.get(*id)
         if live is not None and self._applied.get(id) == (live.spec_hash, intent):
             self._metrics.applies[resource.kind, "skipped"] += 1
@@ -96,7 +93,7 @@ class Applier:
         if before == status:
             return False
         uid = model["metadata"]["uid"]
-        pair = (_hash([uid, before]), _hash(status))
+        pair = (content_hash([uid, before]), content_hash(status))
         if self._statuses.get(key) == pair:
             # The API server stores the status in another form than the one that was written.
             return False
@@ -117,7 +114,7 @@ class Applier:
         self._store.put(response)
         if response["metadata"]["generation"] != model["metadata"]["generation"]:
             self._on_change(key)
-        self._statuses[key] = (_hash([uid, response.get("status", {})]), _hash(status))
+        self._statuses[key] = (content_hash([uid, response.get("status", {})]), content_hash(status))
         return True
 
     def forget(self) -> None:
@@ -127,7 +124,7 @@ class Applier:
 
 
 def is_owned_by(child: Manifest, model: Manifest) -> bool:
-    """Whether the model is the child's controller; for a child without a controller, whether it has our labels."""
+    """True if the model is the child's controller; for a child without a controller, whether it has our labels."""
     controller = controller_of(child)
     metadata = model["metadata"]
     if controller is not None:
@@ -139,7 +136,3 @@ def owner_name(child: Manifest) -> str:
     """The controller of an object, for messages."""
     owner = controller_of(child)
     return "no owner" if owner is None else f"{owner['kind']} {owner['name']}"
-
-
-def _hash(value: object) -> bytes:
-    return hashlib.blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).digest()

@@ -46,15 +46,17 @@ _PAGE: Final = 500
 
 class ApiError(Exception):
     """The API server rejected a request or did not answer. `status` is the HTTP status, 0 without a response; `reason`
-    and `message` are the server's. The reason is NamespaceTerminating where that is the cause."""
+    and `message` are the server's, `retry_after` is in seconds. The reason is NamespaceTerminating where that is the
+    cause."""
 
     code = "api_error"
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: str, message: str, retry_after: float = 0) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
         self.message = message
+        self.retry_after = retry_after
 
 
 class NoConnection(Exception):
@@ -216,11 +218,11 @@ class Client:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return await self._once(method, path, query, body, content_type)
-            except _Failure as failure:
-                if attempt == _ATTEMPTS or failure.error.status not in (0, *_RETRIED):
-                    raise failure.error from None
+            except ApiError as error:
+                if attempt == _ATTEMPTS or error.status not in (0, *_RETRIED):
+                    raise
                 pause = wait * random.uniform(0.8, 1.2)
-                await asyncio.sleep(max(pause, min(failure.retry_after, _LONGEST_RETRY_AFTER)))
+                await asyncio.sleep(max(pause, min(error.retry_after, _LONGEST_RETRY_AFTER)))
                 wait = min(4 * wait, _LONGEST_WAIT)
         raise AssertionError("unreachable")
 
@@ -241,7 +243,7 @@ class Client:
             status = response.status
             raw = await _read(response.response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _Failure(ApiError(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}")) from error
+            raise ApiError(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}") from error
         finally:
             if self._on_response is not None:
                 self._on_response(method, status)
@@ -254,17 +256,8 @@ class Client:
             assert isinstance(decoded, dict)
             return decoded
         details = decoded if isinstance(decoded, dict) else {}
-        error = ApiError(status, _reason(details), details.get("message") or f"HTTP {status}")
-        raise _Failure(error, _seconds(response.headers.get("Retry-After")))
-
-
-class _Failure(Exception):
-    """A failed attempt."""
-
-    def __init__(self, error: ApiError, retry_after: float = 0) -> None:
-        super().__init__(error)
-        self.error = error
-        self.retry_after = retry_after
+        message = details.get("message") or f"HTTP {status}"
+        raise ApiError(status, _reason(details), message, _seconds(response.headers.get("Retry-After")))
 
 
 def _reason(status: Mapping[str, Any]) -> str:

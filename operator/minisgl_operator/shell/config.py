@@ -30,11 +30,11 @@ class Config:
 def add_arguments(parser: argparse.ArgumentParser, variables: Mapping[str, str] = os.environ) -> None:
     """The flags of `run`. A flag wins over its variable: --engine-image over MINISGL_OPERATOR_ENGINE_IMAGE."""
 
-    def add(flag: str, help: str, default: str | None = None, type: type = str, **more: object) -> None:
+    def add(flag: str, help: str, default: str | None = None, type: type = str) -> None:
         variable = _variable(flag)
         value = variables.get(variable) or default
         shown = f"{help} [{variable}]"
-        parser.add_argument(flag, help=shown, default=value, type=type, required=value is None, **more)  # type: ignore[arg-type]
+        parser.add_argument(flag, help=shown, default=value, type=type, required=value is None)
 
     add("--namespace", "namespace of the operator, which contains its Lease")
     add("--lease-name", "name of the Lease; operators with the same Lease form one leader election", Config.lease_name)
@@ -44,21 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser, variables: Mapping[str, str] 
     add("--resync-seconds", "seconds between full lists of all objects", "600", float)
     add("--probe-seconds", "seconds between status probes of a launcher or frontend", "3", float)
     add("--metrics-port", "port of /healthz, /readyz and /metrics", "8080", int)
-    for flag, metavar, help in (
-        (
-            "--image-pull-secret",
-            "SECRET",
-            "Secret of a registry, for models that set none; repeatable (default: none)",
-        ),
-        ("--watch-namespace", "NAMESPACE", "manage models in this namespace only; repeatable (default: all)"),
+    for flag, help in (
+        ("--image-pull-secret", "Secret of a registry, for models that set none; repeatable (default: none)"),
+        ("--watch-namespace", "manage models in this namespace only; repeatable (default: all)"),
     ):
+        metavar = flag.rpartition("-")[2].upper()
         shown = f"{help} [{_variable(flag)}, comma-separated]"
-        parser.add_argument(flag, action="append", default=None, metavar=metavar, help=shown)
-    parser.add_argument(
-        "--kubeconfig",
-        type=Path,
-        help="kubeconfig file of the cluster (default: the pod's service account, or that of kubectl)",
-    )
+        parser.add_argument(flag, action="append", metavar=metavar, help=shown)
+    text = "kubeconfig file of the cluster (default: the pod's service account, or that of kubectl)"
+    parser.add_argument("--kubeconfig", type=Path, help=text)
 
 
 def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.environ) -> Config:

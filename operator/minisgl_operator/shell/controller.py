@@ -89,7 +89,7 @@ class Controller:
 
     @property
     def idle(self) -> bool:
-        """Whether every model was reconciled since its last change, and all Events are written."""
+        """True if every model was reconciled since its last change, and all Events are written."""
         return self.queue.idle and self._recorder.idle
 
     async def serve_health(self) -> int:
@@ -280,7 +280,7 @@ class Controller:
 
     @property
     def _is_stalled(self) -> bool:
-        """Whether no namespace may be watched."""
+        """True if no namespace may be watched."""
         return bool(self._missing) and not self.namespaces
 
     def _missing_in(self, namespace: str) -> tuple[Rejection, ...]:
@@ -310,7 +310,7 @@ class Controller:
 
 
 def _is_edited(body: Manifest) -> bool:
-    """Whether this is a model whose status is older than its spec: a user may be waiting for it."""
+    """True if this is a model whose status is older than its spec: a user may be waiting for it."""
     if body["kind"] != MODEL.kind:
         return False
     return bool(body.get("status", {}).get("observedGeneration") != body["metadata"]["generation"])

@@ -6,10 +6,9 @@ import asyncio
 import hashlib
 import logging
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Final
 
-from minisgl_operator.api.objects import Manifest
+from minisgl_operator.api.objects import Manifest, micro_time
 from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.resources import EVENT
 from minisgl_operator.status.transitions import ModelEvent
@@ -29,12 +28,6 @@ _MAX_PENDING: Final = 1000
 _MAX_NOTE_BYTES: Final = 1024
 
 
-@dataclass
-class _Bucket:
-    tokens: float
-    filled: float
-
-
 @dataclass(frozen=True)
 class _Series:
     name: str
@@ -50,12 +43,13 @@ class Recorder:
         self._instance = instance[:128]
         self._pending: asyncio.Queue[tuple[Manifest, ModelEvent]] = asyncio.Queue(_MAX_PENDING)
         self._unsent = 0
-        self._buckets: dict[str, _Bucket] = {}
+        # By uid of the model, the time at which all its events would have been recorded at the steady rate.
+        self._free: dict[str, float] = {}
         self._series: dict[tuple[str, ModelEvent], _Series] = {}
 
     @property
     def idle(self) -> bool:
-        """Whether all recorded events have been sent."""
+        """True if all recorded events have been sent."""
         return self._unsent == 0
 
     def record(self, model: Manifest, event: ModelEvent) -> None:
@@ -88,11 +82,11 @@ class Recorder:
         series = self._series.get(key)
         if series is not None:
             series = replace(series, count=series.count + 1, last=now)
-            counted = {"series": {"count": series.count, "lastObservedTime": _timestamp()}}
+            counted = {"series": {"count": series.count, "lastObservedTime": micro_time()}}
             await self._client.merge(EVENT, metadata["namespace"], series.name, counted)
             self._series[key] = series
             return
-        time = _timestamp()
+        time = micro_time()
         # The name is a hash of content and time, so that a request sent twice creates one event.
         unique = hashlib.sha256(f"{metadata['uid']} {time} {event}".encode()).hexdigest()[:16]
         name = f"{metadata['name']}.{unique}"
@@ -124,19 +118,12 @@ class Recorder:
         self._series[key] = _Series(name, 1, now)
 
     def _take(self, uid: str) -> bool:
-        now = asyncio.get_running_loop().time()
-        bucket = self._buckets.setdefault(uid, _Bucket(_BURST, now))
-        bucket.tokens = min(bucket.tokens + (now - bucket.filled) / _REFILL_SECONDS, _BURST)
-        bucket.filled = now
-        if len(self._buckets) > _MAX_PENDING:
-            self._buckets = {
-                key: one for key, one in self._buckets.items() if now - one.filled < _BURST * _REFILL_SECONDS
-            }
-        if bucket.tokens < 1:
+        """True if the model may have another event now; counts it."""
+        earliest = asyncio.get_running_loop().time() - _BURST * _REFILL_SECONDS
+        free = max(self._free.get(uid, earliest), earliest)
+        if free > earliest + (_BURST - 1) * _REFILL_SECONDS:
             return False
-        bucket.tokens -= 1
+        self._free[uid] = free + _REFILL_SECONDS
+        if len(self._free) > _MAX_PENDING:
+            self._free = {uid: free for uid, free in self._free.items() if free > earliest}
         return True
-
-
-def _timestamp() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Final
 
-from minisgl_operator.api.objects import Manifest
+from minisgl_operator.api.objects import Manifest, micro_time
 from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.resources import LEASE
 
@@ -87,7 +86,7 @@ class Lease:
         try:
             live = await self._client.get(LEASE, self._namespace, self._name)
             if live is not None and live["spec"].get("holderIdentity") == self._identity:
-                live["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _timestamp()}
+                live["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": micro_time()}
                 await self._client.replace(LEASE, self._namespace, self._name, live)
         except ApiError as error:
             _log.warning("Could not release the Lease: %s", error.message)
@@ -123,8 +122,8 @@ class Lease:
             "spec": {
                 "holderIdentity": self._identity,
                 "leaseDurationSeconds": int(DURATION),
-                "acquireTime": (mine and spec.get("acquireTime")) or _timestamp(),
-                "renewTime": _timestamp(),
+                "acquireTime": (mine and spec.get("acquireTime")) or micro_time(),
+                "renewTime": micro_time(),
                 "leaseTransitions": spec.get("leaseTransitions", 0) + (0 if mine else 1),
             },
         }
@@ -136,7 +135,3 @@ class Lease:
         if self._seen[0] != version:
             self._seen = (version, now)
         return now - self._seen[1] > float(live["spec"].get("leaseDurationSeconds") or DURATION)
-
-
-def _timestamp() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -48,69 +48,51 @@ class Snapshot:
 def render(metrics: Metrics, now: Snapshot) -> str:
     """Text in the Prometheus format 0.0.4."""
     page = _Page()
-    queue = 'name="inferencemodel"'
-    page.metric("workqueue_depth", "gauge", "Models that wait for a worker.", {queue: now.depth})
-    page.metric("workqueue_adds_total", "counter", "Times that a model was added to the queue.", {queue: now.adds})
-    page.metric(
-        "workqueue_retries_total", "counter", "Times that a model failed and was requeued.", {queue: now.retries}
-    )
-    page.metric(
-        "workqueue_longest_running_processor_seconds",
-        "gauge",
-        "Age of the oldest reconcile that is running.",
-        {queue: now.longest_running},
-    )
-    page.metric(
-        "controller_runtime_reconcile_total",
-        "counter",
-        "Reconciles by result.",
-        {f'controller="inferencemodel",result="{result}"': count for result, count in metrics.reconciles.items()},
-    )
+    queue, controller = 'name="inferencemodel"', 'controller="inferencemodel"'
+    page.gauge("workqueue_depth", "Models that wait for a worker.", now.depth, queue)
+    page.counter("workqueue_adds_total", "Times that a model was added to the queue.", {queue: now.adds})
+    page.counter("workqueue_retries_total", "Times that a model failed and was requeued.", {queue: now.retries})
+    longest = "workqueue_longest_running_processor_seconds"
+    page.gauge(longest, "Age of the oldest reconcile that is running.", now.longest_running, queue)
+    reconciles = {f'{controller},result="{result}"': count for result, count in metrics.reconciles.items()}
+    page.counter("controller_runtime_reconcile_total", "Reconciles by result.", reconciles)
     page.histogram(
         "controller_runtime_reconcile_time_seconds",
         "Time of a reconcile.",
-        'controller="inferencemodel"',
+        controller,
         metrics.reconcile_counts,
         metrics.reconcile_seconds,
     )
-    page.metric(
-        "rest_client_requests_total",
-        "counter",
-        "Requests to the API server by method and status; 0 without a response.",
-        {f'method="{method}",code="{code}"': count for (method, code), count in metrics.requests.items()},
-    )
-    page.metric(
-        "minisgl_operator_apply_total",
-        "counter",
-        "Children applied, skipped without a change, or rejected.",
-        {f'kind="{kind}",result="{result}"': count for (kind, result), count in metrics.applies.items()},
-    )
-    page.metric(
-        "minisgl_operator_probes_total",
-        "counter",
-        "Status probes of launchers and frontends by result.",
-        {f'result="{result}"': count for result, count in metrics.probes.items()},
-    )
-    page.metric("minisgl_operator_models", "gauge", "InferenceModels that the operator manages.", {"": now.models})
-    page.metric("minisgl_operator_resync_age_seconds", "gauge", "Time since the last full list.", {"": now.resync_age})
-    page.metric("minisgl_operator_event_loop_lag_seconds", "gauge", "Delay of the event loop.", {"": now.loop_lag})
-    page.metric("minisgl_operator_leader", "gauge", "1 while this process holds the Lease.", {"": int(now.leader)})
+    requests = {f'method="{method}",code="{code}"': count for (method, code), count in metrics.requests.items()}
+    text = "Requests to the API server by method and status; 0 without a response."
+    page.counter("rest_client_requests_total", text, requests)
+    applies = {f'kind="{kind}",result="{result}"': count for (kind, result), count in metrics.applies.items()}
+    page.counter("minisgl_operator_apply_total", "Children applied, skipped without a change, or rejected.", applies)
+    probes = {f'result="{result}"': count for result, count in metrics.probes.items()}
+    page.counter("minisgl_operator_probes_total", "Status probes of launchers and frontends by result.", probes)
+    page.gauge("minisgl_operator_models", "InferenceModels that the operator manages.", now.models)
+    page.gauge("minisgl_operator_resync_age_seconds", "Time since the last full list.", now.resync_age)
+    page.gauge("minisgl_operator_event_loop_lag_seconds", "Delay of the event loop.", now.loop_lag)
+    page.gauge("minisgl_operator_leader", "1 while this process holds the Lease.", int(now.leader))
     return page.text()
 
 
 class _Page:
+    """Lines of the page. Labels are given as they are rendered."""
+
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def metric(self, name: str, kind: str, text: str, values: dict[str, float]) -> None:
-        """`values` by their rendered labels."""
-        self._lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-        self._lines += [
-            f"{name}{{{labels}}} {value:g}" if labels else f"{name} {value:g}" for labels, value in values.items()
-        ]
+    def gauge(self, name: str, text: str, value: float, labels: str = "") -> None:
+        self._metric(name, "gauge", text)
+        self._lines.append(f"{name}{{{labels}}} {value:g}" if labels else f"{name} {value:g}")
+
+    def counter(self, name: str, text: str, values: dict[str, int]) -> None:
+        self._metric(name, "counter", text)
+        self._lines += [f"{name}{{{labels}}} {value:g}" for labels, value in values.items()]
 
     def histogram(self, name: str, text: str, labels: str, counts: list[int], total: float) -> None:
-        self._lines += [f"# HELP {name} {text}", f"# TYPE {name} histogram"]
+        self._metric(name, "histogram", text)
         below = 0
         for edge, count in zip((*_RECONCILE_EDGES, float("inf")), counts, strict=True):
             below += count
@@ -120,3 +102,6 @@ class _Page:
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"
+
+    def _metric(self, name: str, type: str, text: str) -> None:
+        self._lines += [f"# HELP {name} {text}", f"# TYPE {name} {type}"]

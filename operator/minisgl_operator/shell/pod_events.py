@@ -61,7 +61,7 @@ class PodEvents:
 
 
 def waits_for_event(one: Manifest) -> bool:
-    """Whether a pod, PVC, StatefulSet or Job waits for something that only an Event explains."""
+    """True if a pod, PVC, StatefulSet or Job waits for something that only an Event explains."""
     status = one.get("status", {})
     if is_deleting(one):
         return False

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import msgspec
@@ -107,7 +107,7 @@ class Prober:
                 yield target
 
     def _is_urgent(self, target: Target, now: float) -> bool:
-        """Whether the pod was never probed, or is due again and belongs to a model that is not settled."""
+        """True if the pod was never probed, or is due again and belongs to a model that is not settled."""
         key, pod = target
         probed_at = self._probed_at.get(_uid(pod))
         if probed_at is None:
@@ -157,12 +157,10 @@ class Prober:
         return report if isinstance(report, dict) else Unreachable("the body of /status is not a JSON object")
 
     def _forget(self, present: set[str]) -> None:
-        for uid in self.reports.keys() - present:
-            del self.reports[uid]
-        for uid in self._failures.keys() - present:
-            del self._failures[uid]
-        for uid in self._probed_at.keys() - present:
-            del self._probed_at[uid]
+        by_uid: tuple[dict[str, Any], ...] = (self.reports, self._failures, self._probed_at)
+        for known in by_uid:
+            for uid in known.keys() - present:
+                del known[uid]
 
 
 def _uid(pod: Manifest) -> str:

@@ -15,9 +15,9 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, parse_time, ref_of
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.lost_nodes import pods_to_force_delete, seconds_until_next_deadline
+from minisgl_operator.facts.lost_nodes import seconds_until_next_deadline
 from minisgl_operator.facts.observed import ObjectEvent, Observed, Rejection
-from minisgl_operator.plan.plan import Apply, Delete, plan, seconds_until_fetch
+from minisgl_operator.plan.plan import Apply, Delete, Step, force_deletions, plan, seconds_until_fetch
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.shell.apply import Applier, ConflictDetected, is_owned_by, owner_name
@@ -85,7 +85,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
         status = status_of_invalid_spec(error, observed, previous, now)
     else:
         if not blocked:
-            rejections, changed, complete = await _execute(context, key, facts)
+            rejections, changed, complete = await _send(context, key, plan(facts), model_object)
             if changed or rejections:
                 observed = _observe(context, key, model_object, events, rejections)
                 facts = replace(facts, observed=observed)
@@ -114,15 +114,8 @@ async def _reconcile_deleted(context: Context, key: ModelKey, blocked: tuple[Rej
     """Reconcile a model that is deleted, or whose namespace is. The cluster deletes its children, through their owner
     reference or with the namespace; but it waits indefinitely for pods on a lost node."""
     pods = [one.body for one in context.store.of_model(key) if one.body["kind"] == POD.kind]
-    failed = False
-    for pod in () if blocked else pods_to_force_delete(pods, now):
-        try:
-            await _delete(context, key, Delete(ref_of(pod), pod["metadata"]["uid"], force=True))
-        except ApiError as error:
-            if error.status == 0:
-                raise
-            failed = True
-    return Result(failed=failed, after=seconds_until_next_deadline(pods, now))
+    rejections, *_ = await _send(context, key, () if blocked else force_deletions(pods, now))
+    return Result(failed=bool(rejections), after=seconds_until_next_deadline(pods, now))
 
 
 def _observe(
@@ -147,8 +140,10 @@ def _observe(
     )
 
 
-async def _execute(context: Context, key: ModelKey, facts: Facts) -> tuple[tuple[Rejection, ...], bool, bool]:
-    """Send every step of the plan.
+async def _send(
+    context: Context, key: ModelKey, steps: tuple[Step, ...], model_object: Manifest | None = None
+) -> tuple[tuple[Rejection, ...], bool, bool]:
+    """Send every step of a plan; `model_object` is the owner of applied children.
 
     Returns the rejected steps, whether the store has changed, and whether the plan was complete: False when a conflict
     turned up that it did not know of. A rejected step does not stop the others, unless the namespace is being deleted;
@@ -156,10 +151,11 @@ async def _execute(context: Context, key: ModelKey, facts: Facts) -> tuple[tuple
     """
     rejections: list[Rejection] = []
     changed, complete = False, True
-    for step in plan(facts):
+    for step in steps:
         try:
             if isinstance(step, Apply):
-                changed |= await context.applier.apply(key, step.manifest, facts.observed.model_object)
+                assert model_object is not None
+                changed |= await context.applier.apply(key, step.manifest, model_object)
             else:
                 changed = True
                 await _delete(context, key, step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -50,28 +50,26 @@ class Stored:
 
 
 class Store:
-    """Used from one event loop; no method blocks."""
+    """Used from one event loop; no method blocks. A model is stored as an object that belongs to itself."""
 
     def __init__(self) -> None:
         self._objects: dict[Id, Stored] = {}
         self._of_model: defaultdict[ModelKey, set[Id]] = defaultdict(set)
         self._conflicts: defaultdict[ModelKey, set[Id]] = defaultdict(set)
-        self._models: dict[ModelKey, Stored] = {}
 
     def model(self, key: ModelKey) -> Stored | None:
-        return self._models.get(key)
+        return self._objects.get(Id(MODEL.kind, *key))
 
     def models(self) -> list[ModelKey]:
-        return list(self._models)
+        return [key for key in self._of_model if self.model(key) is not None]
 
     def get(self, kind: str, namespace: str, name: str) -> Stored | None:
-        """A child or a pod."""
         return self._objects.get(Id(kind, namespace, name))
 
     def of_model(self, key: ModelKey) -> list[Stored]:
         """The model's children and pods, and other owners' objects that have a child's name."""
-        conflicts = {id for id in self._conflicts.get(key, ()) if id in self._objects}
-        return [self._objects[id] for id in sorted(conflicts.union(self._of_model.get(key, ())))]
+        ids = self._conflicts.get(key, set()) | self._of_model.get(key, set())
+        return [self._objects[id] for id in sorted(ids) if id.kind != MODEL.kind and id in self._objects]
 
     def mark_name_conflict(self, id: Id, key: ModelKey) -> None:
         """Record that another model's object has a name that this model wants."""
@@ -89,18 +87,10 @@ class Store:
         `key` is the model that it conflicts with, for objects that name no model themselves.
         """
         id, version = object_id(body), _version(body)
-        if id.kind == MODEL.kind:
-            owner = ModelKey(id.namespace, id.name)
-            known = self._models.get(owner)
-            if known is not None and version <= known.version:
-                return None
-            self._models[owner] = Stored(trim(body), version, spec_hash(body), owner)
-            return owner
-        owner_or_none = model_of(body) or key
+        owner = model_of(body) or key
         known = self._objects.get(id)
-        if owner_or_none is None or (known is not None and version <= known.version):
+        if owner is None or (known is not None and version <= known.version):
             return None
-        owner = owner_or_none
         kept = trim(body)
         if known is not None:
             self._forget(id)
@@ -113,15 +103,15 @@ class Store:
     def remove(self, body: Manifest) -> ModelKey | None:
         """Drop a deleted object; return its model."""
         id = object_id(body)
+        known = self._objects.get(id)
+        current = known is not None and known.uid == body["metadata"]["uid"]
         if id.kind == MODEL.kind:
             key = ModelKey(id.namespace, id.name)
-            known = self._models.get(key)
-            if known is not None and known.uid == body["metadata"]["uid"]:
-                del self._models[key]
+            if current:
+                self._forget(id)
                 self._conflicts.pop(key, None)
             return key
-        known = self._objects.get(id)
-        if known is None or known.uid != body["metadata"]["uid"] or _version(body) < known.version:
+        if known is None or not current or _version(body) < known.version:
             return None
         return self._forget(id)
 
@@ -130,14 +120,9 @@ class Store:
 
         Objects that are newer than the list stay: their events were faster.
         """
-        kept: Mapping[Id, Stored] = (
-            {Id(MODEL.kind, *key): stored for key, stored in self._models.items()}
-            if resource == MODEL
-            else self._objects
-        )
         gone = [
             stored.body
-            for id, stored in kept.items()
+            for id, stored in self._objects.items()
             if id.kind == resource.kind
             and id not in present
             and namespace in (None, id.namespace)
@@ -156,8 +141,10 @@ class Store:
 
 
 def model_of(body: Manifest) -> ModelKey | None:
-    """The model that controls the object; for pods, and for objects without a controller, the one in their labels."""
+    """The model itself; the model that controls the object; else, as for pods, the one in the object's labels."""
     metadata = body["metadata"]
+    if body["kind"] == MODEL.kind:
+        return ModelKey(metadata["namespace"], metadata["name"])
     owner = controller_of(body)
     if owner is not None and owner["kind"] == MODEL.kind and owner["apiVersion"].startswith(MODEL.group + "/"):
         return ModelKey(metadata["namespace"], owner["name"])
@@ -172,8 +159,14 @@ def spec_hash(body: Manifest) -> bytes:
         name: value for name, value in metadata.get("annotations", {}).items() if "kubernetes.io/" not in name
     }
     content = {name: value for name, value in body.items() if name not in ("metadata", "status")}
-    facts = [metadata["uid"], metadata.get("labels"), annotations, metadata.get("ownerReferences"), content]
-    return hashlib.blake2b(msgspec.json.encode(facts, order="deterministic"), digest_size=16).digest()
+    return content_hash(
+        [metadata["uid"], metadata.get("labels"), annotations, metadata.get("ownerReferences"), content]
+    )
+
+
+def content_hash(value: object) -> bytes:
+    """Equal for equal JSON values, whatever the order of their keys."""
+    return hashlib.blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).digest()
 
 
 _METADATA: Final = (

@@ -51,7 +51,7 @@ class WorkQueue(Generic[Key]):
 
     @property
     def idle(self) -> bool:
-        """Whether no key waits for a worker or is processed; keys may be due later."""
+        """True if no key waits for a worker or is processed; keys may be due later."""
         return not self.depth and not self._processing
 
     def longest_running(self) -> float:

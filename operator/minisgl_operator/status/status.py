@@ -118,7 +118,9 @@ def _served_model(facts: Facts, previous: Mapping[str, Any]) -> dict[str, Any]:
     # The fetch pod, which reported the commit, may have been deleted.
     known = before if before.get("name") == name else {}
     reports = [replica.report for replica in facts.replicas if replica.report is not None]
-    card = next((report["card"] for report in reports if isinstance(report.get("card"), Mapping)), {})
+    card: Mapping[str, Any] = next(
+        (report["card"] for report in reports if isinstance(report.get("card"), Mapping)), {}
+    )
     found = {
         "commit": (facts.fetch.commit if facts.fetch is not None else "") or known.get("commit"),
         "architecture": card.get("architecture") or known.get("architecture"),

@@ -60,7 +60,7 @@ def _conditions(previous: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
 
 
 def _is_initial(type: str, status: str) -> bool:
-    """Whether a new model has this status, so that no event is needed."""
+    """True if a new model has this status, so that no event is needed."""
     if type in (ConditionType.PROGRESSING, ConditionType.DEGRADED):
         return status == "False"
     return type == ConditionType.INTERCONNECT_OPTIMAL and status != "False"

@@ -77,9 +77,9 @@ class _OtherDefault(ApiModel):
         (_NoBound, "_NoBound.field: no maximum"),
         (_NoLength, "_NoLength.field: no maxLength"),
         (_NoItems, "_NoItems.field: no maxItems"),
-        (_OtherKeyword, "_OtherKeyword.field: no structural schema for multipleOf"),
+        (_OtherKeyword, "_OtherKeyword.field: keywords without structural schema: multipleOf"),
         (_Union, "_Union.field: a union"),
-        (_OtherDefault, "_OtherDefault.field: the default is not what its fields' defaults make"),
+        (_OtherDefault, "_OtherDefault.field: the default differs from the defaults of the fields"),
     ],
 )
 def test_what_cannot_be_said_is_an_error(part: type[ApiModel], says: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.plan.plan import plan
+from minisgl_operator.facts import fetch_status
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, hub_model
 
@@ -23,7 +23,7 @@ def test_a_fetch_that_failed_for_good_is_tried_again_when_its_time_has_come(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not at the next full list after that, which may be as long away again."""
-    monkeypatch.setattr(plan, "RETRY_FETCH_AFTER", timedelta(seconds=5))
+    monkeypatch.setattr(fetch_status, "RETRY_FETCH_AFTER", timedelta(seconds=5))
     with OperatedCluster(control_plane) as cluster, cluster.operator(resync_seconds=3600.0):
         asked = hub_model("refused")
         # A claim of the model's own would have no volume here, and so be looked at again and again.

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.facts.facts import lost_nodes as overdue
+from minisgl_operator.facts import lost_nodes
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model
 
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overdue, "PATIENCE", timedelta(seconds=3))
+    monkeypatch.setattr(lost_nodes, "FORCE_DELETE_AFTER", timedelta(seconds=3))
 
 
 def lose_all(cluster: OperatedCluster) -> None:

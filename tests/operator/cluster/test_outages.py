@@ -53,7 +53,7 @@ def test_an_api_server_that_went_away_and_came_back_finds_everything_done(own_pl
 
 def test_what_no_watch_tells_the_full_list_finds(own_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch loses what is deleted while it is broken: here none of them tells anything."""
-    monkeypatch.setattr("minisgl_operator.shell.controller.Controller.saw", lambda *_: None)
+    monkeypatch.setattr("minisgl_operator.shell.controller.Controller.on_watch_event", lambda *_: None)
     with OperatedCluster(own_plane) as cluster, cluster.operator(resync_seconds=1.0):
         cluster.apply(pvc_model("unseen"))
         cluster.until(lambda: cluster.ready("unseen"), "Ready")

@@ -189,7 +189,7 @@ def test_a_standby_that_is_told_to_go_goes(cluster: OperatedCluster, tmp_path: P
     with process(cluster, tmp_path / "one.log"):
         cluster.until(lambda: holder(cluster), "a holder")
         with process(cluster, tmp_path / "two.log") as two:
-            cluster.until(lambda: "Stands by" in (tmp_path / "two.log").read_text(), "the standby")
+            cluster.until(lambda: "Waiting for the Lease" in (tmp_path / "two.log").read_text(), "the standby")
             start = time.monotonic()
             two.popen.send_signal(signal.SIGTERM)
             assert two.popen.wait(60) == 0

@@ -166,7 +166,7 @@ async def _hold_a_lease(cluster: OperatedCluster, kubeconfig: Path) -> None:
 def test_a_missing_right_to_watch_is_named_and_waited_for(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "_ACCESS_SECONDS", 0.5)
+    monkeypatch.setattr(controller, "_PERMISSIONS_SECONDS", 0.5)
     rules, _ = shipped_rules()
     missing = without(rules, "statefulsets", "watch")
     with OperatedCluster(control_plane) as cluster, account(cluster, missing) as kubeconfig:
@@ -185,7 +185,7 @@ def test_nothing_is_done_between_the_last_right_and_the_first_full_list(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that is due in this moment could lose what serves: what was seen of it is not all."""
-    monkeypatch.setattr(controller, "_ACCESS_SECONDS", 0.5)
+    monkeypatch.setattr(controller, "_PERMISSIONS_SECONDS", 0.5)
     may_list = threading.Event()
 
     async def pages(client: CrashingClient, *args: Any) -> AsyncIterator[Page]:
@@ -213,7 +213,7 @@ def test_a_right_that_one_namespace_lacks_is_told_there_while_another_is_served(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after an upgrade with roles of one's own: what runs is told, and what is asked for is not done."""
-    monkeypatch.setattr(controller, "_ACCESS_SECONDS", 0.5)
+    monkeypatch.setattr(controller, "_PERMISSIONS_SECONDS", 0.5)
     rules, _ = shipped_rules()
     with (
         OperatedCluster(control_plane) as whole,
@@ -259,7 +259,7 @@ def test_a_namespace_that_is_gone_keeps_no_other_one_from_being_served(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Role went with it. Once it is there again, the process ends, to be started again and to watch it too."""
-    monkeypatch.setattr(controller, "_ACCESS_SECONDS", 0.5)
+    monkeypatch.setattr(controller, "_PERMISSIONS_SECONDS", 0.5)
     rules, _ = shipped_rules()
     with (
         OperatedCluster(control_plane) as other,

@@ -486,7 +486,7 @@ def test_a_childs_name_that_someone_else_holds() -> None:
     scene = Scene(source=CLAIM)
     del scene.children[Ref("Service", "qwen")]
     scene.conflicting = {Ref("Service", "qwen"): "Deployment other"}
-    expect(scene, "Accepted", "Conflict", 'Service "qwen"', "Deployment other", "rename the InferenceModel", phase="Failed")
+    expect(scene, "Accepted", "Conflict", 'Service "qwen"', "Deployment other", "rename", phase="Failed")
 
 
 def test_a_taken_name_of_one_replica_leaves_the_endpoint_up() -> None:

@@ -160,7 +160,7 @@ class RunningOperator:
         self.crashed = client.crashed
         async with client:
             self.controller = Controller(
-                client, self.config, "test", self.counts, address=self._address, on_access=self._end
+                client, self.config, "test", self.counts, address=self._address, on_permissions=self._end
             )
             try:
                 await self.controller.start()
@@ -318,7 +318,7 @@ class OperatedCluster:
     ) -> RunningOperator:
         """Starts one that serves this namespace and those in `also`. `crash_after` is a number of writes."""
         config = Config(
-            environment=Defaults(self.namespace, "example.com/engine:1", "example.com/frontend:1"),
+            defaults=Defaults(self.namespace, "example.com/engine:1", "example.com/frontend:1"),
             watch_namespaces=(*also, self.namespace),
             resync_seconds=resync_seconds,
             probe_seconds=probe_seconds,
