@@ -16,8 +16,7 @@ from minisgl.launcher.devices import choose_device
 from minisgl.launcher.restarts import Limits
 from minisgl.logging import LogOptions
 from minisgl.replica.engine_pod import engine
-from minisgl.replica.options import EngineOptions, Ports
-from minisgl.replica.pods import Expected
+from minisgl.replica.options import EngineOptions, Ports, ReplicaIdentity
 
 _RESTARTS: Final = Limits(startup_timeout=1800.0, max_restarts=5, restart_window=3600.0, retry_start=True)
 
@@ -97,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         EngineOptions(
             # Devices of other pods count too: this pod checks its own when its ranks start.
             engine=EngineConfig(model=str(args.model), device=choose_device(args.device)),
-            expected=Expected(
+            identity=ReplicaIdentity(
                 replica=args.replica,
                 revision=args.revision_label,
                 tensor_parallel=args.tp,

@@ -14,7 +14,7 @@ from minisgl.flags.arguments import add_options, filled, port, set_up_log
 from minisgl.hub.errors import FetchError, HubError
 from minisgl.hub.fetch import fetch
 from minisgl.hub.repository import Source
-from minisgl.launcher.control_server import Board, ControlServer
+from minisgl.launcher.control_server import ControlServer, StatusBoard
 from minisgl.logging import LogOptions
 from minisgl.wire.status import FetchStatus
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     set_up_log(args, filled(args, LogOptions()), "fetch")
     # Process 1 of a container ignores signals without a handler. Downloaded files stay, for the next attempt.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-    board = Board()
+    board = StatusBoard()
     last = FetchStatus()
 
     def publish(status: FetchStatus) -> None:

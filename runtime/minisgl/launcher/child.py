@@ -1,6 +1,6 @@
 """Entry of every process that the launcher starts: `python -m minisgl.launcher.child NAME CONTROL_FD LAUNCHER_PID`.
 
-What follows are modules to import before the launcher says what to do: a standby waits with them at hand.
+Further arguments are modules that a standby imports before the launcher sends its work.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PR_SET_NAME: Final = 15
 
 
 class Control:
-    """A child's end of the line to its launcher."""
+    """A child's end of the control channel to its launcher."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -38,22 +38,22 @@ class Control:
         self._on_gave_up: Callable[[str], None] | None = None
 
     def progress(self, text: str) -> None:
-        """Say what is being done until `ready`."""
+        """Report the current step of the start."""
         self._send(control.Progress(text))
 
     def ready(self, message: control.Ready = control.Ready()) -> None:  # noqa: B008 - it is frozen
         self._send(message)
 
-    def refuse(self, code: str, message: str) -> None:
-        self._send(control.Refused(code, message))
+    def report_start_error(self, code: str, message: str) -> None:
+        self._send(control.StartError(code, message))
 
     def on_gave_up(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the reason, on a thread of its own, when the launcher ends everything because of a
-        failure. Set it before `ready`: the launcher tells nobody earlier."""
+        """Set a callback for the moment when the launcher gives up: it is called with the reason, on a thread of its
+        own. Set it before `ready`: the launcher sends the message to ready processes only."""
         self._on_gave_up = callback
 
     def receive_start(self) -> control.Start | None:
-        """What to do; None when the launcher has no use for this process."""
+        """Wait for the work of this process; None when the launcher has exited."""
         line = self._lines.readline()
         if not line:
             return None
@@ -62,7 +62,7 @@ class Control:
         return message
 
     def listen(self) -> None:
-        """Follow the launcher's messages on a daemon thread; end this process at once when the launcher is gone."""
+        """Handle messages of the launcher on a daemon thread, which kills this process when the launcher has exited."""
         threading.Thread(target=self._listen, name="launcher-control", daemon=True).start()
 
     def _listen(self) -> None:
@@ -77,7 +77,7 @@ class Control:
             with self._send_lock:
                 self._connection.sendall(control.encode(message))
         except OSError:
-            # The launcher is gone, and the listening thread ends this process.
+            # The launcher has exited, and the listening thread kills this process.
             return
 
 
@@ -85,25 +85,25 @@ def main() -> int:
     name, descriptor, launcher = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     _die_with(launcher)
     _set_title(f"minisgl-{name}")
-    # A terminal's Ctrl-C is the launcher's to handle.
+    # The launcher handles Ctrl-C in a terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    line = Control(socket.socket(fileno=descriptor))
+    channel = Control(socket.socket(fileno=descriptor))
     for module in sys.argv[4:]:
         importlib.import_module(module)
     if sys.argv[4:]:
-        line.progress(control.STANDING_BY)
-    start = line.receive_start()
+        channel.progress(control.STANDBY_READY)
+    start = channel.receive_start()
     if start is None:
         return 0
     _set_title(f"minisgl-{start.name}")
     log.set_up(start.name, cast(log.LogLevel, start.log_level), "json")
-    line.listen()
+    channel.listen()
     module, _, function = start.target.partition(":")
     try:
         target: Callable[[msgspec.Raw, Control], None] = getattr(importlib.import_module(module), function)
-        target(start.config, line)
+        target(start.config, channel)
     except CodedError as error:
-        line.refuse(error.code, str(error))
+        channel.report_start_error(error.code, str(error))
         return 1
     except Exception as error:
         logger.exception("%s", error)
@@ -112,15 +112,15 @@ def main() -> int:
 
 
 def _die_with(launcher: int) -> None:
-    """Have the kernel kill this process when the launcher ends, however it ends."""
+    """Have the kernel kill this process when the launcher exits for any reason."""
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != launcher:
-        # It ended before the call above.
+        # It exited before the call above.
         sys.exit(1)
 
 
 def _set_title(title: str) -> None:
-    """The name in `ps -o comm` and `top`; the kernel keeps 15 bytes."""
+    """Set the name in `ps -o comm` and `top`, of which the kernel keeps 15 bytes."""
     _prctl(_PR_SET_NAME, ctypes.c_char_p(title.encode()))
 
 

@@ -1,6 +1,6 @@
-"""What the launcher and one of its children say to each other, as JSON lines on a socket pair.
+"""Messages between the launcher and one of its children: JSON lines on a socket pair.
 
-The end of the stream is a message too: to the launcher, that the child is gone; to a child, that the launcher is.
+The end of the stream is a message too: the peer has exited.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Final
 
 import msgspec
 
-STANDING_BY: Final = "standing by"
+STANDBY_READY: Final = "standing by"
 """Progress of a standby that has done its imports."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """First line to a child: who it is, and what it does. `target` is `module:function`, called with (config as JSON,
+    """First line to a child: its name and its work. `target` is `module:function`, called with (config as JSON,
     Control)."""
 
     name: str
@@ -24,37 +24,36 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class GaveUp(msgspec.Struct, frozen=True, tag="gave_up"):
-    """The launcher ends everything, because of what `message` says. End what clients wait for with an error, then
-    exit."""
+    """The launcher stops all processes because of `message`. End the requests of clients with an error, then exit."""
 
     message: str
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """What a child does until it is ready, for people: `weights 40 %`."""
+    """Step of a child's start, for human readers: `weights 40 %`."""
 
     text: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The child does its work from now on. The fields are rank 0's to fill."""
+    """The child has started. Only rank 0 fills in the fields."""
 
     transport: str = ""
-    """What carries the ranks' collectives."""
+    """Transport of the collectives, as `TensorParallel.transport`."""
     max_model_len: int = 0
-    """Tokens; what the KV pool holds counts too."""
+    """Longest sequence in tokens; the size of the KV pool limits it too."""
     vocab_size: int = 0
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The child ends because of something the user can act on; its exit follows."""
+class StartError(msgspec.Struct, frozen=True, tag="refused"):
+    """The child cannot run because of an error with a stable code; its exit follows."""
 
     code: str
     message: str
 
 
 ToChild = Start | GaveUp
-FromChild = Progress | Ready | Refused
+FromChild = Progress | Ready | StartError
 
 to_child: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)
 from_child: Final[msgspec.json.Decoder[FromChild]] = msgspec.json.Decoder(FromChild)

@@ -1,7 +1,7 @@
 """The control port of an engine pod: probes, status and tokenizer files over HTTP.
 
-It has a thread of its own and answers from what the launcher's main thread put on the board last: no request waits for
-an engine, and none can hold the launcher up.
+It has threads of its own and answers from the status board, which the launcher's main thread writes: no request waits
+for an engine, and none can block the launcher.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from minisgl.launcher.errors import LauncherError
 
 logger = logging.getLogger(__name__)
 
-_MOST_CONNECTIONS: Final = 32
+_MAX_CONNECTIONS: Final = 32
 _REQUEST_SECONDS: Final = 5.0
 _FILE_SECONDS: Final = 60.0
-_STUCK_SECONDS: Final = 60.0
-"""The main thread turns at least every second; one that has not for so long is stuck."""
+_HUNG_SECONDS: Final = 60.0
+"""Time without a published status after which the main thread counts as hung; it publishes at least every second."""
 
 
-class Board:
-    """What the main thread writes and requests read. Attributes are replaced as a whole, never changed."""
+class StatusBoard:
+    """Data that the main thread writes and requests read. Attributes are replaced as a whole, never modified."""
 
     def __init__(self) -> None:
         self.status: msgspec.Struct | None = None
         self.not_ready = "starting"
         """Why the pod is not ready; empty when it is."""
         self.files: Mapping[str, tuple[Path, str]] = {}
-        """Name → path and sha256 of each file that may be fetched."""
-        self._turned = time.monotonic()
+        """Name → path and sha256 of each file that clients may fetch."""
+        self._published_at = time.monotonic()
 
     def publish(self, status: msgspec.Struct, not_ready: str) -> None:
-        self.status, self.not_ready, self._turned = status, not_ready, time.monotonic()
+        self.status, self.not_ready, self._published_at = status, not_ready, time.monotonic()
 
     @property
-    def stuck(self) -> bool:
-        return time.monotonic() - self._turned > _STUCK_SECONDS
+    def is_hung(self) -> bool:
+        return time.monotonic() - self._published_at > _HUNG_SECONDS
 
 
 class ControlServer:
-    """Serves `board` on `port` while it is open; `drain` is called, on another thread, when somebody asks for it."""
+    """Serves `board` on `port` while it is open. `drain` is called for each request of /drain, on another thread."""
 
-    def __init__(self, port: int, board: Board, drain: Callable[[], None]) -> None:
+    def __init__(self, port: int, board: StatusBoard, drain: Callable[[], None]) -> None:
         """Raises LauncherError `address_unavailable`."""
         handler = type("BoundHandler", (_Handler,), {"board": board, "drain": staticmethod(drain)})
         try:
@@ -61,7 +61,7 @@ class ControlServer:
         except OSError as error:
             raise LauncherError(
                 "address_unavailable",
-                f"cannot listen on control port {port}: {error.strerror}. Choose another: --control-port",
+                f"cannot listen on control port {port}: {error.strerror}. Choose another port with --control-port",
             ) from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="control-server", daemon=True)
 
@@ -83,7 +83,7 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 64
 
     def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._free = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._both = socket.has_dualstack_ipv6()
         self.address_family = socket.AF_INET6 if self._both else socket.AF_INET
         super().__init__(("", port), handler)
@@ -106,13 +106,13 @@ class _Server(socketserver.ThreadingTCPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.debug("a control request broke off", exc_info=True)
+        logger.debug("a control request was aborted", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request a connection, as HTTP/1.0 has it. The base class limits lines and headers; bodies are not read."""
+    """One request per connection, as in HTTP/1.0. The base class limits lines and headers; bodies are not read."""
 
-    board: Board
+    board: StatusBoard
     drain: Callable[[], None]
     timeout = _REQUEST_SECONDS
     server_version = "minisgl"
@@ -123,51 +123,51 @@ class _Handler(BaseHTTPRequestHandler):
         board = self.board
         match path:
             case "/startup":
-                self._answer_ready("")
+                self._send_ready("")
             case "/live":
-                self._answer_ready("the launcher does not turn any more" if board.stuck else "")
+                self._send_ready("the main thread of the launcher hangs" if board.is_hung else "")
             case "/ready":
-                self._answer_ready(board.not_ready)
+                self._send_ready(board.not_ready)
             case "/status" if board.status is not None:
-                self._answer(200, msgspec.json.encode(board.status))
+                self._send(200, msgspec.json.encode(board.status))
             case "/status":
-                self._answer_ready(board.not_ready)
+                self._send_ready(board.not_ready)
             case "/drain":
                 self.do_POST()
             case _ if (file := board.files.get(path.removeprefix("/files/"))) is not None:
-                self._answer_file(*file)
+                self._send_file(*file)
             case _:
-                self._answer_error(404, f"there is no {path[:200]!r}; ask for /status")
+                self._send_error(404, f"no such path: {path[:200]!r}; use /status")
 
     def do_POST(self) -> None:
         if self.path.partition("?")[0] != "/drain":
-            self._answer_error(405, "only /drain is asked for by POST")
+            self._send_error(405, "method POST not allowed; only /drain accepts it")
             return
         self.drain()
-        self._answer(202, b'{"draining":true}')
+        self._send(202, b'{"draining":true}')
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes come every second: not worth a line."""
+        """Log nothing: probes come every second."""
 
-    def _answer_ready(self, problem: str) -> None:
-        self._answer(503 if problem else 200, msgspec.json.encode({"ready": not problem, "reason": problem}))
+    def _send_ready(self, problem: str) -> None:
+        self._send(503 if problem else 200, msgspec.json.encode({"ready": not problem, "reason": problem}))
 
-    def _answer_error(self, status: int, message: str) -> None:
-        self._answer(status, msgspec.json.encode({"error": message}))
+    def _send_error(self, status: int, message: str) -> None:
+        self._send(status, msgspec.json.encode({"error": message}))
 
-    def _answer_file(self, path: Path, sha256: str) -> None:
+    def _send_file(self, path: Path, sha256: str) -> None:
         try:
             content = path.read_bytes()
         except OSError as error:
-            self._answer_error(503, f"{path.name} cannot be read: {error.strerror}")
+            self._send_error(503, f"{path.name} cannot be read: {error.strerror}")
             return
         if hashlib.sha256(content).hexdigest() != sha256:
-            self._answer_error(503, f"{path.name} has changed since the engine started: replace the pods")
+            self._send_error(503, f"{path.name} has changed since the engine started: delete the pods to restart them")
             return
         self.connection.settimeout(_FILE_SECONDS)
-        self._answer(200, content, "application/octet-stream")
+        self._send(200, content, "application/octet-stream")
 
-    def _answer(self, status: int, body: bytes, content_type: str = "application/json") -> None:
+    def _send(self, status: int, body: bytes, content_type: str = "application/json") -> None:
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))

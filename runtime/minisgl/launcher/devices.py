@@ -1,4 +1,4 @@
-"""Which accelerator there is, asked of the driver: importing torch for this would take seconds."""
+"""Devices of this machine, as the CUDA driver reports them: importing torch for this would take seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cuda_device_count() -> int:
 
 
 def cuda_device_ids() -> tuple[str, ...]:
-    """UUIDs (hex) of those devices, in the order of their numbers."""
+    """UUIDs (hex) of these devices, in the order of their indices."""
     found = []
     for number in range(cuda_device_count()):
         driver = ctypes.CDLL("libcuda.so.1")
@@ -37,8 +37,8 @@ def cuda_device_ids() -> tuple[str, ...]:
 
 
 def open_device(index: int) -> None:
-    """Begin to make the driver's context of a device, which takes a second or two: beside the import of torch, which
-    takes as long and then finds it. What goes wrong is for torch to find as well."""
+    """Start to create the driver's context of a device on another thread. This takes a second or two, as long as the
+    import of torch, which then finds the context. Errors are ignored: torch reports them as well."""
 
     def retain() -> None:
         try:
@@ -67,14 +67,14 @@ def choose_device(wanted: DeviceChoice, ranks: int = 0) -> Device:
     if devices < ranks:
         raise LauncherError(
             "no_device",
-            f"{ranks} CUDA device(s) are needed, {devices} can be used: check nvidia-smi and CUDA_VISIBLE_DEVICES, "
-            "lower --tp, or choose --device cpu",
+            f"--tp {ranks} needs {ranks} CUDA device(s), but {devices} are visible: check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES, lower --tp, or use --device cpu",
         )
     return "cuda"
 
 
 def rank_environment(device: Device, ranks: int) -> dict[str, str]:
-    """What each rank's process needs in its environment before it imports torch."""
+    """Environment variables that the process of each of `ranks` ranks needs before it imports torch."""
     threads = max(1, _cores() // ranks) if device == "cpu" else 1
     return {
         # Ranks that share the cores must not each take all of them.
@@ -86,8 +86,8 @@ def rank_environment(device: Device, ranks: int) -> dict[str, str]:
 
 
 def _cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use; in a container with a CPU limit, whole ones of that. More threads than that
-    would be stopped in the middle of each other's work."""
+    """Cores that this process may use; in a container with a CPU limit, the limit rounded down. With more threads the
+    kernel would throttle them in the middle of each other's work."""
     cores = len(os.sched_getaffinity(0))
     for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:

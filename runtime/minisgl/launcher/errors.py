@@ -1,4 +1,4 @@
-"""Errors of the launcher that its caller shows to a person."""
+"""Errors of the launcher that users see."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from minisgl.errors import CodedError
 
 
 class LauncherError(CodedError):
-    """Something that the user can act on. `code` is stable; the message says what is wrong and what to do next."""
+    """An error that the user can act on. `code` is stable; the message states the problem and the next step."""

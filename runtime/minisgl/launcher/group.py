@@ -1,4 +1,4 @@
-"""Processes that cannot go on without each other, seen from the launcher: started, killed and counted together."""
+"""Processes that depend on each other: started, killed and counted together."""
 
 from __future__ import annotations
 
@@ -8,95 +8,110 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from minisgl.launcher.process import Child, ProcessSpec
+from minisgl import logging as log
+from minisgl.launcher.process import Child, Process, ProcessSpec
 from minisgl.launcher.restarts import GroupObservation
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group is made of. All ranks of an engine are one group, every other process is its own."""
+    """A group to start. All ranks of an engine are one group; every other process is a group of its own."""
 
     name: str
-    processes: Callable[[int], Sequence[ProcessSpec]]
-    """For the n-th start, counted from 1. Between starts only configurations differ."""
+    processes: Callable[[int], Sequence[ProcessSpec | Child]]
+    """Called for the n-th start, from 1 on: returns processes to start, and children that run elsewhere already.
+    Between starts only configurations differ."""
     can_start: Callable[[], bool] = lambda: True
-    """Asked before each start."""
-    cures: frozenset[str] | None = None
-    """Codes of refusals after which another start may do better; None: all."""
+    """Called before each start."""
+    retryable_codes: frozenset[str] | None = None
+    """Codes of start errors after which another start may succeed; None: all."""
     required: bool = False
     """Requests wait for this group while it restarts, and none can complete without it."""
 
 
 class Group:
-    """A group and its processes, whose callbacks are on `selector`."""
+    """A group with its processes, which `selector` watches."""
 
     def __init__(
-        self, spec: GroupSpec, selector: selectors.BaseSelector, create: Callable[[ProcessSpec, bool], Child]
+        self,
+        spec: GroupSpec,
+        selector: selectors.BaseSelector,
+        log_level: str,
+        on_line: Callable[[log.Line], None],
     ) -> None:
-        """`create` starts a process; its second argument says whether as a standby."""
-        self.spec = spec
+        """`on_line` gets each line of output of each process."""
         self.processes: list[Child] = []
-        self._standbys: dict[str, Child] = {}
+        self.spec = spec
+        self._standbys: dict[str, Process] = {}
         self._selector = selector
-        self._create = create
+        self._log_level = log_level
+        self._on_line = on_line
 
     @property
-    def standbys(self) -> list[Child]:
+    def standbys(self) -> list[Process]:
         return list(self._standbys.values())
 
-    def seen(self) -> GroupObservation:
+    def observe(self) -> GroupObservation:
         alive = [process for process in self.processes if process.alive]
         return GroupObservation(
             len(alive),
             len(self.processes) - len(alive),
             sum(process.is_ready for process in alive),
             can_start=self.spec.can_start(),
-            incurable=any(map(self._refused_for_good, self.processes)),
+            permanent=any(map(self._failed_permanently, self.processes)),
         )
 
     def start(self, number: int) -> None:
-        """The processes of the `number`-th start; those of the one before have ended. A standby takes the place of
-        the process that it stands by for."""
+        """Start the group for the `number`-th time; the processes of the last start are dead. A standby replaces the
+        process with its name."""
         specs = self.spec.processes(number)
         for process in self.processes:
             process.close()
         self.processes = []
         for spec in specs:
-            standby = self._standbys.pop(spec.name, None)
-            if standby is not None and standby.alive:
-                standby.begin(spec)
-                self.processes.append(standby)
-                continue
-            if standby is not None:
-                standby.close()
-            self.processes.append(self._new(spec, standby=False))
+            self.processes.append(self._start(spec) if isinstance(spec, ProcessSpec) else spec)
 
-    def stand_by(self) -> None:
-        """Keep a standby for each process that has something to preload."""
+    def start_standbys(self) -> None:
+        """Start a standby for each process with modules to preload that has none."""
         for process in self.processes:
-            if process.spec.preload and process.spec.name not in self._standbys:
-                self._standbys[process.spec.name] = self._new(process.spec, standby=True)
+            if isinstance(process, Process) and process.spec.preload and process.name not in self._standbys:
+                self._standbys[process.name] = self._new(process.spec, standby=True)
 
     def kill(self) -> None:
         for process in self.processes:
             if process.alive:
                 process.signal(signal.SIGKILL)
 
-    def deaths(self) -> str:
-        """How those of its processes that are dead have ended."""
-        return "\n".join(process.death() for process in self.processes if not process.alive)
+    def kill_and_close(self) -> None:
+        """Kill and reap all processes and standbys. All of them must be on this machine."""
+        self.kill()
+        for process in (*self.processes, *self.standbys):
+            assert isinstance(process, Process)
+            process.kill_and_close()
 
-    def unready(self) -> str:
-        """Those that are not ready, and what they do."""
-        return ", ".join(f"{p.spec.name} ({p.progress})" for p in self.processes if not p.is_ready)
+    def describe_exits(self) -> str:
+        """Describe the exits of the dead processes."""
+        return "\n".join(process.describe_exit() for process in self.processes if not process.alive)
 
-    def _refused_for_good(self, process: Child) -> bool:
-        if self.spec.cures is None or process.alive:
+    def describe_unready(self) -> str:
+        """Name the processes that are not ready, with their progress."""
+        return ", ".join(f"{p.name} ({p.progress})" for p in self.processes if not p.is_ready)
+
+    def _failed_permanently(self, process: Child) -> bool:
+        if self.spec.retryable_codes is None or process.alive:
             return False
-        # What it said last may still be in the pipe.
-        process.death()
-        return process.refusal is not None and process.refusal.code not in self.spec.cures
+        # Its start error may still be in the pipe.
+        process.describe_exit()
+        return process.start_error is not None and process.start_error.code not in self.spec.retryable_codes
 
-    def _new(self, spec: ProcessSpec, *, standby: bool) -> Child:
-        process = self._create(spec, standby)
-        process.watch(self._selector)
-        return process
+    def _start(self, spec: ProcessSpec) -> Process:
+        standby = self._standbys.pop(spec.name, None)
+        if standby is None:
+            return self._new(spec)
+        if standby.alive:
+            standby.begin(spec)
+            return standby
+        standby.close()
+        return self._new(spec)
+
+    def _new(self, spec: ProcessSpec, *, standby: bool = False) -> Process:
+        return Process(spec, self._selector, self._log_level, self._on_line, standby=standby)

@@ -1,4 +1,4 @@
-"""The socket that clients come to, held by the launcher so that it outlives a frontend's process."""
+"""The listening socket for clients, held by the launcher so that it outlives a frontend process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from minisgl.launcher.errors import LauncherError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Taken before minutes of loading, so that a port in use is known at once. Nobody listens yet. Raises LauncherError
-    `address_unavailable`."""
+    """Bind a socket without listening, before minutes of loading, so that a port in use is reported early. Raises
+    LauncherError `address_unavailable`."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -22,12 +22,12 @@ def bind(host: str, port: int) -> socket.socket:
         reason = error.strerror or os.strerror(error.errno or 0)
         raise LauncherError(
             "address_unavailable",
-            f"cannot listen on {host} port {port}: {reason}. Choose another with --host or --port (0: a free one)",
+            f"cannot listen on {host} port {port}: {reason}. Choose another with --host or --port (0: any free port)",
         ) from error
     return listener
 
 
 def url_host(listener: socket.socket) -> str:
-    """Its address as a URL has it."""
+    """Address of the socket as a URL contains it."""
     host: str = listener.getsockname()[0]
     return f"[{host}]" if listener.family == socket.AF_INET6 else host

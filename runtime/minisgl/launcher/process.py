@@ -20,8 +20,8 @@ from minisgl.launcher import control
 from minisgl.launcher.errors import LauncherError
 
 _LAST_WORDS: Final = 20
-"""Lines of output kept for the message about a death: no mere information, and nothing older than this many seconds,
-for it would pass for the cause."""
+"""Lines of output that the message about an exit quotes: warnings and errors, not older than the seconds below, because
+an older one would pass for the cause."""
 _LAST_WORDS_SECONDS: Final = 10.0
 
 _READ_BYTES: Final = 1 << 16
@@ -29,55 +29,54 @@ _READ_BYTES: Final = 1 << 16
 _PID_ATTEMPTS: Final = 16
 
 STANDBY: Final = "standby-"
-"""Before the name of a process that waits to become it."""
+"""Prefix of a standby's name; the rest is the name of the process that it can replace."""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A process to start."""
 
     name: str
-    """Short and unique in its group: `rank0`, `tokenizer1`, `frontend`."""
+    """Short name, unique in its group: `rank0`, `tokenizer1`, `frontend`."""
     target: str
     """`module:function`, called in the child with (config as JSON, Control)."""
     config: Any
-    """What msgspec can encode as JSON."""
+    """Configuration that msgspec can encode as JSON."""
     environment: dict[str, str] = {}
-    """On top of the launcher's."""
+    """Variables in addition to the launcher's."""
     descriptors: tuple[int, ...] = ()
-    """Open descriptors of the launcher that the child has under the same numbers."""
+    """Open descriptors of the launcher that the child gets under the same numbers."""
     drains: bool = False
-    """SIGTERM asks it to finish its clients' requests, then to exit by itself; the others may be killed."""
+    """After SIGTERM it finishes its clients' requests and exits by itself; other processes may be killed."""
     preload: tuple[str, ...] = ()
-    """Modules whose import takes long: a standby does that ahead. Empty: no standby is kept."""
+    """Modules whose import takes long: a standby imports them ahead. Empty: no standby is kept."""
     pid_residue: tuple[int, int] | None = None
-    """(r, n): its process id leaves the rest r when divided by n, so that of n such processes in n containers, each of
-    which numbers its processes by itself, no two have the same."""
+    """(r, n): its process id is r modulo n, so that of n such processes in n containers, each with process ids of its
+    own, no two have the same id."""
 
 
 class Child(Protocol):
-    """What the supervisor must know of a process, wherever it runs."""
+    """A process that a supervisor watches, on this machine or on another one."""
 
-    spec: ProcessSpec
+    name: str
+    drains: bool
     is_ready: bool
     progress: str
-    refusal: control.Refused | None
+    start_error: control.StartError | None
+    terminated_by_us: bool
+    """A signal was sent to it while it was alive: its exit is no failure of its own."""
 
     @property
-    def pid(self) -> int: ...
+    def label(self) -> str:
+        """Name and process id, or name and pod, for messages."""
+        ...
 
     @property
     def alive(self) -> bool: ...
 
     @property
     def exit_code(self) -> int | None:
-        """Negative: the signal that killed it. None while it runs, and when nobody knows."""
+        """Negative: the signal that killed it. None: it runs, or the code is unknown."""
         ...
-
-    def begin(self, spec: ProcessSpec) -> None:
-        """Tell a standby what to do."""
-        ...
-
-    def watch(self, selector: selectors.BaseSelector) -> None: ...
 
     def send(self, message: control.ToChild) -> None: ...
 
@@ -85,54 +84,68 @@ class Child(Protocol):
 
     def close(self) -> None: ...
 
-    def death(self) -> str:
-        """Name, way and last words of one that has ended."""
+    def describe_exit(self) -> str:
+        """Describe the exit of a dead process: name, cause and last words."""
         ...
 
 
 class Process:
-    """A started child. `on_line` gets each line of its stdout and stderr.
+    """A child on this machine, watched by a selector until `close`. `on_line` gets each line of its stdout and stderr.
 
-    A standby is a child that has imported the modules of `spec.preload` and waits until `begin` tells it what to do.
+    A standby is a child that has imported the modules of `spec.preload` and waits for `begin`.
     """
 
     def __init__(
-        self, spec: ProcessSpec, log_level: str, on_line: Callable[[log.Line], None], *, standby: bool = False
+        self,
+        spec: ProcessSpec,
+        selector: selectors.BaseSelector,
+        log_level: str,
+        on_line: Callable[[log.Line], None],
+        *,
+        standby: bool = False,
     ) -> None:
+        """Start the process. The data of the selector's keys is the callback."""
         self.spec = spec
+        self.name = spec.name
+        self.drains = spec.drains
         self.is_ready = False
         self.progress = "starting"
-        self.refusal: control.Refused | None = None
+        self.start_error: control.StartError | None = None
         self.ready_message = control.Ready()
-        self.told_to_end = False
-        """Its end is no failure of its own: it was alive when a signal was sent to it."""
+        self.terminated_by_us = False
         self._log_level = log_level
         self._on_line = on_line
-        self._selector: selectors.BaseSelector | None = None
+        self._selector = selector
         self._last_words: deque[tuple[float, str]] = deque(maxlen=_LAST_WORDS)
-        self._control, theirs = socket.socketpair()
+        self._control, peer = socket.socketpair()
         self._control_rest = b""
         self._output_rest = b""
         name, modules = (f"{STANDBY}{spec.name}", spec.preload) if standby else (spec.name, ())
         command = (
             *(sys.executable, "-P", "-m", "minisgl.launcher.child"),
-            *(name, str(theirs.fileno()), str(os.getpid()), *modules),
+            *(name, str(peer.fileno()), str(os.getpid()), *modules),
         )
-        with theirs:
-            self._popen = _spawn(command, spec, theirs.fileno())
+        with peer:
+            self._popen = _spawn(command, spec, peer.fileno())
         assert self._popen.stdout is not None
         self._output = self._popen.stdout
         if not standby:
             self.begin(spec)
         self._control.setblocking(False)
         os.set_blocking(self._output.fileno(), False)
+        selector.register(self._control, selectors.EVENT_READ, self._read_control)
+        selector.register(self._output, selectors.EVENT_READ, self._read_output)
 
     def begin(self, spec: ProcessSpec) -> None:
-        """Tell it what to do; name, environment and descriptors are those that it was started with."""
+        """Send the process its work. Name, environment and descriptors stay those that it was started with."""
         self.spec = spec
         self.progress = "starting"
         config = msgspec.Raw(msgspec.json.encode(spec.config))
         self.send(control.Start(name=spec.name, target=spec.target, config=config, log_level=self._log_level))
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} (pid {self._popen.pid})"
 
     @property
     def pid(self) -> int:
@@ -147,50 +160,47 @@ class Process:
         """Negative: the signal that killed it. None while it runs."""
         return self._popen.poll()
 
-    def watch(self, selector: selectors.BaseSelector) -> None:
-        """Have `selector` wake up for this child until `close`; the key's data is what to call then."""
-        self._selector = selector
-        selector.register(self._control, selectors.EVENT_READ, self._read_control)
-        selector.register(self._output, selectors.EVENT_READ, self._read_output)
-
     def send(self, message: control.ToChild) -> None:
         try:
             self._control.sendall(control.encode(message))
         except OSError:
-            # It is gone or does not listen: its exit code says more.
+            # It is dead or does not listen: its exit code is the better explanation.
             return
 
     def signal(self, number: signal.Signals) -> None:
-        self.told_to_end |= self.alive
+        self.terminated_by_us |= self.alive
         self._popen.send_signal(number)
 
-    def wait(self) -> None:
+    def kill_and_close(self) -> None:
+        if self.alive:
+            self.signal(signal.SIGKILL)
         self._popen.wait()
+        self.close()
 
     def close(self) -> None:
-        """Give back the descriptors of a child that has ended, after its last output."""
+        """Read the last output of a dead child, then release its descriptors."""
         for source, read in ((self._control, self._read_control), (self._output, self._read_output)):
             read()
-            self._forget(source)
+            self._unregister(source)
             source.close()
 
-    def death(self) -> str:
-        """Name, way and last words of a child that has ended."""
+    def describe_exit(self) -> str:
+        """Describe the exit of a dead child: name, cause and last words."""
         if not self._output.closed:
             self._read_output()
             self._read_control()
         code = self._popen.returncode
-        if self.refusal is not None:
-            return f"{self.spec.name}: {self.refusal.message} ({self.refusal.code})"
+        if self.start_error is not None:
+            return f"{self.name}: {self.start_error.message} ({self.start_error.code})"
         if code < 0:
-            how = f"was killed by signal {-code} ({_signal_name(-code)})"
+            cause = f"was killed by signal {-code} ({_signal_name(-code)})"
             if code == -signal.SIGKILL:
-                how += "; when nobody sent it, the machine ran out of memory"
+                cause += "; if no user or program sent it, the machine ran out of memory"
         else:
-            how = f"ended with exit code {code}"
+            cause = f"exited with code {code}"
         oldest = time.monotonic() - _LAST_WORDS_SECONDS
         words = "".join(f"\n  | {line}" for at, line in self._last_words if at >= oldest)
-        return f"{self.spec.name} (pid {self.pid}) {how}" + (f". Its last words:{words}" if words else "")
+        return f"{self.label} {cause}" + (f". Its last words:{words}" if words else "")
 
     def _read_control(self) -> None:
         lines, self._control_rest = self._read_lines(self._control, self._control_rest)
@@ -202,20 +212,21 @@ class Process:
                     self.ready_message = message
                 case control.Progress():
                     self.progress = message.text
-                case control.Refused():
-                    self.refusal = message
+                case control.StartError():
+                    self.start_error = message
 
     def _read_output(self) -> None:
         lines, self._output_rest = self._read_lines(self._output, self._output_rest)
         for raw in lines:
-            line = log.parse(raw.decode(errors="replace").rstrip(), self.spec.name)
+            line = log.parse(raw.decode(errors="replace").rstrip(), self.name)
             if line.level not in ("debug", "info"):
                 now = time.monotonic()
                 self._last_words.extend((now, text) for text in (line.message, *line.traceback.splitlines()))
             self._on_line(line)
 
     def _read_lines(self, source: Any, rest: bytes) -> tuple[list[bytes], bytes]:
-        """Whole lines that are there, and the beginning of the next; at the end the selector forgets the source."""
+        """Return the complete lines that have arrived, and the beginning of the next one. At the end of the stream the
+        source is unregistered."""
         while True:
             try:
                 data = os.read(source.fileno(), _READ_BYTES)
@@ -224,7 +235,7 @@ class Process:
             except ConnectionResetError:
                 data = b""
             if not data:
-                self._forget(source)
+                self._unregister(source)
                 rest = rest + b"\n" if rest else rest
                 break
             # Progress bars draw over their line; here each drawing is a line.
@@ -232,15 +243,15 @@ class Process:
         *lines, rest = rest.split(b"\n")
         return [line for line in lines if line], rest
 
-    def _forget(self, source: Any) -> None:
-        if self._selector is not None and source in self._selector.get_map():
+    def _unregister(self, source: Any) -> None:
+        if source in self._selector.get_map():
             self._selector.unregister(source)
 
 
 def _spawn(command: Sequence[str], spec: ProcessSpec, control_descriptor: int) -> subprocess.Popen[bytes]:
-    rest, classes = spec.pid_residue or (0, 1)
-    # Process ids are given out in order: n attempts suffice unless others start processes at the same time.
-    for _ in range(_PID_ATTEMPTS * classes):
+    residue, modulus = spec.pid_residue or (0, 1)
+    # Process ids are assigned in order: n attempts suffice unless other processes start at the same time.
+    for _ in range(_PID_ATTEMPTS * modulus):
         popen = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -250,14 +261,14 @@ def _spawn(command: Sequence[str], spec: ProcessSpec, control_descriptor: int) -
             pass_fds=(control_descriptor, *spec.descriptors),
             process_group=0,
         )
-        if popen.pid % classes == rest:
+        if popen.pid % modulus == residue:
             return popen
         popen.kill()
         popen.communicate()
     raise LauncherError(
         "no_process_id",
-        f"{spec.name} got no process id that leaves {rest} when divided by {classes}: other processes of this "
-        "container start all the time; remove them",
+        f"{spec.name} got no process id that is {residue} modulo {modulus}: other processes start in this container "
+        "all the time; remove them",
     )
 
 

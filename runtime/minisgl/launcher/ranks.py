@@ -34,7 +34,7 @@ def start_engine(config: EngineConfig, progress: Callable[[str, float], None] | 
     engine = create_engine(config, progress)
     phases = engine.stats.start_seconds = {"imports": imports, **engine.stats.start_seconds}
     logger.info(
-        "the engine is up after %.1f s",
+        "engine ready after %.1f s",
         sum(phases.values()),
         extra={phase: round(seconds, 2) for phase, seconds in phases.items()},
     )

@@ -1,12 +1,12 @@
-"""What to do about processes that died: a function of what was seen. It knows no process, no signal and no clock.
+"""Decisions about processes that died: a pure function of what was observed, without processes, signals and clocks.
 
-Processes that cannot go on without each other form a group. A group is ended and started as a whole:
+Processes that depend on each other form a group, which is terminated and started as a whole:
 
-    waiting → starting → ready → ending → starting → …
+    waiting → starting → ready → terminating → starting → …
 
-Until every group has been ready once, a death is a failed start and ends everything: whatever is wrong then, a person
-has just typed the command and can put it right. Where nobody looks on (`retry_start`), a failed start is a failure like
-any other, but for one that says itself that another start would end in the same way.
+Until every group has been ready once, an exit is a failed start, and the launcher gives up: a user has just typed the
+command and can correct it. With `retry_start`, for launchers without a user, a failed start is a failure like any
+other, unless its start error shows that another start would fail in the same way.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import msgspec
 
 from minisgl.options import Index, Seconds, option
 
-END_SECONDS: Final = 60.0
-"""How long killed processes may take to disappear; a device driver may have to give back memory first."""
+KILL_SECONDS: Final = 60.0
+"""Longest time until killed processes are reaped; a device driver may have to free memory first."""
 
-Phase = Literal["waiting", "starting", "ready", "ending"]
+Phase = Literal["waiting", "starting", "ready", "terminating"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,120 +35,124 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     ]
     restart_window: Annotated[Seconds, option("time during which a restart counts", default="{:g} seconds")]
     retry_start: bool = False
-    """Failed starts count as restarts, even before everything has been ready once."""
+    """Failed starts count as restarts, even before every group has been ready once."""
 
 
 class GroupObservation(msgspec.Struct, frozen=True):
-    """Numbers of processes of one group at one moment; `ready` counts among the living."""
+    """Numbers of processes of one group at one moment; `ready` ones are alive."""
 
     alive: int
     dead: int = 0
     ready: int = 0
     can_start: bool = True
     """Everything that the group needs is there."""
-    incurable: bool = False
-    """One of the dead said that another start would end in the same way."""
+    permanent: bool = False
+    """A dead process has reported an error with which another start would fail too."""
 
 
 class GroupState(msgspec.Struct, frozen=True):
+    """Phase of a group, the time when it began, and the number of starts."""
+
     phase: Phase = "waiting"
     since: float = 0.0
     starts: int = 0
 
 
 class State(msgspec.Struct, frozen=True):
+    """State of all groups."""
+
     groups: Mapping[str, GroupState]
-    serving: bool = False
+    started: bool = False
     """Every group has been ready once."""
     restarts: tuple[float, ...] = ()
-    """When those within the window began."""
+    """Times of the restarts within the window."""
 
 
-class Serve(msgspec.Struct, frozen=True):
-    """The start is complete."""
+class Started(msgspec.Struct, frozen=True):
+    """Every group is ready for the first time."""
 
 
-class Kill(msgspec.Struct, frozen=True):
-    """End the processes of the group that are left, because one `died` or the start took `too_long`."""
+class KillGroup(msgspec.Struct, frozen=True):
+    """Kill the remaining processes of the group, because one `died` or the start took `too_long`."""
 
     group: str
     cause: Literal["died", "too_long"]
 
 
-class Start(msgspec.Struct, frozen=True):
-    """Start the group's processes for the `number`-th time; none of the old ones is left."""
+class StartGroup(msgspec.Struct, frozen=True):
+    """Start the group for the `number`-th time; all of its old processes are dead."""
 
     group: str
     number: int
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """A group that was started again is ready."""
+    """A restarted group is ready."""
 
     group: str
     seconds: float
-    """Since its failure."""
+    """Time since its failure."""
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """End everything."""
+    """Stop all processes."""
 
     group: str
     code: Literal["process_died", "startup_timeout", "restarts_exhausted", "process_stuck"]
 
 
-Action = Serve | Kill | Start | Recovered | GiveUp
+Action = Started | KillGroup | StartGroup | Recovered | GiveUp
 
 
-def begin(groups: tuple[str, ...], now: float, restarts: tuple[float, ...] = ()) -> State:
-    """Nothing has been started yet. `restarts`: when earlier ones began that still count."""
+def initial_state(groups: tuple[str, ...], now: float, restarts: tuple[float, ...] = ()) -> State:
+    """State before the first start. `restarts`: times of earlier restarts that still count."""
     return State(groups={name: GroupState(since=now) for name in groups}, restarts=restarts)
 
 
 def decide(
-    state: State, seen: Mapping[str, GroupObservation], limits: Limits, now: float
+    state: State, observed: Mapping[str, GroupObservation], limits: Limits, now: float
 ) -> tuple[State, list[Action]]:
-    """The next state, and what to do now, in this order. `GiveUp` comes alone and is the last word."""
+    """Return the next state, and the actions to take now, in this order. `GiveUp` is always the only action."""
     groups = dict(state.groups)
     restarts = tuple(time for time in state.restarts if now - time < limits.restart_window)
     actions: list[Action] = []
     for name, group in state.groups.items():
-        there = seen[name]
-        if group.phase == "ending" and there.alive:
-            if now - group.since > END_SECONDS:
+        seen = observed[name]
+        if group.phase == "terminating" and seen.alive:
+            if now - group.since > KILL_SECONDS:
                 return state, [GiveUp(name, "process_stuck")]
-        elif group.phase in ("waiting", "ending"):
-            if there.can_start:
-                since = group.since if group.phase == "ending" else now
+        elif group.phase in ("waiting", "terminating"):
+            if seen.can_start:
+                since = group.since if group.phase == "terminating" else now
                 groups[name] = GroupState("starting", since, group.starts + 1)
-                actions.append(Start(name, group.starts + 1))
-            elif group.phase == "ending":
+                actions.append(StartGroup(name, group.starts + 1))
+            elif group.phase == "terminating":
                 groups[name] = GroupState("waiting", now, group.starts)
-        elif there.dead or _is_late(group, there, limits, now):
-            if there.incurable if limits.retry_start else not state.serving:
-                return state, [GiveUp(name, "process_died" if there.dead else "startup_timeout")]
+        elif seen.dead or _startup_timed_out(group, seen, limits, now):
+            if seen.permanent if limits.retry_start else not state.started:
+                return state, [GiveUp(name, "process_died" if seen.dead else "startup_timeout")]
             if len(restarts) >= limits.max_restarts:
                 return state, [GiveUp(name, "restarts_exhausted")]
             restarts = (*restarts, now)
-            groups[name] = GroupState("ending", now, group.starts)
-            actions.append(Kill(name, "died" if there.dead else "too_long"))
-        elif group.phase == "starting" and there.ready == there.alive:
+            groups[name] = GroupState("terminating", now, group.starts)
+            actions.append(KillGroup(name, "died" if seen.dead else "too_long"))
+        elif group.phase == "starting" and seen.ready == seen.alive:
             groups[name] = GroupState("ready", now, group.starts)
-            if state.serving:
+            if state.started:
                 actions.append(Recovered(name, now - group.since))
-    serving = state.serving
-    if not serving and all(group.phase == "ready" for group in groups.values()):
-        serving = True
-        actions.append(Serve())
-    return State(groups, serving, restarts), actions
+    started = state.started
+    if not started and all(group.phase == "ready" for group in groups.values()):
+        started = True
+        actions.append(Started())
+    return State(groups, started, restarts), actions
 
 
 def next_deadline(state: State, limits: Limits) -> float | None:
-    """When `decide` must be asked again even if nothing happens to any process."""
-    allowed = {"starting": limits.startup_timeout, "ending": END_SECONDS}
+    """Time at which to call `decide` again even if no process changes; None: no deadline."""
+    allowed = {"starting": limits.startup_timeout, "terminating": KILL_SECONDS}
     limited = [group.since + allowed[group.phase] for group in state.groups.values() if group.phase in allowed]
     return min(limited, default=None)
 
 
-def _is_late(group: GroupState, seen: GroupObservation, limits: Limits, now: float) -> bool:
+def _startup_timed_out(group: GroupState, seen: GroupObservation, limits: Limits, now: float) -> bool:
     return group.phase == "starting" and seen.ready < seen.alive and now - group.since > limits.startup_timeout

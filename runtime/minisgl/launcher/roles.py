@@ -1,8 +1,8 @@
-"""What each process of a group does: its configuration, and the call into its package.
+"""Targets of the launcher's children: each decodes its configuration and calls its package.
 
-Packages are imported inside the functions: a frontend's process must not import torch, nor a rank's the web framework.
-Ranks and tokenizers run until the launcher ends them by a signal, so their `stop` events are never set. A rank 0 that
-`drains` ends by itself once a signal has asked it to.
+Packages are imported inside the functions: the process of a frontend must not import torch, nor that of a rank the web
+framework. Ranks and tokenizer workers run until the launcher kills them, so their `stop` events are never set. A rank 0
+that `drains` exits by itself after SIGTERM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PHASES: Final = {"meet": "rendezvous", "load": "weights", "pool": "KV pool", "c
 
 
 def rank0(raw: msgspec.Raw, control: Control) -> None:
-    """The scheduler with the first engine."""
+    """Run the scheduler and the engine of rank 0."""
     from minisgl.scheduler import process
 
     config = msgspec.json.decode(raw, type=process.SchedulerProcessConfig)
@@ -62,7 +62,7 @@ def worker_rank(raw: msgspec.Raw, control: Control) -> None:
 
 
 def tokenizer(raw: msgspec.Raw, control: Control) -> None:
-    """A tokenizer worker."""
+    """Run a tokenizer worker."""
     from minisgl.router import worker
     from minisgl.router.config import TokenizerConfig
 
@@ -70,7 +70,7 @@ def tokenizer(raw: msgspec.Raw, control: Control) -> None:
 
 
 def frontend(raw: msgspec.Raw, control: Control) -> None:
-    """The HTTP server."""
+    """Run the HTTP server."""
     from minisgl.frontend.config import FrontendConfig
     from minisgl.frontend.process import FrontendServer
 
@@ -78,12 +78,12 @@ def frontend(raw: msgspec.Raw, control: Control) -> None:
 
     def fail(message: str) -> None:
         server.fail_all(message)
-        # With every answer ended, the drain that this begins is over as soon as clients have read them.
+        # All responses have ended, so the drain that this starts takes until clients have read them.
         server.stop()
 
-    # It tells of start and end, which the launcher does too.
+    # It logs start and stop, as the launcher does.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    # So it calls a stream that we broke off, about which we have logged what there is to say.
+    # It logs each stream that we aborted, which our own line explains better.
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: "without completing response" not in record.getMessage()
     )
@@ -92,7 +92,7 @@ def frontend(raw: msgspec.Raw, control: Control) -> None:
 
 
 class EngineProgress:
-    """Passes on how far an engine's start is, each percent once."""
+    """Reports the progress of an engine's start, each percent once."""
 
     def __init__(self, control: Control) -> None:
         self._control = control

@@ -1,8 +1,8 @@
-"""The private directory that holds the sockets of one running group.
+"""The run directory: a private directory with the sockets of one launcher.
 
-It must not outlive its group, even when the launcher is killed with SIGKILL. Three parties see to that: the launcher
-at a normal exit; a shell that waits for the launcher's end of a pipe to close; and, where both were killed at once, the
-next launcher, which removes directories whose lock is free. A lock, unlike a process id, cannot be taken for that of
+It must not outlive the launcher, even one that is killed with SIGKILL. Three processes remove it: the launcher at a
+normal exit; a shell that waits until the launcher's end of a pipe closes; and, where both were killed, the next
+launcher, which removes directories whose lock is free. A lock, unlike a process id, is never mistaken for that of
 another process or another container.
 """
 
@@ -28,9 +28,10 @@ _LONGEST_SOCKET_PATH: Final = 107
 
 @contextmanager
 def run_directory(parent: Path | None = None) -> Iterator[Path]:
-    """A new directory below `parent` (the system's temporary directory), only for this user, gone at the end."""
+    """Create a directory below `parent` (None: the system's temporary directory), only for this user; it is removed at
+    the end."""
     parent = parent or _short_parent()
-    sweep(parent)
+    remove_stale(parent)
     path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     lock = _lock_new(path)
     janitor = subprocess.Popen(
@@ -49,8 +50,8 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
         os.close(lock)
 
 
-def sweep(parent: Path) -> list[Path]:
-    """Remove the directories of this user below `parent` that no live launcher holds; returns them."""
+def remove_stale(parent: Path) -> list[Path]:
+    """Remove the run directories of this user below `parent` that no live launcher has locked; returns them."""
     removed = []
     for path in parent.glob(f"{_PREFIX}*"):
         try:
@@ -72,7 +73,7 @@ def sweep(parent: Path) -> list[Path]:
 
 
 def _lock_new(path: Path) -> int:
-    """Take the lock before it gets its name: a sweep never sees it free."""
+    """Lock the file before it gets its name: `remove_stale` never sees it free."""
     unnamed = path / f".{_LOCK}"
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -81,7 +82,7 @@ def _lock_new(path: Path) -> int:
 
 
 def _short_parent() -> Path:
-    """The temporary directory, unless its name leaves no room for a socket's path."""
+    """The temporary directory, or /tmp where its path is too long for a socket below it."""
     parent = Path(tempfile.gettempdir())
     longest = len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678/") + LONGEST_SOCKET_NAME
     return parent if longest <= _LONGEST_SOCKET_PATH else Path("/tmp")

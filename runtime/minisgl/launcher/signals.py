@@ -13,19 +13,18 @@ _REQUEST: Final = b"\0"
 
 
 class Signals:
-    """While it is open, SIGINT, SIGTERM and SIGHUP are counted and SIGCHLD wakes the selector; the handlers do nothing
-    but write a byte to a pipe that it watches. SIGHUP stays ignored if it is: nohup asks for that. Open it on the main
-    thread."""
+    """Counts SIGINT, SIGTERM and SIGHUP while it is open; SIGCHLD only wakes the selector. Handlers just write a byte
+    to a pipe that the selector watches. SIGHUP stays ignored if it was, as under nohup. Open it on the main thread."""
 
     def __init__(self) -> None:
         self.stops = 0
         self.requested = False
-        """Somebody called `request`."""
+        """`request` was called."""
 
     def __enter__(self) -> Signals:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        outlives_its_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        taken = {*_STOP_SIGNALS, signal.SIGCHLD} - ({signal.SIGHUP} if outlives_its_terminal else set())
+        outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        taken = {*_STOP_SIGNALS, signal.SIGCHLD} - ({signal.SIGHUP} if outlives_terminal else set())
         self._handlers = {number: signal.signal(number, _ignore) for number in taken}
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         return self
@@ -40,7 +39,7 @@ class Signals:
         os.close(self._writer)
 
     def request(self) -> None:
-        """Ask for an end as the first signal does; from any thread."""
+        """Request a stop as the first signal does; from any thread."""
         os.write(self._writer, _REQUEST)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
@@ -53,4 +52,4 @@ class Signals:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """What counts is the byte in the pipe."""
+    """Do nothing: the byte in the pipe carries the signal."""

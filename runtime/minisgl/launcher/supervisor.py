@@ -1,8 +1,8 @@
-"""Runs the groups of processes that make a server, and starts again what died.
+"""Runs the groups of processes of a server, and restarts what died.
 
-One thread and one selector: signals, the children's output and their control lines are all descriptors, so there is
-no state that two threads share. What to do about a death is decided in `restarts`; here it is done. The way of a
-server is written once, in `Supervisor.run`.
+There is one thread and one selector: signals, the output of children and their control channels are all descriptors, so
+no state is shared between threads. `restarts` decides what to do about an exit; here it is done. `Supervisor.run` is
+the whole life of a server.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from minisgl import logging as log
 from minisgl.launcher import control
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import Group, GroupSpec
-from minisgl.launcher.process import Child, Process, ProcessSpec
+from minisgl.launcher.process import Child, Process
 from minisgl.launcher.restarts import (
-    END_SECONDS,
+    KILL_SECONDS,
     Action,
     GiveUp,
-    Kill,
+    KillGroup,
     Limits,
     Recovered,
-    Serve,
-    Start,
-    begin,
+    Started,
+    StartGroup,
     decide,
+    initial_state,
     next_deadline,
 )
 from minisgl.launcher.signals import Signals
@@ -38,31 +38,31 @@ from minisgl.launcher.signals import Signals
 logger = logging.getLogger(__name__)
 
 _STOP_SECONDS: Final = 3.0
-"""How long a process that was told to end may take before it is killed."""
+"""Longest time for a process to exit after SIGTERM; then it is killed."""
 
 _PROGRESS_SECONDS: Final = 2.0
-"""Time between two lines about the same process during the start."""
+"""Shortest time between two lines about the start of a process."""
 
 
 class StopRequested(Exception):
-    """SIGINT, SIGTERM or SIGHUP arrived, or somebody asked for the same."""
+    """SIGINT, SIGTERM or SIGHUP has arrived, or a drain was requested."""
 
 
-class Surroundings(Protocol):
-    """What a supervisor has to look after besides its groups."""
+class SupervisorHooks(Protocol):
+    """Work that shares a supervisor's thread and selector."""
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Register what shall wake the supervisor; each key's data is what to call then."""
+        """Register descriptors; the data of a key is the callback."""
         ...
 
-    def turn(self) -> float | None:
-        """Called whenever the supervisor has done what there was to do, before it waits; returns when to call it again
-        at the latest, on the monotonic clock."""
+    def tick(self) -> float:
+        """Called before each wait of the supervisor; returns the latest time for the next call, on the monotonic
+        clock."""
         ...
 
 
 class Supervisor:
-    """Starts `groups`, calls `on_ready` once all of them are ready, and keeps them running until a signal or until a
+    """Starts `groups`, calls `on_ready` once all of them are ready, and keeps them running until a signal, or until a
     restart does not help any more."""
 
     def __init__(
@@ -73,20 +73,18 @@ class Supervisor:
         drain_timeout: float,
         log_level: log.LogLevel,
         on_line: Callable[[log.Line], None],
-        on_ready: Callable[[], None],
-        on_end: Callable[[], None],
+        on_ready: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None] = lambda: None,
         standby_delay: float = 5.0,
-        create: Callable[[ProcessSpec, bool], Child] | None = None,
-        surroundings: Surroundings | None = None,
+        hooks: SupervisorHooks | None = None,
         signals: Signals | None = None,
         restarts: tuple[float, ...] = (),
     ) -> None:
-        """Times in seconds. Standbys are started `standby_delay` after everything is ready, so that their imports
-        do not slow down the first requests. `on_line` gets every line of output of every child. `on_end` is called
-        before the processes with clients are told to end: nobody new may come to them.
+        """Times in seconds. Standbys are started `standby_delay` after all groups are ready, so that their imports do
+        not slow down the first requests. `on_line` gets every line of output of every child. `on_end` is called before
+        processes with clients are stopped: from then on no new client may connect.
 
-        `create` starts a process, as a standby where its second argument says so; None: on this machine. `signals`
-        that are open already outlive the supervisor. `restarts` that began earlier (monotonic clock) count too.
+        Open `signals` outlive the supervisor. `restarts` are times of earlier restarts (monotonic clock) that count.
         """
         self._limits = limits
         self._drain_timeout = drain_timeout
@@ -94,93 +92,86 @@ class Supervisor:
         self._on_ready = on_ready
         self._on_end = on_end
         self._selector = selectors.DefaultSelector()
-        self._groups = {
-            spec.name: Group(
-                spec,
-                self._selector,
-                create or (lambda process, standby: Process(process, log_level, on_line, standby=standby)),
-            )
-            for spec in groups
-        }
-        self._surroundings = surroundings
+        self._groups = {spec.name: Group(spec, self._selector, log_level, on_line) for spec in groups}
+        self._hooks = hooks
         self._signals = signals
-        self.state = begin(tuple(self._groups), time.monotonic(), restarts)
+        self.state = initial_state(tuple(self._groups), time.monotonic(), restarts)
         self.draining = False
         self._history: list[str] = []
         self._progress = _Progress()
         self._standby_at: float | None = None
-        self._stops_obeyed = 0
-        self._drain_asked = False
+        self._handled_stops = 0
+        self._drain_requested = False
 
     @property
     def processes(self) -> list[Child]:
         return [process for group in self._groups.values() for process in group.processes]
 
     @property
-    def standbys(self) -> list[Child]:
+    def standbys(self) -> list[Process]:
         return [process for group in self._groups.values() for process in group.standbys]
 
     def run(self) -> None:
-        """Returns when a signal has ended the server. Call it on the main thread.
+        """Run until a signal has stopped the server. Call it on the main thread.
 
         Raises LauncherError: process_died and startup_timeout at the start, later restarts_exhausted, process_stuck,
-        and process_died for a death while requests are drained. No process is left, whatever happens.
+        and process_died for an exit during the drain. No process is left when it returns or raises.
         """
         with ExitStack() as stack:
             self._signals = self._signals or stack.enter_context(Signals())
             self._signals.watch(self._selector)
-            if self._surroundings is not None:
-                self._surroundings.watch(self._selector)
+            if self._hooks is not None:
+                self._hooks.watch(self._selector)
             try:
                 while True:
-                    self._keep_running()
+                    self._apply_actions()
                     self._wait_for_events()
             except StopRequested:
                 self.draining = True
                 self._drain()
             except LauncherError as error:
-                self._announce(str(error))
+                self._notify_giving_up(str(error))
                 raise
             finally:
-                self._end_all()
+                self._stop_all()
 
     def drain(self) -> None:
-        """End as after a first signal; for `Surroundings.turn`."""
-        self._drain_asked = True
+        """Stop as after a first signal; for `SupervisorHooks.tick`."""
+        self._drain_requested = True
 
-    def _keep_running(self) -> None:
-        """Do what there is to do now: what follows from it at once is not announced by another event."""
+    def _apply_actions(self) -> None:
+        """Take all actions that are due now: no event announces the ones that follow from others."""
         while actions := self._decide():
             for action in actions:
-                self._act(action)
+                self._perform(action)
         if self._standby_at is not None and time.monotonic() >= self._standby_at:
             self._standby_at = None
             for group in self._groups.values():
-                group.stand_by()
+                group.start_standbys()
 
     def _decide(self) -> list[Action]:
-        seen = {name: group.seen() for name, group in self._groups.items()}
-        self.state, actions = decide(self.state, seen, self._limits, time.monotonic())
+        observed = {name: group.observe() for name, group in self._groups.items()}
+        self.state, actions = decide(self.state, observed, self._limits, time.monotonic())
         return actions
 
-    def _act(self, action: Action) -> None:
+    def _perform(self, action: Action) -> None:
         match action:
             case GiveUp():
-                raise self._given_up(action)
-            case Kill():
+                raise self._giving_up(action)
+            case KillGroup():
                 self._kill(action)
-            case Start():
+            case StartGroup():
                 self._groups[action.group].start(action.number)
             case Recovered():
-                logger.info("%s is back", action.group, extra={"seconds": round(action.seconds, 1)})
+                logger.info("%s is ready again", action.group, extra={"seconds": round(action.seconds, 1)})
                 self._standby_at = time.monotonic() + self._standby_delay
-            case Serve():
+            case Started():
                 self._standby_at = time.monotonic() + self._standby_delay
                 self._progress.show(self.processes)
                 self._on_ready()
 
     def _wait_for_events(self) -> None:
-        """Until something happens or must be looked at. Raises StopRequested for a new signal."""
+        """Wait until something happens, or until the next deadline. Raises StopRequested for a new signal."""
         now = time.monotonic()
         starting = any(group.phase == "starting" for group in self.state.groups.values())
         deadlines = (
@@ -189,59 +180,60 @@ class Supervisor:
             now + _PROGRESS_SECONDS if starting else None,
         )
         known = [deadline for deadline in deadlines if deadline is not None]
-        self._dispatch(max(0.0, min(known) - now) if known else None)
-        self._obey_signals()
+        self._poll(max(0.0, min(known) - now) if known else None)
+        self._handle_signals()
         self._progress.show(self.processes)
 
-    def _kill(self, action: Kill) -> None:
+    def _kill(self, action: KillGroup) -> None:
         group = self._groups[action.group]
-        reason = group.deaths() if action.cause == "died" else self._too_long(group)
+        reason = group.describe_exits() if action.cause == "died" else self._startup_timeout_message(group)
         group.kill()
         self._history.append(f"{time.strftime('%H:%M:%S')} {reason.partition('. Its last words:')[0]}")
         logger.error("%s", reason)
         logger.warning(
-            "starting %s again, restart %d of at most %d within %g s",
+            "restarting %s, restart %d of at most %d within %g s",
             *(action.group, len(self.state.restarts), self._limits.max_restarts, self._limits.restart_window),
         )
 
-    def _given_up(self, action: GiveUp) -> LauncherError:
+    def _giving_up(self, action: GiveUp) -> LauncherError:
         group = self._groups[action.group]
         if action.code == "process_stuck":
-            stuck = ", ".join(f"{p.spec.name} (pid {p.pid})" for p in group.processes if p.alive)
-            return LauncherError(action.code, f"{stuck} did not end within {END_SECONDS:g} s when killed: see dmesg")
-        message = group.deaths() or self._too_long(group)
+            stuck = ", ".join(process.label for process in group.processes if process.alive)
+            return LauncherError(action.code, f"{stuck} did not exit within {KILL_SECONDS:g} s of SIGKILL: see dmesg")
+        message = group.describe_exits() or self._startup_timeout_message(group)
         if action.code == "restarts_exhausted":
             recent = self._history[len(self._history) - len(self.state.restarts) :]
             history = "".join(f"\n  before: {entry}" for entry in recent)
             message += (
-                f"\nnot started again: --max-restarts {self._limits.max_restarts} within "
-                f"--restart-window {self._limits.restart_window:g} s are used up{history}"
+                f"\nnot restarted: the budget of --max-restarts {self._limits.max_restarts} within "
+                f"--restart-window {self._limits.restart_window:g} s is used up{history}"
             )
         return LauncherError(action.code, message)
 
-    def _too_long(self, group: Group) -> str:
+    def _startup_timeout_message(self, group: Group) -> str:
         return (
-            f"not ready after {self._limits.startup_timeout:g} s: {group.unready()}. Allow more with --startup-timeout."
+            f"not ready after {self._limits.startup_timeout:g} s: {group.describe_unready()}. "
+            "Raise --startup-timeout to allow more time"
         )
 
     def _drain(self) -> None:
-        """Let the processes with clients finish what they have begun; a second signal or a death ends that.
+        """Let the processes with clients finish their requests; a second signal or an exit ends that.
 
-        Raises LauncherError when a process died of something else than the signal."""
-        self._close_door()
-        if not self.state.serving:
+        Raises LauncherError when a process has died of another cause than the signal."""
+        self._stop_accepting()
+        if not self.state.started:
             return
         needed = []
         lost = ""
         for name, group in self._groups.items():
-            # One that is being started again has nothing to finish, and its end is no failure.
+            # A group that restarts has no requests to finish, and its exit is no failure.
             if self.state.groups[name].phase == "ready":
                 needed += group.processes
             else:
                 group.kill()
                 lost = name if group.spec.required else lost
-        draining = [p for p in needed if p.spec.drains and p.alive]
-        logger.info("stopping: running requests may finish within %g s, a second signal ends them", self._drain_timeout)
+        draining = [p for p in needed if p.drains and p.alive]
+        logger.info("stopping: running requests may finish within %g s; a second signal ends them", self._drain_timeout)
         for process in draining:
             if lost:
                 # Requests that wait for it would wait in vain until the end of the drain.
@@ -251,31 +243,31 @@ class Supervisor:
         deadline = time.monotonic() + self._drain_timeout + _STOP_SECONDS
         try:
             while any(p.alive for p in draining) and (left := deadline - time.monotonic()) > 0:
-                self._dispatch(left)
-                _raise_for([p for p in needed if p not in draining])
-                self._obey_signals()
+                self._poll(left)
+                _raise_for_failed([p for p in needed if p not in draining])
+                self._handle_signals()
         except StopRequested:
-            logger.info("stopping at once")
+            logger.info("stopping immediately")
         except LauncherError as error:
-            self._announce(str(error))
+            self._notify_giving_up(str(error))
             raise
-        _raise_for([p for p in draining if p.exit_code])
+        _raise_for_failed(draining)
 
-    def _announce(self, message: str) -> None:
-        """Tell the processes with clients why their requests end, and wait for those to have passed it on."""
-        self._close_door()
-        telling = [p for p in self.processes if p.spec.drains and p.is_ready and p.alive]
-        for process in telling:
+    def _notify_giving_up(self, message: str) -> None:
+        """Send the processes with clients the error for their requests, and wait until they have passed it on."""
+        self._stop_accepting()
+        notified = [p for p in self.processes if p.drains and p.is_ready and p.alive]
+        for process in notified:
             process.send(control.GaveUp(message))
-        self._wait_for(telling, _STOP_SECONDS)
+        self._wait_for(notified, _STOP_SECONDS)
 
-    def _close_door(self) -> None:
-        """The processes with clients alone hold their sockets from now on."""
+    def _stop_accepting(self) -> None:
+        """Leave the sockets of clients to the processes that serve them."""
         self._on_end()
         for process in self.standbys:
             process.signal(signal.SIGKILL)
 
-    def _end_all(self) -> None:
+    def _stop_all(self) -> None:
         everything = [*self.processes, *self.standbys]
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in everything:
@@ -284,51 +276,50 @@ class Supervisor:
             self._wait_for(everything, _STOP_SECONDS)
         for process in everything:
             if process.alive:
-                logger.error("%s (pid %d) does not even end when killed: see dmesg", process.spec.name, process.pid)
+                logger.error("%s did not exit after SIGKILL: see dmesg", process.label)
             process.close()
         self._selector.close()
 
     def _wait_for(self, processes: Sequence[Child], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while any(p.alive for p in processes) and (left := deadline - time.monotonic()) > 0:
-            self._dispatch(left)
+            self._poll(left)
 
-    def _obey_signals(self) -> None:
+    def _handle_signals(self) -> None:
         assert self._signals is not None
-        asked = self._signals.requested or self._drain_asked
-        if self._signals.stops > self._stops_obeyed or (asked and not self.draining):
-            # Who was asked by other means takes the signal that follows for the same wish.
-            self._stops_obeyed = max(self._signals.stops, 1)
+        requested = self._signals.requested or self._drain_requested
+        if self._signals.stops > self._handled_stops or (requested and not self.draining):
+            # The signal that follows another request to stop counts as the same wish.
+            self._handled_stops = max(self._signals.stops, 1)
             raise StopRequested
 
-    def _dispatch(self, seconds: float | None) -> None:
-        due = self._surroundings.turn() if self._surroundings is not None else None
-        if due is not None:
-            left = max(0.0, due - time.monotonic())
+    def _poll(self, seconds: float | None) -> None:
+        """Handle events for at most `seconds`; None: until one happens."""
+        if self._hooks is not None:
+            left = max(0.0, self._hooks.tick() - time.monotonic())
             seconds = left if seconds is None else min(seconds, left)
         for key, _ in self._selector.select(seconds):
             key.data()
 
 
 class _Progress:
-    """Lines for people about processes that start."""
+    """Logs the progress of processes that start."""
 
     def __init__(self) -> None:
-        self._shown: dict[tuple[str, int], tuple[str, float]] = {}
+        self._shown: dict[Child, tuple[str, float]] = {}
 
     def show(self, processes: Sequence[Child]) -> None:
         now = time.monotonic()
-        for process in processes:
+        self._shown = {process: self._shown.get(process, ("starting", 0.0)) for process in processes}
+        for process, (previous, at) in self._shown.items():
             text = "ready" if process.is_ready else process.progress
-            key = process.spec.name, process.pid
-            previous, at = self._shown.get(key, ("starting", 0.0))
             if text != previous and (process.is_ready or now - at >= _PROGRESS_SECONDS):
-                self._shown[key] = text, now
-                logger.info("%s: %s", process.spec.name, text)
+                self._shown[process] = text, now
+                logger.info("%s: %s", process.name, text)
 
 
-def _raise_for(processes: Sequence[Child]) -> None:
-    """Raises LauncherError `process_died` when one of them has ended of something else than its work's end."""
+def _raise_for_failed(processes: Sequence[Child]) -> None:
+    """Raises LauncherError `process_died` when one of them has exited with another code than 0."""
     dead = [process for process in processes if not process.alive and process.exit_code != 0]
     if dead:
-        raise LauncherError("process_died", "\n".join(process.death() for process in dead))
+        raise LauncherError("process_died", "\n".join(process.describe_exit() for process in dead))

@@ -1,11 +1,10 @@
-"""Ranks above 0 for a program that is rank 0 itself: offline use has no launcher process above it."""
+"""Worker ranks of a program that is rank 0 itself, as with `LLM`: no launcher supervises it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import selectors
-import signal
 import sys
 import threading
 import time
@@ -22,34 +21,34 @@ logger = logging.getLogger(__name__)
 _STOP_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.1
 _STUCK_SECONDS: Final = 30.0
-"""From a follower's death on, or from when rank 0 began what needs it. No step of rank 0 can end without it, and the
-device says so sooner, if it does at all."""
+"""Time after the exit of a worker rank, or after rank 0 began to wait for it, until rank 0 counts as stuck. No step of
+rank 0 can finish without it, and a device that reports the loss does so sooner."""
 
 
 class WorkerRanks:
     """Processes of ranks 1, 2, …, started and watched by one thread.
 
-    They are started on the thread that watches them because the kernel ends them with the thread that started them.
+    The watching thread starts them itself because the kernel kills them with the thread that started them.
     """
 
     def __init__(self, specs: Sequence[ProcessSpec]) -> None:
         self._specs = specs
-        self._death, self._died = "", 0.0
-        self._dead = threading.Event()
+        self._exits, self._exited_at = "", 0.0
+        self._exited = threading.Event()
         self._stopping = threading.Event()
         self._waiting_since: float | None = None
-        self._thread = threading.Thread(target=self._run, name="minisgl-followers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="minisgl-worker-ranks", daemon=True)
         self._thread.start()
 
     def check(self, patience: float = 0.0) -> None:
-        """Raises LauncherError `process_died` when a follower has ended, or ends within `patience` seconds."""
-        if self._dead.wait(patience):
-            raise LauncherError("process_died", self._death)
+        """Raises LauncherError `process_died` when a worker rank has exited, or exits within `patience` seconds."""
+        if self._exited.wait(patience):
+            raise LauncherError("process_died", self._exits)
 
     @contextmanager
-    def waited_for(self) -> Iterator[None]:
-        """While rank 0 does what needs the followers. Where it waits on its device for one that has died, nothing
-        interrupts it, Ctrl-C included: after a while the whole process is ended, with the reason on stderr."""
+    def waiting_for_ranks(self) -> Iterator[None]:
+        """Context in which rank 0 may wait for worker ranks. A wait on the device for a dead rank cannot be
+        interrupted, not even by Ctrl-C: after a while the whole process exits, with the reason on stderr."""
         self._waiting_since = time.monotonic()
         try:
             yield
@@ -57,17 +56,14 @@ class WorkerRanks:
             self._waiting_since = None
 
     def close(self) -> None:
-        """Rank 0 has told them to end, or they are done; whoever takes long is killed."""
+        """Wait for the exit of the ranks, which rank 0 has asked to stop or which are done; kill those that take too
+        long."""
         self._stopping.set()
         self._thread.join()
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
-            processes = []
-            for spec in self._specs:
-                process = Process(spec, "info", _log)
-                process.watch(selector)
-                processes.append(process)
+            processes = [Process(spec, selector, "info", _log) for spec in self._specs]
             deadline = float("inf")
             while any(process.alive for process in processes) and time.monotonic() < deadline:
                 for key, _ in selector.select(_POLL_SECONDS):
@@ -75,30 +71,27 @@ class WorkerRanks:
                 if self._stopping.is_set():
                     deadline = min(deadline, time.monotonic() + _STOP_SECONDS)
                 elif dead := [process for process in processes if not process.alive]:
-                    self._tell(dead)
-                    self._end_if_stuck()
+                    self._record_exits(dead)
+                    self._exit_if_stuck()
             if not self._stopping.is_set():
-                self._tell(processes)
+                self._record_exits(processes)
                 while not self._stopping.wait(_POLL_SECONDS):
-                    self._end_if_stuck()
+                    self._exit_if_stuck()
             for process in processes:
-                if process.alive:
-                    process.signal(signal.SIGKILL)
-                process.wait()
-                process.close()
+                process.kill_and_close()
 
-    def _tell(self, dead: Sequence[Process]) -> None:
-        if not self._dead.is_set():
-            self._death = "\n".join(process.death() for process in dead)
-            self._died = time.monotonic()
-            self._dead.set()
+    def _record_exits(self, dead: Sequence[Process]) -> None:
+        if not self._exited.is_set():
+            self._exits = "\n".join(process.describe_exit() for process in dead)
+            self._exited_at = time.monotonic()
+            self._exited.set()
 
-    def _end_if_stuck(self) -> None:
+    def _exit_if_stuck(self) -> None:
         since = self._waiting_since
-        if since is not None and time.monotonic() - max(self._died, since) > _STUCK_SECONDS:
-            print(f"process_died: {self._death}\nrank 0 waits for it on its device: ended", file=sys.stderr, flush=True)
-            # The program's own output, which nothing else writes any more. It may have closed it, or replaced it by
-            # anything, and ends all the same.
+        if since is not None and time.monotonic() - max(self._exited_at, since) > _STUCK_SECONDS:
+            message = f"process_died: {self._exits}\nrank 0 waits for it on its device: exiting"
+            print(message, file=sys.stderr, flush=True)
+            # Flush the program's own output. The program may have closed or replaced it; that must not stop the exit.
             with suppress(Exception):
                 sys.stdout.flush()
             os._exit(1)

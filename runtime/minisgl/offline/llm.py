@@ -209,7 +209,7 @@ class LLM:
                 self._loop.step()
 
     def _waiting_for_worker_ranks(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._worker_ranks is None else self._worker_ranks.waited_for()
+        return nullcontext() if self._worker_ranks is None else self._worker_ranks.waiting_for_ranks()
 
     def _check_worker_ranks(self, patience: float = 0.0) -> None:
         if self._worker_ranks is not None:

@@ -1,4 +1,4 @@
-"""From one start of a replica to the next: what each pod's ranks are told."""
+"""Plan of an epoch: the messages to the member pods and the specs of each pod's ranks. Pure."""
 
 from __future__ import annotations
 
@@ -9,98 +9,94 @@ import msgspec
 
 from minisgl.launcher.process import ProcessSpec
 from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
-from minisgl.replica.link import Begin, Epoch, bracketed
+from minisgl.replica.link import url_host
+from minisgl.replica.link_messages import Epoch, PodTopology, StartRanks
 from minisgl.replica.options import EngineOptions
-from minisgl.replica.topology import Place, are_neighbours, first_devices
+from minisgl.replica.topology import first_devices, on_same_host
 from minisgl.scheduler.process import SchedulerProcessConfig
 
 
-class OtherPod(msgspec.Struct, frozen=True, kw_only=True):
-    """One of pods 1, 2, …, as pod 0 sees it."""
+class MemberAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Addresses and topology of a member pod."""
 
     host: str
-    """Its address, from pod 0."""
+    """Its address, seen from pod 0."""
     leader_host: str
-    """Pod 0's address, from there."""
-    place: Place
+    """Address of pod 0, seen from this pod."""
+    topology: PodTopology
 
 
 class EpochPlan(msgspec.Struct, frozen=True, kw_only=True):
-    begin: list[Begin]
-    """For pods 1, 2, …"""
+    messages: list[StartRanks]
+    """One for each of pods 1, 2, …"""
     local: list[ProcessSpec]
     """Ranks of pod 0."""
-    neighbours: bool
-    """NCCL is told that all pods are on one machine."""
+    same_host: bool
+    """NCCL treats all pods as one machine."""
 
 
 def plan_epoch(
     options: EngineOptions,
     epoch: Epoch,
     *,
-    place: Place,
-    others: Sequence[OtherPod],
+    topology: PodTopology,
+    members: Sequence[MemberAddress],
     sockets: Path,
     tokenizer_hashes: dict[str, str],
-    try_neighbours: bool,
+    try_same_host: bool,
 ) -> EpochPlan:
-    """`place` is pod 0's; `sockets` is a directory for the sockets inside pod 0."""
-    ranks_per_pod = options.expected.ranks_per_pod
-    places = [place, *(other.place for other in others)]
-    neighbours = bool(try_neighbours and others) and are_neighbours(places, options.engine.tensor_parallel)
-    if others:
-        # Numbers, not names: a pod that could reach pod 0 at this address can reach the rendezvous too.
-        rendezvous = f"tcp://{bracketed(others[0].leader_host)}:{options.ports.rendezvous}"
+    """`topology` is that of pod 0, `members` are pods 1, 2, …; `sockets` is a directory for the sockets inside pod 0.
+    `try_same_host` allows NCCL to treat pods on one node as one machine."""
+    identity, ports = options.identity, options.ports
+    pods = [topology, *(member.topology for member in members)]
+    same_host = bool(try_same_host and members) and on_same_host(pods, identity.tensor_parallel)
+    if members:
+        # An address, not a name: a pod that has reached pod 0 there can reach the rendezvous too.
+        rendezvous = f"tcp://{url_host(members[0].leader_host)}:{ports.rendezvous}"
     else:
         rendezvous = file_rendezvous(sockets, epoch[1])
-    begins = [
-        Begin(
+    messages = [
+        StartRanks(
             epoch=epoch,
             rendezvous=rendezvous,
             first_device=first if options.engine.device == "cuda" else None,
-            nccl_host=place.node if neighbours else "",
+            nccl_host=topology.node if same_host else "",
         )
-        for first in first_devices(places, ranks_per_pod)
+        for first in first_devices(pods, identity.ranks_per_pod)
     ]
-    local_plans = ipc_plans(sockets, range(ranks_per_pod))
+    local_plans = ipc_plans(sockets, identity.ranks(0))
     remote_plans = [
-        f"tcp://{bracketed(other.host)}:{options.ports.plans + rank}"
-        for index, other in enumerate(others, 1)
-        for rank in _ranks(options, index)
+        f"tcp://{url_host(member.host)}:{ports.plans + rank}"
+        for index, member in enumerate(members, 1)
+        for rank in identity.ranks(index)
     ]
     scheduler = SchedulerProcessConfig(
         engine=options.engine,
-        address=f"tcp://*:{options.ports.scheduler}",
+        address=f"tcp://*:{ports.scheduler}",
         followers=(*local_plans.values(), *remote_plans),
         model_name=options.model_name,
-        replica=options.expected.replica,
-        replica_revision=options.expected.revision,
+        replica=identity.replica,
+        replica_revision=identity.revision,
         drains=True,
         tokenizer_hashes=tokenizer_hashes,
         epoch=epoch,
     )
-    local = _pod_specs(options, 0, begins[0], local_plans, scheduler)
-    return EpochPlan(begin=begins[1:], local=local, neighbours=neighbours)
+    local = _pod_specs(options, messages[0], local_plans, scheduler)
+    return EpochPlan(messages=messages[1:], local=local, same_host=same_host)
 
 
-def member_pod_ranks(options: EngineOptions, begin: Begin) -> list[ProcessSpec]:
+def member_pod_specs(options: EngineOptions, message: StartRanks) -> list[ProcessSpec]:
     """Specs of the ranks of a member pod."""
-    ranks = _ranks(options, options.pod_index)
-    plans = {rank: f"tcp://*:{options.ports.plans + rank}" for rank in ranks}
-    return _pod_specs(options, options.pod_index, begin, plans)
-
-
-def _ranks(options: EngineOptions, pod_index: int) -> range:
-    count = options.expected.ranks_per_pod
-    return range(pod_index * count, (pod_index + 1) * count)
+    plans = {rank: f"tcp://*:{options.ports.plans + rank}" for rank in options.identity.ranks(options.pod_index)}
+    return _pod_specs(options, message, plans)
 
 
 def _pod_specs(
     options: EngineOptions,
-    pod_index: int,
-    begin: Begin,
+    message: StartRanks,
     plans: Mapping[int, str],
     scheduler: SchedulerProcessConfig | None = None,
 ) -> list[ProcessSpec]:
-    engine = msgspec.structs.replace(options.engine, rendezvous=begin.rendezvous, nccl_host=begin.nccl_host)
-    return rank_specs(engine, _ranks(options, pod_index), plans, scheduler, first_device=begin.first_device)
+    engine = msgspec.structs.replace(options.engine, rendezvous=message.rendezvous, nccl_host=message.nccl_host)
+    ranks = options.identity.ranks(options.pod_index)
+    return rank_specs(engine, ranks, plans, scheduler, first_device=message.first_device)

@@ -1,4 +1,4 @@
-"""What process 1 of a container has to do: pass on signals, and reap orphans."""
+"""Duties of process 1 of a container: forward signals, and reap orphans."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import os
 import signal
 from typing import Final
 
-_PASSED_ON: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def become_init() -> None:
-    """Go on in a child; this process stays to care for it and ends as it does. Call it before there are threads.
+def run_as_init() -> None:
+    """Fork, and return in the child; this process stays as its init and exits with it. Call it before there are
+    threads.
 
-    A launcher that reaped every process that comes to it could not tell its own children's exit codes any more.
+    A launcher that reaped all orphans could not read the exit codes of its own children any more.
     """
-    # The kernel drops a signal for which process 1 has no handler: none may come before there is one.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    # The kernel drops a signal for which process 1 has no handler: none may arrive before there is one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     launcher = os.fork()
     if launcher:
-        for number in _PASSED_ON:
-            signal.signal(number, lambda number, _: _pass_on(launcher, number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        for number in _FORWARDED:
+            signal.signal(number, lambda number, _: _forward_signal(launcher, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     if launcher == 0:
         return
     while True:
@@ -30,9 +31,9 @@ def become_init() -> None:
             os._exit(code if code >= 0 else 128 - code)
 
 
-def _pass_on(launcher: int, number: int) -> None:
+def _forward_signal(launcher: int, number: int) -> None:
     try:
         os.kill(launcher, number)
     except ProcessLookupError:
-        # It has just ended, and `wait` will say so.
+        # It has just exited, and `wait` returns it next.
         return

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from minisgl import logging as log
-from minisgl.launcher.control_server import Board
+from minisgl.launcher.control_server import StatusBoard
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import Child, Process, ProcessSpec
@@ -21,63 +21,60 @@ from minisgl.launcher.signals import Signals
 from minisgl.launcher.supervisor import Supervisor
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
-from minisgl.replica.epoch import OtherPod, plan_epoch
-from minisgl.replica.failures import CURABLE, count_oom_kills, reason_of_refusal
+from minisgl.replica.diagnosis import diagnose, shortened, timestamp
+from minisgl.replica.epoch import MemberAddress, plan_epoch
+from minisgl.replica.failures import RETRYABLE_CODES, count_oom_kills, reason_for_code
 from minisgl.replica.options import EngineOptions
-from minisgl.replica.pods import Pods
-from minisgl.replica.post_mortem import examine, shortened, timestamp
-from minisgl.replica.remote_rank import RemoteRank
-from minisgl.replica.report import PodFacts, ReplicaFacts, failed_status, pod_name, running_status
-from minisgl.replica.restart_log import History
-from minisgl.replica.timeline import Timeline, stage_of
-from minisgl.replica.topology import own_place
+from minisgl.replica.pods import MemberPods
+from minisgl.replica.report import PodInfo, ReplicaInfo, failed_status, leader_status, pod_name
+from minisgl.replica.restart_log import RestartLog
+from minisgl.replica.start_timings import StartTimings, reached_stage
+from minisgl.replica.topology import own_topology
 from minisgl.tokenizer.model_files import hash_tokenizer_files
 from minisgl.wire.status import EngineInfo, EngineStatus, Failure
 
 logger = logging.getLogger(__name__)
 
-_TURN_SECONDS: Final = 1.0
-"""Between two looks at everything when nothing happens."""
+_TICK_SECONDS: Final = 1.0
+"""Longest time between two ticks when nothing happens."""
 
 _GROUP: Final = "engine"
 
 
 class Leader:
-    """Implements `supervisor.Surroundings`: the links to the other pods, and the status."""
+    """Implements `supervisor.SupervisorHooks`: the links to the member pods, and the status."""
 
     def __init__(
         self,
         options: EngineOptions,
         signals: Signals,
-        board: Board,
+        board: StatusBoard,
         sockets: Path,
         on_line: Callable[[log.Line], None],
     ) -> None:
+        """`sockets` is a directory for the sockets inside the pod; `on_line` gets each line of output of each rank."""
         self._options = options
         self._signals = signals
         self._board = board
         self._sockets = sockets
         self._on_line = on_line
-        self._pods = Pods(options.expected, options.ports.link)
-        self._history = History(options.directory / "restarts.json")
-        self._last_failure = self._history.failures[-1] if self._history.failures else None
+        self._pods = MemberPods(options.identity, options.ports.link)
+        self._restart_log = RestartLog(options.directory / "restarts.json")
+        self._last_failure = next(reversed(self._restart_log.failures), None)
         self._oom_kills = count_oom_kills()
         self._boot_ms = time.time_ns() // 1_000_000
-        self._counter = 0
-        """Of starts, and so the second half of the epoch."""
-        self._timeline = Timeline(time.monotonic())
-        self._timeline_start = 1
-        """Which start the timeline is about."""
-        self._examined = True
-        self._neighbours = False
-        self._try_neighbours = True
-        self._remote: dict[str, RemoteRank] = {}
-        self._card: EngineInfo | None = None
-        self._transport = ""
-        self._architecture = ""
+        self._starts = 0
+        """Starts so far; the second half of the epoch."""
+        self._timings = StartTimings(time.monotonic())
+        self._timed_start = 1
+        """Number of the start that `_timings` is about."""
+        self._diagnosed = True
+        self._same_host = False
+        self._try_same_host = True
+        self._engine_info: EngineInfo | None = None
 
     def run(self) -> None:
-        """Run until a signal, /drain, or the end of the pods together. Raises LauncherError."""
+        """Run until a signal, /drain, or the drain of the whole replica. Raises LauncherError."""
         try:
             self._run()
         finally:
@@ -87,38 +84,38 @@ class Leader:
         options = self._options
         restarts = self._earlier_restarts()
         try:
-            self._prepare()
+            self._check_model()
         except ModelError as error:
             self._last_failure = Failure(
                 at=timestamp(),
                 rank=0,
                 pod=options.pod,
                 exit_code=None,
-                reason=reason_of_refusal(error.code),
+                reason=reason_for_code(error.code),
                 message=shortened(str(error)),
             )
-            self._stay_failed(str(error), restarts)
+            self._wait_failed(str(error), restarts)
             return
-        self._place = own_place(options.node, options.engine.device)
+        self._topology = own_topology(options.node, options.engine.device)
         while True:
             self._supervisor = self._new_supervisor(restarts)
             try:
                 self._supervisor.run()
             except LauncherError as error:
-                self._examine(time.monotonic())
+                self._diagnose(time.monotonic())
                 if not self._supervisor.draining:
-                    self._stay_failed(str(error), self._supervisor.state.restarts)
+                    self._wait_failed(str(error), self._supervisor.state.restarts)
                     return
                 raise
             if self._signals.stops or self._signals.requested:
                 self._pods.release(everybody=True)
                 return
-            # Another pod is about to be replaced. It has been drained for that; now it may go.
+            # A member pod was asked to stop, and the replica was drained for it. Now it may exit.
             self._pods.release(everybody=False)
             restarts = self._supervisor.state.restarts
 
-    def _prepare(self) -> None:
-        """What one look at the checkpoint tells should not take the start of all ranks to find out."""
+    def _check_model(self) -> None:
+        """Find errors that are visible in the checkpoint's small files before any rank starts. Raises ModelError."""
         folder = Path(self._options.engine.model)
         model = ModelConfig.read(folder)
         model.check_tensor_parallel(self._options.engine.tensor_parallel)
@@ -128,15 +125,19 @@ class Leader:
 
     def _new_supervisor(self, restarts: tuple[float, ...]) -> Supervisor:
         return Supervisor(
-            [GroupSpec(name=_GROUP, processes=self._begin, can_start=self._all_joined, cures=CURABLE)],
+            [
+                GroupSpec(
+                    name=_GROUP,
+                    processes=self._start_epoch,
+                    can_start=lambda: self._pods.complete,
+                    retryable_codes=RETRYABLE_CODES,
+                )
+            ],
             limits=self._options.limits,
             drain_timeout=self._options.drain_timeout,
             log_level=self._options.log.level,
             on_line=self._on_line,
-            on_ready=lambda: None,
-            on_end=lambda: None,
-            create=self._create,
-            surroundings=self,
+            hooks=self,
             signals=self._signals,
             restarts=restarts,
         )
@@ -144,150 +145,136 @@ class Leader:
     def watch(self, selector: selectors.BaseSelector) -> None:
         self._pods.watch(selector)
 
-    def turn(self) -> float:
+    def tick(self) -> float:
         now = time.monotonic()
-        due = self._pods.turn(now)
+        due = now + _TICK_SECONDS
+        self._pods.tick(now)
         group = self._supervisor.state.groups[_GROUP]
-        self._follow(group, now)
-        if self._pods.somebody_leaves and not self._supervisor.draining:
+        self._record_stages(group, now)
+        if self._pods.drain_requested and not self._supervisor.draining:
             self._supervisor.drain()
             due = now
         self._publish(
-            running_status(
+            leader_status(
                 self._options,
-                self._facts(self._supervisor.state.restarts),
+                self._info(self._supervisor.state.restarts),
                 group,
                 self._supervisor.processes,
                 self._supervisor.standbys,
                 draining=self._supervisor.draining,
             )
         )
-        return min(now + _TURN_SECONDS, due if due is not None else now + _TURN_SECONDS)
+        return due
 
-    def _all_joined(self) -> bool:
-        return not self._pods.missing
-
-    def _begin(self, number: int) -> list[ProcessSpec]:
-        """The processes of the next epoch; all of the one before are gone."""
-        timeline = self._timeline_of_next(self._supervisor.state.groups[_GROUP])
-        self._examine(timeline.began)
-        timeline.reach("join", time.monotonic())
-        self._counter += 1
-        self._examined = False
-        members = [self._pods.members[index] for index in sorted(self._pods.members)]
+    def _start_epoch(self, number: int) -> Sequence[ProcessSpec | Child]:
+        """Start the ranks of the member pods; returns the ranks of all pods. All ranks of the last epoch are dead."""
+        timings = self._timings_of_next_start(self._supervisor.state.groups[_GROUP])
+        self._diagnose(timings.began)
+        timings.reached("join", time.monotonic())
+        self._starts += 1
+        self._diagnosed = False
         plan = plan_epoch(
             self._options,
-            (self._boot_ms, self._counter),
-            place=self._place,
-            others=[
-                OtherPod(host=member.connection.peer_host, leader_host=member.connection.local_host, place=member.place)
-                for member in members
+            (self._boot_ms, self._starts),
+            topology=self._topology,
+            members=[
+                MemberAddress(host=pod.link.peer_host, leader_host=pod.link.local_host, topology=pod.topology)
+                for _, pod in sorted(self._pods.joined.items())
             ],
             sockets=self._sockets,
             tokenizer_hashes=self._hashes,
-            try_neighbours=self._try_neighbours,
+            try_same_host=self._try_same_host,
         )
-        self._neighbours = plan.neighbours
-        self._remote = {rank.spec.name: rank for rank in self._pods.begin(plan.begin)}
-        return [*plan.local, *(rank.spec for rank in self._remote.values())]
+        self._same_host = plan.same_host
+        return [*plan.local, *self._pods.start(plan.messages)]
 
-    def _create(self, spec: ProcessSpec, standby: bool) -> Child:
-        remote = self._remote.pop(spec.name, None)
-        return remote or Process(spec, self._options.log.level, self._on_line, standby=standby)
-
-    def _follow(self, group: GroupState, now: float) -> None:
-        """Note what the epoch has reached."""
+    def _record_stages(self, group: GroupState, now: float) -> None:
+        """Record the stages that the current start has reached."""
         match group.phase:
-            case "ending":
-                self._timeline_of_next(group)
+            case "terminating":
+                self._timings_of_next_start(group)
             case "waiting":
-                timeline = self._timeline_of_next(group)
-                timeline.reach("reap", now)
-                self._examine(timeline.began)
+                timings = self._timings_of_next_start(group)
+                timings.reached("reap", now)
+                self._diagnose(timings.began)
             case "starting":
-                stage = stage_of([(process.is_ready, process.progress) for process in self._supervisor.processes])
+                stage = reached_stage([(process.is_ready, process.progress) for process in self._supervisor.processes])
                 if stage is not None and stage != "serve":
-                    self._timeline.reach(stage, now)
-            case "ready" if not self._timeline.complete:
-                self._timeline.reach("serve", now)
-                self._see_card()
-                logger.info(
-                    "epoch %d of %s serves",
-                    *(self._counter, self._options.expected.replica),
-                    extra={"transport": self._transport, **self._timeline.seconds()},
-                )
+                    self._timings.reached(stage, now)
+            case "ready" if not self._timings.complete:
+                self._timings.reached("serve", now)
+                self._on_ready()
 
-    def _timeline_of_next(self, group: GroupState) -> Timeline:
-        if self._timeline_start != self._counter + 1:
-            self._timeline, self._timeline_start = Timeline(group.since), self._counter + 1
-        return self._timeline
-
-    def _examine(self, failed_at: float) -> None:
-        """Find out, once, why the epoch failed whose processes are all dead now."""
-        dead = self._supervisor.processes
-        if self._examined or not dead:
-            return
-        self._examined = True
-        kills = count_oom_kills()
-        failure = examine(
-            dead,
-            partial(pod_name, self._options, self._facts(()).pods),
-            oom_killed=kills > self._oom_kills,
-            startup_timeout=self._options.limits.startup_timeout,
-            seconds_ago=time.monotonic() - failed_at,
-        )
-        self._oom_kills = kills
-        self._last_failure = failure
-        try:
-            self._history.add(failure)
-        except OSError as error:
-            logger.warning("the restart history cannot be written: %s", error)
-        if self._neighbours and not all(process.is_ready for process in dead):
-            logger.warning("from now on without NVLink between the pods: the start with it failed")
-            self._try_neighbours = False
-
-    def _earlier_restarts(self) -> tuple[float, ...]:
-        """When those began, on this machine's clock, that an earlier launcher of this pod has made."""
-        ages = self._history.ages(datetime.now(UTC), self._options.limits.restart_window)
-        return tuple(sorted(time.monotonic() - age for age in ages))
-
-    def _stay_failed(self, message: str, restarts: tuple[float, ...]) -> None:
-        """The replica stays down, and says why, until a person or the operator replaces its pods: an exit would only
-        have it tried again without end."""
-        logger.error("%s", message)
-        self._pods.give_up(message)
-        with selectors.DefaultSelector() as selector:
-            self._signals.watch(selector)
-            while not (self._signals.stops or self._signals.requested):
-                self._publish(failed_status(self._options, self._facts(restarts), shortened(message)))
-                for key, _ in selector.select(_TURN_SECONDS):
-                    key.data()
-
-    def _facts(self, restarts: tuple[float, ...]) -> ReplicaFacts:
-        options, window = self._options, self._options.limits.restart_window
-        return ReplicaFacts(
-            epoch=(self._boot_ms, self._counter),
-            timings=self._timeline.seconds(),
-            restarts=sum(time.monotonic() - began < window for began in restarts),
-            last_failure=self._last_failure,
-            card=self._card,
-            pods={
-                0: PodFacts(options.pod, options.node),
-                **{index: PodFacts(member.pod, member.place.node) for index, member in self._pods.members.items()},
-            },
-        )
-
-    def _publish(self, status: EngineStatus) -> None:
-        self._board.publish(status, "" if status.ready else f"{status.phase}: {status.progress}".removesuffix(": "))
-
-    def _see_card(self) -> None:
+    def _on_ready(self) -> None:
         rank0 = self._supervisor.processes[0]
         assert isinstance(rank0, Process)
         message = rank0.ready_message
-        self._transport = message.transport
-        self._card = EngineInfo(
+        self._engine_info = EngineInfo(
             name=self._options.model_name,
             architecture=self._architecture,
             max_model_len=message.max_model_len,
             vocab_size=message.vocab_size,
         )
+        logger.info(
+            "epoch %d of %s is ready",
+            *(self._starts, self._options.identity.replica),
+            extra={"transport": message.transport, **self._timings.seconds()},
+        )
+
+    def _timings_of_next_start(self, group: GroupState) -> StartTimings:
+        if self._timed_start != self._starts + 1:
+            self._timings, self._timed_start = StartTimings(group.since), self._starts + 1
+        return self._timings
+
+    def _diagnose(self, failed_at: float) -> None:
+        """Find the cause of the last epoch's failure, once. All of its processes are dead."""
+        dead = self._supervisor.processes
+        if self._diagnosed or not dead:
+            return
+        self._diagnosed = True
+        kills = count_oom_kills()
+        self._last_failure = diagnose(
+            dead,
+            partial(pod_name, self._options, self._info(()).pods),
+            oom_killed=kills > self._oom_kills,
+            startup_timeout=self._options.limits.startup_timeout,
+            seconds_ago=time.monotonic() - failed_at,
+        )
+        self._oom_kills = kills
+        self._restart_log.add(self._last_failure)
+        if self._same_host and not all(process.is_ready for process in dead):
+            logger.warning("the start with NVLink between pods failed: retrying without")
+            self._try_same_host = False
+
+    def _earlier_restarts(self) -> tuple[float, ...]:
+        """Times, on this machine's monotonic clock, of the restarts by earlier launchers of this pod."""
+        ages = self._restart_log.ages(datetime.now(UTC), self._options.limits.restart_window)
+        return tuple(sorted(time.monotonic() - age for age in ages))
+
+    def _wait_failed(self, message: str, restarts: tuple[float, ...]) -> None:
+        """Report the failure until the pods are replaced; an exit would only have the replica restarted forever."""
+        logger.error("%s", message)
+        self._pods.give_up(message)
+        with selectors.DefaultSelector() as selector:
+            self._signals.watch(selector)
+            while not (self._signals.stops or self._signals.requested):
+                self._publish(failed_status(self._options, self._info(restarts), shortened(message)))
+                for key, _ in selector.select(_TICK_SECONDS):
+                    key.data()
+
+    def _info(self, restarts: tuple[float, ...]) -> ReplicaInfo:
+        window = self._options.limits.restart_window
+        return ReplicaInfo(
+            epoch=(self._boot_ms, self._starts),
+            pods={
+                0: PodInfo(self._options.pod, self._options.node),
+                **{index: PodInfo(pod.name, pod.topology.node) for index, pod in self._pods.joined.items()},
+            },
+            timings=self._timings.seconds(),
+            restarts=sum(time.monotonic() - began < window for began in restarts),
+            last_failure=self._last_failure,
+            engine_info=self._engine_info,
+        )
+
+    def _publish(self, status: EngineStatus) -> None:
+        self._board.publish(status, "" if status.ready else f"{status.phase}: {status.progress}".removesuffix(": "))

@@ -1,245 +1,236 @@
-"""The launcher of a pod other than pod 0: it starts, watches and ends its ranks for the one that leads."""
+"""The launcher of a member pod: it starts, watches and kills its ranks for the leader."""
 
 from __future__ import annotations
 
 import logging
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from minisgl import logging as log
-from minisgl.launcher.control_server import Board
+from minisgl.launcher.control_server import StatusBoard
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import Group, GroupSpec
-from minisgl.launcher.process import Child, Process, ProcessSpec
+from minisgl.launcher.process import Process, ProcessSpec
 from minisgl.launcher.signals import Signals
-from minisgl.replica.epoch import member_pod_ranks
-from minisgl.replica.failures import count_oom_kills, reason_of
-from minisgl.replica.link import (
+from minisgl.replica.diagnosis import rank_of, shortened
+from minisgl.replica.epoch import member_pod_specs
+from minisgl.replica.failures import count_oom_kills, failure_reason
+from minisgl.replica.link import Link, LinkClosed
+from minisgl.replica.link_messages import (
     LINK_VERSION,
-    PING_SECONDS,
-    SILENCE_SECONDS,
     Accepted,
-    Begin,
-    Connection,
     Drained,
-    End,
+    DrainRequested,
+    FromLeader,
     GaveUp,
     Join,
-    Leaving,
-    LinkLost,
-    Ping,
+    KillRanks,
     RankEnded,
     RankProgress,
     RankReady,
     Rejected,
+    StartRanks,
     ToLeader,
     from_leader,
 )
 from minisgl.replica.options import EngineOptions
-from minisgl.replica.post_mortem import rank_of, shortened
-from minisgl.replica.status import rank_phase, standing_by
-from minisgl.replica.topology import own_place
-from minisgl.wire.status import EnginePhase, EngineStatus, RankStatus
+from minisgl.replica.report import member_status
+from minisgl.replica.topology import own_topology
+from minisgl.wire.status import EnginePhase
 
 logger = logging.getLogger(__name__)
 
-_TURN_SECONDS: Final = 1.0
-_DIAL_SECONDS: Final = 2.0
-"""For one attempt to reach pod 0, and between two of them after a refusal."""
+_TICK_SECONDS: Final = 1.0
+_CONNECT_SECONDS: Final = 2.0
+"""Timeout of one attempt to reach pod 0, and the pause after a failed one."""
 _STANDBY_SECONDS: Final = 5.0
 """As in the supervisor: standbys must not slow down the first requests."""
 _RELEASE_SECONDS: Final = 10.0
-"""How long after the drain must be over pod 0's word for it is waited for."""
+"""Time after the drain timeout for pod 0 to report the end of the drain."""
 
 
 class MemberPod:
-    """One thread and one selector, like the supervisor; what to do is pod 0's to decide."""
+    """One thread and one selector, like the supervisor; the leader decides what to do."""
 
     def __init__(
         self,
         options: EngineOptions,
         signals: Signals,
-        board: Board,
+        board: StatusBoard,
         on_line: Callable[[log.Line], None],
     ) -> None:
+        """`on_line` gets each line of output of each rank."""
         self._options = options
         self._signals = signals
         self._board = board
         self._selector = selectors.DefaultSelector()
-        self._group = Group(
-            GroupSpec(name="engine", processes=self._specs),
-            self._selector,
-            lambda spec, standby: Process(spec, options.log.level, on_line, standby=standby),
-        )
-        self._link: Connection | None = None
+        self._group = Group(GroupSpec(name="engine", processes=self._specs), self._selector, options.log.level, on_line)
+        self._link: Link[FromLeader] | None = None
         self._joined = False
-        self._epoch = Begin(epoch=(0, 0), rendezvous="", first_device=None, nccl_host="")
-        self._told: dict[int, str] = {}
-        """What the leader knows of each rank: its last progress, `ready` or `ended`."""
-        self._heard = self._next_ping = self._next_dial = 0.0
+        self._start = StartRanks(epoch=(0, 0), rendezvous="", first_device=None, nccl_host="")
+        self._reported: dict[int, str] = {}
+        """Rank → state that the leader knows: its progress, `ready` or `ended`."""
+        self._next_connect = 0.0
         self._standby_at: float | None = None
-        self._leave_by: float | None = None
-        self._over = False
-        self._trouble = ""
+        self._exit_deadline: float | None = None
+        """Set once the pod was asked to stop."""
+        self._drained = False
+        self._gave_up = False
+        self._problem = ""
         """Why this pod has not joined."""
-        self._given_up = False
-        self._stops_obeyed = 0
+        self._handled_stops = 0
         self._oom_kills = count_oom_kills()
 
     def run(self) -> None:
-        """Run until pod 0 reports that the replica has been drained, or until a signal while there is no link."""
+        """Run until pod 0 reports that the replica is drained, or until a signal while not joined."""
         self._signals.watch(self._selector)
         try:
             while not self._finished():
-                self._turn()
-                for key, _ in self._selector.select(_TURN_SECONDS if self._link is not None else self._until_dial()):
+                self._tick()
+                wait = _TICK_SECONDS
+                if self._link is None:
+                    wait = min(wait, max(0.0, self._next_connect - time.monotonic()))
+                for key, _ in self._selector.select(wait):
                     key.data()
         finally:
-            self._end()
+            self._group.kill_and_close()
+            if self._link is not None:
+                self._link.close()
+            self._selector.close()
 
     def _finished(self) -> bool:
-        """Obey signals; the first one asks pod 0 to have the replica drained."""
+        """Handle signals: the first one asks the leader to drain the replica, a second one ends the wait for it."""
         signals = self._signals
-        if self._leave_by is None and (signals.stops or signals.requested):
-            self._leave_by = time.monotonic() + self._options.drain_timeout + _RELEASE_SECONDS
-            self._stops_obeyed = max(signals.stops, 1)
-            self._send(Leaving())
-        if self._leave_by is None:
-            return self._over
-        at_once = signals.stops > self._stops_obeyed or time.monotonic() > self._leave_by
-        return self._over or at_once or not self._joined
+        if self._exit_deadline is None and (signals.stops or signals.requested):
+            self._exit_deadline = time.monotonic() + self._options.drain_timeout + _RELEASE_SECONDS
+            self._handled_stops = max(signals.stops, 1)
+            self._send(DrainRequested())
+        if self._drained or self._exit_deadline is None:
+            return self._drained
+        return signals.stops > self._handled_stops or time.monotonic() > self._exit_deadline or not self._joined
 
-    def _turn(self) -> None:
+    def _tick(self) -> None:
         now = time.monotonic()
-        self._report()
+        self._report_ranks()
         if self._link is not None:
-            if now - self._heard > SILENCE_SECONDS:
-                self._lose(f"nothing came from it for {SILENCE_SECONDS:g} s")
-            elif now >= self._next_ping:
-                self._next_ping = now + PING_SECONDS
-                self._send(Ping())
-        elif now >= self._next_dial and not self._group.seen().alive:
-            self._dial()
+            try:
+                self._link.check(now)
+                self._link.ping_when_due(now)
+            except LinkClosed as error:
+                self._disconnect(str(error))
+        elif now >= self._next_connect and not self._group.observe().alive:
+            self._connect()
         if self._standby_at is not None and now >= self._standby_at:
             self._standby_at = None
-            self._group.stand_by()
+            self._group.start_standbys()
         self._publish()
 
-    def _until_dial(self) -> float:
-        return min(_TURN_SECONDS, max(0.0, self._next_dial - time.monotonic()))
-
-    def _dial(self) -> None:
-        options = self._options
-        self._next_dial = time.monotonic() + _DIAL_SECONDS
+    def _connect(self) -> None:
+        options, identity = self._options, self._options.identity
+        self._next_connect = time.monotonic() + _CONNECT_SECONDS
         try:
-            link = Connection(socket.create_connection((options.leader, options.ports.link), _DIAL_SECONDS))
+            connection = socket.create_connection((options.leader, options.ports.link), _CONNECT_SECONDS)
+            self._link = Link(connection, from_leader)
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
-            self._explain(f"pod 0 cannot be reached at {options.leader}:{options.ports.link} yet: {reason}")
+            self._warn_once(f"pod 0 cannot be reached at {options.leader}:{options.ports.link} yet: {reason}")
             return
-        self._link, self._heard = link, time.monotonic()
-        self._selector.register(link.socket, selectors.EVENT_READ, self._read)
-        expected = options.expected
+        self._selector.register(self._link.socket, selectors.EVENT_READ, self._read)
         self._send(
             Join(
                 version=LINK_VERSION,
-                replica=expected.replica,
-                revision=expected.revision,
-                tensor_parallel=expected.tensor_parallel,
-                ranks_per_pod=expected.ranks_per_pod,
+                replica=identity.replica,
+                revision=identity.revision,
+                tensor_parallel=identity.tensor_parallel,
+                ranks_per_pod=identity.ranks_per_pod,
                 pod_index=options.pod_index,
                 pod=options.pod,
-                place=own_place(options.node, options.engine.device),
+                topology=own_topology(options.node, options.engine.device),
             )
         )
 
     def _read(self) -> None:
-        assert self._link is not None
+        link = self._link
+        assert link is not None
         try:
-            lines = self._link.receive()
-            self._heard = time.monotonic()
-            for line in lines:
-                if self._link is not None:
-                    self._take(line)
-        except LinkLost as error:
-            self._lose(str(error))
+            for message in link.receive():
+                self._handle(message)
+                if self._link is None:
+                    return
+        except LinkClosed as error:
+            self._disconnect(str(error))
 
-    def _take(self, line: bytes) -> None:
-        try:
-            message = from_leader.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise LinkLost(f"it sent a line that is not understood: {error}") from error
+    def _handle(self, message: FromLeader) -> None:
         match message:
             case Accepted():
-                self._joined, self._trouble, self._given_up = True, "", False
-                logger.info("joined %s", self._options.expected.replica)
+                self._joined, self._problem, self._gave_up = True, "", False
+                logger.info("joined %s", self._options.identity.replica)
             case Rejected():
-                self._explain(f"pod 0 does not take this pod: {message.message}")
-            case Begin():
-                self._begin(message)
-            case End() if message.epoch == self._epoch.epoch:
+                self._warn_once(f"pod 0 has rejected this pod: {message.message}")
+            case StartRanks():
+                self._start_ranks(message)
+            case KillRanks() if message.epoch == self._start.epoch:
                 self._group.kill()
             case Drained():
-                self._over = True
+                self._drained = True
             case GaveUp():
-                self._given_up = True
-                self._explain(f"the replica has failed: {message.message}")
+                self._gave_up = True
+                self._warn_once(f"the replica has failed: {message.message}")
 
-    def _begin(self, message: Begin) -> None:
-        if self._group.seen().alive:
-            raise LinkLost("it began an epoch before the last one had ended")
-        self._epoch = message
-        self._told = {}
+    def _start_ranks(self, message: StartRanks) -> None:
+        if self._group.observe().alive:
+            raise LinkClosed("it started an epoch before the last one had ended")
+        self._start = message
+        self._reported = {}
         self._standby_at = None
         try:
             self._group.start(message.epoch[1])
         except LauncherError as error:
-            raise LinkLost(f"the ranks cannot be started: {error}") from error
+            raise LinkClosed(f"the ranks cannot be started: {error}") from error
 
     def _specs(self, number: int) -> Sequence[ProcessSpec]:
-        return member_pod_ranks(self._options, self._epoch)
+        return member_pod_specs(self._options, self._start)
 
-    def _report(self) -> None:
-        """Tell the leader what it does not know of the ranks yet."""
+    def _report_ranks(self) -> None:
+        """Send the leader what it does not know of the ranks yet."""
         for process in self._group.processes:
             rank = rank_of(process)
-            known = self._told.get(rank)
+            known = self._reported.get(rank)
             state = "ended" if not process.alive else "ready" if process.is_ready else process.progress
             if known in (state, "ended"):
                 continue
-            self._told[rank] = state
+            self._reported[rank] = state
             match state:
                 case "ended":
-                    self._send(self._ended(process, rank))
+                    assert isinstance(process, Process)
+                    self._send(self._rank_ended(process, rank))
                 case "ready":
-                    self._send(RankReady(self._epoch.epoch, rank))
+                    self._send(RankReady(self._start.epoch, rank))
                     if all(each.is_ready for each in self._group.processes):
                         self._standby_at = time.monotonic() + _STANDBY_SECONDS
                 case _:
-                    self._send(RankProgress(self._epoch.epoch, rank, shortened(state)))
+                    self._send(RankProgress(self._start.epoch, rank, shortened(state)))
 
-    def _ended(self, process: Child, rank: int) -> RankEnded:
-        assert isinstance(process, Process) and process.exit_code is not None
-        message = process.death()
+    def _rank_ended(self, process: Process, rank: int) -> RankEnded:
+        assert process.exit_code is not None
+        message = process.describe_exit()
+        start_error = process.start_error
         kills = count_oom_kills()
-        reason = reason_of(process.exit_code, process.refusal, message, oom_killed=kills > self._oom_kills)
+        reason = failure_reason(process.exit_code, start_error, message, oom_killed=kills > self._oom_kills)
         self._oom_kills = kills
-        if not process.told_to_end:
+        if not process.terminated_by_us:
             logger.error("%s", message)
         return RankEnded(
-            epoch=self._epoch.epoch,
+            epoch=self._start.epoch,
             rank=rank,
             exit_code=process.exit_code,
-            told_to_end=process.told_to_end,
-            code=process.refusal.code if process.refusal is not None else "",
+            terminated_by_us=process.terminated_by_us,
+            code="" if start_error is None else start_error.code,
             reason=reason,
-            message=shortened(process.refusal.message if process.refusal is not None else message),
+            message=shortened(message if start_error is None else start_error.message),
         )
 
     def _send(self, message: ToLeader) -> None:
@@ -247,79 +238,40 @@ class MemberPod:
             return
         try:
             self._link.send(message)
-        except LinkLost as error:
-            self._lose(str(error))
+        except LinkClosed as error:
+            self._disconnect(str(error))
 
-    def _lose(self, why: str) -> None:
-        """The ranks end with the link: their group cannot go on without this pod's launcher being heard."""
+    def _disconnect(self, why: str) -> None:
+        """Close the link and kill the ranks: their group cannot go on while this launcher is cut off."""
         assert self._link is not None
         self._selector.unregister(self._link.socket)
         self._link.close()
         self._link = None
-        self._next_dial = time.monotonic() + (_DIAL_SECONDS if not self._joined else 0.0)
-        if self._joined and not self._over and not self._given_up:
-            self._explain(f"the link to pod 0 was lost: {why}")
+        self._next_connect = time.monotonic() + (_CONNECT_SECONDS if not self._joined else 0.0)
+        if self._joined and not self._drained and not self._gave_up:
+            self._warn_once(f"the link to pod 0 was lost: {why}")
         self._joined = False
         self._group.kill()
 
-    def _explain(self, trouble: str) -> None:
-        """A line for people, once; a replica that has failed stays so until a pod 0 accepts this pod again."""
-        if trouble != self._trouble and not (self._given_up and "has failed" in self._trouble):
-            self._trouble = trouble
-            logger.warning("%s", trouble)
-
-    def _end(self) -> None:
-        everything = [*self._group.processes, *self._group.standbys]
-        for process in everything:
-            if process.alive:
-                process.signal(signal.SIGKILL)
-        for process in everything:
-            assert isinstance(process, Process)
-            process.wait()
-            process.close()
-        if self._link is not None:
-            self._link.close()
-        self._selector.close()
+    def _warn_once(self, problem: str) -> None:
+        """Log a problem when it is new. The failure of the replica stays the problem until a leader accepts the pod."""
+        if problem != self._problem and not (self._gave_up and "has failed" in self._problem):
+            self._problem = problem
+            logger.warning("%s", problem)
 
     def _publish(self) -> None:
-        options, expected = self._options, self._options.expected
-        seen = self._group.seen()
-        ranks = tuple(
-            RankStatus(
-                rank=rank_of(process),
-                pod=options.pod,
-                node=options.node,
-                phase=rank_phase(process.is_ready, process.progress) if process.alive else "Restarting",
-                progress="" if process.is_ready or not process.alive else process.progress,
-            )
-            for process in self._group.processes
-        )
-        phase: EnginePhase = "Waiting"
-        if self._given_up:
+        phase: EnginePhase | None = None
+        if self._gave_up:
             phase = "Failed"
-        elif self._leave_by is not None:
+        elif self._exit_deadline is not None:
             phase = "Draining"
-        elif seen.alive:
-            phase = next((rank.phase for rank in ranks if rank.phase != "Ready"), "Ready")
-        status = EngineStatus(
-            model=options.model_name,
-            replica=expected.replica,
-            pod=options.pod,
-            pod_index=options.pod_index,
-            revision=expected.revision,
-            epoch=self._epoch.epoch,
+        status = member_status(
+            self._options,
+            self._start.epoch,
+            self._group.processes,
+            self._group.standbys,
             phase=phase,
-            progress=self._trouble,
-            ready=self._joined,
-            ranks=ranks,
-            ready_ranks=sum(rank.phase == "Ready" for rank in ranks),
-            tensor=expected.tensor_parallel,
-            transport="",
-            timings={},
-            standbys=standing_by(self._group.standbys),
-            restarts=0,
-            max_restarts=options.limits.max_restarts,
-            last_failure=None,
-            card=None,
+            joined=self._joined,
+            problem=self._problem,
         )
-        self._board.publish(status, "" if self._joined else self._trouble or "waiting for pod 0")
+        self._board.publish(status, "" if self._joined else self._problem or "waiting for pod 0")

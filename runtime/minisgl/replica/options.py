@@ -1,4 +1,4 @@
-"""What the processes of an engine pod are told."""
+"""Options of `minisgl engine`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from minisgl.config import EngineConfig
 from minisgl.launcher.restarts import Limits
 from minisgl.logging import LogOptions
 from minisgl.options import option
-from minisgl.replica.pods import Expected
 from minisgl.wire.status import CONTROL_PORT, LINK_PORT, PLANS_PORT, RENDEZVOUS_PORT, SCHEDULER_PORT
 
 PodPort = Annotated[int, Meta(ge=1, le=65535)]
@@ -39,12 +38,29 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     ] = msgspec.field(default=PLANS_PORT, name="plans_port")
 
 
+class ReplicaIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Values that all pods of a replica must agree on; names as in `link_messages.Join`."""
+
+    replica: str
+    revision: str
+    tensor_parallel: int
+    ranks_per_pod: int
+
+    @property
+    def pods(self) -> int:
+        return self.tensor_parallel // self.ranks_per_pod
+
+    def ranks(self, pod_index: int) -> range:
+        """Ranks of one pod."""
+        return range(pod_index * self.ranks_per_pod, (pod_index + 1) * self.ranks_per_pod)
+
+
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What `minisgl engine` was asked for."""
+    """Options of one engine pod."""
 
     engine: EngineConfig
-    """Of any rank; what differs between them is filled in at each start."""
-    expected: Expected
+    """Configuration of every rank; each start fills in rank, rendezvous and device."""
+    identity: ReplicaIdentity
     model_name: str
     pod_index: int
     pod: str
@@ -56,5 +72,5 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_timeout: float
     """Seconds."""
     directory: Path
-    """Outlives the container, but not the pod."""
+    """Directory that outlives the container, but not the pod."""
     log: LogOptions = LogOptions()

@@ -1,39 +1,36 @@
-"""A rank of another pod, seen from the launcher that leads."""
+"""A rank of a member pod, seen from the leader."""
 
 from __future__ import annotations
 
-import selectors
 import signal
 from collections.abc import Callable
 
 from minisgl.launcher import control
-from minisgl.launcher.process import ProcessSpec
-from minisgl.replica.link import RankEnded, RankProgress, RankReady
+from minisgl.replica.link_messages import RankEnded, RankProgress, RankReady
 
 
 class RemoteRank:
-    """Implements `process.Child`: what a follower's launcher reports makes its state, a signal becomes a request."""
+    """Implements `process.Child`: reports of the member pod make its state, any signal has the pod kill its ranks."""
 
-    def __init__(self, rank: int, pod: str, end: Callable[[], None]) -> None:
-        """`end` asks its pod to kill its ranks."""
-        self.spec = ProcessSpec(name=f"rank{rank}", target="", config=None)
+    drains = False
+
+    def __init__(self, rank: int, pod: str, kill: Callable[[], None]) -> None:
+        """`kill` sends `KillRanks` to the pod."""
+        self.name = f"rank{rank}"
+        self.label = f"{self.name} [pod {pod}]"
         self.is_ready = False
         self.progress = "starting"
-        self.refusal: control.Refused | None = None
-        self.told_to_end = False
+        self.start_error: control.StartError | None = None
+        self.terminated_by_us = False
         self.alive = True
         self.exit_code: int | None = None
         self.reason = ""
         self._message = ""
         self._pod = pod
-        self._end = end
+        self._kill = kill
 
-    @property
-    def pid(self) -> int:
-        """Not known here; that of its own pod would say nothing."""
-        return 0
-
-    def take(self, report: RankProgress | RankReady | RankEnded) -> None:
+    def update(self, report: RankProgress | RankReady | RankEnded) -> None:
+        """Take over a report of the pod."""
         match report:
             case RankProgress():
                 self.progress = report.text
@@ -41,31 +38,25 @@ class RemoteRank:
                 self.is_ready = True
             case RankEnded():
                 self.alive, self.exit_code, self.reason = False, report.exit_code, report.reason
-                self.told_to_end = report.told_to_end
+                self.terminated_by_us = report.terminated_by_us
                 self._message = report.message
                 if report.code:
-                    self.refusal = control.Refused(report.code, report.message)
+                    self.start_error = control.StartError(report.code, report.message)
 
-    def lose(self, why: str) -> None:
-        """Its pod is gone, and with it the process, if not now then before the pod joins again."""
+    def disconnected(self, why: str) -> None:
+        """Treat the process as dead: the pod is lost, or kills it before it joins again."""
         if self.alive:
-            self.alive, self.reason, self._message = False, "Error", f"{self.spec.name}: {why}"
-
-    def begin(self, spec: ProcessSpec) -> None:
-        raise AssertionError("standbys are kept by the pod's own launcher")
-
-    def watch(self, selector: selectors.BaseSelector) -> None:
-        """Its pod's link is watched."""
+            self.alive, self.reason, self._message = False, "Error", f"{self.name}: {why}"
 
     def send(self, message: control.ToChild) -> None:
-        """Ranks of other pods are told nothing but to end."""
+        """Ignored: a member pod only starts and kills ranks."""
 
     def signal(self, number: signal.Signals) -> None:
         if self.alive:
-            self._end()
+            self._kill()
 
     def close(self) -> None:
-        """Nothing of it is on this machine."""
+        """No resources of this rank are on this machine."""
 
-    def death(self) -> str:
+    def describe_exit(self) -> str:
         return f"{self._message} [pod {self._pod}]"

@@ -1,4 +1,4 @@
-"""The status of a replica, from what the launcher of pod 0 knows. Pure: it only looks."""
+"""Bodies of /status of engine pods, from what their launchers know. Pure."""
 
 from __future__ import annotations
 
@@ -7,131 +7,174 @@ from typing import Final
 
 import msgspec
 
+from minisgl.launcher.control import STANDBY_READY
 from minisgl.launcher.process import Child, Process
 from minisgl.launcher.restarts import GroupState
+from minisgl.replica.diagnosis import rank_of
+from minisgl.replica.link_messages import Epoch
 from minisgl.replica.options import EngineOptions
-from minisgl.replica.post_mortem import rank_of
-from minisgl.replica.status import rank_phase, replica_phase, short_transport, standing_by
+from minisgl.replica.phases import rank_phase, replica_phase
 from minisgl.wire.status import EngineInfo, EnginePhase, EngineStatus, Failure, RankStatus
 
-_NAMED: Final = 8
-"""Pods that a line of progress names at most."""
+_MAX_NAMED: Final = 8
+"""Missing pods that the progress names."""
 
 
-class PodFacts(msgspec.Struct, frozen=True):
-    """Of a pod that has joined, or of pod 0."""
+class PodInfo(msgspec.Struct, frozen=True):
+    """Names of a pod and of its node."""
 
     name: str
     node: str
 
 
-class ReplicaFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launcher remembers, whether ranks run or not."""
+class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a launcher besides its processes."""
 
-    epoch: tuple[int, int]
-    timings: dict[str, float]
-    restarts: int
-    last_failure: Failure | None
-    card: EngineInfo | None
-    pods: Mapping[int, PodFacts]
-    """By index; those that are not there are left out."""
-
-
-def pod_name(options: EngineOptions, pods: Mapping[int, PodFacts], rank: int) -> str:
-    """Also of a pod that is not there: then as Kubernetes names it."""
-    index = rank // options.expected.ranks_per_pod
-    return pods[index].name if index in pods else f"{options.expected.replica}-{index}"
+    epoch: Epoch
+    pods: Mapping[int, PodInfo]
+    """Pod index → pod, for those that have joined, and for the launcher's own."""
+    timings: dict[str, float] = {}
+    restarts: int = 0
+    last_failure: Failure | None = None
+    engine_info: EngineInfo | None = None
 
 
-def running_status(
+def pod_name(options: EngineOptions, pods: Mapping[int, PodInfo], rank: int) -> str:
+    """Name of a rank's pod; of one that has not joined, the name that Kubernetes gives it."""
+    index = rank // options.identity.ranks_per_pod
+    return pods[index].name if index in pods else f"{options.identity.replica}-{index}"
+
+
+def leader_status(
     options: EngineOptions,
-    facts: ReplicaFacts,
+    info: ReplicaInfo,
     group: GroupState,
     processes: Sequence[Child],
-    standbys: Sequence[Child],
+    standbys: Sequence[Process],
     *,
     draining: bool,
 ) -> EngineStatus:
-    """Of a replica that runs, or is about to. `processes` are those of its ranks, `standbys` pod 0's."""
-    by_rank = {rank_of(process): process for process in processes}
-    ranks = tuple(
-        _rank(options, facts, rank, by_rank.get(rank), group) for rank in range(options.expected.tensor_parallel)
-    )
+    """Status of a replica that has not failed. `processes` are those of all ranks, `standbys` those of pod 0."""
+    by_rank = {rank_of(process): process for process in processes} if group.phase != "waiting" else {}
+    running = group.phase != "terminating"
+    ranks = [
+        _rank_status(options, info, rank, by_rank.get(rank), running)
+        for rank in range(options.identity.tensor_parallel)
+    ]
     phase = replica_phase(group, ranks, draining=draining)
     rank0 = by_rank.get(0)
     transport = ""
     if isinstance(rank0, Process) and rank0.is_ready and rank0.alive:
         transport = short_transport(rank0.ready_message.transport)
-    progress = _progress(options, facts, phase, ranks)
-    return _status(options, facts, phase, progress, ranks, transport, standing_by(standbys))
-
-
-def failed_status(options: EngineOptions, facts: ReplicaFacts, message: str) -> EngineStatus:
-    """Of a replica that was given up because of what `message` says."""
-    ranks = tuple(
-        RankStatus(rank=rank, pod=pod_name(options, facts.pods, rank), node="", phase="Failed", progress="")
-        for rank in range(options.expected.tensor_parallel)
+    return _status(
+        options,
+        info,
+        phase,
+        _progress(options, info, phase, ranks),
+        phase == "Ready",
+        ranks,
+        transport=transport,
+        standbys=standbys,
     )
-    return _status(options, facts, "Failed", message, ranks, "", 0)
+
+
+def failed_status(options: EngineOptions, info: ReplicaInfo, message: str) -> EngineStatus:
+    """Status of a replica that has failed permanently with `message`."""
+    ranks = [
+        RankStatus(rank=rank, pod=pod_name(options, info.pods, rank), node="", phase="Failed", progress="")
+        for rank in range(options.identity.tensor_parallel)
+    ]
+    return _status(options, info, "Failed", message, False, ranks)
+
+
+def member_status(
+    options: EngineOptions,
+    epoch: Epoch,
+    processes: Sequence[Child],
+    standbys: Sequence[Process],
+    *,
+    phase: EnginePhase | None,
+    joined: bool,
+    problem: str,
+) -> EngineStatus:
+    """Status of a member pod. `phase` is Failed or Draining where the replica is; None: it follows from `processes`.
+    `problem`: why the pod has not joined."""
+    info = ReplicaInfo(epoch=epoch, pods={options.pod_index: PodInfo(options.pod, options.node)})
+    ranks = [_rank_status(options, info, rank_of(process), process, True) for process in processes]
+    if phase is None and any(process.alive for process in processes):
+        phase = next((rank.phase for rank in ranks if rank.phase != "Ready"), "Ready")
+    return _status(options, info, phase or "Waiting", problem, joined, ranks, standbys=standbys)
+
+
+def short_transport(text: str) -> str:
+    """Shorten `TensorParallel.transport` to `gloo`, `P2P/IPC`, `NET/Socket`; empty for one rank."""
+    library, _, kinds = text.partition(", ")
+    if library == "NCCL":
+        return kinds.removesuffix(" over NVLink")
+    return library if library == "gloo" else ""
 
 
 def _status(
     options: EngineOptions,
-    facts: ReplicaFacts,
+    info: ReplicaInfo,
     phase: EnginePhase,
     progress: str,
-    ranks: tuple[RankStatus, ...],
-    transport: str,
-    standbys: int,
+    ready: bool,
+    ranks: Sequence[RankStatus],
+    *,
+    transport: str = "",
+    standbys: Sequence[Process] = (),
 ) -> EngineStatus:
     return EngineStatus(
         model=options.model_name,
-        replica=options.expected.replica,
+        replica=options.identity.replica,
         pod=options.pod,
-        pod_index=0,
-        revision=options.expected.revision,
-        epoch=facts.epoch,
+        pod_index=options.pod_index,
+        revision=options.identity.revision,
+        epoch=info.epoch,
         phase=phase,
         progress=progress,
-        ready=phase == "Ready",
-        ranks=ranks,
+        ready=ready,
+        ranks=tuple(ranks),
         ready_ranks=sum(rank.phase == "Ready" for rank in ranks),
-        tensor=options.expected.tensor_parallel,
+        tensor=options.identity.tensor_parallel,
         transport=transport,
-        timings=facts.timings,
-        standbys=standbys,
-        restarts=facts.restarts,
+        timings=info.timings,
+        standbys=sum(standby.alive and standby.progress == STANDBY_READY for standby in standbys),
+        restarts=info.restarts,
         max_restarts=options.limits.max_restarts,
-        last_failure=facts.last_failure,
-        card=facts.card,
+        last_failure=info.last_failure,
+        card=info.engine_info,
     )
 
 
-def _rank(
-    options: EngineOptions, facts: ReplicaFacts, rank: int, process: Child | None, group: GroupState
+def _rank_status(
+    options: EngineOptions, info: ReplicaInfo, rank: int, process: Child | None, running: bool
 ) -> RankStatus:
+    """Status of a rank; `process` is None before its start, `running` is false while its group is terminated."""
     phase: EnginePhase = "Waiting"
     progress = ""
-    if process is not None and group.phase != "waiting":
-        running = process.alive and group.phase != "ending"
+    if process is not None:
+        running = running and process.alive
         phase = rank_phase(process.is_ready, process.progress) if running else "Restarting"
         progress = "" if process.is_ready or not running else process.progress
-    pod = facts.pods.get(rank // options.expected.ranks_per_pod)
+    pod = info.pods.get(rank // options.identity.ranks_per_pod)
     return RankStatus(
         rank=rank,
-        pod=pod_name(options, facts.pods, rank),
+        pod=pod_name(options, info.pods, rank),
         node="" if pod is None else pod.node,
         phase=phase,
         progress=progress,
     )
 
 
-def _progress(options: EngineOptions, facts: ReplicaFacts, phase: EnginePhase, ranks: Sequence[RankStatus]) -> str:
+def _progress(options: EngineOptions, info: ReplicaInfo, phase: EnginePhase, ranks: Sequence[RankStatus]) -> str:
     if phase == "Waiting":
-        count = options.expected.ranks_per_pod
         missing = [
-            pod_name(options, {}, index * count) for index in range(options.expected.pods) if index not in facts.pods
+            pod_name(options, {}, options.identity.ranks(index).start)
+            for index in range(options.identity.pods)
+            if index not in info.pods
         ]
-        return f"waiting for {', '.join(missing[:_NAMED])}" if missing else ""
+        return f"waiting for {', '.join(missing[:_MAX_NAMED])}" if missing else ""
     behind = next((rank for rank in ranks if rank.phase != "Ready" and rank.progress), None)
     return "" if behind is None else f"rank {behind.rank}: {behind.progress}"

@@ -85,7 +85,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_
     transport: str
     """Transport of NCCL or gloo between the ranks, such as `P2P/IPC`; empty for one rank, or when unknown."""
     timings: dict[str, float]
-    """Seconds of each stage of the last start, see `replica.timeline.STAGES`."""
+    """Seconds of each stage of the last start, see `replica.start_timings.STAGES`."""
     standbys: int
     """Processes of this pod that have done their imports and wait to replace a rank."""
     restarts: int

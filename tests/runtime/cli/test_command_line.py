@@ -187,4 +187,4 @@ def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(devices, "cuda_device_count", lambda: 1)
     monkeypatch.setattr(serve, "serve", lambda _: SimpleNamespace())
     assert main(["serve", str(tiny_checkpoint()), "--device", "cuda", "--tp", "2"]) == 1
-    assert "2 CUDA device(s) are needed, 1 can be used" in capsys.readouterr().err
+    assert "--tp 2 needs 2 CUDA device(s), but 1 are visible" in capsys.readouterr().err

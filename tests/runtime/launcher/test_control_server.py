@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from minisgl.launcher.control_server import Board, ControlServer
+from minisgl.launcher.control_server import ControlServer, StatusBoard
 from minisgl.launcher.errors import LauncherError
 from support.launcher.ports import free_port
 
@@ -24,7 +24,7 @@ class _Body(msgspec.Struct):
 class Served:
     def __init__(self, port: int) -> None:
         self.port = port
-        self.board = Board()
+        self.board = StatusBoard()
         self.drains: list[None] = []
 
     def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
@@ -55,8 +55,8 @@ def test_probes_follow_the_board(served: Served) -> None:
     assert served.get("/ready?verbose") == (200, b'{"ready":true,"reason":""}')
 
 
-def test_a_main_thread_that_does_not_turn_is_not_alive(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minisgl.launcher.control_server._STUCK_SECONDS", -1.0)
+def test_a_launcher_whose_main_thread_hangs_is_not_live(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.launcher.control_server._HUNG_SECONDS", -1.0)
     assert served.get("/live")[0] == 503
 
 
@@ -99,4 +99,4 @@ def test_more_connections_than_allowed_are_closed_at_once(served: Served) -> Non
 
 def test_a_port_in_use_is_an_error_that_names_the_flag() -> None:
     with socket.create_server(("", 0)) as taken, pytest.raises(LauncherError, match="--control-port"):
-        ControlServer(taken.getsockname()[1], Board(), lambda: None)
+        ControlServer(taken.getsockname()[1], StatusBoard(), lambda: None)

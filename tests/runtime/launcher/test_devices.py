@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
+import selectors
 from pathlib import Path
 
 import pytest
@@ -37,10 +37,9 @@ def test_a_cpu_limit_counts_like_missing_cores(
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_process_gets_an_id_that_no_rank_of_another_pod_can_have(rank: int) -> None:
     spec = ProcessSpec(name="rank", target="", config=None, pid_residue=(rank, 3))
-    process = Process(spec, "info", lambda line: None, standby=True)
-    try:
-        assert process.pid % 3 == rank
-    finally:
-        process.signal(signal.SIGKILL)
-        process.wait()
-        process.close()
+    with selectors.DefaultSelector() as selector:
+        process = Process(spec, selector, "info", lambda line: None, standby=True)
+        try:
+            assert process.pid % 3 == rank
+        finally:
+            process.kill_and_close()

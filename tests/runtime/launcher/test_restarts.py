@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.launcher.restarts import (
-    END_SECONDS,
+    KILL_SECONDS,
     Action,
     GiveUp,
     GroupObservation,
     GroupState,
-    Kill,
+    KillGroup,
     Limits,
     Recovered,
-    Serve,
-    Start,
+    Started,
+    StartGroup,
     State,
-    begin,
     decide,
+    initial_state,
     next_deadline,
 )
 
@@ -32,8 +32,8 @@ _WAITING = GroupState("waiting", _NOW - 900)
 _STARTING = GroupState("starting", _NOW - 1, 1)
 _LATE = GroupState("starting", _NOW - 31, 1)
 _READY = GroupState("ready", _NOW - 500, 1)
-_ENDING = GroupState("ending", _NOW - 1, 2)
-_STUCK = GroupState("ending", _NOW - END_SECONDS - 1, 2)
+_TERMINATING = GroupState("terminating", _NOW - 1, 2)
+_STUCK = GroupState("terminating", _NOW - KILL_SECONDS - 1, 2)
 
 _NOTHING = {"engine": GroupObservation(0), "frontend": GroupObservation(0)}
 _ALL_READY = GroupObservation(alive=2, ready=2)
@@ -43,77 +43,77 @@ _ALL_DEAD = GroupObservation(alive=0, dead=2)
 
 
 @pytest.mark.parametrize(
-    ("group", "serving", "restarts", "seen", "expected", "phase"),
+    ("group", "started", "restarts", "seen", "expected", "phase"),
     [
-        (_WAITING, False, (), GroupObservation(0), [Start("engine", 1)], "starting"),
+        (_WAITING, False, (), GroupObservation(0), [StartGroup("engine", 1)], "starting"),
         (_WAITING, False, (), GroupObservation(0, can_start=False), [], "waiting"),
-        (_ENDING, True, (_NOW - 1,), GroupObservation(0, dead=2, can_start=False), [], "waiting"),
-        (_ENDING, True, (_NOW - 1,), GroupObservation(1, dead=1, can_start=False), [], "ending"),
+        (_TERMINATING, True, (_NOW - 1,), GroupObservation(0, dead=2, can_start=False), [], "waiting"),
+        (_TERMINATING, True, (_NOW - 1,), GroupObservation(1, dead=1, can_start=False), [], "terminating"),
         (_STARTING, False, (), _LOADING, [], "starting"),
-        (_STARTING, False, (), _ALL_READY, [Serve()], "ready"),
+        (_STARTING, False, (), _ALL_READY, [Started()], "ready"),
         (_STARTING, False, (), _ONE_DEAD, [GiveUp("engine", "process_died")], "starting"),
         (_STARTING, False, (), _ALL_DEAD, [GiveUp("engine", "process_died")], "starting"),
         (_LATE, False, (), _LOADING, [GiveUp("engine", "startup_timeout")], "starting"),
-        (_LATE, False, (), _ALL_READY, [Serve()], "ready"),
+        (_LATE, False, (), _ALL_READY, [Started()], "ready"),
         (_READY, False, (), _ONE_DEAD, [GiveUp("engine", "process_died")], "ready"),
         (_READY, True, (), _ALL_READY, [], "ready"),
-        (_READY, True, (), _ONE_DEAD, [Kill("engine", "died")], "ending"),
+        (_READY, True, (), _ONE_DEAD, [KillGroup("engine", "died")], "terminating"),
         (_READY, True, (_NOW - 9, _NOW - 5), _ONE_DEAD, [GiveUp("engine", "restarts_exhausted")], "ready"),
-        (_READY, True, (_NOW - 101, _NOW - 5), _ONE_DEAD, [Kill("engine", "died")], "ending"),
-        (_ENDING, True, (_NOW - 1,), _ONE_DEAD, [], "ending"),
-        (_ENDING, True, (_NOW - 1,), _ALL_DEAD, [Start("engine", 3)], "starting"),
-        (_STUCK, True, (_NOW - 61,), _ONE_DEAD, [GiveUp("engine", "process_stuck")], "ending"),
-        (_STUCK, True, (_NOW - 61,), _ALL_DEAD, [Start("engine", 3)], "starting"),
+        (_READY, True, (_NOW - 101, _NOW - 5), _ONE_DEAD, [KillGroup("engine", "died")], "terminating"),
+        (_TERMINATING, True, (_NOW - 1,), _ONE_DEAD, [], "terminating"),
+        (_TERMINATING, True, (_NOW - 1,), _ALL_DEAD, [StartGroup("engine", 3)], "starting"),
+        (_STUCK, True, (_NOW - 61,), _ONE_DEAD, [GiveUp("engine", "process_stuck")], "terminating"),
+        (_STUCK, True, (_NOW - 61,), _ALL_DEAD, [StartGroup("engine", 3)], "starting"),
         (_STARTING, True, (_NOW - 2,), _LOADING, [], "starting"),
         (_STARTING, True, (_NOW - 2,), _ALL_READY, [Recovered("engine", 1.0)], "ready"),
-        (_STARTING, True, (_NOW - 2,), _ONE_DEAD, [Kill("engine", "died")], "ending"),
-        (_LATE, True, (_NOW - 32,), _LOADING, [Kill("engine", "too_long")], "ending"),
+        (_STARTING, True, (_NOW - 2,), _ONE_DEAD, [KillGroup("engine", "died")], "terminating"),
+        (_LATE, True, (_NOW - 32,), _LOADING, [KillGroup("engine", "too_long")], "terminating"),
         (_LATE, True, (_NOW - 32, _NOW - 31), _LOADING, [GiveUp("engine", "restarts_exhausted")], "starting"),
     ],
 )
 def test_one_group(
     group: GroupState,
-    serving: bool,
+    started: bool,
     restarts: tuple[float, ...],
     seen: GroupObservation,
     expected: list[Action],
     phase: str,
 ) -> None:
-    state, actions = decide(State({"engine": group}, serving, restarts), {"engine": seen}, _LIMITS, _NOW)
+    state, actions = decide(State({"engine": group}, started, restarts), {"engine": seen}, _LIMITS, _NOW)
     assert actions == expected
     assert state.groups["engine"].phase == phase
 
 
 def test_groups_fail_alone_but_share_the_budget() -> None:
-    state = State({"engine": _READY, "frontend": _READY}, serving=True)
+    state = State({"engine": _READY, "frontend": _READY}, started=True)
     healthy, dead = GroupObservation(1, ready=1), GroupObservation(0, dead=1)
     state, actions = decide(state, {"engine": healthy, "frontend": dead}, _LIMITS, _NOW)
-    assert actions == [Kill("frontend", "died")]
+    assert actions == [KillGroup("frontend", "died")]
     assert state.groups["engine"] == _READY
     state, actions = decide(state, {"engine": dead, "frontend": dead}, _LIMITS, _NOW + 1)
-    assert actions == [Kill("engine", "died"), Start("frontend", 2)]
+    assert actions == [KillGroup("engine", "died"), StartGroup("frontend", 2)]
     state, actions = decide(state, {"engine": dead, "frontend": dead}, _LIMITS, _NOW + 2)
     assert actions == [GiveUp("frontend", "restarts_exhausted")]
 
 
-def test_serving_begins_once_all_are_ready_and_once_only() -> None:
+def test_started_is_reported_once_when_all_groups_are_ready() -> None:
     loading, ready = GroupObservation(1), GroupObservation(1, ready=1)
-    state, actions = decide(begin(("engine", "frontend"), _NOW), _NOTHING, _LIMITS, _NOW)
-    assert actions == [Start("engine", 1), Start("frontend", 1)]
+    state, actions = decide(initial_state(("engine", "frontend"), _NOW), _NOTHING, _LIMITS, _NOW)
+    assert actions == [StartGroup("engine", 1), StartGroup("frontend", 1)]
     state, actions = decide(state, {"engine": loading, "frontend": ready}, _LIMITS, _NOW + 1)
-    assert (state.serving, actions) == (False, [])
+    assert (state.started, actions) == (False, [])
     state, actions = decide(state, {"engine": ready, "frontend": ready}, _LIMITS, _NOW + 2)
-    assert (state.serving, actions) == (True, [Serve()])
+    assert (state.started, actions) == (True, [Started()])
     assert decide(state, {"engine": ready, "frontend": ready}, _LIMITS, _NOW + 3) == (state, [])
 
 
 def test_deadlines_are_when_a_silent_group_is_late() -> None:
-    state = State({"a": _STARTING, "b": _READY, "c": _ENDING}, serving=True)
+    state = State({"a": _STARTING, "b": _READY, "c": _TERMINATING}, started=True)
     assert next_deadline(state, _LIMITS) == _NOW - 1 + _LIMITS.startup_timeout
-    assert next_deadline(State({"b": _READY}, serving=True), _LIMITS) is None
+    assert next_deadline(State({"b": _READY}, started=True), _LIMITS) is None
     late = _NOW + _LIMITS.startup_timeout
     _, actions = decide(State({"a": _STARTING}, True), {"a": GroupObservation(1)}, _LIMITS, late)
-    assert actions == [Kill("a", "too_long")]
+    assert actions == [KillGroup("a", "too_long")]
 
 
 _events = st.lists(
@@ -131,7 +131,7 @@ def test_any_history(events: list[tuple[float, str, str]], max_restarts: int) ->
     """A model of the world: what was killed may take its time to end, anything may die at any moment."""
     limits = Limits(max_restarts=max_restarts, restart_window=100.0, startup_timeout=math.inf)
     now = 0.0
-    state, _ = decide(begin(("engine", "frontend"), now), _NOTHING, limits, now)
+    state, _ = decide(initial_state(("engine", "frontend"), now), _NOTHING, limits, now)
     seen = {"engine": GroupObservation(2), "frontend": GroupObservation(1)}
     kills: list[float] = []
     for passed, event, name in events:
@@ -141,16 +141,16 @@ def test_any_history(events: list[tuple[float, str, str]], max_restarts: int) ->
             seen[name] = GroupObservation(there.alive - 1, there.dead + 1, min(there.ready, there.alive - 1))
         elif event == "ready":
             seen[name] = GroupObservation(there.alive, there.dead, there.alive)
-        elif event == "reaped" and state.groups[name].phase == "ending":
+        elif event == "reaped" and state.groups[name].phase == "terminating":
             seen[name] = GroupObservation(0, there.alive + there.dead)
-        served = state.serving
+        served = state.started
         state, actions = decide(state, seen, limits, now)
         for action in actions:
             match action:
-                case Kill():
+                case KillGroup():
                     assert served and seen[action.group].dead
                     kills.append(now)
-                case Start():
+                case StartGroup():
                     assert not seen[action.group].alive, "two of a kind would fight for the device"
                     seen[action.group] = GroupObservation(2 if action.group == "engine" else 1)
                 case GiveUp():
@@ -160,4 +160,4 @@ def test_any_history(events: list[tuple[float, str, str]], max_restarts: int) ->
                     return
         assert len([time for time in kills if now - time < 100]) <= max_restarts
         for group, is_ in state.groups.items():
-            assert is_.phase == "ending" or not seen[group].dead, "a death is answered at once"
+            assert is_.phase == "terminating" or not seen[group].dead, "a death is answered at once"

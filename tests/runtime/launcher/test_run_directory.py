@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.launcher.run_directory import LONGEST_SOCKET_NAME, run_directory, sweep
+from minisgl.launcher.run_directory import LONGEST_SOCKET_NAME, remove_stale, run_directory
 
 
 def test_is_private_and_gone_at_the_end(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_sweep_removes_what_nobody_holds_and_nothing_else(tmp_path: Path) -> Non
     (tmp_path / "minisgl-link").symlink_to(stranger)
     with run_directory(tmp_path) as alive:
         assert not dead.exists(), "a start sweeps"
-        assert sweep(tmp_path) == []
+        assert remove_stale(tmp_path) == []
         assert {alive, starting, stranger} < set(tmp_path.iterdir())
 
 

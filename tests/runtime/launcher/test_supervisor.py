@@ -155,7 +155,7 @@ def test_failed_start_relays_last_words(exit_code: int, launch: Start, spec: Spe
     )
     assert launched.wait_for_end() == 1
     log = launched.log.read_text()
-    assert f"ended with exit code {exit_code}. Its last words:\n  | no such kernel" in log
+    assert f"exited with code {exit_code}. Its last words:\n  | no such kernel" in log
 
 
 def test_refusal_is_one_line_without_a_traceback(launch: Start, spec: Spec) -> None:
@@ -265,7 +265,7 @@ def test_what_died_is_started_again_with_its_group(
     before = launched.children()
     os.kill(before[victim], signal.SIGKILL)
     group = "engine" if victim.startswith("rank") else victim
-    launched.wait_for_words(f"launcher    {group} is back")
+    launched.wait_for_words(f"launcher    {group} is ready again")
     after = launched.children()
     assert sorted(name for name in before if before[name] != after[name]) == restarted
     assert not any(_runs(before[name]) for name in restarted)
@@ -283,7 +283,7 @@ def test_a_standby_takes_over(launch: Start, spec: Spec) -> None:
     eventually(lambda: "standby-rank0" in launched.children())
     standby = launched.children()["standby-rank0"]
     os.kill(launched.pids["rank0"], signal.SIGKILL)
-    launched.wait_for_words("engine is back")
+    launched.wait_for_words("engine is ready again")
     assert launched.children()["rank0"] == standby
     eventually(lambda: launched.children().get("standby-rank0", standby) != standby)
     launched.pids = launched.children()
@@ -299,7 +299,7 @@ def test_a_standby_that_died_is_not_missed(launch: Start, spec: Spec) -> None:
     launched.wait_for_words("No module named 'no_such_module'")
     eventually(lambda: "standby-rank0" not in launched.children())
     os.kill(launched.pids["rank0"], signal.SIGKILL)
-    launched.wait_for_words("engine is back")
+    launched.wait_for_words("engine is ready again")
     launched.popen.send_signal(signal.SIGTERM)
     assert launched.wait_for_end() == 0
 
@@ -308,13 +308,13 @@ def test_more_deaths_than_allowed_end_everything_with_their_history(launch: Star
     launched = launch(*_group(spec), max_restarts=1)
     launched.wait_until_ready()
     os.kill(launched.pids["tokenizer0"], signal.SIGKILL)
-    launched.wait_for_words("tokenizer0 is back")
+    launched.wait_for_words("tokenizer0 is ready again")
     os.kill(launched.pids["rank1"], signal.SIGTERM)
     assert launched.wait_for_end(END_SECONDS) == 1
     assert launched.gone()
     log = launched.log.read_text()
     assert f"restarts_exhausted: rank1 (pid {launched.pids['rank1']}) was killed by signal 15 (SIGTERM)" in log
-    assert "--max-restarts 1 within --restart-window 600 s are used up\n  before: " in log
+    assert "--max-restarts 1 within --restart-window 600 s is used up\n  before: " in log
     assert f"tokenizer0 (pid {launched.pids['tokenizer0']}) was killed by signal 9 (SIGKILL)" in log
     assert "rank1" in (tmp_path / "failed").read_text(), "clients are told"
 
@@ -326,9 +326,9 @@ def test_a_restart_that_fails_is_tried_again_and_given_up(launch: Start, spec: S
     os.kill(launched.pids["rank1"], signal.SIGKILL)
     assert launched.wait_for_end() == 1
     log = launched.log.read_text()
-    assert log.count("starting engine again") == 2
+    assert log.count("restarting engine") == 2
     assert "restarts_exhausted: rank0 (pid" in log
-    assert "ended with exit code 3. Its last words:\n  | the device fell off the bus" in log
+    assert "exited with code 3. Its last words:\n  | the device fell off the bus" in log
     assert launched.gone()
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from minisgl.launcher import worker_ranks as followers
+from minisgl.launcher import worker_ranks
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.process import ProcessSpec
 
@@ -17,15 +17,15 @@ DIES = ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)
 STUCK = """
 import sys
 import threading
-from minisgl.launcher import worker_ranks as followers
+from minisgl.launcher import worker_ranks
 from minisgl.launcher.process import ProcessSpec
 
-followers._STUCK_SECONDS = 0.0
-running = followers.WorkerRanks([ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)])
+worker_ranks._STUCK_SECONDS = 0.0
+running = worker_ranks.WorkerRanks([ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)])
 print("an answer")
 if "closed" in sys.argv:
     sys.stdout.close()
-with running.waited_for():
+with running.waiting_for_ranks():
     threading.Event().wait()
 """
 
@@ -42,8 +42,8 @@ def test_a_rank_0_that_waits_for_it_on_its_device_is_ended(stdout: str) -> None:
 
 
 def test_one_that_does_not_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers, "_STUCK_SECONDS", 0.0)
-    running = followers.WorkerRanks([DIES])
+    monkeypatch.setattr(worker_ranks, "_STUCK_SECONDS", 0.0)
+    running = worker_ranks.WorkerRanks([DIES])
     with pytest.raises(LauncherError, match="rank1") as caught:
         running.check(60)
     assert caught.value.code == "process_died"
@@ -51,13 +51,13 @@ def test_one_that_does_not_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_wait_that_begins_long_after_the_death_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = followers.WorkerRanks([DIES])
+    running = worker_ranks.WorkerRanks([DIES])
     with pytest.raises(LauncherError):
         running.check(60)
-    running._died -= 2 * followers._STUCK_SECONDS
+    running._exited_at -= 2 * worker_ranks._STUCK_SECONDS
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    with running.waited_for():
-        running._end_if_stuck()
+    with running.waiting_for_ranks():
+        running._exit_if_stuck()
     assert not ended
     running.close()

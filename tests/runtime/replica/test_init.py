@@ -13,8 +13,8 @@ from support.frontend.served import RUNTIME, eventually
 _PROGRAM = """
 import ctypes, os, signal, subprocess, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to this process, as to process 1
-from minisgl.replica.init import become_init
-become_init()
+from minisgl.replica.init import run_as_init
+run_as_init()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 # A shell that leaves its child behind; the child ends with the program's stdin.
 subprocess.run(["/bin/sh", "-c", "exec 3<&0; (read line <&3) &"], check=True)
@@ -47,6 +47,6 @@ def test_orphans_are_reaped_and_signals_reach_the_launcher() -> None:
 
 
 def test_a_launcher_that_was_killed_is_told_like_a_shell_does() -> None:
-    code = "import os, signal; from minisgl.replica.init import become_init; become_init(); os.kill(os.getpid(), 9)"
+    code = "import os, signal; from minisgl.replica.init import run_as_init; run_as_init(); os.kill(os.getpid(), 9)"
     done = subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ, "PYTHONPATH": str(RUNTIME)})
     assert done.returncode == 128 + 9

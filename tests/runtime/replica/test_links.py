@@ -13,28 +13,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from minisgl.replica.link import (
+from minisgl.replica.link_messages import (
     LINK_VERSION,
     Accepted,
-    Begin,
     Drained,
-    End,
+    DrainRequested,
     FromLeader,
     GaveUp,
     Join,
-    Leaving,
+    KillRanks,
+    PodTopology,
     RankEnded,
     RankProgress,
     Rejected,
+    StartRanks,
 )
-from minisgl.replica.topology import Place
 from support.frontend.served import eventually
 from support.launcher.engine_pods import Pods
 from support.launcher.link_peer import LinkPeer, accept_follower, dial_leader
 from support.tiny_checkpoint import tiny_checkpoint
 
 Start = Callable[..., Pods]
-_PLACE = Place(node="node-1", devices=(), shm_device=1)
+_TOPOLOGY = PodTopology(node="node-1", devices=(), shm_device=1)
 _TWO_PODS = ("--tp", "2", "--ranks-per-pod", "1", "--revision-label", "a")
 
 
@@ -62,7 +62,7 @@ def _join(**fields: Any) -> Join:
         ranks_per_pod=1,
         pod_index=1,
         pod="m-r0-1",
-        place=_PLACE,
+        topology=_TOPOLOGY,
     )
     return msgspec.structs.replace(join, **fields)
 
@@ -74,9 +74,9 @@ def _joined(pods: Pods) -> LinkPeer[FromLeader]:
     return peer
 
 
-def _killed(begin: Begin, message: str = "rank1 (pid 7) was killed") -> RankEnded:
+def _killed(begin: StartRanks, message: str = "rank1 (pid 7) was killed") -> RankEnded:
     return RankEnded(
-        epoch=begin.epoch, rank=1, exit_code=-9, told_to_end=False, code="", reason="Killed", message=message
+        epoch=begin.epoch, rank=1, exit_code=-9, terminated_by_us=False, code="", reason="Killed", message=message
     )
 
 
@@ -86,11 +86,11 @@ def test_the_leader_takes_only_pods_of_its_own(replica: Start) -> None:
     leader.wait_for(phase="Waiting", progress="waiting for m-r0-1")
     assert leader.get("/ready") == (503, b'{"ready":false,"reason":"Waiting: waiting for m-r0-1"}')
     strangers: dict[str, dict[str, Any]] = {
-        "its revision is 'b', that of pod 0 'a'": {"revision": "b"},
+        "its revision is 'b', that of pod 0 is 'a'": {"revision": "b"},
         "its tensor parallel is 4": {"tensor_parallel": 4},
         "its replica is 'm-r1'": {"replica": "m-r1"},
-        "pod index 2 is none of 1 to 1": {"pod_index": 2},
-        "it speaks version 99": {"version": 99},
+        "pod index 2 is out of range": {"pod_index": 2},
+        "its link version is 99": {"version": 99},
     }
     for words, fields in strangers.items():
         peer = dial_leader(pods.ports["link"])
@@ -116,7 +116,7 @@ def test_failed_starts_use_up_the_budget_and_then_the_leader_stays_and_says_why(
     peer = _joined(pods)
     epochs = []
     for _ in range(3):
-        begin = peer.receive(Begin)
+        begin = peer.receive(StartRanks)
         epochs.append(begin.epoch)
         assert begin.rendezvous == f"tcp://127.0.0.1:{pods.ports['rendezvous']}"
         peer.send(_killed(begin, "rank1 (pid 7) was killed by signal 9. Its last words:\n  | ouch"))
@@ -140,14 +140,14 @@ def test_budget_and_order_of_epochs_outlive_the_leader(replica: Start) -> None:
     pods = replica("--max-restarts", "1")
     leader = pods.add()
     peer = _joined(pods)
-    first = peer.receive(Begin)
+    first = peer.receive(StartRanks)
     peer.send(_killed(first))
-    before = peer.receive(Begin)
+    before = peer.receive(StartRanks)
     leader.close()
     peer.wait_for_end()
     leader.start()
     peer = _joined(pods)
-    begin = peer.receive(Begin)
+    begin = peer.receive(StartRanks)
     assert begin.epoch > before.epoch > first.epoch
     status = leader.status()
     assert (status["restarts"], status["last_failure"]["exit_code"]) == (1, -9)
@@ -161,13 +161,13 @@ def test_what_a_restart_cannot_cure_is_not_tried_again(replica: Start) -> None:
     pods = replica()
     leader = pods.add()
     peer = _joined(pods)
-    begin = peer.receive(Begin)
+    begin = peer.receive(StartRanks)
     peer.send(
         RankEnded(
             epoch=begin.epoch,
             rank=1,
             exit_code=1,
-            told_to_end=False,
+            terminated_by_us=False,
             code="missing_tensor",
             reason="InvalidModel",
             message="model.norm.weight is in no file",
@@ -183,20 +183,20 @@ def test_a_lost_link_ends_the_epoch_and_the_pod_may_come_back(replica: Start) ->
     pods = replica()
     leader = pods.add()
     first = _joined(pods)
-    begin = first.receive(Begin)
+    begin = first.receive(StartRanks)
     # Newest wins: a pod that was replaced may be back before its old connection has timed out.
     second = dial_leader(pods.ports["link"])
     second.send(_join(pod="m-r0-1"))
     second.receive(Accepted)
     first.wait_for_end()
-    again = second.receive(Begin)
+    again = second.receive(StartRanks)
     assert again.epoch == (begin.epoch[0], begin.epoch[1] + 1)
     second.close()
     status = leader.wait_for(phase="Waiting")
     assert "the link to its pod m-r0-1 was lost" in status["last_failure"]["message"]
     assert leader.children() == {}, "its own rank is gone before the pod may come back"
     third = _joined(pods)
-    assert third.receive(Begin).epoch[1] == 3
+    assert third.receive(StartRanks).epoch[1] == 3
     first.close()
     third.close()
 
@@ -209,7 +209,7 @@ def test_a_pod_that_says_nothing_is_lost(replica: Start) -> None:
     peer.receive(Accepted)
     peer.wait_for_end()
     leader.wait_for(phase="Waiting")
-    leader.wait_for_words("the link to pod m-r0-1 is lost: nothing came from it for 10 s")
+    leader.wait_for_words("the link to pod m-r0-1 is lost: no message for 10 s")
     peer.close()
 
 
@@ -217,9 +217,9 @@ def test_a_replica_that_is_ended_while_it_starts_tells_its_pods(replica: Start) 
     pods = replica()
     leader = pods.add()
     peer = _joined(pods)
-    begin = peer.receive(Begin)
+    begin = peer.receive(StartRanks)
     leader.popen.send_signal(signal.SIGTERM)
-    peer.receive(End)
+    peer.receive(KillRanks)
     peer.send(_killed(begin))
     peer.receive(Drained)
     assert leader.popen.wait(60) == 0
@@ -257,18 +257,18 @@ def test_a_follower_keeps_its_ranks_only_as_long_as_its_link(replica: Start) -> 
         follower = pods.add(index=1)
         leader = accept_follower(listener)
         join = leader.receive(Join)
-        assert (join.pod, join.pod_index, join.revision, join.place.node) == ("m-r0-1", 1, "a", "node-1")
+        assert (join.pod, join.pod_index, join.revision, join.topology.node) == ("m-r0-1", 1, "a", "node-1")
         assert follower.get("/ready")[0] == 503
         leader.send(Rejected("its revision is 'a', that of pod 0 'b'"))
         leader.close()
         follower.wait_for(
-            phase="Waiting", progress="pod 0 does not take this pod: its revision is 'a', that of pod 0 'b'"
+            phase="Waiting", progress="pod 0 has rejected this pod: its revision is 'a', that of pod 0 'b'"
         )
 
         leader = accept_follower(listener)
         leader.receive(Join)
         leader.send(Accepted())
-        begin = Begin(epoch=(5, 1), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host="")
+        begin = StartRanks(epoch=(5, 1), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host="")
         leader.send(begin)
         follower.wait_for(ready=True)
         eventually(lambda: "rank1" in follower.children())
@@ -278,18 +278,18 @@ def test_a_follower_keeps_its_ranks_only_as_long_as_its_link(replica: Start) -> 
         assert "rank1" not in follower.children(), "a pod joins without any rank running"
 
         leader.send(Accepted())
-        leader.send(Begin(epoch=(5, 2), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host=""))
+        leader.send(StartRanks(epoch=(5, 2), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host=""))
         eventually(lambda: "rank1" in follower.children())
-        leader.send(End((5, 1)))
+        leader.send(KillRanks((5, 1)))
         leader.receive(RankProgress)
         follower.kill_rank(1)
         ended = leader.receive(RankEnded)
-        assert (ended.epoch, ended.rank, ended.exit_code, ended.told_to_end) == ((5, 2), 1, -9, False)
+        assert (ended.epoch, ended.rank, ended.exit_code, ended.terminated_by_us) == ((5, 2), 1, -9, False)
 
-        leader.send(Begin(epoch=(5, 3), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host=""))
+        leader.send(StartRanks(epoch=(5, 3), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host=""))
         leader.receive(RankProgress)
-        leader.send(End((5, 3)))
-        assert leader.receive(RankEnded).told_to_end
+        leader.send(KillRanks((5, 3)))
+        assert leader.receive(RankEnded).terminated_by_us
 
         leader.send(GaveUp("rank0 was killed"))
         leader.close()
@@ -300,7 +300,7 @@ def test_a_follower_keeps_its_ranks_only_as_long_as_its_link(replica: Start) -> 
         follower.wait_for(phase="Waiting", ready=True)
 
         follower.popen.send_signal(signal.SIGTERM)
-        leader.receive(Leaving)
+        leader.receive(DrainRequested)
         assert follower.popen.poll() is None
         leader.send(Drained())
         assert follower.popen.wait(60) == 0

@@ -19,8 +19,8 @@ from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.hub.fetch import FetchRecord, fetch
 from minisgl.hub.repository import Source
 from minisgl.launcher import control
-from minisgl.replica import link
-from minisgl.replica.restart_log import History
+from minisgl.replica import link_messages as link
+from minisgl.replica.restart_log import RestartLog
 from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
 from minisgl.wire.messages import FromScheduler, ToScheduler
 from minisgl.wire.plan import IntArray, StepPlan
@@ -116,9 +116,9 @@ def _decode_plan(frame: bytes) -> dict[str, Any]:
 def _write_restarts(values: Any) -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "restarts.json"
-        history = History(path)
+        restart_log = RestartLog(path)
         for failure in msgspec.convert(values, list[Failure]):
-            history.add(failure)
+            restart_log.add(failure)
         return path.read_bytes()
 
 
@@ -126,7 +126,7 @@ def _read_restarts(frame: bytes) -> list[Failure]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "restarts.json"
         path.write_bytes(frame)
-        return History(path).failures
+        return RestartLog(path).failures
 
 
 def commit_of_fetched(directory: Path) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from minisgl import logging as log
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
-from minisgl.launcher.process import ProcessSpec
+from minisgl.launcher.process import Process, ProcessSpec
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.supervisor import Supervisor
@@ -39,7 +39,7 @@ def main() -> int:
         (directory / "socket").touch()
 
         def ready() -> None:
-            pids = {process.spec.name: process.pid for process in supervisor.processes}
+            pids = {each.name: each.pid for each in supervisor.processes if isinstance(each, Process)}
             print(json.dumps({"run_directory": str(directory), "pids": pids}), flush=True)
 
         supervisor = Supervisor(

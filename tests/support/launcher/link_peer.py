@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from minisgl.replica.link import PING_SECONDS, Connection, FromLeader, LinkLost, Ping, ToLeader, from_leader, to_leader
+from minisgl.replica.link import PING_SECONDS, Link, LinkClosed
+from minisgl.replica.link_messages import FromLeader, Ping, ToLeader, from_leader, to_leader
 
 T = TypeVar("T")
 
@@ -20,30 +21,28 @@ class LinkPeer(Generic[T]):
     """Messages but pings, in their order. It says that it is there as often as a launcher, unless it is `silent`."""
 
     def __init__(self, connection: socket.socket, decoder: msgspec.json.Decoder[Any], *, silent: bool = False) -> None:
-        self._connection = Connection(connection)
-        self._decoder = decoder
+        self._link: Link[T] = Link(connection, decoder)
         self._messages: list[T] = []
         self._closed = threading.Event()
         if not silent:
             threading.Thread(target=self._ping, daemon=True).start()
 
     def send(self, message: ToLeader | FromLeader) -> None:
-        self._connection.send(message)
+        self._link.send(message)
 
     def send_bytes(self, data: bytes) -> None:
-        self._connection.socket.sendall(data)
+        self._link.socket.sendall(data)
 
     def receive(self, kind: type[Any], seconds: float = 60.0) -> Any:
         """The next message; it must be of this kind."""
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
-            selector.register(self._connection.socket, selectors.EVENT_READ)
+            selector.register(self._link.socket, selectors.EVENT_READ)
             while not self._messages:
                 left = deadline - time.monotonic()
                 assert left > 0, f"no {kind.__name__} came"
                 if selector.select(left):
-                    decoded = [self._decoder.decode(line) for line in self._connection.receive()]
-                    self._messages += [message for message in decoded if not isinstance(message, Ping)]
+                    self._messages += [each for each in self._link.receive() if not isinstance(each, Ping)]
         message = self._messages.pop(0)
         assert isinstance(message, kind), message
         return message
@@ -52,23 +51,23 @@ class LinkPeer(Generic[T]):
         """Until the other side closes."""
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
-            selector.register(self._connection.socket, selectors.EVENT_READ)
+            selector.register(self._link.socket, selectors.EVENT_READ)
             while (left := deadline - time.monotonic()) > 0:
                 try:
                     if selector.select(left):
-                        self._connection.receive()
-                except LinkLost:
+                        list(self._link.receive())
+                except LinkClosed:
                     return
         raise AssertionError("the link was not closed")
 
     def close(self) -> None:
         self._closed.set()
-        self._connection.close()
+        self._link.close()
 
     def _ping(self) -> None:
-        with contextlib.suppress(LinkLost):
+        with contextlib.suppress(LinkClosed):
             while not self._closed.wait(PING_SECONDS):
-                self._connection.send(Ping())
+                self._link.send(Ping())
 
 
 def dial_leader(port: int, seconds: float = 60.0, *, silent: bool = False) -> LinkPeer[FromLeader]:
