@@ -89,7 +89,7 @@ class Router:
         self._dispatcher = Dispatcher(
             config.queue_seconds,
             config.stall_seconds,
-            deliver=self._deliver,
+            deliver=session.receive,
             send=self._send,
             reencode=self._on_reencode,
             stale_seconds=source.stale_seconds,
@@ -225,17 +225,6 @@ class Router:
 
     def _send(self, address: str, message: Submit | Abort) -> None:
         self._links[address].send(message)
-
-    def _deliver(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
-        match message:
-            case Tokens():
-                self._session.tokens(message)
-            case Ack():
-                self._session.acked(message)
-            case Failed():
-                self._session.failed(message)
-            case PromptLogprobs():
-                self._session.prompt_scored(message)
 
     def _on_reencode(self, request_id: bytes) -> None:
         if (request := self._session.begin_reencode(request_id)) is not None:

@@ -168,6 +168,18 @@ class Session:
     def cancel(self, cancel: Cancel) -> None:
         self._abort(cancel.id)
 
+    def receive(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
+        """Handle a message of the scheduler. Raises ValidationError for one that is inconsistent."""
+        match message:
+            case Tokens():
+                self.tokens(message)
+            case Ack():
+                self.acked(message)
+            case Failed():
+                self.failed(message)
+            case PromptLogprobs():
+                self.prompt_scored(message)
+
     def acked(self, ack: Ack) -> None:
         request = self._requests.get(ack.id)
         if request is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.launcher.kill_matrix import run
+from support.launcher.kill_matrix import run, run_queued
 
 # Several starts of several processes each, on a machine that may be busy with others.
 pytestmark = pytest.mark.timeout(600)
@@ -23,3 +23,9 @@ def test_no_answer_is_truncated_and_the_server_comes_back(victims: tuple[str, ..
         assert list(Path(folder).glob("minisgl-*")) == []
     assert [round.victim for round in rounds] == list(victims)
     assert [round.faults + round.late(SLACK) for round in rounds] == [[]] * len(victims)
+
+
+def test_requests_without_output_outlive_the_death_of_a_rank() -> None:
+    with tempfile.TemporaryDirectory(prefix="killed-") as folder:
+        rounds = run_queued(("rank0", "rank1"), 2, Path(folder))
+    assert [round.faults for round in rounds] == [[]] * 4

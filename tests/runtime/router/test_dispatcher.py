@@ -274,5 +274,5 @@ def test_a_replica_that_refuses_what_has_tokens_already_drains_all_the_same() ->
     dispatcher.submit(Submit(id=request_id, prompt=PROMPTS[0], max_tokens=8, seed=1))
     dispatcher.tokens(server.address, row(request_id, 0, 5))
     dispatcher.failed(server.address, Failed(request_id, "draining", "it ends"))
-    assert given[-1] == Failed(request_id, "draining", "it ends"), "what has given something is not tried again"
+    assert given[-1] == Failed(request_id, "draining", "it ends"), "requests with output are not resubmitted"
     assert not dispatcher.replicas.routable

@@ -1,10 +1,14 @@
-"""Kill each process of a loaded server in turn, and check what its clients received.
+"""Kill each process of a loaded server in turn, and check the answers of its clients.
 
 Run `python -m support.launcher.kill_matrix --rounds 20`.
 
 A round starts 8 streams and 2 plain requests, waits until at least 6 streams have tokens with most of the answer to
-come, and kills one process with SIGKILL. Whoever got less than a whole answer must have been told so; the server must
-be ready again by itself; after a launcher's death nothing may be left. Exits with 1 where that does not hold.
+come, and kills one process with SIGKILL. A client that does not receive its whole answer must receive an error; the
+server must become ready again without help; after the death of the launcher nothing may be left. Exits with 1 where
+that does not hold.
+
+With `--queued`, a round kills a rank of `--tp 2 --max-running 4` while 16 requests are queued, in turn when the first
+and when all running ones have tokens: each request without a delivered token must be answered whole by the next epoch.
 
 On GPUs with a model of real size: `minisgl models dummy qwen3-14b DIR`, and
 `python -m support.launcher.kill_matrix --rounds 3 --victims rank0 rank1 --model DIR -- --dummy-weights`.
@@ -31,6 +35,7 @@ from typing import Final
 import httpx
 import msgspec
 
+from minisgl.toy.tiny import write_tiny_checkpoint
 from support.frontend.served import Served, eventually
 from support.tiny_checkpoint import tiny_checkpoint
 
@@ -40,6 +45,7 @@ STARTED: Final = 6
 """Streams that must have tokens before the kill."""
 TOKENS: Final = 700
 """Of each answer; the tiny server's pool holds all of them."""
+_CLIENT_SECONDS: Final = 300
 MOST_CHUNKS: Final = 100
 """A stream that has more of them at the kill does not count as one with much to come: a chunk is a token, or a few
 when the client reads slowly."""
@@ -48,6 +54,16 @@ _SSL: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Not used, but to make one for each request would take longer than the request."""
 
 VICTIMS: Final = ("rank0", "tokenizer0", "frontend", "rank1", "launcher")
+
+RUNNING: Final = 4
+QUEUED_STREAMS: Final = 12
+QUEUED_PLAIN: Final = 4
+RUNNING_TOKENS: Final = 1500
+QUEUED_TOKENS: Final = 60
+LONG_PROMPT: Final = "Count on " * 400
+"""Prompt of the running requests. Its prefill takes many steps of STEP_TOKENS, so that a kill meets it."""
+STEP_TOKENS: Final = 16
+_RESUBMITTED: Final = "minisgl:requests_retried_total"
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,10 +105,38 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         return late
 
 
+class QueuedRound(msgspec.Struct, frozen=True, kw_only=True):
+    """Effects of the death of an engine with running and queued requests."""
+
+    victim: str
+    prefilling: int
+    """Running requests without a token when the process was killed."""
+    with_output: Counter[str]
+    """Outcomes of requests that had received a token before."""
+    without_output: Counter[str]
+    resubmitted: int
+    """By the counter of the server."""
+    back_seconds: float
+
+    @property
+    def faults(self) -> list[str]:
+        bad = [f"{name} without output" for name in self.without_output if name != "whole"]
+        bad += [name for name in self.with_output if name.startswith("BAD") or name == "connection broken"]
+        if self.with_output["whole"]:
+            bad.append("a request with output did not fail")
+        if self.without_output.total() < QUEUED_STREAMS + QUEUED_PLAIN:
+            bad.append("queued requests had output before the kill")
+        if self.resubmitted != self.without_output.total():
+            bad.append(f"{self.resubmitted} requests were counted as resubmitted")
+        if math.isinf(self.back_seconds):
+            bad.append("it did not become ready again")
+        return bad
+
+
 class Client(threading.Thread):
     """One request, and how it ended: `whole`, a way of failing, or `BAD …` for what looks whole and is not."""
 
-    def __init__(self, url: str, model: str, *, stream: bool, tokens: int = TOKENS) -> None:
+    def __init__(self, url: str, model: str, *, stream: bool, tokens: int = TOKENS, prompt: str = "Count") -> None:
         super().__init__(daemon=True)
         self.chunks = 0
         self.outcome = "BAD no end"
@@ -101,7 +145,7 @@ class Client(threading.Thread):
         self._tokens = tokens
         self._body = {
             "model": model,
-            "messages": [{"role": "user", "content": "Count"}],
+            "messages": [{"role": "user", "content": prompt}],
             "max_tokens": tokens,
             "ignore_eos": True,
             "stream": stream,
@@ -116,7 +160,7 @@ class Client(threading.Thread):
             self.outcome = "connection broken"
 
     def _read_plain(self) -> str:
-        answer = httpx.post(f"{self._url}/v1/chat/completions", json=self._body, timeout=120, verify=_SSL)
+        answer = httpx.post(f"{self._url}/v1/chat/completions", json=self._body, timeout=_CLIENT_SECONDS, verify=_SSL)
         if answer.status_code == 200:
             return "whole" if answer.json()["usage"]["completion_tokens"] == self._tokens else "BAD truncated success"
         code = answer.json()["error"]["code"]
@@ -126,7 +170,7 @@ class Client(threading.Thread):
         finish, tokens, done, error = None, 0, False, ""
         try:
             with httpx.stream(
-                "POST", f"{self._url}/v1/chat/completions", json=self._body, timeout=120, verify=_SSL
+                "POST", f"{self._url}/v1/chat/completions", json=self._body, timeout=_CLIENT_SECONDS, verify=_SSL
             ) as answer:
                 if answer.status_code != 200:
                     return f"{answer.status_code} {json.loads(answer.read())['error']['code']}"
@@ -231,6 +275,86 @@ def run(
     return done
 
 
+def kill_queued(served: Served, victim: str, *, started: int) -> QueuedRound:
+    """Kill a rank when `started` of the running requests have tokens, and more than can run are queued."""
+    model, pid = _model(served), served.children()[victim]
+    resubmitted = _metric(served, _RESUBMITTED)
+    running = [
+        Client(served.url, model, stream=True, tokens=RUNNING_TOKENS, prompt=LONG_PROMPT) for _ in range(RUNNING)
+    ]
+    eventually(lambda: _in_engine(served) >= RUNNING)
+    queued = [
+        Client(served.url, model, stream=number < QUEUED_STREAMS, tokens=QUEUED_TOKENS)
+        for number in range(QUEUED_STREAMS + QUEUED_PLAIN)
+    ]
+    eventually(lambda: _in_engine(served) == len(running) + len(queued))
+    eventually(lambda: sum(client.chunks > 0 for client in running) >= started)
+    had_output = [client.chunks > 0 for client in (*running, *queued)]
+    killed_at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    _, back = _watch_readiness(served.url, killed_at, not_ready=False)
+    for client in (*running, *queued):
+        client.join(_CLIENT_SECONDS)
+    outcomes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    for client, had in zip((*running, *queued), had_output, strict=True):
+        # A token may have arrived between the look and the kill.
+        outcomes[had or (client.chunks > 0 and client.outcome != "whole")][client.outcome] += 1
+    return QueuedRound(
+        victim=victim,
+        prefilling=outcomes[False].total() - len(queued),
+        with_output=outcomes[True],
+        without_output=outcomes[False],
+        resubmitted=_metric(served, _RESUBMITTED) - resubmitted,
+        back_seconds=back,
+    )
+
+
+def run_queued(
+    victims: Sequence[str], rounds: int, folder: Path, model: Path | None = None, flags: Sequence[str] = ()
+) -> list[QueuedRound]:
+    """`rounds` kills of each victim in one server of two ranks."""
+    limits = ("--max-running", str(RUNNING), "--max-step-tokens", str(STEP_TOKENS), "--queue-timeout", "300")
+    model = model or write_tiny_checkpoint(folder / "model", "qwen3", max_position=8192)
+    served = _start(folder, model, *flags, *limits, "--num-pages", "4096", "--tp", "2")
+    done: list[QueuedRound] = []
+    try:
+        for number in range(rounds):
+            for victim in victims:
+                done.append(kill_queued(served, victim, started=(1, RUNNING)[number % 2]))
+                print(_queued_line(victim, done[-1:]), flush=True)
+        served.popen.send_signal(signal.SIGTERM)
+        assert served.popen.wait(60) == 0, served.log.read_text()
+        assert not served.children() and not served.leftovers()
+    finally:
+        served.kill()
+    return done
+
+
+def _queued_line(victim: str, rounds: Sequence[QueuedRound]) -> str:
+    with_output = sum((round.with_output for round in rounds), Counter[str]())
+    without_output = sum((round.without_output for round in rounds), Counter[str]())
+    return (
+        f"{victim}: {len(rounds)} kills; without output {without_output.total()} requests "
+        f"({sum(round.prefilling for round in rounds)} of them in prefill): {_listed(without_output)}; "
+        f"with output {with_output.total()}: {_listed(with_output)}; "
+        f"resubmitted {sum(round.resubmitted for round in rounds)}; "
+        f"back after {max(round.back_seconds for round in rounds):.1f} s at most"
+    )
+
+
+def _listed(outcomes: Counter[str]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in sorted(outcomes.items())) or "none"
+
+
+def _metric(served: Served, name: str) -> int:
+    page = httpx.get(f"{served.url}/metrics", timeout=60, verify=_SSL).text
+    return sum(int(float(line.split()[-1])) for line in page.splitlines() if line.startswith(name))
+
+
+def _in_engine(served: Served) -> int:
+    return _metric(served, "vllm:num_requests_running") + _metric(served, "vllm:num_requests_waiting")
+
+
 def _start(folder: Path, model: Path, *flags: str) -> Served:
     served = Served(model, folder, "--max-restarts", "1000", *flags)
     served.wait_until_ready()
@@ -249,10 +373,10 @@ def _model(served: Served) -> str:
 
 
 def _show(round: Round) -> Round:
-    outcomes = ", ".join(f"{count} x {name}" for name, count in sorted(round.outcomes.items()))
     print(
         f"{round.victim:<11} {round.started} of {STREAMS} streams under way; "
-        f"not ready after {round.not_ready_seconds:.3f} s, back after {round.back_seconds:.2f} s; {outcomes}",
+        f"not ready after {round.not_ready_seconds:.3f} s, back after {round.back_seconds:.2f} s; "
+        f"{_listed(round.outcomes)}",
         flush=True,
     )
     return round
@@ -278,16 +402,24 @@ def table(rounds: Sequence[Round]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="kill_matrix")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS)
+    parser.add_argument("--queued", action="store_true", help="kill ranks while requests are queued")
     parser.add_argument("--model", type=Path)
     parser.add_argument("flags", nargs="*", help="further flags of serve, behind --")
     args = parser.parse_args()
+    faults: list[str] = []
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:
-        rounds = run(args.victims, args.rounds, Path(folder), args.model, args.flags)
-        left = list(Path(folder).glob("minisgl-*"))
-    print(table(rounds))
-    faults = [f"{round.victim}: {fault}" for round in rounds for fault in round.faults + round.late()]
-    faults += [f"left behind: {path}" for path in left]
+        if args.queued:
+            victims = args.victims or ("rank0", "rank1")
+            queued = run_queued(victims, args.rounds, Path(folder), args.model, args.flags)
+            for victim in victims:
+                print(_queued_line(victim, [round for round in queued if round.victim == victim]))
+            faults += [f"{round.victim}: {fault}" for round in queued for fault in round.faults]
+        else:
+            rounds = run(args.victims or VICTIMS, args.rounds, Path(folder), args.model, args.flags)
+            print(table(rounds))
+            faults += [f"{round.victim}: {fault}" for round in rounds for fault in round.faults + round.late()]
+        faults += [f"left behind: {path}" for path in Path(folder).glob("minisgl-*")]
     print("\n".join(faults) if faults else "no faults")
     return 1 if faults else 0
 

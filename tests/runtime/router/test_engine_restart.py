@@ -1,0 +1,224 @@
+"""The requests of one machine while its only engine dies and restarts: dispatcher and session under a played clock."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+from minisgl.router.dispatcher import Dispatcher
+from minisgl.tokenizer.session import Session
+from minisgl.tokenizer.token_bytes import TokenBytes
+from minisgl.wire.messages import WIRE_VERSION, Abort, Ack, FinishReason, SamplingParams, Submit, Welcome
+from minisgl.wire.text import Accepted, Cancel, Finished, Generate, TextFailed, Texts
+from support.frontend.fake_scheduler import card, row
+from support.tiny_tokenizers import byte_level
+
+TOKENIZER = byte_level()
+FILES = {"tokenizer.json": "a" * 64}
+ENGINE = "local engine"
+QUEUE_SECONDS, STALL_SECONDS = 60.0, 90.0
+
+
+class Machine:
+    """A worker without its loop, and an engine of which only the messages exist."""
+
+    def __init__(self) -> None:
+        self.session = Session(TokenBytes(TOKENIZER))
+        self.dispatcher = Dispatcher(
+            QUEUE_SECONDS,
+            STALL_SECONDS,
+            deliver=self.session.receive,
+            send=lambda _, message: self.at_engine.append(message),
+            reencode=lambda _: None,
+            stale_seconds=math.inf,
+        )
+        self.dispatcher.set_files_in_use(FILES)
+        self.dispatcher.add(ENGINE)
+        self.at_engine: list[Submit | Abort] = []
+        """Messages that the current start of the engine has received."""
+        self.texts: dict[bytes, str] = {}
+        self.ends: dict[bytes, Finished | TextFailed] = {}
+        self.accepted: list[bytes] = []
+
+    def start_engine(self, epoch: int) -> None:
+        self.at_engine = []
+        model = card(tokenizer_hashes=FILES)
+        self.dispatcher.welcome(ENGINE, Welcome(version=WIRE_VERSION, epoch=(1, epoch), model=model))
+        self.session.open(model)
+
+    def kill_engine(self) -> None:
+        self.at_engine = []
+        self.dispatcher.lost(ENGINE, "engine_unavailable", "the connection to the engine was lost")
+        self.session.close()
+        self.take()
+
+    def ask(self, number: int) -> bytes:
+        request_id = b"%016d" % number
+        assert self.session.begin(Generate(id=request_id, prompt="Hi", params=SamplingParams(max_tokens=8)))
+        self.session.encoded(request_id, array("i", TOKENIZER.encode("Hi").ids))
+        self.take()
+        return request_id
+
+    def accept(self, *numbers: int) -> None:
+        """Accept the submits that the engine received in these places."""
+        for number in numbers:
+            self.dispatcher.acked(ENGINE, Ack(self.submits[number].id))
+        self.take()
+
+    def give_token(self, submit: Submit, index: int, text: str, finish: FinishReason | None = None) -> None:
+        self.dispatcher.tokens(ENGINE, row(submit.id, index, TOKENIZER.encode(text).ids[0], finish))
+        self.take()
+
+    def pass_time(self, seconds: float) -> list[str]:
+        self.dispatcher.replicas.now += seconds
+        lost = self.dispatcher.tick()
+        self.take()
+        return lost
+
+    @property
+    def submits(self) -> list[Submit]:
+        return [message for message in self.at_engine if isinstance(message, Submit)]
+
+    def take(self) -> None:
+        """Pass messages on, as the worker's loop does."""
+        for request in self.session.take_to_scheduler():
+            if isinstance(request, Submit):
+                self.dispatcher.submit(request)
+            else:
+                self.dispatcher.abort(request.id)
+        for message in self.session.take_to_frontend():
+            match message:
+                case Accepted():
+                    self.accepted.append(message.id)
+                case TextFailed():
+                    self.ends[message.id] = message
+                case Texts():
+                    for request_id, text in message.rows():
+                        self.texts[request_id] = self.texts.get(request_id, "") + text
+                    self.ends |= {end.id: end for end in message.finished}
+
+
+def serving(requests: int) -> tuple[Machine, list[bytes]]:
+    machine = Machine()
+    machine.start_engine(1)
+    return machine, [machine.ask(number) for number in range(requests)]
+
+
+def failure(machine: Machine, request_id: bytes) -> tuple[str, str]:
+    end = machine.ends[request_id]
+    assert isinstance(end, TextFailed)
+    return end.code, end.message
+
+
+def test_requests_without_output_are_answered_by_the_next_epoch() -> None:
+    machine, (prefilling, queued, not_accepted, streaming) = serving(4)
+    machine.accept(0, 1, 3)
+    machine.give_token(machine.submits[3], 0, "x")
+    first = [submit.id for submit in machine.submits]
+    machine.kill_engine()
+    assert failure(machine, streaming) == ("engine_unavailable", "the connection to the engine was lost")
+    machine.pass_time(QUEUE_SECONDS - 1)
+    assert list(machine.ends) == [streaming], "the others wait"
+    machine.start_engine(2)
+    assert len(machine.submits) == 3
+    assert not {submit.id for submit in machine.submits} & set(first)
+    machine.accept(0, 1, 2)
+    assert sorted(machine.accepted) == sorted([prefilling, queued, not_accepted, streaming]), "each is accepted once"
+    for submit in machine.submits:
+        machine.give_token(submit, 0, "y")
+        machine.give_token(submit, 1, "z", "length")
+    for request_id in (prefilling, queued, not_accepted):
+        end = machine.ends[request_id]
+        assert isinstance(end, Finished)
+        assert (machine.texts[request_id], end.completion_tokens) == ("yz", 2)
+    assert machine.texts[streaming] == "x"
+    assert machine.dispatcher.resubmitted == 3
+
+
+def test_the_seed_and_the_order_of_resubmitted_requests_stay() -> None:
+    machine, _ = serving(3)
+    before = [(submit.seed, submit.prompt) for submit in machine.submits]
+    machine.kill_engine()
+    machine.start_engine(2)
+    assert [(submit.seed, submit.prompt) for submit in machine.submits] == before
+
+
+def test_late_tokens_of_the_dead_engine_are_ignored() -> None:
+    machine, (request_id,) = serving(1)
+    (submit,) = machine.submits
+    machine.kill_engine()
+    machine.give_token(submit, 0, "x", "stop")
+    machine.start_engine(2)
+    machine.give_token(submit, 0, "x", "stop")
+    assert not machine.ends
+    machine.give_token(machine.submits[0], 0, "y", "length")
+    assert machine.texts == {request_id: "y"}
+
+
+def test_a_wait_ends_at_the_queue_timeout() -> None:
+    machine, (request_id,) = serving(1)
+    machine.accept(0)
+    machine.kill_engine()
+    machine.pass_time(QUEUE_SECONDS)
+    assert failure(machine, request_id) == ("engine_unavailable", "no engine could take the request for 60 s")
+    machine.start_engine(2)
+    assert machine.at_engine == []
+    assert not machine.session
+
+
+def test_a_second_wait_is_as_long_as_the_first_and_a_second_loss_is_the_last() -> None:
+    machine, (request_id,) = serving(1)
+    machine.kill_engine()
+    machine.pass_time(QUEUE_SECONDS - 1)
+    machine.start_engine(2)
+    machine.accept(0)
+    machine.pass_time(QUEUE_SECONDS - 1)
+    assert not machine.ends
+    machine.kill_engine()
+    assert "second engine to be lost" in failure(machine, request_id)[1]
+
+
+def test_waiting_requests_are_forgotten_at_once_when_the_frontend_ends_them() -> None:
+    # As it does when the launcher gives up, or when its connection to the worker is lost.
+    machine, requests = serving(3)
+    machine.kill_engine()
+    machine.session.cancel(Cancel(requests[0]))
+    machine.take()
+    machine.session.abort_all()
+    machine.take()
+    machine.start_engine(2)
+    assert machine.at_engine == []
+    assert not machine.session and not machine.ends
+
+
+def test_requests_that_arrive_during_the_restart_are_refused() -> None:
+    machine, _ = serving(0)
+    machine.kill_engine()
+    late = Generate(id=b"l" * 16, prompt="Hi", params=SamplingParams())
+    assert not machine.session.begin(late)
+    machine.take()
+    assert failure(machine, late.id)[0] == "engine_unavailable"
+
+
+def test_a_prompt_that_is_encoded_during_the_restart_waits_for_it() -> None:
+    machine, _ = serving(0)
+    request = Generate(id=b"l" * 16, prompt="Hi", params=SamplingParams())
+    assert machine.session.begin(request)
+    machine.kill_engine()
+    machine.session.encoded(request.id, array("i", TOKENIZER.encode("Hi").ids))
+    machine.take()
+    machine.start_engine(2)
+    assert [submit.id for submit in machine.submits] == [request.id]
+    assert machine.dispatcher.resubmitted == 0
+
+
+def test_a_silent_engine_gets_requests_until_it_counts_as_stalled() -> None:
+    machine, (streaming, silent) = serving(2)
+    machine.give_token(machine.submits[0], 0, "x")
+    assert machine.pass_time(STALL_SECONDS) == []
+    machine.ask(9)
+    assert len(machine.submits) == 3
+    assert machine.pass_time(1) == [ENGINE]
+    assert failure(machine, streaming)[0] == "engine_stalled"
+    machine.start_engine(1)
+    assert len(machine.submits) == 2 and silent not in machine.ends
