@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -90,14 +91,19 @@ def test_fifty_streams_are_completed_after_sigterm(serve: Serve) -> None:
 
 
 def test_without_restarts_a_death_ends_streams_and_server(serve: Serve) -> None:
-    served = serve("--max-restarts", "0")
+    served = serve("--max-restarts", "0", "--max-running", "1", "--served-model-name", "tiny")
     served.wait_until_ready()
     rank0 = served.children()["rank0"]
     stream = _long_stream(served)
     next(stream)
+    waiting = [Client(served.url, "tiny", stream=stream) for stream in (True, False)]
+    eventually(lambda: _waiting(served) == 2)
     os.kill(rank0, signal.SIGKILL)
     with pytest.raises(openai.OpenAIError):
         list(stream)
+    for client in waiting:
+        client.join(30)
+        assert "engine_unavailable" in client.outcome, "no request waits for an engine that is not restarted"
     assert served.popen.wait(30) == 1
     assert served.status("/ready") == 0
     assert served.children() == {}
@@ -105,6 +111,32 @@ def test_without_restarts_a_death_ends_streams_and_server(serve: Serve) -> None:
     last = served.lines()[-1]
     assert last["extra"]["code"] == "restarts_exhausted"
     assert last["message"].startswith("rank0 (pid")
+
+
+def test_sigterm_during_a_restart_ends_waiting_requests_at_once(serve: Serve) -> None:
+    served = serve("--max-running", "1", "--served-model-name", "tiny", "--drain-timeout", "600")
+    served.wait_until_ready()
+    stream = _long_stream(served)
+    next(stream)
+    waiting = [Client(served.url, "tiny", stream=stream) for stream in (True, False)]
+    eventually(lambda: _waiting(served) == 2)
+    os.kill(served.children()["rank0"], signal.SIGKILL)
+    with pytest.raises(openai.OpenAIError):
+        list(stream)
+    eventually(lambda: any(line["message"].startswith("rank0 (pid") for line in served.lines()))
+    assert all(client.is_alive() for client in waiting), "they wait for the restart"
+    served.popen.send_signal(signal.SIGTERM)
+    for client in waiting:
+        client.join(30)
+    assert served.popen.wait(60) == 0
+    assert served.children() == {} and served.leftovers() == []
+    assert all("engine_unavailable" in client.outcome for client in waiting)
+
+
+def _waiting(served: Served) -> int:
+    """Requests in the engine's queue."""
+    page = httpx.get(f"{served.url}/metrics", timeout=60).text
+    return next(int(line.split()[-1]) for line in page.splitlines() if line.startswith("vllm:num_requests_waiting"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
