@@ -5,7 +5,6 @@ A package receives the part that it needs; no package reads environment variable
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypedDict, TypeVar
 
@@ -13,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.errors import CodedError
-from minisgl.options import Count, Fraction, Index, option, options_of
+from minisgl.options import Count, Fraction, Index, closest, option, options_of
 
 Device = Literal["cpu", "cuda"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -156,8 +155,7 @@ def engine_config(model: str, options: Mapping[str, object]) -> EngineConfig:
     known = {each.name: each for each in options_of(EngineConfig(model=model))}
     for name, value in options.items():
         if name not in known:
-            [closest] = difflib.get_close_matches(name, known, 1, 0.0)
-            raise ConfigError(f"{name}: unknown option; did you mean {closest}?")
+            raise ConfigError(f"{name}: unknown option; did you mean {closest(name, known)}?")
         if (choices := known[name].choices) and value not in choices:
             raise ConfigError(f"{name}: expected one of {', '.join(choices)}, got {value!r:.60}")
     return _convert({"model": model, **options}, EngineConfig)

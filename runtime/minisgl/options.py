@@ -6,7 +6,8 @@ option are those of the field and are stated nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
@@ -76,6 +77,11 @@ def options_of(defaults: msgspec.Struct) -> list[Option]:
                 metavar = meta.extra["metavar"] or (bounds.extra or {}).get("metavar", _METAVARS.get(kind, "NAME"))
                 found.append(Option(field.name, field.encode_name, kind, length, bounds, default, text, metavar))
     return found
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that is most similar to `name`, for errors about unknown names."""
+    return difflib.get_close_matches(name, known, 1, 0.0)[0]
 
 
 def _plain(kind: Any) -> tuple[Any, list[Meta]]:

@@ -1,36 +1,39 @@
 """One configuration surface: every flag of a command can also be an environment variable or a key of a YAML file.
 
-All three are read off the command's argparse actions, so none can lack what another has. A flag wins over the
-environment, that over the file, and the file over the default.
+All three are derived from the command's argparse actions. A flag wins over the environment, the environment over the
+file, and the file over the default.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
 import yaml
 
+from minisgl.options import closest
+
 PREFIX: Final = "MINISGL_"
 NOT_SETTINGS: Final = frozenset({"MINISGL_COMMIT", "MINISGL_KERNELS_DIR"})
-"""Variables with our prefix that other parts of the program read."""
-_SWITCH_TEXTS: Final = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False}
-_SWITCH_TEXTS["off"] = False
+"""Variables with the prefix that other parts of the program read."""
+_SWITCH_TEXTS: Final = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 
 
 class Setting(NamedTuple):
-    """One thing that can be set."""
+    """One flag or positional argument that can be set in other ways."""
 
     action: argparse.Action
     default: Any
 
     @property
     def key(self) -> str:
-        """Its name in the file: the flag without its dashes."""
+        """Key in the file: the flag without its dashes."""
         if not self.action.option_strings:
             return self.action.dest
         return self.action.option_strings[0].removeprefix("--")
@@ -39,24 +42,19 @@ class Setting(NamedTuple):
     def variable(self) -> str:
         return PREFIX + self.key.upper().replace("-", "_")
 
-    @property
-    def is_switch(self) -> bool:
-        return isinstance(self.action, argparse._StoreTrueAction)
-
 
 class Settings:
-    """Takes over `parser`, to which all arguments but these were added: their defaults wait until `resolve`, so that
-    what the command line says can be told from what it does not say. Adds --config and --print-config."""
+    """Takes over all arguments that were added to `parser` and adds --config and --print-config.
+
+    The arguments lose their defaults until `resolve`, so that a flag that is given differs from one that is not.
+    """
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self._parser = parser
-        self.all = [
-            Setting(action, action.default)
-            for action in parser._actions
-            if not isinstance(action, argparse._HelpAction)
-        ]
-        for setting in self.all:
-            setting.action.default = argparse.SUPPRESS
+        actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+        self.all = [Setting(action, action.default) for action in actions]
+        for action in actions:
+            action.default = argparse.SUPPRESS
         group = parser.add_argument_group("configuration")
         group.add_argument(
             "--config",
@@ -67,48 +65,40 @@ class Settings:
         group.add_argument(
             "--print-config",
             action="store_true",
-            help="print what is set, as such a file that says where each value comes from, and end (default: off)",
+            help="print the effective configuration with the source of each value, then exit (default: off)",
         )
         parser.set_defaults(settings=self)
 
     def resolve(self, args: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Fill into `args` what the command line left open; returns where each key's value is from. Ends the program
-        as a wrong flag does when a value or a name is wrong."""
+        """Set in `args` what no flag has set; returns the source of each key's value. Exits with code 2, as for a wrong
+        flag, when a value or a name is wrong."""
         variables = self._from_environment(environment)
         if args.config is None and environment.get(f"{PREFIX}CONFIG"):
             args.config = Path(environment[f"{PREFIX}CONFIG"])
-        keys = {} if args.config is None else self._from_file(args.config)
+        given = ({} if args.config is None else self._from_file(args.config)) | variables
         sources: dict[str, str] = {}
         for setting in self.all:
-            dest = setting.action.dest
-            if hasattr(args, dest):
-                sources[setting.key] = "flag"
-            elif setting.key in variables:
-                setattr(args, dest, variables[setting.key])
-                sources[setting.key] = f"environment {setting.variable}"
-            elif setting.key in keys:
-                setattr(args, dest, keys[setting.key])
-                sources[setting.key] = f"file {args.config}"
+            value, source = given.get(setting.key, (setting.default, "default"))
+            if hasattr(args, setting.action.dest):
+                source = "flag"
             else:
-                setattr(args, dest, setting.default)
-                sources[setting.key] = "default"
+                setattr(args, setting.action.dest, value)
+            sources[setting.key] = source
         return sources
 
     def fill(
         self, args: argparse.Namespace, sources: dict[str, str], values: Mapping[str, tuple[Any, str]], path: Path
     ) -> None:
-        """Set from the file at `path` what `resolve` left at its default: by key, the value and where it stands there.
-        Ends the program as a wrong flag does."""
+        """Set from the file at `path` what `resolve` left at its default. `values`: by key, the value and its place in
+        the file. Exits with code 2 when a value is wrong."""
         for setting in self.all:
             if setting.key in values and sources[setting.key] == "default":
                 value, where = values[setting.key]
-                if not setting.is_switch:
-                    value = self._convert(setting, str(value), f"{path}: {where}")
-                setattr(args, setting.action.dest, value)
+                setattr(args, setting.action.dest, self._parsed(setting, value, f"{path}: {where}"))
                 sources[setting.key] = f"file {path}, {where}"
 
     def render(self, args: argparse.Namespace, sources: Mapping[str, str]) -> str:
-        """A file that sets what is set, each line with its source."""
+        """Return the text of a file with all effective values, each line with its source."""
         lines = []
         for setting in self.all:
             value = getattr(args, setting.action.dest)
@@ -118,66 +108,63 @@ class Settings:
         return "".join(lines)
 
     def refuse(self, message: str) -> NoReturn:
-        """End as the parser does for a wrong command line."""
+        """Exit as the parser does for a wrong command line, with code 2."""
         self._parser.error(message)
 
-    def _from_environment(self, environment: Mapping[str, str]) -> dict[str, Any]:
+    def _from_environment(self, environment: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+        """Values of MINISGL_* variables with their sources, by key."""
         known = {setting.variable: setting for setting in self.all}
         other = {f"{PREFIX}CONFIG", *NOT_SETTINGS}
-        found: dict[str, Any] = {}
+        found: dict[str, tuple[Any, str]] = {}
         for name, text in environment.items():
             if not name.startswith(PREFIX) or name in other:
                 continue
             if name not in known:
                 self._refuse_unknown(f"environment variable {name}", name, [*known, *other])
-            setting = known[name]
-            if setting.is_switch:
-                if text.lower() not in _SWITCH_TEXTS:
-                    self._parser.error(f"environment variable {name}: {text!r} is neither true nor false")
-                found[setting.key] = _SWITCH_TEXTS[text.lower()]
-            else:
-                found[setting.key] = self._convert(setting, text, f"environment variable {name}")
+            value = self._parsed(known[name], text, f"environment variable {name}")
+            found[known[name].key] = value, f"environment {name}"
         return found
 
-    def _from_file(self, path: Path) -> dict[str, Any]:
+    def _from_file(self, path: Path) -> dict[str, tuple[Any, str]]:
+        """Values of a YAML file with their sources, by key."""
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            self._parser.error(f"--config: {path} cannot be read: {error}")
+            self.refuse(f"--config: {path} cannot be read: {error}")
         except yaml.YAMLError as error:
-            self._parser.error(f"--config: {path} is not YAML: {' '.join(str(error).split())}")
+            self.refuse(f"--config: {path} is not YAML: {' '.join(str(error).split())}")
         if content is None:
             return {}
         if not isinstance(content, dict):
-            self._parser.error(f"--config: {path} holds no keys with values, but a {type(content).__name__}")
+            self.refuse(f"--config: {path} must contain keys with values, not a {type(content).__name__}")
         known = {setting.key: setting for setting in self.all}
-        found: dict[str, Any] = {}
-        for key, value in content.items():
+        for key in content:
             if key not in known:
-                self._refuse_unknown(f"{path}: key {key!r}", str(key).replace("_", "-"), list(known))
-            setting = known[key]
-            if value is None:
-                continue
-            if setting.is_switch:
-                if not isinstance(value, bool):
-                    self._parser.error(f"{path}: {key}: {value!r} is neither true nor false")
-                found[key] = value
-            elif isinstance(value, bool | list | dict):
-                self._parser.error(f"{path}: {key}: {value!r} is not a single value")
-            else:
-                found[key] = self._convert(setting, str(value), f"{path}: {key}")
-        return found
+                self._refuse_unknown(f"{path}: key {key!r}", str(key).replace("_", "-"), known)
+        return {
+            key: (self._parsed(known[key], value, f"{path}: {key}"), f"file {path}")
+            for key, value in content.items()
+            if value is not None
+        }
 
-    def _convert(self, setting: Setting, text: str, where: str) -> Any:
+    def _parsed(self, setting: Setting, value: Any, where: str) -> Any:
+        """Value of a setting from text or a YAML scalar; `where` names its place in errors."""
         action = setting.action
+        if isinstance(action, argparse._StoreTrueAction):
+            value = _SWITCH_TEXTS.get(value.lower(), value) if isinstance(value, str) else value
+            if not isinstance(value, bool):
+                self.refuse(f"{where}: {value!r} is neither true nor false")
+            return value
+        if isinstance(value, bool | list | dict):
+            self.refuse(f"{where}: {value!r} is not a single value")
+        text = str(value)
         try:
             value = action.type(text) if callable(action.type) else text
         except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
-            self._parser.error(f"{where}: {error}")
+            self.refuse(f"{where}: {error}")
         if action.choices is not None and value not in action.choices:
-            self._parser.error(f"{where}: {text!r} is not one of {', '.join(map(str, action.choices))}")
+            self.refuse(f"{where}: {text!r} is not one of {', '.join(map(str, action.choices))}")
         return value
 
-    def _refuse_unknown(self, what: str, name: str, known: list[str]) -> NoReturn:
-        close = difflib.get_close_matches(name, known, 1, 0.0)
-        self._parser.error(f"{what} is not known; the nearest one is {close[0]}")
+    def _refuse_unknown(self, what: str, name: str, known: Iterable[str]) -> NoReturn:
+        self.refuse(f"{what} is unknown; did you mean {closest(name, known)}?")

@@ -62,14 +62,14 @@ def test_what_is_printed_can_be_read_again(capsys: pytest.CaptureFixture[str], t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prot: 1", "key 'prot' is not known; the nearest one is port"),
-        ("max_running: 1", "key 'max_running' is not known; the nearest one is max-running"),
+        ("prot: 1", "key 'prot' is unknown; did you mean port?"),
+        ("max_running: 1", "key 'max_running' is unknown; did you mean max-running?"),
         ("port: 70000", "port: '70000' is not a whole number, 0 to 65535"),
         ("port: [1, 2]", "port: [1, 2] is not a single value"),
         ("audit: 1", "audit: 1 is neither true nor false"),
         ("device: tpu", "device: 'tpu' is not one of auto, cpu, cuda"),
         ("port: [1", "is not YAML"),
-        ("- port", "holds no keys with values, but a list"),
+        ("- port", "must contain keys with values, not a list"),
     ],
 )
 def test_a_wrong_file_is_an_error_that_names_the_key(
@@ -87,7 +87,7 @@ def test_a_wrong_file_is_an_error_that_names_the_key(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("MINISGL_PROT", "1", "MINISGL_PROT is not known; the nearest one is MINISGL_PORT"),
+        ("MINISGL_PROT", "1", "MINISGL_PROT is unknown; did you mean MINISGL_PORT?"),
         ("MINISGL_PORT", "x", "MINISGL_PORT: 'x' is not a whole number"),
         ("MINISGL_AUDIT", "perhaps", "MINISGL_AUDIT: 'perhaps' is neither true nor false"),
         ("MINISGL_CONFIG", "/no/such.yaml", "/no/such.yaml cannot be read"),
