@@ -26,16 +26,16 @@ _START_SECONDS: Final = 1800
 _POLL_SECONDS: Final = 0.1
 
 _HELP: Final = """\
-/reset         forget the conversation
-/system TEXT   give the model this role from now on, and forget the conversation; without TEXT: none
-/stats         tokens and times of the last answer and of all
-/help          this list
-/exit          end; so does Ctrl-D
+/reset         start a new conversation
+/system TEXT   start a new conversation with TEXT as system prompt; without TEXT: with none
+/stats         show tokens and times of the last answer, and tokens of all answers
+/help          show this list
+/exit          leave the chat; so does Ctrl-D
 Ctrl-C         stop the answer"""
 
 
 class ChatError(CodedError):
-    """The chat cannot go on. `code` is stable."""
+    """The chat cannot continue. `code` is stable."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,16 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=DEFAULT_URL,
         metavar="URL|MODEL",
-        help="an OpenAI endpoint (http://… or https://…), or a model to serve for this chat: a directory or a Hub id "
+        help="OpenAI endpoint (http://… or https://…), or a model to serve for this chat: a directory or a Hub id "
         f"(default: {DEFAULT_URL})",
     )
-    parser.add_argument("--model", metavar="NAME", help="which of the endpoint's models (default: the first it lists)")
+    parser.add_argument("--model", metavar="NAME", help="model of the endpoint (default: the first one it lists)")
     parser.add_argument(
-        "--api-key", metavar="KEY", help="sent to the endpoint (default: the variable OPENAI_API_KEY, or none)"
+        "--api-key", metavar="KEY", help="API key for the endpoint (default: the variable OPENAI_API_KEY, or none)"
     )
-    parser.add_argument("--system", metavar="TEXT", help="the role that the model is given (default: none)")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt (default: none)")
     parser.add_argument(
-        "--temperature", type=_temperature, metavar="X", help="0 for the likeliest answer (default: the endpoint's)"
+        "--temperature", type=_temperature, metavar="X", help="0 for the most likely answer (default: the endpoint's)"
     )
     parser.add_argument(
         "--max-tokens", type=integer(1), metavar="N", help="longest answer (default: the endpoint's, in tokens)"
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Answer(msgspec.Struct):
-    """What is known of one answer."""
+    """Text, times and token counts of one answer."""
 
     text: str = ""
     first_seconds: float = 0.0
@@ -100,7 +100,7 @@ class Chat:
         self._messages: list[dict[str, str]] = []
 
     def reset(self, system: str | None) -> None:
-        """Begin again, in the role `system` if there is one."""
+        """Start a new conversation, with `system` as system prompt unless it is empty."""
         self._messages = [] if not system else [{"role": "system", "content": system}]
 
     @property
@@ -109,8 +109,8 @@ class Chat:
         return first["content"] if first.get("role") == "system" else None
 
     async def ask(self, question: str, show: Callable[[str], None]) -> None:
-        """`show` gets the answer's pieces. Stopped halfway, what there is stays in the conversation; after an error
-        the question was never asked. Raises HttpError."""
+        """Ask and pass each piece of the answer to `show`. A cancelled answer stays in the conversation as far as it
+        came; after an error the question is removed from it. Raises HttpError."""
         self._messages.append({"role": "user", "content": question})
         answer = Answer()
         try:
@@ -158,13 +158,13 @@ class Chat:
 
 
 def _talk(chat: Chat, runner: asyncio.Runner) -> int:
-    """Until the input ends; 1 when a question of a script was not answered."""
+    """Answer questions until the input ends; returns 1 when a question of a script was not answered, else 0."""
     interactive = sys.stdin.isatty()
     if interactive:
         # Line editing and history for `input`.
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401
-        print(f"{chat.model} at {chat.endpoint.url}; /help says what else there is")
+        print(f"{chat.model} at {chat.endpoint.url}; type /help for commands")
     failed = False
     while True:
         try:
@@ -176,7 +176,7 @@ def _talk(chat: Chat, runner: asyncio.Runner) -> int:
         except KeyboardInterrupt:
             if not interactive:
                 raise
-            print("\n/exit or Ctrl-D ends the chat")
+            print("\nuse /exit or Ctrl-D to leave the chat")
             continue
         if line == "/exit":
             return int(failed)
@@ -191,15 +191,15 @@ def _command(chat: Chat, line: str) -> str:
     match name:
         case "/reset":
             chat.reset(chat.system)
-            return "forgotten"
+            return "new conversation"
         case "/system":
             chat.reset(rest.strip())
-            return f"role: {rest.strip() or 'none'}"
+            return f"system prompt: {rest.strip() or 'none'}"
         case "/stats":
             return _stats(chat.answers)
         case "/help":
             return _HELP
-    return f"{name} is not known; /help lists what is"
+    return f"unknown command {name}; type /help for commands"
 
 
 def _stats(answers: Sequence[Answer]) -> str:
@@ -227,14 +227,14 @@ def _answer(chat: Chat, question: str, runner: asyncio.Runner) -> bool:
 
 @contextlib.contextmanager
 def _endpoint(target: str, api_key: str | None) -> Iterator[Endpoint]:
-    """The endpoint itself, or one of our own for the model, which ends with the block."""
+    """Yield the endpoint `target`, or serve the model `target` until the block ends and yield its endpoint."""
     if "://" in target:
         yield Endpoint(target, api_key)
         return
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "minisgl", "serve", target, "--host", "127.0.0.1", "--port", str(port)]
-    # A process group of its own: Ctrl-C stops an answer, not the server.
+    # A separate process group: Ctrl-C stops an answer, not the server.
     server = subprocess.Popen([*command, "--log-level", "warning"], process_group=0, stdin=subprocess.DEVNULL)
     try:
         endpoint = Endpoint(f"http://127.0.0.1:{port}")
@@ -250,7 +250,7 @@ async def _until_ready(endpoint: Endpoint, server: subprocess.Popen[bytes]) -> N
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise ChatError("server_failed", "the model's server ended before it was ready; what it said stands above")
+            raise ChatError("server_failed", "the model's server exited before it was ready; see its output above")
         try:
             await endpoint.json("GET", "/ready")
             return

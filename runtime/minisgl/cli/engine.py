@@ -28,37 +28,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("replica")
     group.add_argument(
-        "--replica", default="engine", metavar="NAME", help="name of the group of ranks (default: engine)"
+        "--replica", default="engine", metavar="NAME", help="name of the replica (default: engine)"
     )
     group.add_argument(
         "--revision-label",
         default="",
         metavar="TEXT",
-        help="pods of another revision are not joined (default: empty)",
+        help="revision of this pod; pods of another revision cannot join (default: empty)",
     )
     group.add_argument(
         "--ranks-per-pod",
         type=integer(1),
         metavar="N",
-        help="ranks in this pod and in each other one; divides --tp (default: --tp, a single pod)",
+        help="ranks in each pod; must divide --tp (default: --tp, a single pod)",
     )
     group.add_argument(
         "--peer-domain",
         metavar="NAME",
-        help="DNS name below which the pods are found: pod 0 is REPLICA-0.NAME (default: --replica)",
+        help="DNS domain of the pods: pod 0 is REPLICA-0.NAME (default: --replica)",
     )
-    group.add_argument("--leader", metavar="HOST", help="where pod 0 is, in place of that name (default: not set)")
+    group.add_argument("--leader", metavar="HOST", help="host of pod 0, instead of that name (default: not set)")
     group.add_argument(
         "--pod-index",
         type=integer(0),
         metavar="N",
-        help="this pod's number in the replica (default: MINISGL_POD_INDEX, or 0)",
+        help="index of this pod in the replica (default: MINISGL_POD_INDEX, or 0)",
     )
     group.add_argument(
-        "--pod-name", metavar="NAME", help="this pod's name (default: MINISGL_POD_NAME, or the machine's name)"
+        "--pod-name", metavar="NAME", help="name of this pod (default: MINISGL_POD_NAME, or the host name)"
     )
     group.add_argument(
-        "--node-name", metavar="NAME", help="the node that it runs on (default: MINISGL_NODE_NAME, or not known)"
+        "--node-name", metavar="NAME", help="node of this pod (default: MINISGL_NODE_NAME, or unknown)"
     )
     add_options(group, Ports())
     add_engine_arguments(parser)
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number(0),
         default=300.0,
         metavar="S",
-        help="how long running requests may go on after SIGTERM or /drain; a second SIGTERM ends them "
+        help="time for running requests to finish after SIGTERM or /drain; a second SIGTERM stops them "
         "(default: 300 seconds)",
     )
     group.add_argument(
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("/run/minisgl"),
         metavar="DIR",
-        help="keeps the restarts of this pod's life (default: /run/minisgl)",
+        help="directory for the pod's restarts; must outlive the container (default: /run/minisgl)",
     )
     add_options(parser.add_argument_group("log"), LogOptions())
     parser.set_defaults(refuse=parser.error)
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     options = filled(
         args,
         EngineOptions(
-            # Devices of other pods count too: this pod checks its own when its ranks start.
+            # Ranks of other pods use other devices: each rank checks its own when it starts.
             engine=EngineConfig(model=str(args.model), device=choose_device(args.device)),
             identity=ReplicaIdentity(
                 replica=args.replica,
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pod_index(refuse: Callable[[str], object]) -> int:
-    """As Kubernetes has written it into the environment."""
+    """Index that Kubernetes has set in the environment."""
     text = os.environ.get("MINISGL_POD_INDEX", "0")
     if not re.fullmatch(r"\d{1,6}", text):
         refuse(f"environment variable MINISGL_POD_INDEX: {text!r} is not a whole number")

@@ -25,16 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         nargs="*",
         help=f"directories with a config.json, or built-in configurations: {', '.join(BUILTIN_CONFIGS)} (default: all "
-        "of these)",
+        "built-in configurations)",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="where the kernels go (default: what MINISGL_KERNELS_DIR says)",
+        help="directory for the compiled kernels (default: MINISGL_KERNELS_DIR)",
     )
     parser.add_argument(
-        "--arch", type=_architecture, default="9.0a", metavar="X", help="of the GPUs (default: 9.0a, which is Hopper)"
+        "--arch", type=_architecture, default="9.0a", metavar="X", help="GPU architecture (default: 9.0a, Hopper)"
     )
     parser.add_argument(
         "--tp",
@@ -42,29 +42,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(1, 2, 4, 8),
         metavar="N",
-        help="numbers of ranks; those that a model cannot be split over are left out (default: 1 2 4 8 ranks)",
+        help="numbers of ranks; skipped for models that cannot be split over them (default: 1 2 4 8 ranks)",
     )
     defaults = EngineConfig(model="", page_size=DEFAULT_PAGE_SIZE["cuda"])
     add_options(parser, defaults, only=("page_size", "max_running"))
     parser.add_argument(
-        "--jobs", type=integer(1), metavar="N", help="compilers that run at a time (default: one for each core)"
+        "--jobs", type=integer(1), metavar="N", help="compilers that run at the same time (default: one per core)"
     )
     parser.add_argument(
         "--own-only",
         action="store_true",
-        help="only minisgl's own kernels, for which the C compiler is enough; flashinfer's want nvcc and ninja, and "
-        "are not compiled again where they are there (default: off)",
+        help="compile only minisgl's own kernels, which need a C compiler; flashinfer's need nvcc and ninja, and are "
+        "compiled only when they are missing (default: off)",
     )
     parser.add_argument(
         "--list",
         action="store_true",
-        help="print which of flashinfer's kernels it takes and compile none (default: off)",
+        help="print the names of the required kernels of flashinfer and compile nothing (default: off)",
     )
 
 
 def _architecture(text: str) -> str:
     if not re.fullmatch(r"\d+\.\d[af]?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no architecture such as 9.0a")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an architecture such as 9.0a")
     return text
 
 
@@ -83,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
 
     out = args.out or os.environ.get(KERNELS_DIR)
     if out is None:
-        raise KernelBuildError("no_folder", f"say where the kernels go: --out DIR, or {KERNELS_DIR}")
+        raise KernelBuildError("no_folder", f"no directory for the kernels; set --out or {KERNELS_DIR}")
     jobs = args.jobs or len(os.sched_getaffinity(0))
-    # Compilers first: for want of one nothing should run for minutes.
+    # First, so that a missing compiler is reported before minutes of work.
     check_c_compiler()
     if flashinfer:
         built = build(flashinfer, Path(out), architecture=args.arch, jobs=jobs)
-        print(f"{len(built)} of flashinfer's kernels compiled, {len(flashinfer) - len(built)} were there")
+        print(f"compiled {len(built)} kernels of flashinfer, {len(flashinfer) - len(built)} existed already")
     began = time.monotonic()
     architecture = Architecture.parse(args.arch)
     launches = Launches()
@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
         with launches.recorded(architecture):
             rehearse(config, tensor_parallel=ranks, page_size=args.page_size, max_running=args.max_running)
     launches.compile(Path(out), architecture, jobs)
-    print(f"{len(launches)} kernels of minisgl's own compiled in {time.monotonic() - began:.0f} s")
-    print(f"serve with {KERNELS_DIR}={out}")
+    print(f"compiled {len(launches)} kernels of minisgl in {time.monotonic() - began:.0f} s")
+    print(f"to use them, set {KERNELS_DIR}={out}")
     return 0
 
 
@@ -110,7 +110,7 @@ def _config(model: str) -> ModelConfig:
 
 
 def _flashinfer_kernels(split: Sequence[tuple[ModelConfig, int]], page_size: int) -> list[FlashInferKernel]:
-    """Of models on so many ranks each."""
+    """Kernels of flashinfer for models, each with its number of ranks."""
     import torch
 
     from minisgl.kernels.flashinfer_kernels import HeadShape, kernels_of

@@ -58,26 +58,26 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add(commands, "serve", serve, "serve a model behind an OpenAI endpoint")
     _add(commands, "engine", engine, "run the ranks of a replica in this pod, for frontends elsewhere")
-    _add(commands, "frontend", frontend, "the OpenAI endpoint of engines that are found by name, in a cluster")
-    _add(commands, "chat", chat, "talk with an endpoint or a model in the terminal")
-    models = _group(commands, "models", "make and check checkpoint directories")
-    _add(models, "tiny", models_tiny, "write a small random checkpoint, real in every file")
+    _add(commands, "frontend", frontend, "serve the OpenAI endpoint of a cluster's engines, which are found by DNS")
+    _add(commands, "chat", chat, "chat with an endpoint or a model in the terminal")
+    models = _group(commands, "models", "create and check checkpoint directories")
+    _add(models, "tiny", models_tiny, "write a small random checkpoint with all files of a real one")
     _add(models, "demo", models_demo, "train a very small model that answers questions about minisgl")
-    _add(models, "dummy", models_dummy, "write a well-known model's shape with a made-up tokenizer and no weights")
-    _add(models, "fetch", models_fetch, "put a checkpoint from a Hub into a directory, whole or not at all")
-    _add(models, "check", models_check, "say whether a checkpoint directory can be served")
-    kernels = _group(commands, "kernels", "prepare what runs on GPUs")
+    _add(models, "dummy", models_dummy, "write a well-known model's shape, with a synthetic tokenizer and no weights")
+    _add(models, "fetch", models_fetch, "download a checkpoint from a Hub into a directory, atomically")
+    _add(models, "check", models_check, "check whether a checkpoint directory can be served")
+    kernels = _group(commands, "kernels", "prepare kernels for GPUs")
     _add(kernels, "build", kernels_build, "compile the kernels of models ahead of time, on a machine without a GPU")
     bench = _group(commands, "bench", "measure speed")
     _add(bench, "offline", bench_offline, "tokens per second of scheduler and engine, without a server")
     _add(bench, "serve", bench_serve, "latency and throughput of any OpenAI endpoint under load")
     _add(bench, "comm", bench_comm, "latency and bandwidth of all-reduce between ranks, by size")
-    _add(commands, "version", version, "print versions of minisgl and of what it runs on")
+    _add(commands, "version", version, "print the versions of minisgl, its libraries and the hardware")
     return parser
 
 
 class _Command(Protocol):
-    """What a command's module offers."""
+    """Interface of a command's module."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 

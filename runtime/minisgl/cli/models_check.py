@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print everything that was found; 1 when the checkpoint cannot be served."""
+    """Print all findings; returns 1 when the checkpoint cannot be served."""
     from minisgl.hub.check import check_checkpoint
 
     report = check_checkpoint(args.directory)
@@ -33,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_tokenizer(directory: Path, report: CheckpointReport) -> None:
-    """Reads the files as the tokenizer's process does at the start, if all of them are there and are JSON at all."""
+    """Add findings about the tokenizer files, which are loaded as a tokenizer worker does, unless they are known to be
+    missing or malformed."""
     from minisgl.hub.check import Finding
     from minisgl.tokenizer.chat_template import ChatTemplate
     from minisgl.tokenizer.errors import PromptError, TokenizerError

@@ -13,8 +13,8 @@ _REPORT_EVERY: Final = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", metavar="OUT", type=Path, help="directory to write; it is made when missing")
-    parser.add_argument("--seed", type=integer(0), default=0, metavar="N", help="of weights and lessons (default: 0)")
+    parser.add_argument("out", metavar="OUT", type=Path, help="directory to write; created if it is missing")
+    parser.add_argument("--seed", type=integer(0), default=0, metavar="N", help="seed of the training (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,12 +10,12 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", choices=tuple(BUILTIN_CONFIGS), metavar="NAME", help=", ".join(BUILTIN_CONFIGS))
-    parser.add_argument("out", metavar="OUT", type=Path, help="directory to write; it is made when missing")
+    parser.add_argument("out", metavar="OUT", type=Path, help="directory to write; created if it is missing")
 
 
 def run(args: argparse.Namespace) -> int:
     from minisgl.toy.dummy import write_dummy_checkpoint
 
     write_dummy_checkpoint(args.out, BUILTIN_CONFIGS[args.name])
-    print(f"{args.name} without weights written to {args.out}: serve it with --dummy-weights")
+    print(f"{args.name} without weights written to {args.out}; serve it with --dummy-weights")
     return 0

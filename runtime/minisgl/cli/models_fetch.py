@@ -20,11 +20,11 @@ from minisgl.wire.status import FetchStatus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("repository", metavar="REPO", help="Hub id owner/name; HF_TOKEN is used where it is set")
-    parser.add_argument("directory", metavar="DIR", type=Path, help="directory that holds the checkpoint afterwards")
+    parser.add_argument("repository", metavar="REPO", help="Hub id owner/name; HF_TOKEN is sent if it is set")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="directory for the checkpoint")
     parser.add_argument("--revision", default="main", metavar="REV", help="branch, tag or commit (default: main)")
     parser.add_argument(
-        "--endpoint", metavar="URL", help="a Hub other than the public one (default: HF_ENDPOINT, or the public one)"
+        "--endpoint", metavar="URL", help="URL of the Hub (default: HF_ENDPOINT, or the public Hub)"
     )
     parser.add_argument(
         "--control-port",
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--termination-log",
         type=Path,
         metavar="PATH",
-        help="file to which the last status goes, as JSON (default: not written)",
+        help="file for the last status, as JSON (default: not written)",
     )
     add_options(parser.add_argument_group("log"), LogOptions())
 

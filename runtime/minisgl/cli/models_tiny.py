@@ -15,15 +15,15 @@ _SIZES: Final = {
     "hidden": (128, "width of the model"),
     "heads": (4, "query heads"),
     "kv_heads": (2, "key and value heads"),
-    "head_dim": (32, "width of a head; the kernels for CUDA want 128"),
+    "head_dim": (32, "width of a head; the CUDA kernels need 128"),
     "vocab": (576, "tokens of the vocabulary"),
     "max_position": (2048, "longest prompt plus answer in tokens"),
-    "seed": (0, "of the weights"),
+    "seed": (0, "seed of the weights"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", metavar="OUT", type=Path, help="directory to write; it is made when missing")
+    parser.add_argument("out", metavar="OUT", type=Path, help="directory to write; created if it is missing")
     parser.add_argument("--arch", choices=ARCHITECTURES, default="qwen3", help="architecture (default: qwen3)")
     for name, (default, what) in _SIZES.items():
         flag = "--" + name.replace("_", "-")

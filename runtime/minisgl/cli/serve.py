@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-f",
         type=Path,
         metavar="FILE",
-        help="serve the InferenceModel in this file; flags, variables and --config win over it (default: none)",
+        help="serve the InferenceModel in this file; flags, variables and --config have priority (default: none)",
     )
 
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> tuple[str, ...]:
-    """Set what the file says; the names of the model besides the first."""
+    """Apply the file of --file; returns the names of the model besides the first."""
     manifest = read(args.file)
     named_elsewhere = sources["served-model-name"] != "default"
     args.settings.fill(args, sources, manifest.settings, args.file)
@@ -77,5 +77,5 @@ def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> tuple[s
     for warning in manifest.warnings:
         print(f"minisgl: warning: {args.file}: {warning}", file=sys.stderr)
     if args.model is None:
-        args.settings.refuse(f"{args.file}: its model is not on the Hub: give its directory, minisgl serve DIR -f FILE")
+        args.settings.refuse(f"{args.file}: its model is not on the Hub; give its directory: minisgl serve DIR -f FILE")
     return () if named_elsewhere else tuple(manifest.other_names)

@@ -8,7 +8,7 @@ from minisgl.bench.report import gpu_names, versions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    del parser  # there is nothing to choose
+    del parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Types and groups of flags that several commands share. Every help text ends with default and unit."""
+"""Flags of commands, derived from the options of structs. Every help text ends with default and unit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_PORT: Final = 65535
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors are one line and name the command whose help explains more; abbreviated flags are not guessed."""
+    """Parser whose errors are one line that names the command to ask for help. Flags cannot be abbreviated."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "formatter_class": _Formatter, **options})
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """A command's parser is asked here by the one above it, which would not know whose help explains the rest."""
+        """Refuse unknown arguments here: the parent parser, which calls this, would name the wrong command's help."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown and self.exit_on_error:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -42,7 +42,7 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:
-    """A type for argparse: a whole number in low..high."""
+    """Type for argparse: a whole number in low..high."""
     span = f"{low} or more" if high is None else f"{low} to {high}"
 
     def parse(text: str) -> int:
@@ -54,7 +54,7 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def number(low: float, high: float | None = None) -> Callable[[str], float]:
-    """A type for argparse: a number above `low`, up to `high`."""
+    """Type for argparse: a number above `low`, up to `high`."""
     span = f"above {low:g}" if high is None else f"above {low:g}, up to {high:g}"
 
     def parse(text: str) -> float:
@@ -70,7 +70,7 @@ def number(low: float, high: float | None = None) -> Callable[[str], float]:
 
 
 def backend(text: str) -> str:
-    """A type for argparse: `auto`, one attention backend, or `PREFILL,DECODE`."""
+    """Type for argparse: `auto`, one attention backend, or `PREFILL,DECODE`."""
     parts = text.split(",")
     if text != "auto" and (len(parts) > 2 or not all(part in ATTENTION_BACKENDS for part in parts)):
         raise argparse.ArgumentTypeError(
@@ -80,7 +80,7 @@ def backend(text: str) -> str:
 
 
 _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"attention_backend": backend}
-"""Options whose text has a format of its own."""
+"""Parsers of options whose text has a format of its own."""
 
 port = integer(0, _MAX_PORT)
 

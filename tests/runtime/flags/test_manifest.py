@@ -46,13 +46,13 @@ def _fields(schema: Schema, path: str = "") -> set[str]:
     found = set()
     for name, field in schema["properties"].items():
         inner, where = field.get("items", field), f"{path}.{name}".removeprefix(".")
-        known = where in manifest.MEANINGLESS or where in manifest.OTHERS
+        known = where in manifest.CLUSTER_ONLY or where in manifest.SPECIAL_FIELDS
         found |= _fields(inner, where) if "properties" in inner and not known else {where}
     return found
 
 
 def test_every_field_of_the_definition_has_a_meaning_or_is_named_as_having_none() -> None:
-    known = {*manifest.SETTINGS, *manifest.OTHERS, *manifest.MEANINGLESS}
+    known = {*manifest.SETTINGS, *manifest.SPECIAL_FIELDS, *manifest.CLUSTER_ONLY}
     assert known == _fields(structural(types.InferenceModelSpec))
     assert (manifest.API_VERSION, manifest.KIND) == (types.API_VERSION, types.KIND)
 
@@ -138,16 +138,16 @@ def test_what_means_nothing_here_is_named_in_a_warning(tmp_path: Path, capsys: p
     _, err = _printed(capsys, "-f", str(_file(tmp_path, everything)))
     lines = err.splitlines()
     assert all(
-        line.startswith(f"minisgl: warning: {tmp_path / 'model.yaml'}: no meaning on one machine: ") for line in lines
+        line.startswith(f"minisgl: warning: {tmp_path / 'model.yaml'}: no effect on one machine: ") for line in lines
     )
     for field, why in {
         "spec.model.source.huggingFace.tokenSecretRef": "set HF_TOKEN",
         "spec.model.cache": "HF_HOME",
-        "spec.parallelism.gpusPerPod": "no pods",
-        "spec.replicas": "one replica",
-        "spec.suspend": "served now",
-        "spec.engine.affinity": "no pods",
-        "spec.engine.env[2].valueFrom of FROM_SECRET": "set the variable yourself",
+        "spec.parallelism.gpusPerPod": "one machine has no pods",
+        "spec.replicas": "one replica is served",
+        "spec.suspend": "the model is served now",
+        "spec.engine.affinity": "one machine has no pods",
+        "spec.engine.env[2].valueFrom of FROM_SECRET": "set the variable in the environment",
         "spec.frontend.auth": "--api-keys",
         "spec.networkPolicy": "--host",
     }.items():
@@ -168,24 +168,24 @@ def test_what_a_cluster_accepts_is_accepted_here(case: Case, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("", "one InferenceModel is wanted, and there are 0 objects"),
-        ("a: 1\n---\nb: 2\n", "one InferenceModel is wanted, and there are 2 objects"),
-        ("[1, 2]", "this is list, and not serving.minisgl.io/v1alpha1 InferenceModel"),
+        ("", "expected one InferenceModel, found 0 objects"),
+        ("a: 1\n---\nb: 2\n", "expected one InferenceModel, found 2 objects"),
+        ("[1, 2]", "expected serving.minisgl.io/v1alpha1 InferenceModel, found list"),
         ("{", "is not YAML"),
         ("a" * (1 << 20) + "b", "is larger than 1048576 bytes"),
-        ({"apiVersion": "v1", "kind": "Pod"}, "this is v1 Pod, and not"),
-        (smallest() | {"data": {}}, "data: there is no such field"),
+        ({"apiVersion": "v1", "kind": "Pod"}, "expected serving.minisgl.io/v1alpha1 InferenceModel, found v1 Pod"),
+        (smallest() | {"data": {}}, "data: unknown field"),
         ({**smallest(), "metadata": {}}, "metadata.name: None is not text"),
-        (smallest(replica=1), "spec.replica: there is no such field; the nearest one is spec.replicas"),
+        (smallest(replica=1), "spec.replica: unknown field; did you mean spec.replicas?"),
         (
             smallest(engine={"arg": []}),
-            "spec.engine.arg: there is no such field; the nearest one is spec.engine.args",
+            "spec.engine.arg: unknown field; did you mean spec.engine.args?",
         ),
-        (smallest(engine={"env": [{"name": "A", "vale": "1"}]}), "spec.engine.env.vale: there is no such field"),
+        (smallest(engine={"env": [{"name": "A", "vale": "1"}]}), "spec.engine.env.vale: unknown field"),
         (smallest(engine={"env": [{"value": "1"}]}), "spec.engine.env[0].name: None is not text"),
         (smallest(engine={"args": ["--no-such"]}), "spec.engine.args: the engine has no argument --no-such"),
         (smallest(engine={"args": ["--page-size=x"]}), "spec.engine.args: argument --page-size: 'x' is not"),
-        (smallest(engine={"args": ["--tp=2"]}), "spec.engine.args: --tp follows from another field"),
+        (smallest(engine={"args": ["--tp=2"]}), "spec.engine.args: --tp is set by another field"),
         (smallest(engine={"args": "--audit"}), "spec.engine.args: '--audit' is not a list"),
         (smallest(parallelism={"tensor": "2"}), "spec.parallelism.tensor: '2' is not a whole number"),
         (smallest(parallelism={"tensor": True}), "spec.parallelism.tensor: True is not a whole number"),
@@ -212,7 +212,7 @@ def test_a_value_out_of_bounds_is_refused_as_a_wrong_flag_is(
 def test_a_model_that_is_not_on_the_hub_needs_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "-f", str(_file(tmp_path, smallest()))])
-    assert "give its directory, minisgl serve DIR -f FILE" in capsys.readouterr().err
+    assert "give its directory: minisgl serve DIR -f FILE" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
