@@ -12,17 +12,9 @@ import msgspec
 
 from minisgl.frontend.generation.model_names import DEFAULT_MODEL
 from minisgl.frontend.generation.prompts import MAX_PROMPTS
-from minisgl.frontend.generation.sampling import GRAMMARS, TOKEN_ID
+from minisgl.frontend.generation.sampling import TOKEN_ID
 from minisgl.frontend.native.bodies import NativeBody
-from minisgl.frontend.openai.bodies import (
-    CONSTRAINTS,
-    ROLES,
-    UNSUPPORTED,
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    TokenizeBody,
-)
+from minisgl.frontend.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from minisgl.version import __version__
 from minisgl.wire.text import ServedModel
 
@@ -34,23 +26,6 @@ _BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     "/generate": NativeBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
-}
-
-_ERROR: Final = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
 }
 
 _NULL: Final[Schema] = {"type": "null"}
@@ -96,34 +71,14 @@ def openapi(model: ServedModel | None) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "minisgl", "version": __version__},
         "paths": paths,
-        "components": {"schemas": {**schemas, "Error": _ERROR}},
+        "components": {"schemas": {**schemas, "Error": _error()}},
     }
 
 
 def _checked_after_decoding() -> dict[str, Schema]:
     """Return, for each struct, what its parser requires beside types and ranges."""
-    unsupported = {
-        body: {name: {"enum": [*harmless, None]} for name, harmless in fields.items()}
-        for body, fields in UNSUPPORTED.items()
-    }
-    body = {
-        "response_format": {"anyOf": [_object({"type": {"const": "text"}}, "type"), _NULL]},
-        "logit_bias": {
-            "anyOf": [
-                {
-                    "type": "object",
-                    "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"},
-                    "additionalProperties": {"type": "number"},
-                    "maxProperties": 1024,
-                },
-                _NULL,
-            ]
-        },
-        **dict.fromkeys(CONSTRAINTS, _NULL),
-    }
     return {
         "ChatBody": {
-            "properties": body | unsupported["ChatBody"],
             "allOf": [
                 _requires("tools", _NOT_EMPTY, "tool_choice", {"const": "none"}),
                 _requires("functions", _NOT_EMPTY, "function_call", {"const": "none"}),
@@ -132,7 +87,6 @@ def _checked_after_decoding() -> dict[str, Schema]:
             ],
         },
         "Message": {
-            "properties": {"role": {"enum": list(ROLES)}, "function_call": _NULL},
             "anyOf": [
                 _object({"tool_calls": {"enum": [[], None]}, "content": {"type": ["string", "array"]}}, "content"),
                 _object({"tool_calls": _NOT_EMPTY, "role": {"const": "assistant"}}, "tool_calls"),
@@ -142,16 +96,14 @@ def _checked_after_decoding() -> dict[str, Schema]:
             "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
             "required": ["type", "text"],
         },
-        "CompletionBody": {"properties": body | unsupported["CompletionBody"] | {"prompt": _PROMPT}},
+        "CompletionBody": {"properties": {"prompt": _PROMPT}},
         "NativeBody": {
             "properties": {
                 "text": {"anyOf": [_PROMPT, _NULL]},
                 "input_ids": {"anyOf": [*_LISTS, _NULL]},
-                "return_logprob": {"enum": [False, None]},
             },
             "oneOf": _exactly_one("text", "input_ids", "prompt"),
         },
-        "NativeSampling": {"properties": dict.fromkeys(("json_schema", *GRAMMARS), _NULL)},
         "TokenizeBody": {"oneOf": _exactly_one("prompt", "messages")},
     }
 
@@ -174,6 +126,13 @@ def _object(properties: Schema, *required: str) -> Schema:
 def _requires(name: str, value: Schema, other: str, wanted: Schema) -> Schema:
     """Return the schema: if the field `name` matches `value`, then `other` must be present and match `wanted`."""
     return {"anyOf": [_object({name: {"not": value}}), _object({other: wanted}, other)]}
+
+
+def _error() -> Schema:
+    """Return the form of `ApiError.body`."""
+    text = {"type": "string"}
+    fields = {"message": text, "type": text, "param": {"type": ["string", "null"]}, "code": text}
+    return _object({"error": _object(fields, *fields)}, "error")
 
 
 def _exactly_one(*names: str) -> list[Schema]:

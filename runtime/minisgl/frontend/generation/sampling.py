@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from minisgl.frontend.server.json_body import unsupported
+from minisgl.frontend.generation.unsupported import supports
 from minisgl.wire.text import SamplingDefaults
 
 TOKEN_ID: Final = "token id"
@@ -21,8 +21,10 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 N = Annotated[int, Meta(ge=1, le=128)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
-GRAMMARS: Final = ("regex", "ebnf", "structural_tag")
-"""Fields for constrained output, which is not supported yet."""
+NO_CONSTRAINTS: Final = "constrained output is not supported yet; leave the field out"
+
+Constraint = Annotated[Any, supports(problem=NO_CONSTRAINTS)]
+"""Field for constrained output: its client must not get free text."""
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -40,9 +42,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.001, le=100)] | None = None
 
-    regex: Any = None
-    ebnf: Any = None
-    structural_tag: Any = None
+    regex: Constraint = None
+    ebnf: Constraint = None
+    structural_tag: Constraint = None
 
 
 def common_params(fields: SamplingFields, defaults: SamplingDefaults) -> dict[str, Any]:
@@ -57,13 +59,3 @@ def common_params(fields: SamplingFields, defaults: SamplingDefaults) -> dict[st
         "presence_penalty": fields.presence_penalty or 0.0,
         "frequency_penalty": fields.frequency_penalty or 0.0,
     }
-
-
-def reject_constraints(fields: SamplingFields, names: tuple[str, ...], prefix: str = "") -> None:
-    """Raises ApiError for a field that asks for constrained output: its client must not get free text."""
-    for name in names:
-        if getattr(fields, name) is not None:
-            raise unsupported(prefix + name, NO_GRAMMAR)
-
-
-NO_GRAMMAR: Final = "constrained output is not supported yet; leave the field out"

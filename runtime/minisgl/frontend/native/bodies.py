@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from minisgl.frontend.generation.sampling import Count, CountOrZero, SamplingFields, Seed
+from minisgl.frontend.generation.sampling import Constraint, Count, CountOrZero, SamplingFields, Seed
+from minisgl.frontend.generation.unsupported import supports
+
+_NO_LOGPROBS: Final = "not supported; use /v1/completions with `logprobs`"
 
 
 class NativeSampling(SamplingFields, kw_only=True):
@@ -17,7 +20,7 @@ class NativeSampling(SamplingFields, kw_only=True):
     sampling_seed: Seed | None = None
     no_stop_trim: bool | None = None
 
-    json_schema: Any = None
+    json_schema: Constraint = None
 
 
 class NativeBody(msgspec.Struct, kw_only=True):
@@ -27,7 +30,7 @@ class NativeBody(msgspec.Struct, kw_only=True):
     input_ids: list[Any] | None = None
     sampling_params: NativeSampling | None = None
     stream: bool | None = None
-    return_logprob: bool | None = None
+    return_logprob: Annotated[bool | None, supports(False, problem=_NO_LOGPROBS)] = None
 
     prompt: str | None = None
     max_tokens: Count | None = None

@@ -8,10 +8,11 @@ import msgspec
 
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
-from minisgl.frontend.generation.sampling import GRAMMARS, common_params, reject_constraints
+from minisgl.frontend.generation.sampling import common_params
+from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.native.responses import NativeFormat
-from minisgl.frontend.server.json_body import decode, invalid, unsupported
+from minisgl.frontend.server.json_body import decode, invalid
 from minisgl.frontend.server.unknown_fields import unknown_fields
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import SamplingDefaults
@@ -30,8 +31,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     given = [name for name in ("text", "input_ids", "prompt") if getattr(body, name) is not None]
     if len(given) != 1:
         raise invalid(given[1] if given else "text", "expected exactly one of `text`, `input_ids` and `prompt`")
-    if body.return_logprob:
-        raise unsupported("return_logprob", "not supported; use /v1/completions with `logprobs`")
+    reject_unsupported(body)
     if body.prompt is not None:
         # Clients of this form expect greedy sampling, and always a stream.
         return GenerationRequest(
@@ -46,7 +46,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
             ignored=unknown_fields(NativeBody, raw),
         )
     sampling = body.sampling_params or NativeSampling()
-    reject_constraints(sampling, ("json_schema", *GRAMMARS), "sampling_params.")
+    reject_unsupported(sampling, "sampling_params.")
     source = body.text if body.text is not None else body.input_ids
     assert source is not None
     prompts = parse_prompts(source, given[0])

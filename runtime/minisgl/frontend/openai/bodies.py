@@ -10,31 +10,22 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from minisgl.frontend.generation.sampling import GRAMMARS, Count, CountOrZero, N, SamplingFields, Seed, TokenId
+from minisgl.frontend.generation.sampling import Constraint, Count, CountOrZero, N, SamplingFields, Seed, TokenId
+from minisgl.frontend.generation.unsupported import supports
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-CONSTRAINTS: Final = (
-    *GRAMMARS,
-    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-)
-"""Fields for constrained output, including vLLM's older names; not supported yet."""
-
-UNSUPPORTED: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
-    "ChatBody": {
-        "tool_choice": ("none", "auto"),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "chat_template": (),
-        "audio": (),
-        "reasoning_effort": (),
-        "web_search_options": (),
-    },
-    "CompletionBody": {"suffix": ("",)},
-}
-"""Unsupported fields of each body, with the values that ask for nothing, as null does."""
-
 MAX_MESSAGES: Final = 2048
 
+_NO_TOOLS: Final = "tool calls are not supported yet; leave the field out"
+
+LogitBias = Annotated[
+    dict[TokenId, float],
+    Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
+]
+TextFormat = Annotated[
+    dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"const": "text"}}, "required": ["type"]})
+]
+Unsupported = Annotated[Any, supports()]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 TemplateVariables = dict[str, str | Seed | float | bool | None]
 
@@ -54,7 +45,7 @@ class Body(SamplingFields, kw_only=True):
     min_tokens: CountOrZero | None = None
     seed: Seed | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: Annotated[dict[TokenId, float], Meta(max_length=1024)] | None = None
+    logit_bias: LogitBias | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
@@ -69,12 +60,12 @@ class Body(SamplingFields, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    response_format: dict[str, Any] | None = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    response_format: TextFormat | None = None
+    structured_outputs: Constraint = None
+    guided_json: Constraint = None
+    guided_regex: Constraint = None
+    guided_choice: Constraint = None
+    guided_grammar: Constraint = None
 
 
 class ContentPart(msgspec.Struct):
@@ -94,12 +85,12 @@ class ToolCall(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    role: str
+    role: Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    function_call: Any = None
+    function_call: Annotated[Any, supports(problem="not supported; use tool_calls")] = None
 
 
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -114,16 +105,16 @@ class ChatBody(Body, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: TemplateVariables | None = None
 
-    chat_template: Any = None
+    chat_template: Unsupported = None
     tools: list[Any] | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, supports("none", "auto", problem=_NO_TOOLS)] = None
     parallel_tool_calls: bool | None = None
     functions: list[Any] | None = None
-    function_call: Any = None
-    modalities: list[str] | None = None
-    audio: Any = None
-    reasoning_effort: str | None = None
-    web_search_options: Any = None
+    function_call: Annotated[Any, supports("none", "auto", problem=_NO_TOOLS)] = None
+    modalities: Annotated[list[str] | None, supports(["text"], problem="only text is supported")] = None
+    audio: Unsupported = None
+    reasoning_effort: Annotated[str | None, supports()] = None
+    web_search_options: Unsupported = None
 
 
 class CompletionBody(Body, kw_only=True):
@@ -133,7 +124,7 @@ class CompletionBody(Body, kw_only=True):
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     best_of: N | None = None
-    suffix: str | None = None
+    suffix: Annotated[str | None, supports("")] = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

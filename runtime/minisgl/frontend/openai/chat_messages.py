@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.bodies import ROLES, ContentPart, Message, ToolCall
 from minisgl.frontend.server.json_body import invalid, truncate, unsupported
 from minisgl.wire.text import ChatMessage, Role
@@ -25,8 +26,7 @@ def _message(message: Message, path: str) -> ChatMessage:
         if message.role == "function":
             raise unsupported(f"{path}.role", "the role 'function' is not supported; use 'tool'")
         raise invalid(f"{path}.role", f"expected one of {', '.join(ROLES)}")
-    if message.function_call is not None:
-        raise unsupported(f"{path}.function_call", "not supported; use tool_calls")
+    reject_unsupported(message, f"{path}.")
     if message.tool_calls and message.role != "assistant":
         raise invalid(f"{path}.tool_calls", "only messages of the role 'assistant' may have tool calls")
     calls = [_tool_call(call) for call in message.tool_calls or ()] or None

@@ -11,8 +11,9 @@ import msgspec
 
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
-from minisgl.frontend.generation.sampling import NO_GRAMMAR, common_params, reject_constraints
-from minisgl.frontend.openai.bodies import CONSTRAINTS, UNSUPPORTED, Body, ChatBody, CompletionBody, StreamOptions
+from minisgl.frontend.generation.sampling import NO_CONSTRAINTS, common_params
+from minisgl.frontend.generation.unsupported import NOT_YET, reject_unsupported
+from minisgl.frontend.openai.bodies import Body, ChatBody, CompletionBody, StreamOptions
 from minisgl.frontend.openai.chat_messages import parse_messages
 from minisgl.frontend.openai.responses import Kind, OpenAIFormat
 from minisgl.frontend.server.json_body import decode, invalid, unsupported
@@ -34,7 +35,7 @@ def parse_chat(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     body = decode(_chat_decoder, raw)
     for name, choice in (("tools", "tool_choice"), ("functions", "function_call")):
         if getattr(body, name) and getattr(body, choice) != "none":
-            raise unsupported(name, f'not supported yet; leave the field out, or set `{choice}` to "none"')
+            raise unsupported(name, f'{NOT_YET}, or set `{choice}` to "none"')
     if body.max_tokens == 0 and body.max_completion_tokens is None:
         raise invalid("max_tokens", "expected at least 1")
     if body.top_logprobs is not None and not body.logprobs:
@@ -80,7 +81,8 @@ def _request(
     echo: bool = False,
     template_variables: dict[str, Any] | None = None,
 ) -> GenerationRequest:
-    _reject_unsupported(body)
+    reject_unsupported(body)
+    _check_response_format(body.response_format)
     n = body.n or 1
     check_choices(prompts, n, max_tokens, "n", len(raw))
     check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
@@ -117,16 +119,9 @@ def _request(
     )
 
 
-def _reject_unsupported(body: Body) -> None:
-    """Raises ApiError for a field that asks for something that is not supported."""
-    for name, harmless in UNSUPPORTED[type(body).__name__].items():
-        value = getattr(body, name)
-        if value is not None and value not in harmless:
-            values = "".join(f", or set it to {msgspec.json.encode(value).decode()}" for value in harmless)
-            raise unsupported(name, f"not supported yet; leave the field out{values}")
-    reject_constraints(body, CONSTRAINTS)
-    kind = "text" if body.response_format is None else body.response_format.get("type")
+def _check_response_format(value: dict[str, Any] | None) -> None:
+    kind = "text" if value is None else value.get("type")
     if kind in ("json_object", "json_schema"):
-        raise unsupported("response_format", NO_GRAMMAR)
+        raise unsupported("response_format", NO_CONSTRAINTS)
     if kind != "text":
         raise invalid("response_format.type", 'expected "text"')

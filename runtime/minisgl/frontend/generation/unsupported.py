@@ -1,0 +1,38 @@
+"""Fields that are known but not supported. The annotation of a field lists the values that ask for nothing; the parser
+checks them, and /openapi.json publishes them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+from msgspec import Meta, inspect
+
+from minisgl.frontend.server.json_body import unsupported
+
+NOT_YET: Final = "not supported yet; leave the field out"
+
+_SUPPORTED: Final = "supported"
+
+
+def supports(*values: Any, problem: str = NOT_YET) -> Meta:
+    """Annotate a field of which only `values` and null are supported. `problem`: text of the error for others."""
+    supported = [*values, None]
+    return Meta(description=problem, extra_json_schema={"enum": supported}, extra={_SUPPORTED: (supported, problem)})
+
+
+def reject_unsupported(body: msgspec.Struct, path: str = "") -> None:
+    """Raises ApiError for a field that asks for something that is not supported. `path` comes before its name."""
+    for name, (supported, problem) in _annotated(type(body)):
+        if getattr(body, name) not in supported:
+            raise unsupported(path + name, problem)
+
+
+@lru_cache(maxsize=64)
+def _annotated(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+    """Return the fields annotated with `supports`."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    extras = [(field.name, getattr(field.type, "extra", None) or {}) for field in info.fields]
+    return [(name, extra[_SUPPORTED]) for name, extra in extras if _SUPPORTED in extra]
