@@ -100,7 +100,7 @@ class FrontendServer:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal)
         self._tokenizers.start()
-        watchdog = asyncio.create_task(watch(self._requests))
+        watchdog = asyncio.create_task(watch(self._requests, self._config.ping_seconds))
         side_servers = [server for server in (self._admin, self._control) if server is not None]
         side_tasks = [asyncio.create_task(server.run_on_port()) for server in side_servers]
         if self._admin is not None:
@@ -138,10 +138,7 @@ class FrontendServer:
         self._stopping = True
         self._start_draining()
         assert self._loop is not None and self._reject_new_at is not None
-        if self._reject_new_at <= self._loop.time():
-            self._stop_listening()
-        else:
-            self._loop.call_at(self._reject_new_at, self._stop_listening)
+        self._loop.call_at(self._reject_new_at, self._stop_listening)
 
     def _start_draining(self) -> None:
         """Report not ready; reject new requests once clients and load balancers have had the time to see that."""

@@ -310,7 +310,7 @@ class _Link:
         self._reason = state.reason
         # A restarted worker counts from 0.
         before = self._resubmitted if state.retried >= self._resubmitted else 0
-        self._requests.metrics.resubmitted += state.retried - before
+        self._requests.metrics.resubmitted.value += state.retried - before
         self._resubmitted = state.retried
         self._requests.update_engine(state.model, state.status, self._last_state_at)
 

@@ -131,7 +131,7 @@ async def test_news_are_joined_until_they_are_taken(links: Links) -> None:
         Texts(ids=request_id, texts=["late"], finished=[], counts=[4]),
     )
     await exchange.accepted()
-    while not exchange.is_finished:
+    while exchange.is_open:
         await asyncio.sleep(0)
     assert exchange.has_more
     (news,) = await exchange.deltas()
@@ -213,7 +213,7 @@ async def test_what_workers_have_tried_again_is_counted(links: Links) -> None:
     for link, retried in ((first, 2), (second, 1), (first, 5), (first, 5), (first, 1)):
         # The last one is that of a worker that was started anew.
         link._on_state(msgspec.structs.replace(READY, at=time.monotonic(), retried=retried))
-        counts.append(metrics.resubmitted)
+        counts.append(metrics.resubmitted.value)
     assert counts == [2, 3, 6, 6, 7]
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.frontend.config import FrontendConfig
@@ -25,7 +26,7 @@ from minisgl.frontend.server.client_connection import ClientConnection
 from minisgl.frontend.server.json_body import read_json_body
 from minisgl.frontend.server.request_record import RequestRecord, record_of
 from minisgl.frontend.server.response_stream import ResponseStream
-from minisgl.frontend.server.unknown_fields import ignored_params_header, reject_unknown_if_strict
+from minisgl.frontend.server.unknown_fields import ignored_params
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.text import SamplingDefaults
 
@@ -65,7 +66,7 @@ class GenerationEndpoint:
         record = record_of(scope)
         headers = Headers(scope=scope)
         request = await self._read(scope, receive)
-        reject_unknown_if_strict(headers, request.ignored)
+        response_headers = ignored_params(headers, request.ignored)
         record.model = response_model_name(request.model, self._tokenizers.model)
         stream = self._tokenizers.submit(record, generate_messages(request, headers), request.n)
         watcher = asyncio.create_task(_watch_disconnect(receive, stream))
@@ -73,12 +74,10 @@ class GenerationEndpoint:
             await self._accepted(stream)
             record.response_id = secrets.token_hex(16)
             if request.stream:
-                await self._stream(record, request, stream, send)
+                await _send_stream(record, request, stream, response_headers, send)
             else:
                 body = request.format.full(record.response_id, record.model, await stream.complete())
-                size = {"content-type": "application/json", "content-length": str(len(body))}
-                await _send_start(send, size | ignored_params_header(request.ignored))
-                await send({"type": "http.response.body", "body": body, "more_body": False})
+                await Response(body, 200, response_headers, "application/json")(scope, receive, send)
         finally:
             watcher.cancel()
             self._tokenizers.release(stream)
@@ -101,69 +100,36 @@ class GenerationEndpoint:
             message = f"the engine did not queue the request within {seconds:g} s"
             raise ApiError.from_code(ENGINE_UNAVAILABLE, message) from None
 
-    async def _stream(
-        self, record: RequestRecord, request: GenerationRequest, stream: ResponseStream, send: Send
-    ) -> None:
-        prompt_tokens = [choice.prompt_tokens for choice in stream.choices]
-        events = request.format.events(record.response_id, record.model, prompt_tokens)
-        await _send_start(send, _STREAM_HEADERS | ignored_params_header(request.ignored))
-        keepalive = _KeepaliveTimer(self._config.ping_seconds, stream)
-        fast_path = _fast_path(record.client, events, keepalive)
-        try:
-            await _send_part(send, events.first())
-            while stream.has_more:
-                keepalive.reset()
-                deltas = await stream.deltas(fast_path)
-                await _send_part(send, b"".join([events.event(delta) for delta in deltas]) if deltas else KEEPALIVE)
-        except ApiError as error:
-            logger.warning("stream %s ends in an error: %s", record.response_id, error.message)
-            record.error_code = record.error_code or error.code
-            await _send_part(send, b"data: " + error.body() + b"\n\n")
-            # To return without the last part makes the server drop the connection.
-            return
-        finally:
-            keepalive.stop()
-        ends = [choice.finished for choice in stream.choices if choice.finished is not None]
-        await send({"type": "http.response.body", "body": events.last(ends), "more_body": False})
+
+async def _send_stream(
+    record: RequestRecord, request: GenerationRequest, stream: ResponseStream, headers: dict[str, str], send: Send
+) -> None:
+    prompt_tokens = [choice.prompt_tokens for choice in stream.choices]
+    events = request.format.events(record.response_id, record.model, prompt_tokens)
+    raw = [(name.encode(), value.encode()) for name, value in (_STREAM_HEADERS | headers).items()]
+    await send({"type": "http.response.start", "status": 200, "headers": raw})
+    fast_path = _fast_path(record.client, events)
+    try:
+        await _send_part(send, events.first)
+        while stream.has_more:
+            deltas = await stream.deltas(fast_path)
+            await _send_part(send, b"".join([events.event(delta) for delta in deltas]) if deltas else KEEPALIVE)
+    except ApiError as error:
+        logger.warning("stream %s ends in an error: %s", record.response_id, error.message)
+        record.error_code = record.error_code or error.code
+        await _send_part(send, b"data: " + error.body() + b"\n\n")
+        # To return without the last part makes the server drop the connection.
+        return
+    ends = [choice.finished for choice in stream.choices if choice.finished is not None]
+    await send({"type": "http.response.body", "body": events.last(ends), "more_body": False})
 
 
-class _KeepaliveTimer:
-    """Interrupts a handler that has waited for deltas for `seconds`. One timer for the whole stream: one for each wait
-    costs a quarter of the CPU time of a token."""
-
-    def __init__(self, seconds: float, stream: ResponseStream) -> None:
-        self._seconds = seconds
-        self._stream = stream
-        self._loop = asyncio.get_running_loop()
-        self._since = self._loop.time()
-        self._timer = self._loop.call_later(seconds, self._check)
-
-    def reset(self) -> None:
-        self._since = self._loop.time()
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-    def _check(self) -> None:
-        left = self._since + self._seconds - self._loop.time()
-        if left <= 0:
-            self._stream.interrupt()
-            left = self._seconds
-        self._timer = self._loop.call_later(left, self._check)
-
-
-def _fast_path(
-    client: ClientConnection | None, events: EventFormat, keepalive: _KeepaliveTimer
-) -> Callable[[str], bool] | None:
+def _fast_path(client: ClientConnection | None, events: EventFormat) -> Callable[[str], bool] | None:
     """Return a function that writes a text straight to the connection, if the format allows that."""
-    if client is None or (text_event := events.text_event) is None:
+    text_event = events.text_event
+    if client is None or text_event is None:
         return None
-
-    def write_text(text: str) -> bool:
-        keepalive.reset()
-        return client.write(text_event(text))
-
-    return write_text
+    return lambda text: client.write(text_event(text))
 
 
 async def _watch_disconnect(receive: Receive, stream: ResponseStream) -> None:
@@ -171,11 +137,6 @@ async def _watch_disconnect(receive: Receive, stream: ResponseStream) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue
     stream.fail(ClientDisconnected())
-
-
-async def _send_start(send: Send, headers: Mapping[str, str]) -> None:
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": 200, "headers": raw})
 
 
 async def _send_part(send: Send, part: bytes) -> None:

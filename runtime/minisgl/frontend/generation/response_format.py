@@ -19,11 +19,13 @@ class EventFormat(Protocol):
     """Server-sent events of one stream."""
 
     @property
-    def text_event(self) -> Callable[[str], bytes] | None:
-        """Renders a text that has no end; None if events need more than the text. Texts may then be written past the
-        handler."""
+    def first(self) -> bytes:
+        """Events that open the response."""
 
-    def first(self) -> bytes: ...
+    @property
+    def text_event(self) -> Callable[[str], bytes] | None:
+        """Renders an event of nothing but text, which may be written past the handler; None if events need more."""
+
     def event(self, delta: Delta) -> bytes: ...
     def last(self, ends: Sequence[Finished]) -> bytes: ...
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.frontend.generation.unsupported import supports
+from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import SamplingDefaults
 
 TOKEN_ID: Final = "token id"
@@ -47,15 +48,16 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     structural_tag: Constraint = None
 
 
-def common_params(fields: SamplingFields, defaults: SamplingDefaults) -> dict[str, Any]:
-    """Return the arguments for SamplingParams that come from these fields, with the checkpoint's defaults."""
+def sampling_params(fields: SamplingFields, defaults: SamplingDefaults, **others: Any) -> SamplingParams:
+    """Return the parameters of a request, with the checkpoint's defaults. `others`: those whose name differs by API."""
     stop = fields.stop or ()
     given = {name: getattr(fields, name) for name in SamplingDefaults.__struct_fields__}
-    return {
+    return SamplingParams(
         **{name: getattr(defaults, name) if value is None else value for name, value in given.items()},
-        "ignore_eos": bool(fields.ignore_eos),
-        "stop": (stop,) if isinstance(stop, str) else tuple(stop),
-        "stop_token_ids": tuple(fields.stop_token_ids or ()),
-        "presence_penalty": fields.presence_penalty or 0.0,
-        "frequency_penalty": fields.frequency_penalty or 0.0,
-    }
+        ignore_eos=bool(fields.ignore_eos),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        **others,
+    )

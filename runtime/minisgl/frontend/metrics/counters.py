@@ -1,31 +1,65 @@
-"""Counters and histograms that a frontend keeps about its own requests."""
+"""Metrics that a frontend keeps about its own requests.
+
+Names, and the edges of histograms, are those of vLLM, so that dashboards made for it show ours (vllm/v1/metrics: the
+edges are part of the metrics' contract).
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from typing import Final
 
-from minisgl.frontend.metrics.histogram import COUNT_EDGES, ITL_EDGES, LAG_EDGES, LATENCY_EDGES, TTFT_EDGES, Histogram
+from minisgl.frontend.metrics.types import Histogram, LabelledTotal, Total
+from minisgl.wire.messages import QUEUE_TIME_EDGES
+
+TTFT_EDGES: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+ITL_EDGES: Final = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+LATENCY_EDGES: Final = QUEUE_TIME_EDGES
+COUNT_EDGES: Final = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+"""Tokens of a request: 1, 2, 5, 10, … 500,000."""
+LAG_EDGES: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class FrontendMetrics:
-    """Totals since the frontend's start; times in seconds. `prometheus.render` has the help texts."""
+    """Totals since the frontend's start; times in seconds. A request's times begin with its first byte."""
 
     def __init__(self) -> None:
-        self.time_to_first_token = Histogram(TTFT_EDGES)
-        self.inter_token_latency = Histogram(ITL_EDGES)
-        self.time_per_output_token = Histogram(ITL_EDGES)
-        self.request_latency = Histogram(LATENCY_EDGES)
-        self.prefill_time = Histogram(LATENCY_EDGES)
-        self.decode_time = Histogram(LATENCY_EDGES)
-        self.accept_time = Histogram(TTFT_EDGES)
-        self.prompt_tokens_total = 0
-        self.prompt_tokens = Histogram(COUNT_EDGES)
-        self.generation_tokens = Histogram(COUNT_EDGES)
-        self.loop_lag = Histogram(LAG_EDGES)
-        self.finished: Counter[str] = Counter()
-        self.failed: Counter[str] = Counter()
-        self.disconnects: Counter[str] = Counter()
-        self.timeouts: Counter[str] = Counter()
-        self.slow_clients = 0
-        self.engine_starts = 0
-        self.resubmitted = 0
+        self.prompt_tokens_total = Total(
+            "vllm:prompt_tokens_total", "Tokens of prompts, cached ones included; a prompt counts once."
+        )
+        self.finished = LabelledTotal(
+            "vllm:request_success_total",
+            "Completed choices; abort: responses whose client disconnected.",
+            "finished_reason",
+        )
+        self.finished.update(stop=0, length=0, abort=0)
+        self.time_to_first_token = Histogram("vllm:time_to_first_token_seconds", "Time to the first token.", TTFT_EDGES)
+        self.inter_token_latency = Histogram("vllm:inter_token_latency_seconds", "Time between two tokens.", ITL_EDGES)
+        self.time_per_output_token = Histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time between the tokens of a choice.", ITL_EDGES
+        )
+        self.request_latency = Histogram("vllm:e2e_request_latency_seconds", "Time to the last token.", LATENCY_EDGES)
+        self.prefill_time = Histogram(
+            "vllm:request_prefill_time_seconds", "Time from a place in the batch to the first token.", LATENCY_EDGES
+        )
+        self.decode_time = Histogram(
+            "vllm:request_decode_time_seconds", "Time from a choice's first to its last token.", LATENCY_EDGES
+        )
+        self.prompt_tokens = Histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", COUNT_EDGES)
+        self.generation_tokens = Histogram("vllm:request_generation_tokens", "Tokens of a choice.", COUNT_EDGES)
+        self.engine_starts = Total("minisgl:engine_starts_total", "Engine starts seen by the frontend.")
+        self.resubmitted = Total("minisgl:requests_retried_total", "Requests resubmitted to another engine.")
+        self.slow_clients = Total("minisgl:slow_clients_total", "Connections dropped because the client did not read.")
+        self.disconnects = LabelledTotal("minisgl:disconnects_total", "Clients that disconnected early.", "phase")
+        self.timeouts = LabelledTotal("minisgl:timeouts_total", "Requests that exceeded a time limit.", "kind")
+        self.failed = LabelledTotal("minisgl:request_errors_total", "Requests that ended in an error.", "code")
+        self.rejections = LabelledTotal("minisgl:admission_rejections_total", "Requests rejected with 429.", "reason")
+        self.accept_time = Histogram("minisgl:request_accept_seconds", "Time to the scheduler's queue.", TTFT_EDGES)
+        self.loop_lag = Histogram(
+            "minisgl:frontend_event_loop_lag_seconds", "Delay of the event loop, ten times a second.", LAG_EDGES
+        )

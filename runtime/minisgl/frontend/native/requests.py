@@ -8,7 +8,7 @@ import msgspec
 
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
-from minisgl.frontend.generation.sampling import common_params
+from minisgl.frontend.generation.sampling import sampling_params
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.native.responses import NativeFormat
@@ -57,8 +57,9 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     return GenerationRequest(
         prompts=prompts,
         n=n,
-        params=SamplingParams(
-            **common_params(sampling, defaults),
+        params=sampling_params(
+            sampling,
+            defaults,
             max_tokens=max_tokens,
             min_tokens=sampling.min_new_tokens or 0,
             seed=sampling.sampling_seed,

@@ -53,6 +53,7 @@ class NativeFormat(msgspec.Struct, frozen=True):
 class NativeEvents:
     """Server-sent events, each with the whole text so far."""
 
+    first = b""
     text_event = None
 
     def __init__(self, format: NativeFormat, response_id: str, prompt_tokens: Sequence[int]) -> None:
@@ -61,9 +62,6 @@ class NativeEvents:
         self._id = response_id
         self._prompt_tokens = prompt_tokens
         self._texts = [""] * len(prompt_tokens)
-
-    def first(self) -> bytes:
-        return b""
 
     def event(self, delta: Delta) -> bytes:
         self._texts[delta.index] += delta.text
@@ -81,10 +79,8 @@ class TextEvents:
     """Server-sent events, each with new text. A line break in it begins another `data:` line, as the standard of
     server-sent events requires."""
 
+    first = b""
     text_event = None
-
-    def first(self) -> bytes:
-        return b""
 
     def event(self, delta: Delta) -> bytes:
         if not delta.text:

@@ -11,14 +11,13 @@ import msgspec
 
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
-from minisgl.frontend.generation.sampling import NO_CONSTRAINTS, common_params
+from minisgl.frontend.generation.sampling import NO_CONSTRAINTS, sampling_params
 from minisgl.frontend.generation.unsupported import NOT_YET, reject_unsupported
 from minisgl.frontend.openai.bodies import Body, ChatBody, CompletionBody, StreamOptions
 from minisgl.frontend.openai.chat_messages import parse_messages
 from minisgl.frontend.openai.responses import Kind, OpenAIFormat
 from minisgl.frontend.server.json_body import decode, invalid, unsupported
 from minisgl.frontend.server.unknown_fields import unknown_fields
-from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import SamplingDefaults
 
 COMPLETION_MAX_TOKENS: Final = 16
@@ -92,8 +91,9 @@ def _request(
         model=body.model,
         prompts=prompts,
         n=n,
-        params=SamplingParams(
-            **common_params(body, defaults),
+        params=sampling_params(
+            body,
+            defaults,
             max_tokens=max_tokens,
             min_tokens=body.min_tokens or 0,
             seed=body.seed,

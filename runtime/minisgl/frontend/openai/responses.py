@@ -99,6 +99,7 @@ class OpenAIEvents:
             self._text_event if self._plain and len(self._tokens) == 1 else None
         )
 
+    @property
     def first(self) -> bytes:
         """Open the assistant's turn of every choice of a chat."""
         if self._format.kind != "chat":

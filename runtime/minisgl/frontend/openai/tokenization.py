@@ -17,7 +17,7 @@ from minisgl.frontend.openai.chat_messages import parse_messages
 from minisgl.frontend.openai.logprobs import token_text
 from minisgl.frontend.server.json_body import decode, invalid, read_json_body
 from minisgl.frontend.server.responses import json_response
-from minisgl.frontend.server.unknown_fields import ignored_params_header, reject_unknown_if_strict, unknown_fields
+from minisgl.frontend.server.unknown_fields import ignored_params, unknown_fields
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.messages import REQUEST_ID_BYTES
 from minisgl.wire.text import Decode, Decoded, Describe, Described, Encode, Encoded
@@ -93,6 +93,4 @@ class TokenizationEndpoints:
         raw = await read_json_body(request.scope, request.receive, self._max_body_bytes)
         body = decode(decoder, raw)
         response_model_name(body.model, self._tokenizers.model)
-        ignored = unknown_fields(type(body), raw)
-        reject_unknown_if_strict(request.headers, ignored)
-        return body, ignored_params_header(ignored)
+        return body, ignored_params(request.headers, unknown_fields(type(body), raw))

@@ -20,14 +20,14 @@ _MAX_RETRY_SECONDS: Final = 60
 class Admission:
     """Counts choices from their admission to their first token, and the requests of each API key to their end."""
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, rejections: Counter[str]) -> None:
+        """`rejections`: counts rejected requests by reason."""
         self._limits = limits
+        self._rejections = rejections
         self.waiting = 0
         """Choices without a token yet."""
         self.waiting_tokens = 0
         """Tokens of their prompts."""
-        self.rejections: Counter[str] = Counter()
-        """Rejected requests since the start, by reason."""
         self._in_flight_by_key: Counter[str] = Counter()
         self._starts: deque[float] = deque(maxlen=_STARTS)
 
@@ -71,11 +71,11 @@ class Admission:
 
     def add_retry_after(self, error: ApiError) -> None:
         """Add our estimate to a rejection by the scheduler, which has a limit of its own."""
-        self.rejections["scheduler"] += 1
+        self._rejections["scheduler"] += 1
         error.headers.update(self._retry_headers())
 
     def _reject(self, reason: str, code: str, message: str) -> ApiError:
-        self.rejections[reason] += 1
+        self._rejections[reason] += 1
         return ApiError(429, code, f"{message}; retry later", headers=self._retry_headers())
 
     def _retry_headers(self) -> dict[str, str]:

@@ -24,6 +24,5 @@ class MetricsPage:
             requests.status,
             requests.step_age(asyncio.get_running_loop().time()),
             requests.phases(),
-            requests.admission.rejections,
         )
         await Response(render(requests.metrics, snapshot), media_type=CONTENT_TYPE)(scope, receive, send)

@@ -24,7 +24,7 @@ class RequestTracker:
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self.metrics = FrontendMetrics()
-        self.admission = Admission(limits)
+        self.admission = Admission(limits, self.metrics.rejections)
         self.in_flight: set[RequestRecord] = set()
         self.status: Status | None = None
         """Last status of the scheduler."""
@@ -59,7 +59,7 @@ class RequestTracker:
         if choice.waiting:
             self.admission.correct_tokens(prompt_tokens - choice.prompt_tokens)
         if choice.index % stream.n == 0:
-            self.metrics.prompt_tokens_total += prompt_tokens
+            self.metrics.prompt_tokens_total.value += prompt_tokens
         stream.accept(choice, prompt_tokens)
         if stream.is_accepted and stream.phase == "tokenizing":
             stream.phase = "waiting"
@@ -128,7 +128,7 @@ class RequestTracker:
     def update_engine(self, model: ServedModel | None, status: Status | None, now: float) -> None:
         """Take the state of the engine as a tokenizer worker reports it."""
         if model is not None and (self.model is None or self.model.epoch != model.epoch):
-            self.metrics.engine_starts += 1
+            self.metrics.engine_starts.value += 1
             self.model = model
         if status is None or self.status is None or status.steps != self.status.steps or not status.running:
             self._stepped_at = now

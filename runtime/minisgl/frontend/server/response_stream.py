@@ -8,6 +8,7 @@ it, see `ResponseStream.deltas`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
@@ -81,6 +82,8 @@ class ResponseStream:
         """Choices with output that was not taken."""
         self._waiter: asyncio.Future[None] | None = None
         """Set while the handler waits. Only one task does, so this need not be an Event, which costs more."""
+        self._waiting_since = math.inf
+        """Start of the last wait in `deltas`; texts may have gone past it since."""
         self._interrupted = False
         self._fast_path: Callable[[str], bool] | None = None
         """Takes texts in the handler's place. Set only while it waits and has no reason to wake up."""
@@ -89,11 +92,6 @@ class ResponseStream:
     def is_accepted(self) -> bool:
         """Whether the scheduler has queued every choice."""
         return not self._unaccepted
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether every choice has its end."""
-        return not self._unfinished
 
     @property
     def is_open(self) -> bool:
@@ -145,14 +143,15 @@ class ResponseStream:
         return [choice.take() for choice in self.choices]
 
     async def deltas(self, fast_path: Callable[[str], bool] | None = None) -> list[Delta]:
-        """Wait for new output and return it in the order of choices; an empty list after `interrupt`. Raises ApiError
-        or ClientDisconnected.
+        """Wait for new output and return it in the order of choices; an empty list after `interrupt_silence`. Raises
+        ApiError or ClientDisconnected.
 
         `fast_path` is offered each text that arrives alone and returns whether it was written: such a text is not
         returned again. Give it only for a single choice whose token counts and scores are not needed.
         """
         while not self._changed:
             self._fast_path = fast_path
+            self._waiting_since = asyncio.get_running_loop().time()
             await self._next_event()
             if self._interrupted:
                 break
@@ -162,9 +161,11 @@ class ResponseStream:
         self._changed.clear()
         return deltas
 
-    def interrupt(self) -> None:
-        """Make a handler that waits in `deltas` continue without any."""
-        if self._waiter is not None:
+    def interrupt_silence(self, since: float) -> None:
+        """Make a handler that waits in `deltas` return without any, if nothing has arrived since that time: its client
+        gets a comment that keeps the connection open. One check of all streams by the watchdog: a timer for each wait
+        costs a quarter of the CPU time of a token."""
+        if self._waiter is not None and max(self._waiting_since, self.last_token_at) <= since:
             self._interrupted = True
             self._wake()
 

@@ -33,13 +33,11 @@ def unknown_fields(kind: type[msgspec.Struct], body: bytes) -> tuple[str, ...]:
     return tuple(islice(_unknown(kind, body, ""), _MAX_NAMED))
 
 
-def reject_unknown_if_strict(headers: Headers, unknown: Sequence[str]) -> None:
-    """Raises ApiError for unknown fields if the client asks for that: `Prefer: handling=strict`."""
+def ignored_params(headers: Headers, unknown: Sequence[str]) -> dict[str, str]:
+    """Return the response header that names unknown fields. Raises ApiError if the client prefers that:
+    `Prefer: handling=strict`."""
     if unknown and _STRICT.search(",".join(headers.getlist("prefer"))):
         raise ApiError(400, "unknown_parameter", f"unknown field {unknown[0]!r}", unknown[0])
-
-
-def ignored_params_header(unknown: Sequence[str]) -> dict[str, str]:
     return {"x-ignored-params": ", ".join(unknown)} if unknown else {}
 
 

@@ -1,4 +1,5 @@
-"""Ends what takes too long: clients that do not read, requests above a time limit, an engine that has stalled."""
+"""Checks all requests ten times a second: ends those that take too long, because the client does not read, a time limit
+has passed or the engine has stalled, and keeps silent streams open."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from minisgl.frontend.server.response_stream import ResponseStream
 TICK_SECONDS: Final = 0.1
 
 
-async def watch(requests: RequestTracker) -> None:
-    """Run until cancelled."""
+async def watch(requests: RequestTracker, ping_seconds: float) -> None:
+    """Run until cancelled. Streams that are silent for `ping_seconds` get a keepalive comment."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + TICK_SECONDS
@@ -22,6 +23,9 @@ async def watch(requests: RequestTracker) -> None:
         now = loop.time()
         requests.metrics.loop_lag.observe(max(now - due, 0.0))
         check(requests, now)
+        for record in requests.in_flight:
+            if record.stream is not None:
+                record.stream.interrupt_silence(now - ping_seconds)
 
 
 def check(requests: RequestTracker, now: float) -> None:
@@ -40,7 +44,7 @@ def check(requests: RequestTracker, now: float) -> None:
 
 def _drop_slow_client(requests: RequestTracker, record: RequestRecord) -> None:
     if record.disconnected_in is None:
-        requests.metrics.slow_clients += 1
+        requests.metrics.slow_clients.value += 1
         record.disconnected_in = record.phase
         if record.client is not None:
             # The handler sees a disconnected client, and frees what the request holds.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl.frontend.metrics.counters import FrontendMetrics
-from minisgl.frontend.metrics.histogram import ITL_EDGES, LATENCY_EDGES, TTFT_EDGES, Histogram
+from minisgl.frontend.metrics.counters import ITL_EDGES, LATENCY_EDGES, TTFT_EDGES, FrontendMetrics
 from minisgl.frontend.metrics.prometheus import Snapshot, render
+from minisgl.frontend.metrics.types import Histogram
 from minisgl.wire.messages import Ack, Failed, Status, Submit
 from support.frontend.fake_scheduler import answer_with, row
 from support.frontend.served import eventually
@@ -56,7 +56,8 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def rendered(metrics: FrontendMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    snapshot = Snapshot("org/tiny", STATUS, 0.25, {"reading": 1, "waiting": 2}, {"waiting": 6})
+    snapshot = Snapshot("org/tiny", STATUS, 0.25, {"reading": 1, "waiting": 2})
+    metrics.rejections["waiting"] = 6
     return samples(render(metrics, snapshot).decode())
 
 
@@ -117,7 +118,7 @@ OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds fronte
 
 
 def test_every_name_that_dashboards_look_for_is_there_and_documented() -> None:
-    page = render(FrontendMetrics(), Snapshot("org/tiny", STATUS, 0.25, {}, {})).decode()
+    page = render(FrontendMetrics(), Snapshot("org/tiny", STATUS, 0.25, {})).decode()
     given = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
     assert given == {f"vllm:{name}" for name in VLLM_NAMES.split()} | {f"minisgl:{name}" for name in OWN_NAMES.split()}
     documented = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
@@ -125,16 +126,16 @@ def test_every_name_that_dashboards_look_for_is_there_and_documented() -> None:
 
 
 def test_a_value_on_an_edge_belongs_below_it() -> None:
-    histogram = Histogram((1.0, 2.0))
+    histogram = Histogram("name", "Help.", (1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 9.0):
         histogram.observe(value)
     histogram.observe(1.5, 3)
-    assert histogram.cumulative() == [2, 7, 8]
+    assert histogram.counts == [2, 5, 1]
     assert histogram.sum == 18.5
 
 
 def test_names_cannot_break_the_format() -> None:
-    text = render(FrontendMetrics(), Snapshot('a"\\\nb', None, 0.0, {}, {})).decode()
+    text = render(FrontendMetrics(), Snapshot('a"\\\nb', None, 0.0, {})).decode()
     families = list(text_string_to_metric_families(text))
     assert {sample.labels["model_name"] for family in families for sample in family.samples} == {'a"\\\nb'}
     assert not any(family.name == "vllm:num_requests_running" for family in families), "no engine, no state of it"

@@ -28,7 +28,7 @@ def created_at_7(monkeypatch: pytest.MonkeyPatch) -> None:
 def stream(kind: Any, scored: bool = False, **options: bool) -> list[str]:
     events = OpenAIFormat(kind, scored=scored, **options).events("1", "org/tiny", [3])
     delta = Delta(0, "é\n", 1, SCORED if scored else (), None)
-    data = events.first() + events.event(delta) + events.event(Delta(0, "", 2, (), END)) + events.last([END])
+    data = events.first + events.event(delta) + events.event(Delta(0, "", 2, (), END)) + events.last([END])
     assert data.endswith(b"\n\n")
     return data.decode().split("\n\n")[:-1]
 
@@ -109,4 +109,4 @@ def test_text_so_far_and_plain_text() -> None:
     )
     plain = NativeFormat(text_only=True).events("1", "org/tiny", [3])
     assert plain.event(Delta(0, "a\nb", 1, (), None)) == b"data: a\ndata: b\n\n"
-    assert plain.first() + plain.event(Delta(0, "", 2, (), END)) + plain.last([END]) == b"data: [DONE]\n\n"
+    assert plain.first + plain.event(Delta(0, "", 2, (), END)) + plain.last([END]) == b"data: [DONE]\n\n"

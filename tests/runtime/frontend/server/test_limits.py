@@ -284,7 +284,7 @@ async def test_text_that_waits_for_a_slow_client_is_bounded() -> None:
     watched.stream.unsent_characters = 101
     check(watched.requests, 2.0)
     assert dropped.is_set()
-    assert watched.requests.metrics.slow_clients == 1
+    assert watched.requests.metrics.slow_clients.value == 1
 
 
 def test_a_stream_that_takes_too_long_ends_in_an_error(make_stack: MakeStack) -> None:

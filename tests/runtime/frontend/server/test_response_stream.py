@@ -76,7 +76,7 @@ async def test_nothing_overtakes_a_text_that_was_not_taken(exchange: ResponseStr
 
 
 async def test_nothing_overtakes_what_wakes_the_handler_up(exchange: ResponseStream, handler: Handler) -> None:
-    exchange.interrupt()
+    exchange.interrupt_silence(asyncio.get_running_loop().time())
     push(exchange, "a", 1)
     assert await handler.task == [Delta(0, "a", 1, [], None)]
     await handler.wait()
