@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import socket
 import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
-from minisgl.launcher.errors import LauncherError
+from minisgl.launcher.listener import listen_on_all
 
 logger = logging.getLogger(__name__)
 
@@ -50,48 +48,29 @@ class StatusBoard:
         return time.monotonic() - self._published_at > _HUNG_SECONDS
 
 
-class ControlServer:
+class ControlServer(socketserver.ThreadingTCPServer):
     """Serves `board` on `port` while it is open. `drain` is called for each request of /drain, on another thread."""
+
+    daemon_threads = True
+    block_on_close = False
 
     def __init__(self, port: int, board: StatusBoard, drain: Callable[[], None]) -> None:
         """Raises LauncherError `address_unavailable`."""
-        handler = type("BoundHandler", (_Handler,), {"board": board, "drain": staticmethod(drain)})
-        try:
-            self._server = _Server(port, handler)
-        except OSError as error:
-            raise LauncherError(
-                "address_unavailable",
-                f"cannot listen on control port {port}: {error.strerror}. Choose another port with --control-port",
-            ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="control-server", daemon=True)
+        listener = listen_on_all("control", port)
+        super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.board = board
+        self.drain = drain
+        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
-    def __enter__(self) -> ControlServer:
-        self._thread.start()
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, name="control-server", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 64
-
-    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        self._both = socket.has_dualstack_ipv6()
-        self.address_family = socket.AF_INET6 if self._both else socket.AF_INET
-        super().__init__(("", port), handler)
-
-    def server_bind(self) -> None:
-        if self._both:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._free.acquire(blocking=False):
@@ -112,15 +91,14 @@ class _Server(socketserver.ThreadingTCPServer):
 class _Handler(BaseHTTPRequestHandler):
     """One request per connection, as in HTTP/1.0. The base class limits lines and headers; bodies are not read."""
 
-    board: StatusBoard
-    drain: Callable[[], None]
+    server: ControlServer
     timeout = _REQUEST_SECONDS
     server_version = "minisgl"
     sys_version = ""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        board = self.board
+        board = self.server.board
         match path:
             case "/startup":
                 self._send_ready("")
@@ -143,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/drain":
             self._send_error(405, "method POST not allowed; only /drain accepts it")
             return
-        self.drain()
+        self.server.drain()
         self._send(202, b'{"draining":true}')
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -16,7 +16,7 @@ from msgspec import Meta
 from minisgl import logging as log
 from minisgl.frontend.config import Access, FrontendConfig, RequestLimits
 from minisgl.launcher.group import GroupSpec
-from minisgl.launcher.listener import bind, url_host
+from minisgl.launcher.listener import bind
 from minisgl.launcher.process import ProcessSpec
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.run_directory import run_directory
@@ -24,6 +24,7 @@ from minisgl.launcher.supervisor import Supervisor
 from minisgl.logging import LogOptions
 from minisgl.options import Port, Seconds, option
 from minisgl.router.config import EngineDiscovery, LocalEngine, TokenizerConfig
+from minisgl.wire.sockets import url_host
 from minisgl.wire.status import HTTP_PORT
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def run_endpoint(
     `groups` gets the directory of sockets and the descriptor of the listening socket; `on_ready` gets the URL."""
     host, port = options.endpoint.host, options.endpoint.port
     with run_directory() as directory, contextlib.closing(bind(host, port)) as listener:
-        address = f"http://{url_host(listener)}:{listener.getsockname()[1]}"
+        address = f"http://{url_host(listener.getsockname()[0])}:{listener.getsockname()[1]}"
         Supervisor(
             groups(directory, listener.fileno()),
             limits=limits,

@@ -1,11 +1,14 @@
-"""The listening socket for clients, held by the launcher so that it outlives a frontend process."""
+"""Sockets on which the launcher listens, or which it holds so that they outlive a frontend process."""
 
 from __future__ import annotations
 
 import os
 import socket
+from typing import Final
 
 from minisgl.launcher.errors import LauncherError
+
+_BACKLOG: Final = 64
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -27,7 +30,15 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_host(listener: socket.socket) -> str:
-    """Address of the socket as a URL contains it."""
-    host: str = listener.getsockname()[0]
-    return f"[{host}]" if listener.family == socket.AF_INET6 else host
+def listen_on_all(name: str, port: int) -> socket.socket:
+    """Listen on all addresses of this machine, of IPv6 and IPv4; `--NAME-port` sets the port. Raises LauncherError
+    `address_unavailable`."""
+    dual_stack = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual_stack else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual_stack)
+    except OSError as error:
+        raise LauncherError(
+            "address_unavailable",
+            f"cannot listen on {name} port {port}: {error.strerror}. Choose another port with --{name}-port",
+        ) from error

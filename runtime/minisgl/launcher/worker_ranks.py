@@ -14,7 +14,8 @@ from typing import Final
 
 from minisgl import logging as log
 from minisgl.launcher.errors import LauncherError
-from minisgl.launcher.process import Process, ProcessSpec
+from minisgl.launcher.group import Group, GroupSpec
+from minisgl.launcher.process import ProcessSpec
 
 logger = logging.getLogger(__name__)
 
@@ -63,26 +64,26 @@ class WorkerRanks:
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
-            processes = [Process(spec, selector, "info", _log) for spec in self._specs]
+            group = Group(GroupSpec(name="ranks", processes=lambda number: self._specs), selector, "info", _log)
+            group.start(1)
             deadline = float("inf")
-            while any(process.alive for process in processes) and time.monotonic() < deadline:
+            while group.observe().alive and time.monotonic() < deadline:
                 for key, _ in selector.select(_POLL_SECONDS):
                     key.data()
                 if self._stopping.is_set():
                     deadline = min(deadline, time.monotonic() + _STOP_SECONDS)
-                elif dead := [process for process in processes if not process.alive]:
-                    self._record_exits(dead)
+                elif group.observe().dead:
+                    self._record_exits(group)
                     self._exit_if_stuck()
             if not self._stopping.is_set():
-                self._record_exits(processes)
+                self._record_exits(group)
                 while not self._stopping.wait(_POLL_SECONDS):
                     self._exit_if_stuck()
-            for process in processes:
-                process.kill_and_close()
+            group.kill_and_close()
 
-    def _record_exits(self, dead: Sequence[Process]) -> None:
+    def _record_exits(self, group: Group) -> None:
         if not self._exited.is_set():
-            self._exits = "\n".join(process.describe_exit() for process in dead)
+            self._exits = group.describe_exits()
             self._exited_at = time.monotonic()
             self._exited.set()
 

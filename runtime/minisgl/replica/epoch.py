@@ -9,11 +9,11 @@ import msgspec
 
 from minisgl.launcher.process import ProcessSpec
 from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
-from minisgl.replica.link import url_host
-from minisgl.replica.link_messages import Epoch, PodTopology, StartRanks
+from minisgl.replica.messages import Epoch, PodTopology, StartRanks
 from minisgl.replica.options import EngineOptions
 from minisgl.replica.topology import first_devices, on_same_host
 from minisgl.scheduler.process import SchedulerProcessConfig
+from minisgl.wire.sockets import url_host
 
 
 class MemberAddress(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from minisgl.replica.link_messages import FromLeader, Ping, ToLeader
+from minisgl.replica.messages import FromLeader, Ping, ToLeader
 
 PING_SECONDS: Final = 2.0
 SILENCE_SECONDS: Final = 10.0
@@ -87,8 +87,3 @@ class Link(Generic[Message]):
 def _host(address: str) -> str:
     """Address without the IPv6 prefix that an IPv4 peer has on a dual-stack socket."""
     return address.removeprefix("::ffff:") if "." in address else address
-
-
-def url_host(host: str) -> str:
-    """Host as a URL contains it: IPv6 addresses in brackets."""
-    return f"[{host}]" if ":" in host else host

@@ -9,33 +9,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from minisgl import logging as log
 from minisgl.launcher.control_server import StatusBoard
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import Group, GroupSpec
 from minisgl.launcher.process import Process, ProcessSpec
 from minisgl.launcher.signals import Signals
+from minisgl.replica import messages
 from minisgl.replica.diagnosis import rank_of, shortened
 from minisgl.replica.epoch import member_pod_specs
 from minisgl.replica.failures import count_oom_kills, failure_reason
 from minisgl.replica.link import Link, LinkClosed
-from minisgl.replica.link_messages import (
-    LINK_VERSION,
-    Accepted,
-    Drained,
-    DrainRequested,
-    FromLeader,
-    GaveUp,
-    Join,
-    KillRanks,
-    RankEnded,
-    RankProgress,
-    RankReady,
-    Rejected,
-    StartRanks,
-    ToLeader,
-    from_leader,
-)
 from minisgl.replica.options import EngineOptions
 from minisgl.replica.report import member_status
 from minisgl.replica.topology import own_topology
@@ -68,9 +54,9 @@ class MemberPod:
         self._board = board
         self._selector = selectors.DefaultSelector()
         self._group = Group(GroupSpec(name="engine", processes=self._specs), self._selector, options.log.level, on_line)
-        self._link: Link[FromLeader] | None = None
+        self._link: Link[messages.FromLeader] | None = None
         self._joined = False
-        self._start = StartRanks(epoch=(0, 0), rendezvous="", first_device=None, nccl_host="")
+        self._start = messages.StartRanks(epoch=(0, 0), rendezvous="", first_device=None, nccl_host="")
         self._reported: dict[int, str] = {}
         """Rank → state that the leader knows: its progress, `ready` or `ended`."""
         self._next_connect = 0.0
@@ -107,7 +93,7 @@ class MemberPod:
         if self._exit_deadline is None and (signals.stops or signals.requested):
             self._exit_deadline = time.monotonic() + self._options.drain_timeout + _RELEASE_SECONDS
             self._handled_stops = max(signals.stops, 1)
-            self._send(DrainRequested())
+            self._send(messages.DrainRequested())
         if self._drained or self._exit_deadline is None:
             return self._drained
         return signals.stops > self._handled_stops or time.monotonic() > self._exit_deadline or not self._joined
@@ -133,19 +119,16 @@ class MemberPod:
         self._next_connect = time.monotonic() + _CONNECT_SECONDS
         try:
             connection = socket.create_connection((options.leader, options.ports.link), _CONNECT_SECONDS)
-            self._link = Link(connection, from_leader)
+            self._link = Link(connection, messages.from_leader)
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
             self._warn_once(f"pod 0 cannot be reached at {options.leader}:{options.ports.link} yet: {reason}")
             return
         self._selector.register(self._link.socket, selectors.EVENT_READ, self._read)
         self._send(
-            Join(
-                version=LINK_VERSION,
-                replica=identity.replica,
-                revision=identity.revision,
-                tensor_parallel=identity.tensor_parallel,
-                ranks_per_pod=identity.ranks_per_pod,
+            messages.Join(
+                version=messages.LINK_VERSION,
+                **msgspec.structs.asdict(identity),
                 pod_index=options.pod_index,
                 pod=options.pod,
                 topology=own_topology(options.node, options.engine.device),
@@ -163,24 +146,24 @@ class MemberPod:
         except LinkClosed as error:
             self._disconnect(str(error))
 
-    def _handle(self, message: FromLeader) -> None:
+    def _handle(self, message: messages.FromLeader) -> None:
         match message:
-            case Accepted():
+            case messages.Accepted():
                 self._joined, self._problem, self._gave_up = True, "", False
                 logger.info("joined %s", self._options.identity.replica)
-            case Rejected():
+            case messages.Rejected():
                 self._warn_once(f"pod 0 has rejected this pod: {message.message}")
-            case StartRanks():
+            case messages.StartRanks():
                 self._start_ranks(message)
-            case KillRanks() if message.epoch == self._start.epoch:
+            case messages.KillRanks() if message.epoch == self._start.epoch:
                 self._group.kill()
-            case Drained():
+            case messages.Drained():
                 self._drained = True
-            case GaveUp():
+            case messages.GaveUp():
                 self._gave_up = True
                 self._warn_once(f"the replica has failed: {message.message}")
 
-    def _start_ranks(self, message: StartRanks) -> None:
+    def _start_ranks(self, message: messages.StartRanks) -> None:
         if self._group.observe().alive:
             raise LinkClosed("it started an epoch before the last one had ended")
         self._start = message
@@ -208,13 +191,13 @@ class MemberPod:
                     assert isinstance(process, Process)
                     self._send(self._rank_ended(process, rank))
                 case "ready":
-                    self._send(RankReady(self._start.epoch, rank))
+                    self._send(messages.RankReady(self._start.epoch, rank))
                     if all(each.is_ready for each in self._group.processes):
                         self._standby_at = time.monotonic() + _STANDBY_SECONDS
                 case _:
-                    self._send(RankProgress(self._start.epoch, rank, shortened(state)))
+                    self._send(messages.RankProgress(self._start.epoch, rank, shortened(state)))
 
-    def _rank_ended(self, process: Process, rank: int) -> RankEnded:
+    def _rank_ended(self, process: Process, rank: int) -> messages.RankEnded:
         assert process.exit_code is not None
         message = process.describe_exit()
         start_error = process.start_error
@@ -223,7 +206,7 @@ class MemberPod:
         self._oom_kills = kills
         if not process.terminated_by_us:
             logger.error("%s", message)
-        return RankEnded(
+        return messages.RankEnded(
             epoch=self._start.epoch,
             rank=rank,
             exit_code=process.exit_code,
@@ -233,7 +216,7 @@ class MemberPod:
             message=shortened(message if start_error is None else start_error.message),
         )
 
-    def _send(self, message: ToLeader) -> None:
+    def _send(self, message: messages.ToLeader) -> None:
         if self._link is None:
             return
         try:

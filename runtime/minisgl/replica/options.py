@@ -39,7 +39,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Values that all pods of a replica must agree on; names as in `link_messages.Join`."""
+    """Values that all pods of a replica must agree on; names as in `messages.Join`."""
 
     replica: str
     revision: str

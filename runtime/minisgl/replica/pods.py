@@ -5,30 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-import socket
 from collections.abc import Sequence
 from typing import Final
 
-from minisgl.launcher.errors import LauncherError
+from minisgl.launcher.listener import listen_on_all
+from minisgl.replica import messages
 from minisgl.replica.link import Link, LinkClosed
-from minisgl.replica.link_messages import (
-    LINK_VERSION,
-    Accepted,
-    Drained,
-    DrainRequested,
-    Epoch,
-    FromLeader,
-    GaveUp,
-    Join,
-    KillRanks,
-    RankEnded,
-    RankProgress,
-    RankReady,
-    Rejected,
-    StartRanks,
-    ToLeader,
-    to_leader,
-)
 from minisgl.replica.options import ReplicaIdentity
 from minisgl.replica.remote_rank import RemoteRank
 
@@ -37,13 +19,13 @@ logger = logging.getLogger(__name__)
 _MAX_UNIDENTIFIED: Final = 64
 """Connections that have not sent `Join`; one more is closed immediately."""
 
-LeaderLink = Link[ToLeader]
+LeaderLink = Link[messages.ToLeader]
 
 
 class JoinedPod:
     """A member pod that has joined."""
 
-    def __init__(self, link: LeaderLink, join: Join) -> None:
+    def __init__(self, link: LeaderLink, join: messages.Join) -> None:
         self.link = link
         self.name = join.pod
         self.index = join.pod_index
@@ -51,17 +33,17 @@ class JoinedPod:
         self.drain_requested = False
         self.ranks: dict[int, RemoteRank] = {}
 
-    def start(self, message: StartRanks, ranks: range) -> list[RemoteRank]:
+    def start(self, message: messages.StartRanks, ranks: range) -> list[RemoteRank]:
         """Have the pod start its ranks."""
 
         def kill() -> None:
-            self.send(KillRanks(message.epoch))
+            self.send(messages.KillRanks(message.epoch))
 
         self.ranks = {rank: RemoteRank(rank, self.name, kill) for rank in ranks}
         self.send(message)
         return list(self.ranks.values())
 
-    def send(self, message: FromLeader) -> None:
+    def send(self, message: messages.FromLeader) -> None:
         # A broken link is noticed when it is read.
         with contextlib.suppress(LinkClosed):
             self.link.send(message)
@@ -77,9 +59,9 @@ class MemberPods:
         """Pod index → pod."""
         self._links: dict[LeaderLink, JoinedPod | None] = {}
         """All connections; None: it has not sent `Join`."""
-        self._epoch: Epoch = (0, 0)
+        self._epoch: messages.Epoch = (0, 0)
         self._selector: selectors.BaseSelector | None = None
-        self._listener = _listen(port) if identity.pods > 1 else None
+        self._listener = listen_on_all("link", port) if identity.pods > 1 else None
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -97,12 +79,12 @@ class MemberPods:
     def drain_requested(self) -> bool:
         return any(pod.drain_requested for pod in self.joined.values())
 
-    def start(self, messages: Sequence[StartRanks]) -> list[RemoteRank]:
+    def start(self, orders: Sequence[messages.StartRanks]) -> list[RemoteRank]:
         """Start the ranks of pods 1, 2, …, all of which have joined; there is one message for each."""
-        self._epoch = messages[0].epoch if messages else self._epoch
+        self._epoch = orders[0].epoch if orders else self._epoch
         return [
             rank
-            for index, message in enumerate(messages, 1)
+            for index, message in enumerate(orders, 1)
             for rank in self.joined[index].start(message, self._identity.ranks(index))
         ]
 
@@ -120,13 +102,13 @@ class MemberPods:
         """Tell the pods that were asked to stop, or all of them, that requests have been drained."""
         for pod in list(self.joined.values()):
             if everybody or pod.drain_requested:
-                pod.send(Drained())
+                pod.send(messages.Drained())
                 self._close(pod.link)
 
     def give_up(self, message: str) -> None:
         """Tell all pods that the replica has failed permanently, and stop listening."""
         for pod in self.joined.values():
-            pod.send(GaveUp(message))
+            pod.send(messages.GaveUp(message))
         self.close()
 
     def close(self) -> None:
@@ -146,7 +128,7 @@ class MemberPods:
             connection.close()
             return
         try:
-            link = Link(connection, to_leader)
+            link = Link(connection, messages.to_leader)
         except OSError:
             connection.close()
             return
@@ -164,32 +146,32 @@ class MemberPods:
         except LinkClosed as error:
             self._disconnect(link, str(error))
 
-    def _handle(self, link: LeaderLink, message: ToLeader) -> None:
+    def _handle(self, link: LeaderLink, message: messages.ToLeader) -> None:
         pod = self._links[link]
         if pod is None:
-            if not isinstance(message, Join):
+            if not isinstance(message, messages.Join):
                 raise LinkClosed("no join message received")
             self._join(link, message)
             return
         match message:
-            case DrainRequested():
+            case messages.DrainRequested():
                 logger.info("pod %s was asked to stop", pod.name)
                 pod.drain_requested = True
-            case RankProgress() | RankReady() | RankEnded():
+            case messages.RankProgress() | messages.RankReady() | messages.RankEnded():
                 rank = pod.ranks.get(message.rank)
                 if rank is not None and message.epoch == self._epoch:
                     rank.update(message)
 
-    def _join(self, link: LeaderLink, join: Join) -> None:
+    def _join(self, link: LeaderLink, join: messages.Join) -> None:
         problem = _join_problem(join, self._identity)
         if problem:
             logger.warning("pod %s cannot join: %s", join.pod, problem)
-            link.send(Rejected(problem))
+            link.send(messages.Rejected(problem))
             raise LinkClosed("pod was rejected")
         if (old := self.joined.get(join.pod_index)) is not None:
             self._disconnect(old.link, "the pod has joined again")
         self._links[link] = self.joined[join.pod_index] = JoinedPod(link, join)
-        link.send(Accepted())
+        link.send(messages.Accepted())
         logger.info("pod %s has joined", join.pod, extra={"node": join.topology.node})
 
     def _disconnect(self, link: LeaderLink, why: str) -> None:
@@ -216,32 +198,18 @@ class MemberPods:
         return pod
 
 
-def _join_problem(join: Join, identity: ReplicaIdentity) -> str:
+def _join_problem(join: messages.Join, identity: ReplicaIdentity) -> str:
     """Why the pod does not belong to the replica; empty when it does."""
-    if join.version != LINK_VERSION:
-        return f"its link version is {join.version}, that of pod 0 is {LINK_VERSION}: run all pods from one image"
+    if join.version != messages.LINK_VERSION:
+        versions = f"its link version is {join.version}, that of pod 0 is {messages.LINK_VERSION}"
+        return f"{versions}: run all pods from one image"
     for name in ReplicaIdentity.__struct_fields__:
-        value, expected = getattr(join, name), getattr(identity, name)
-        if value != expected:
+        value, wanted = getattr(join, name), getattr(identity, name)
+        if value != wanted:
             return (
-                f"its {name.replace('_', ' ')} is {value!r}, that of pod 0 is {expected!r}: "
+                f"its {name.replace('_', ' ')} is {value!r}, that of pod 0 is {wanted!r}: "
                 "delete the pods of the older revision"
             )
     if not 0 < join.pod_index < identity.pods:
         return f"pod index {join.pod_index} is out of range: member pods are 1 to {identity.pods - 1}"
     return ""
-
-
-def _listen(port: int) -> socket.socket:
-    dual_stack = socket.has_dualstack_ipv6()
-    try:
-        listener = socket.create_server(
-            ("", port), family=socket.AF_INET6 if dual_stack else socket.AF_INET, dualstack_ipv6=dual_stack
-        )
-    except OSError as error:
-        raise LauncherError(
-            "address_unavailable",
-            f"cannot listen on link port {port}: {error.strerror}. Choose another port with --link-port",
-        ) from error
-    listener.setblocking(False)
-    return listener

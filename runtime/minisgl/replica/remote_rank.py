@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 from minisgl.launcher import control
-from minisgl.replica.link_messages import RankEnded, RankProgress, RankReady
+from minisgl.replica.messages import RankEnded, RankProgress, RankReady
 
 
 class RemoteRank:

@@ -11,7 +11,7 @@ from minisgl.launcher.control import STANDBY_READY
 from minisgl.launcher.process import Child, Process
 from minisgl.launcher.restarts import GroupState
 from minisgl.replica.diagnosis import rank_of
-from minisgl.replica.link_messages import Epoch
+from minisgl.replica.messages import Epoch
 from minisgl.replica.options import EngineOptions
 from minisgl.replica.phases import rank_phase, replica_phase
 from minisgl.wire.status import EngineInfo, EnginePhase, EngineStatus, Failure, RankStatus

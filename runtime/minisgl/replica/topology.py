@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from minisgl.config import Device
 from minisgl.launcher.devices import cuda_device_ids
-from minisgl.replica.link_messages import PodTopology
+from minisgl.replica.messages import PodTopology
 
 
 def own_topology(node: str, device: Device) -> PodTopology:

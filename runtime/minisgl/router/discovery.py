@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from minisgl.wire.sockets import url_host
+
 logger = logging.getLogger(__name__)
 
 LOOKUP_SECONDS: Final = 2.0
@@ -36,7 +38,7 @@ def look_up(host: str, port: int, resolve: Resolve) -> Sockets:
         raise OSError(f"the name {host} has no addresses")
     if len(found) > MAX_ADDRESSES:
         logger.error("%s has %d addresses; only %d of them are used", host, len(found), MAX_ADDRESSES)
-    return {address: f"tcp://{host_in_url(address)}:{port}" for address in found[:MAX_ADDRESSES]}
+    return {address: f"tcp://{url_host(address)}:{port}" for address in found[:MAX_ADDRESSES]}
 
 
 class Discovery:
@@ -83,8 +85,3 @@ class Discovery:
                 self.sockets, self.problem = found, problem
                 self._changed()
             self._stop.wait(LOOKUP_SECONDS)
-
-
-def host_in_url(address: str) -> str:
-    """Return the address as it is written before `:port`, IPv6 in brackets."""
-    return f"[{address}]" if ":" in address else address

@@ -21,6 +21,11 @@ class WireError(Exception):
     """A message that cannot be understood: its sender speaks another version, or is not one of ours."""
 
 
+def url_host(host: str) -> str:
+    """Host as a URL contains it: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def open_socket(context: zmq.Context[Any], kind: int, *, limit: int = QUEUE_MESSAGES) -> Any:
     """A socket of `kind` with our limits: bounded queues and messages, no lingering at close, and on tcp a
     heartbeat that notices a lost host within 6 s."""

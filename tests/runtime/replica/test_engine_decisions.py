@@ -14,7 +14,7 @@ from minisgl.launcher.restarts import GroupState, Limits
 from minisgl.replica.diagnosis import root_cause
 from minisgl.replica.epoch import EpochPlan, MemberAddress, member_pod_specs, plan_epoch
 from minisgl.replica.failures import count_oom_kills, failure_reason
-from minisgl.replica.link_messages import PodTopology, RankEnded
+from minisgl.replica.messages import PodTopology, RankEnded
 from minisgl.replica.options import EngineOptions, Ports, ReplicaIdentity
 from minisgl.replica.phases import replica_phase
 from minisgl.replica.remote_rank import RemoteRank

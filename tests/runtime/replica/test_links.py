@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from minisgl.replica.link_messages import (
+from minisgl.replica.messages import (
     LINK_VERSION,
     Accepted,
     Drained,

@@ -19,7 +19,7 @@ from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.hub.fetch import FetchRecord, fetch
 from minisgl.hub.repository import Source
 from minisgl.launcher import control
-from minisgl.replica import link_messages as link
+from minisgl.replica import messages as link
 from minisgl.replica.restart_log import RestartLog
 from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
 from minisgl.wire.messages import FromScheduler, ToScheduler

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from minisgl.replica.link import PING_SECONDS, Link, LinkClosed
-from minisgl.replica.link_messages import FromLeader, Ping, ToLeader, from_leader, to_leader
+from minisgl.replica.messages import FromLeader, Ping, ToLeader, from_leader, to_leader
 
 T = TypeVar("T")
 
