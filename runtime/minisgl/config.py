@@ -41,8 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of one rank's engine and of the scheduler in front of it. The same on every rank but for `rank`
     and `device_index`.
 
-    The only list of engine options: a field marked with `option` is a flag of every command that runs an engine, and
-    a keyword of `LLM`. The other fields are set by the launcher.
+    This is the only list of engine options: a field marked with `option` is a flag of every command that runs an
+    engine, and a keyword of `LLM`. The other fields are set by the launcher.
     """
 
     model: str

@@ -1,8 +1,8 @@
-"""Log lines: one JSON object each where a machine reads them, coloured text on a terminal.
+"""Log lines: JSON objects for programs, coloured text on a terminal.
 
 Modules log with `logging.getLogger(__name__)`. Child processes always write JSON to stderr; the launcher, which reads
-it, renders every line in the format that was asked for, so text that is not a log line (a traceback, a library's
-warning) keeps its place and gets the process's name.
+it, renders every line in the configured format. Text that is not a log line (a traceback, a library's warning) keeps
+its position and gets the name of the process.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"mes
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Log options of a command."""
+
     level: Annotated[LogLevel, option("least severe level of the lines on stderr")] = msgspec.field(
         default="info", name="log_level"
     )
     format: Annotated[
         LogFormat,
-        option("text for readers, json for programs: one object per line", default="auto, text on a terminal"),
+        option("text, or json: one object per line", default="auto, text on a terminal"),
     ] = msgspec.field(default="auto", name="log_format")
 
 
@@ -50,7 +52,7 @@ _decoder: Final = msgspec.json.Decoder(Line)
 
 
 class Renderer:
-    """Turns lines into text for one stream."""
+    """Renders lines as text for one stream."""
 
     def __init__(self, format: LogFormat, stream: TextIO) -> None:
         terminal = stream.isatty()
@@ -90,12 +92,12 @@ class _Handler(logging.Handler):
             self._stream.write(self._renderer.render(line) + "\n")
             self._stream.flush()
         except OSError:
-            # Nobody reads the stream any more; there is nowhere left to say so.
+            # The stream is closed, so this error cannot be reported either.
             return
 
 
 def set_up(process: str, level: LogLevel = "info", format: LogFormat = "auto", stream: TextIO | None = None) -> None:
-    """Send every log record of this process to `stream` (stderr). `process` names the writer in each line."""
+    """Write every log record of this process to `stream` (default: stderr), in lines that name `process`."""
     root = logging.getLogger()
     root.handlers[:] = [_Handler(process, format, stream or sys.stderr)]
     root.setLevel(level.upper())
@@ -108,7 +110,7 @@ def writer(format: LogFormat) -> Callable[[Line], None]:
 
 
 def parse(text: str, process: str) -> Line:
-    """The line that one of our processes wrote; any other text becomes a warning in the name of `process`."""
+    """Parse a line that a process of this program wrote; any other text becomes a warning from `process`."""
     if text.startswith('{"time":'):
         try:
             return _decoder.decode(text)

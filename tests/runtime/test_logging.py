@@ -1,3 +1,5 @@
+"""Log lines as text and as JSON."""
+
 from __future__ import annotations
 
 import io
@@ -23,7 +25,7 @@ def restored() -> Iterator[None]:
     root.handlers[:], root.level = before
 
 
-def test_machines_get_one_object_a_line() -> None:
+def test_a_stream_that_is_not_a_terminal_gets_one_json_object_per_line() -> None:
     stream = io.StringIO()
     log.set_up("rank0", stream=stream)
     try:
@@ -39,7 +41,7 @@ def test_machines_get_one_object_a_line() -> None:
     assert document["traceback"].endswith("ValueError: a\nb")
 
 
-def test_people_get_text_in_colours_on_a_terminal() -> None:
+def test_a_terminal_gets_coloured_text() -> None:
     stream = _Terminal()
     log.set_up("rank0", stream=stream)
     logging.getLogger("minisgl.x").warning("careful", extra={"step": 3})
@@ -47,7 +49,7 @@ def test_people_get_text_in_colours_on_a_terminal() -> None:
     assert "warning rank0       careful step=3" in stream.getvalue()
 
 
-def test_level() -> None:
+def test_lines_below_the_level_are_dropped() -> None:
     stream = io.StringIO()
     log.set_up("rank0", "warning", "text", stream)
     logging.getLogger("minisgl.x").info("not this")
@@ -56,7 +58,7 @@ def test_level() -> None:
     assert "but this" in stream.getvalue()
 
 
-def test_a_line_survives_the_way_through_the_launcher() -> None:
+def test_a_parsed_line_renders_as_it_was_written() -> None:
     stream = io.StringIO()
     log.set_up("rank0", format="json", stream=stream)
     logging.getLogger("minisgl.x").info("hello", extra={"step": 3})
@@ -66,15 +68,15 @@ def test_a_line_survives_the_way_through_the_launcher() -> None:
 
 
 @pytest.mark.parametrize("text", ["Segmentation fault", '{"time": "yesterday"}', '{"time":1}'])
-def test_other_output_becomes_a_warning_of_its_process(text: str) -> None:
+def test_other_output_becomes_a_warning_from_its_process(text: str) -> None:
     line = log.parse(text, "rank1")
     assert (line.level, line.process, line.message) == ("warning", "rank1", text)
 
 
-def test_a_closed_stream_does_not_end_the_process() -> None:
+def test_a_closed_stream_raises_no_error() -> None:
     class Broken(io.StringIO):
         def write(self, _: str) -> int:
             raise BrokenPipeError
 
     log.set_up("rank0", stream=Broken())
-    logging.getLogger("minisgl.x").warning("nobody listens")
+    logging.getLogger("minisgl.x").warning("unread")

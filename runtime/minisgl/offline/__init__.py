@@ -1,4 +1,4 @@
-"""The runtime in the caller's process, without a server."""
+"""Offline inference: the runtime in the caller's process, without a server."""
 
 from minisgl.offline.llm import LLM
 from minisgl.offline.outputs import Logprob, OfflineError, Output, Usage

@@ -1,4 +1,4 @@
-"""Ctrl-C during a call."""
+"""Handling of Ctrl-C during a call."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def interrupted_between_steps() -> Iterator[Callable[[], None]]:
-    """Ctrl-C takes effect where the yielded function is called: in the middle of a step it would leave scheduler and
-    engine apart. A second Ctrl-C does not wait."""
+def defer_interrupts() -> Iterator[Callable[[], None]]:
+    """Defer Ctrl-C to the calls of the yielded function, which raises KeyboardInterrupt: in the middle of a step it
+    would leave scheduler and engine in different states. A second Ctrl-C takes effect immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return

@@ -1,4 +1,4 @@
-"""`LLM`: the scheduler and the engine of `serve` in the caller's process."""
+"""`LLM`: scheduler and engine of `serve` in the caller's process."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
 from minisgl.launcher.ranks import start_rank0
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.worker_ranks import WorkerRanks
-from minisgl.offline.answers import Answers
-from minisgl.offline.interrupt import interrupted_between_steps
+from minisgl.offline.batch_outputs import BatchOutputs
+from minisgl.offline.interrupt import defer_interrupts
 from minisgl.offline.outputs import OfflineError, Output
 from minisgl.offline.prompts import (
     Message,
     Params,
     Prompt,
-    generates_of_chats,
-    generates_of_prompts,
-    submit_of_tokens,
+    requests_from_chats,
+    requests_from_prompts,
+    submit_from_tokens,
 )
 from minisgl.offline.tokenizer import OfflineTokenizer
 from minisgl.scheduler.loop import StepLoop
@@ -41,19 +41,20 @@ from minisgl.wire.messages import SamplingParams, Submit
 from minisgl.wire.text import Generate
 
 _PROGRESS_FROM: Final = 8
-"""Requests from which on a progress bar is worth its line."""
+"""Number of requests from which a progress bar is shown by default."""
 
 _DEATH_SECONDS: Final = 2.0
-"""After an engine's error, how long the death of another rank may take to be known: it is the better explanation."""
+"""Time after an engine's error in which the death of another rank is looked for: it is the likely cause."""
 
 
 class LLM:
-    """A model in this process. Not for use by several threads at once; close it, or use it in a `with` statement.
+    """A model in this process. Not thread-safe. Close it, or use it in a `with` statement.
 
-    `model` is a checkpoint directory or a Hub id; the options are those of `minisgl serve`. With `detokenize=False`
-    no tokenizer files are needed: prompts are token ids, answers have no text, stop strings cannot be used.
+    `model` is a checkpoint directory or a Hub id. `options` are the engine options of `minisgl serve`: `tp=2` is
+    `--tp 2`, `overlap=False` is `--no-overlap`. With `detokenize=False` no tokenizer files are needed: prompts are
+    token ids, outputs have no text, and stop strings cannot be used.
 
-    Raises what is wrong with model, device or options: errors with a stable `code` and a message for people.
+    Raises a CodedError when model, device or options are invalid: ConfigError names the option.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class LLM:
 
     @property
     def limits(self) -> EngineLimits:
+        """Sizes of pool, tables and vocabulary."""
         return self._engine.limits
 
     @property
@@ -122,12 +124,13 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[Output]:
-        """Continue one text, or several texts or lists of token ids; answers come in the order of the prompts.
+        """Continue one text, or several texts or lists of token ids; returns one output per prompt, in their order.
 
-        `params`: for all of them, or one each; None: what the checkpoint recommends. `progress` shows a bar; None:
-        for long batches on a terminal. Raises OfflineError before anything runs when a prompt cannot be served.
+        `params`: parameters of all prompts, or one entry per prompt; None: those that the checkpoint recommends.
+        `progress`: show a progress bar; None: only for long batches on a terminal. Raises OfflineError before the
+        first step when a prompt cannot be served.
         """
-        return self._run(generates_of_prompts(prompts, self._recommended if params is None else params), progress)
+        return self._run(requests_from_prompts(prompts, self._recommended if params is None else params), progress)
 
     def chat(
         self,
@@ -136,11 +139,11 @@ class LLM:
         *,
         progress: bool | None = None,
     ) -> list[Output]:
-        """Answer one conversation, or several; otherwise as `generate`."""
-        return self._run(generates_of_chats(messages, self._recommended if params is None else params), progress)
+        """Answer one conversation or several; otherwise as `generate`."""
+        return self._run(requests_from_chats(messages, self._recommended if params is None else params), progress)
 
     def close(self) -> None:
-        """Free the device and end the other ranks."""
+        """Free the device and stop the other ranks."""
         self._closed = True
         with self._waiting_for_worker_ranks():
             self._resources.close()
@@ -153,19 +156,19 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, generates: list[Generate], progress: bool | None) -> list[Output]:
+    def _run(self, requests: list[Generate], progress: bool | None) -> list[Output]:
         if self._closed:
-            raise OfflineError("closed", "this LLM is closed: make a new one")
+            raise OfflineError("closed", "this LLM is closed; create a new one")
         if self._broken:
             raise OfflineError(
-                "broken", f"an earlier call ended in the middle of a step ({self._broken}): make a new LLM"
+                "broken", f"an earlier call failed in the middle of a step ({self._broken}); create a new LLM"
             )
-        submits = self._text.submits(generates) if self._text else [submit_of_tokens(g, self.limits) for g in generates]
+        submits = self._text.submits(requests) if self._text else [submit_from_tokens(g, self.limits) for g in requests]
         try:
-            answers = Answers(submits)
-            self._answer(submits, answers, progress)
+            outputs = BatchOutputs(submits)
+            self._answer(submits, outputs, progress)
         except (OfflineError, KeyboardInterrupt):
-            self._abandon(submits)
+            self._abort_all(submits)
             raise
         except BaseException as error:
             self._broken = repr(error)
@@ -173,14 +176,14 @@ class LLM:
                 self._check_worker_ranks(_DEATH_SECONDS)
             raise
         if self._text:
-            return self._text.outputs(submits, answers)
-        return [answers.output(number) for number in range(len(submits))]
+            return self._text.outputs(submits, outputs)
+        return [outputs.output(number) for number in range(len(submits))]
 
-    def _answer(self, submits: Sequence[Submit], answers: Answers, progress: bool | None) -> None:
+    def _answer(self, submits: Sequence[Submit], outputs: BatchOutputs, progress: bool | None) -> None:
         """Queue all requests in the order given, then run until each has finished."""
         with (
             _progress_bar(len(submits), progress) as bar,
-            interrupted_between_steps() as check_interrupt,
+            defer_interrupts() as check_interrupt,
             self._waiting_for_worker_ranks(),
         ):
             for number, submit in enumerate(submits):
@@ -193,15 +196,15 @@ class LLM:
                 self._check_worker_ranks()
                 output = self._loop.step()
                 if output is not None:
-                    answers.take(output)
+                    outputs.take(output)
                     stopped = self._text.take(output, self._scheduler) if self._text else 0
                     bar.update(int(np.count_nonzero(output.finish)) + len(output.failures) + stopped)
             check_interrupt()
 
-    def _abandon(self, submits: Sequence[Submit]) -> None:
-        """Nothing of an interrupted call stays in the batch, so the next call is as the first."""
+    def _abort_all(self, submits: Sequence[Submit]) -> None:
+        """Remove all requests of an interrupted call, so that the next call starts with an empty batch."""
         if self._text:
-            self._text.abandon()
+            self._text.abort_all()
         for submit in submits:
             self._scheduler.abort(submit.id)
         with self._waiting_for_worker_ranks():

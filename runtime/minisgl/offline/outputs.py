@@ -1,4 +1,4 @@
-"""What a call to `LLM` returns, and raises."""
+"""Results and errors of a call to `LLM`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from minisgl.errors import CodedError
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts of one request."""
+
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens that came from the prefix cache."""
+    """Prompt tokens whose KV came from the prefix cache."""
     completion_tokens: int
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """Of one token, given those before it: in the raw distribution, before temperature, penalties and biases."""
+    """Log-probability of one token in the raw distribution, before temperature, penalties and biases."""
 
     token_id: int
     logprob: float
     top: dict[int, float]
-    """The likeliest tokens by id, best first; as many as were asked for."""
+    """Log-probabilities of the most likely tokens by id, best first; as many as requested."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,16 +32,16 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     token_ids: list[int]
-    """Sampled tokens, with the one that ended the answer."""
+    """Sampled tokens, including the one that ended the answer."""
     finish_reason: Literal["stop", "length", "error"]
     usage: Usage
     error: str = ""
-    """Why the answer is not complete, when `finish_reason` is `error`."""
+    """Reason for an incomplete answer, when `finish_reason` is `error`."""
     logprobs: list[Logprob] | None = None
-    """Of each of `token_ids`; None: not asked for."""
+    """One entry for each of `token_ids`; None: not requested."""
     prompt_logprobs: list[Logprob] | None = None
-    """Of the prompt's tokens but the first, which has none; None: not asked for."""
+    """One entry for each prompt token after the first; None: not requested."""
 
 
 class OfflineError(CodedError):
-    """A prompt or parameter that cannot be served. `code` is stable; the message names the prompt by its index."""
+    """A prompt or parameter that cannot be served. `code` is stable; the message contains the index of the prompt."""

@@ -1,4 +1,4 @@
-"""What callers give, checked and made into the tokenizer's and the scheduler's messages."""
+"""Check the arguments of `LLM` calls and turn them into messages for tokenizer and scheduler."""
 
 from __future__ import annotations
 
@@ -23,30 +23,33 @@ Message = Mapping[str, str]
 """`{"role": "user", "content": "…"}`"""
 
 Params = SamplingParams | Sequence[SamplingParams]
-"""For all prompts, or one each."""
+"""Parameters of all prompts, or a sequence with those of each prompt."""
 
 
-def generates_of_prompts(prompts: str | Sequence[Prompt], params: Params) -> list[Generate]:
-    """Raises OfflineError for what is neither a text nor a list of token ids, and for bad parameters."""
-    given = [prompts] if isinstance(prompts, str) else prompts
-    _check_prompts(given)
-    each = _params_of_each(params, len(given))
-    return [_generate(number, prompt, one) for number, (prompt, one) in enumerate(zip(given, each, strict=True))]
+def requests_from_prompts(prompts: str | Sequence[Prompt], params: Params) -> list[Generate]:
+    """Messages for one text, or for several texts or lists of token ids. Raises OfflineError for any other prompt, and
+    for invalid parameters."""
+    several = [prompts] if isinstance(prompts, str) else prompts
+    _check_prompts(several)
+    each = _params_per_prompt(params, len(several))
+    return [_generate(number, *pair) for number, pair in enumerate(zip(several, each, strict=True))]
 
 
-def generates_of_chats(messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params) -> list[Generate]:
-    """Of one conversation or several. Raises OfflineError for what is no conversation, and for bad parameters."""
+def requests_from_chats(messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params) -> list[Generate]:
+    """Messages for one conversation or several. Raises OfflineError for invalid conversations and parameters."""
     one = bool(messages) and isinstance(messages[0], Mapping)
     conversations = cast(Sequence[Sequence[Message]], [messages] if one else messages)
-    each = _params_of_each(params, len(conversations))
+    each = _params_per_prompt(params, len(conversations))
     return [_generate_chat(number, *pair) for number, pair in enumerate(zip(conversations, each, strict=True))]
 
 
-def submit_of_tokens(generate: Generate, limits: EngineLimits) -> Submit:
-    """A prompt of token ids on its own, without the tokenizer."""
+def submit_from_tokens(generate: Generate, limits: EngineLimits) -> Submit:
+    """Message for the scheduler from a prompt of token ids, without a tokenizer. Raises OfflineError."""
     params = generate.params
     if generate.tokens is None or params.stop:
-        raise OfflineError("no_tokenizer", "with detokenize=False prompts are token ids, and there are no stop strings")
+        raise OfflineError(
+            "no_tokenizer", "detokenize=False allows neither text prompts nor stop strings; use token ids"
+        )
     return submit_message(
         generate,
         generate.tokens,
@@ -62,24 +65,24 @@ def _check_prompts(prompts: Sequence[Prompt]) -> None:
         if isinstance(prompt, str):
             continue
         if isinstance(prompt, int):
-            raise OfflineError("invalid_request", "prompts: token ids of one prompt are a list in the list: [[1, 2]]")
+            raise OfflineError(
+                "invalid_request", "prompts: the token ids of one prompt must be a list in the list: [[1, 2]]"
+            )
         if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence | np.ndarray):
             raise OfflineError(
                 "invalid_request", f"prompt {number}: expected a text or a list of token ids, got {prompt!r:.80}"
             )
         if not len(prompt):
-            raise OfflineError("empty_prompt", f"prompt {number}: a list of no token ids")
+            raise OfflineError("empty_prompt", f"prompt {number}: the list of token ids is empty")
 
 
-def _params_of_each(params: Params, count: int) -> Sequence[SamplingParams]:
+def _params_per_prompt(params: Params, count: int) -> Sequence[SamplingParams]:
     each = [params] * count if isinstance(params, SamplingParams) else list(params)
     if len(each) != count:
-        raise OfflineError("invalid_request", f"there are {count} prompts, but {len(each)} sampling parameters")
+        raise OfflineError("invalid_request", f"got {count} prompts, but {len(each)} sampling parameters")
     for number, one in enumerate(each):
         if not isinstance(one, SamplingParams):
-            raise OfflineError(
-                "invalid_request", f"prompt {number}: its parameters are no SamplingParams, but {one!r:.80}"
-            )
+            raise OfflineError("invalid_request", f"prompt {number}: expected SamplingParams, got {one!r:.80}")
         try:
             checked(one)
         except ConfigError as error:
@@ -88,7 +91,7 @@ def _params_of_each(params: Params, count: int) -> Sequence[SamplingParams]:
             raise OfflineError("invalid_request", f"prompt {number}: max_tokens: expected 1 or more")
         if isinstance(one.stop, str) or not all(isinstance(stop, str) and stop for stop in one.stop):
             raise OfflineError(
-                "invalid_request", f"prompt {number}: stop is a tuple of texts that are not empty, not {one.stop!r}"
+                "invalid_request", f"prompt {number}: stop: expected a tuple of non-empty texts, got {one.stop!r}"
             )
     return each
 
@@ -99,7 +102,7 @@ def _generate(number: int, prompt: Prompt, params: SamplingParams) -> Generate:
     try:
         tokens = array("i", prompt).tobytes()
     except (TypeError, OverflowError) as error:
-        raise OfflineError("invalid_prompt", f"prompt {number} is neither a text nor token ids: {error}") from error
+        raise OfflineError("invalid_prompt", f"prompt {number}: expected a text or token ids: {error}") from error
     return Generate(id=os.urandom(REQUEST_ID_BYTES), tokens=tokens, params=params)
 
 

@@ -1,11 +1,11 @@
-"""The tokenizer without its process."""
+"""The tokenizer of `LLM`, in the same process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from minisgl.engine.interface import EngineLimits
-from minisgl.offline.answers import Answers
+from minisgl.offline.batch_outputs import BatchOutputs
 from minisgl.offline.outputs import OfflineError, Output
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
@@ -18,7 +18,7 @@ from minisgl.wire.text import Finished, Generate, TextFailed, Texts
 
 
 class OfflineTokenizer:
-    """Prompts in, texts out, stop strings in between."""
+    """Encodes the prompts of a call and decodes its answers; finds stop strings."""
 
     def __init__(self, files: ModelFiles, limits: EngineLimits) -> None:
         self._encoder = PromptEncoder(files)
@@ -36,22 +36,22 @@ class OfflineTokenizer:
         self._texts: dict[bytes, list[str]] = {}
         self._ended: dict[bytes, Finished] = {}
 
-    def submits(self, generates: Sequence[Generate]) -> list[Submit]:
-        """Raises OfflineError for the first prompt that cannot be served."""
-        self._texts = {generate.id: [] for generate in generates}
+    def submits(self, requests: Sequence[Generate]) -> list[Submit]:
+        """Messages for the scheduler. Raises OfflineError for the first prompt that cannot be served."""
+        self._texts = {request.id: [] for request in requests}
         self._ended = {}
-        for generate, prompt in zip(generates, self._encoder.encode(generates), strict=True):
-            self._session.begin(generate)
-            self._session.encoded(generate.id, prompt)
-        refused = [message for message in self._session.take_to_frontend() if isinstance(message, TextFailed)]
-        if refused:
-            number = next(i for i, generate in enumerate(generates) if generate.id == refused[0].id)
-            self.abandon()
-            raise OfflineError(refused[0].code, f"prompt {number}: {refused[0].message}")
+        for request, prompt in zip(requests, self._encoder.encode(requests), strict=True):
+            self._session.begin(request)
+            self._session.encoded(request.id, prompt)
+        rejected = [message for message in self._session.take_to_frontend() if isinstance(message, TextFailed)]
+        if rejected:
+            number = next(i for i, request in enumerate(requests) if request.id == rejected[0].id)
+            self.abort_all()
+            raise OfflineError(rejected[0].code, f"prompt {number}: {rejected[0].message}")
         return [message for message in self._session.take_to_scheduler() if isinstance(message, Submit)]
 
     def take(self, output: StepOutput, scheduler: Scheduler) -> int:
-        """The texts of a step; requests that met a stop string are aborted: how many."""
+        """Decode the tokens of a step and abort requests that met a stop string; returns the number of those."""
         for failure in output.failures:
             self._session.failed(Failed(failure.id, failure.code, failure.message))
         if len(output.client):
@@ -72,12 +72,14 @@ class OfflineTokenizer:
                 self._ended.update((finished.id, finished) for finished in message.finished)
         return sum(scheduler.abort(message.id) for message in self._session.take_to_scheduler())
 
-    def outputs(self, submits: Sequence[Submit], answers: Answers) -> list[Output]:
+    def outputs(self, submits: Sequence[Submit], outputs: BatchOutputs) -> list[Output]:
+        """Outputs of a call in the order of its requests, all of which have finished."""
         return [
-            answers.output(number, "".join(self._texts[submit.id]), self._ended.get(submit.id))
+            outputs.output(number, "".join(self._texts[submit.id]), self._ended.get(submit.id))
             for number, submit in enumerate(submits)
         ]
 
-    def abandon(self) -> None:
+    def abort_all(self) -> None:
+        """Forget all requests."""
         self._session.abort_all()
         self._session.take_to_scheduler()

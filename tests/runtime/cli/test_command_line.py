@@ -1,4 +1,4 @@
-"""Parsing, errors and exit codes, in this process; nothing here starts a server."""
+"""Parsing, errors and exit codes of commands, without starting a server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from support.tiny_checkpoint import tiny_checkpoint
         (["bench", "offline", "--input-len", "5"], "--input-len"),
     ],
 )
-def test_bad_command_line_is_one_line_and_exit_code_2(
+def test_a_wrong_command_line_gives_one_line_and_exit_code_2(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -53,14 +53,14 @@ def test_bad_command_line_is_one_line_and_exit_code_2(
     assert "--help)" in error
 
 
-def test_errors_for_people_are_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_coded_error_gives_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "./no-such-model"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("minisgl: error: './no-such-model' is neither a directory nor")
     assert error.count("\n") == 1
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_without_a_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: argparse.Namespace) -> int:
         raise ZeroDivisionError
 
@@ -69,7 +69,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["version"])
 
 
-def test_every_flag_has_help_with_its_default() -> None:
+def test_the_help_of_every_flag_states_its_default() -> None:
     for name, parser in commands(build_parser()):
         for action in flags(parser):
             assert action.help, f"{name} {action.dest}"
@@ -80,15 +80,15 @@ def test_every_flag_has_help_with_its_default() -> None:
 def _seen_by_launcher(monkeypatch: pytest.MonkeyPatch) -> list[ServeOptions]:
     seen: list[ServeOptions] = []
 
-    def instead(options: ServeOptions) -> int:
+    def record(options: ServeOptions) -> int:
         seen.append(options)
         return 0
 
-    monkeypatch.setattr(serve, "serve", instead)
+    monkeypatch.setattr(serve, "serve", record)
     return seen
 
 
-def test_serve_flags_reach_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_flag_of_serve_reaches_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = _seen_by_launcher(monkeypatch)
     model = tiny_checkpoint()
     every_flag = (
@@ -128,25 +128,25 @@ def test_serve_flags_reach_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
-def test_serve_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_of_serve_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = _seen_by_launcher(monkeypatch)
     model = tiny_checkpoint()
     main(["serve", str(model), "--device", "cpu"])
     defaults = EngineConfig(model=str(model), device="cpu")
     restarts = Limits(startup_timeout=1800, max_restarts=3, restart_window=600)
     assert seen == [ServeOptions(engine=defaults, model_name=model.name, restarts=restarts, drain_timeout=25)], (
-        "the command line and the configuration must not have two opinions"
+        "command line and configuration must have the same defaults"
     )
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_prints_the_versions_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["minisgl"] == __version__
     assert {"python", "torch", "gpu"} <= rows.keys()
 
 
-def test_models_tiny_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_check_reports_missing_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "model"
     assert main(["models", "tiny", str(out), "--arch", "qwen3-moe"]) == 0
     assert main(["models", "check", str(out)]) == 0
@@ -157,7 +157,9 @@ def test_models_tiny_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "problem: " in capsys.readouterr().out
 
 
-def test_models_check_reads_tokenizer_and_chat_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_check_reports_a_broken_tokenizer_or_chat_template(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "model"
     assert main(["models", "tiny", str(out), "--arch", "qwen3"]) == 0
     (out / "chat_template.jinja").write_text("{% for m in %}")
@@ -168,20 +170,22 @@ def test_models_check_reads_tokenizer_and_chat_template(tmp_path: Path, capsys: 
     assert "(tokenizer_broken)" in capsys.readouterr().out
 
 
-def test_models_tiny_where_no_directory_can_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_tiny_reports_a_directory_that_cannot_be_created(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     assert main(["models", "tiny", str(tmp_path / "file")]) == 1
     assert capsys.readouterr().err.startswith(f"minisgl: error: {tmp_path}/file cannot be created (File exists)")
 
 
-def test_tiny_knows_every_architecture() -> None:
+def test_models_tiny_offers_every_architecture() -> None:
     from minisgl.cli.models_tiny import ARCHITECTURES
     from minisgl.toy.tiny import TINY_ARCHS
 
     assert set(ARCHITECTURES) == set(TINY_ARCHS)
 
 
-def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_cuda_devices_are_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from minisgl.launcher import devices
 
     monkeypatch.setattr(devices, "cuda_device_count", lambda: 1)

@@ -23,7 +23,7 @@ from support.tiny_checkpoint import tiny_checkpoint
 
 @pytest.fixture(autouse=True)
 def environment_as_before() -> Iterator[None]:
-    """A file's variables are set for the processes that are started; other tests start theirs from this one."""
+    """Undo the variables of files, which are set for child processes: other tests start some, too."""
     with mock.patch.dict(os.environ):
         yield
 
@@ -35,14 +35,14 @@ def _file(folder: Path, model: Any) -> Path:
 
 
 def _printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[dict[str, Any], str]:
-    """What --print-config shows, and what went to stderr."""
+    """Configuration that --print-config prints, and the output on stderr."""
     assert main(["serve", *arguments, "--print-config"]) == 0
     out, err = capsys.readouterr()
     return yaml.safe_load(out), err
 
 
 def _fields(schema: Schema, path: str = "") -> set[str]:
-    """Every field without fields of its own, but those below one that the tables name as a whole."""
+    """Fields without subfields; a field that the tables name as a whole counts without its subfields."""
     found = set()
     for name, field in schema["properties"].items():
         inner, where = field.get("items", field), f"{path}.{name}".removeprefix(".")
@@ -51,13 +51,13 @@ def _fields(schema: Schema, path: str = "") -> set[str]:
     return found
 
 
-def test_every_field_of_the_definition_has_a_meaning_or_is_named_as_having_none() -> None:
+def test_the_tables_name_every_field_of_the_custom_resource() -> None:
     known = {*manifest.SETTINGS, *manifest.SPECIAL_FIELDS, *manifest.CLUSTER_ONLY}
     assert known == _fields(structural(types.InferenceModelSpec))
     assert (manifest.API_VERSION, manifest.KIND) == (types.API_VERSION, types.KIND)
 
 
-def test_fields_that_mean_the_same_here_are_settings(
+def test_fields_with_a_flag_of_the_same_meaning_set_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TAKEN", "mine")
@@ -103,9 +103,7 @@ def test_fields_that_mean_the_same_here_are_settings(
     assert (os.environ["HF_ENDPOINT"], os.environ["GIVEN"], os.environ["TAKEN"]) == ("http://mirror", "1", "mine")
 
 
-def test_all_served_names_are_served_unless_a_flag_gives_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_served_names_are_served_unless_a_flag_gives_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[ServeOptions] = []
 
     def serve(options: ServeOptions) -> int:
@@ -123,7 +121,7 @@ def test_all_served_names_are_served_unless_a_flag_gives_another(
     ]
 
 
-def test_flags_and_variables_win_over_the_file(
+def test_flags_and_variables_have_priority_over_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINISGL_DRAIN_TIMEOUT", "3")
@@ -133,7 +131,9 @@ def test_flags_and_variables_win_over_the_file(
     assert printed["served-model-name"] == "demo"
 
 
-def test_what_means_nothing_here_is_named_in_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_without_effect_cause_a_warning_that_names_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     [everything] = [case.model for case in CASES if case.name == "everything"]
     _, err = _printed(capsys, "-f", str(_file(tmp_path, everything)))
     lines = err.splitlines()
@@ -155,18 +155,18 @@ def test_what_means_nothing_here_is_named_in_a_warning(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
-def test_samples(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_sample_can_be_served(sample: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed, _ = _printed(capsys, "-f", str(sample), str(tmp_path))
     assert printed["model"] == str(tmp_path)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.field], ids=lambda case: case.name)
-def test_what_a_cluster_accepts_is_accepted_here(case: Case, tmp_path: Path) -> None:
+def test_a_manifest_that_a_cluster_accepts_is_accepted(case: Case, tmp_path: Path) -> None:
     manifest.read(_file(tmp_path, case.model))
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "message"),
     [
         ("", "expected one InferenceModel, found 0 objects"),
         ("a: 1\n---\nb: 2\n", "expected one InferenceModel, found 2 objects"),
@@ -192,29 +192,31 @@ def test_what_a_cluster_accepts_is_accepted_here(case: Case, tmp_path: Path) -> 
         (smallest(parallelism=2), "spec.parallelism: 2 is not an object"),
     ],
 )
-def test_what_is_wrong_is_named(model: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_names_the_file_and_the_field(
+    model: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = _file(tmp_path, model)
     assert main(["serve", "-f", str(path)]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"minisgl: error: {path}")
-    assert says in err
+    assert message in err
 
 
-def test_a_value_out_of_bounds_is_refused_as_a_wrong_flag_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_out_of_range_is_refused_like_a_wrong_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = _file(tmp_path, smallest(parallelism={"tensor": 0}))
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "-f", str(path)])
     assert f"{path}: spec.parallelism.tensor: '0' is not a whole number" in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_on_the_hub_needs_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_not_on_the_hub_requires_a_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "-f", str(_file(tmp_path, smallest()))])
     assert "give its directory: minisgl serve DIR -f FILE" in capsys.readouterr().err
 
 
-def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "-f", str(tmp_path / "none.yaml")]) == 1
     assert "none.yaml cannot be read" in capsys.readouterr().err

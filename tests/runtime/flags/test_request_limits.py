@@ -1,4 +1,4 @@
-"""Flags of access and limits reach the options of `serve`."""
+"""Flags of access and limits fill their structs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def parsed(*flags: str) -> argparse.Namespace:
     return parser.parse_args(flags)
 
 
-def test_defaults_are_those_of_the_frontend() -> None:
+def test_default_flags_give_the_default_structs() -> None:
     assert filled(parsed(), RequestLimits()) == RequestLimits()
     assert filled(parsed(), Access()) == Access()
 
 
-def test_every_flag_counts() -> None:
+def test_every_flag_sets_its_field() -> None:
     args = parsed(
         *("--max-waiting", "5", "--max-waiting-tokens", "6", "--max-in-flight-per-key", "7"),
         *("--queue-timeout", "8", "--request-timeout", "9", "--stall-timeout", "10"),
@@ -45,7 +45,7 @@ def test_every_flag_counts() -> None:
     )
 
 
-def test_a_limit_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_of_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parsed("--max-waiting", "0")
     assert "--max-waiting" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Flags, MINISGL_* variables and the YAML file of `serve` set the same things, in one order of precedence."""
+"""Flags, MINISGL_* variables and the YAML file of `serve` set the same settings, in one order of precedence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minisgl.cli.main import main
 
 
 def _printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, tuple[object, str]]:
-    """Value and source of each key that --print-config shows."""
+    """Value and source of each key that --print-config prints."""
     assert main(["serve", *arguments, "--print-config"]) == 0
     text = capsys.readouterr().out
     values = yaml.safe_load(text)
@@ -45,14 +45,16 @@ def test_flag_wins_over_environment_over_file_over_default(
     assert printed["host"] == ("127.0.0.1", "default")
 
 
-def test_the_file_may_be_named_by_a_variable(
+def test_a_variable_can_name_the_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINISGL_CONFIG", _file(tmp_path, "host: '::1'\n"))
     assert _printed(capsys)["host"][0] == "::1"
 
 
-def test_what_is_printed_can_be_read_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_printed_configuration_is_a_valid_file_with_the_same_values(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     first = _printed(capsys, "some: model # 1", "--memory-fraction", "0.5", "--no-overlap")
     assert main(["serve", "some: model # 1", "--memory-fraction", "0.5", "--no-overlap", "--print-config"]) == 0
     again = _printed(capsys, "--config", _file(tmp_path, capsys.readouterr().out))
@@ -72,7 +74,7 @@ def test_what_is_printed_can_be_read_again(capsys: pytest.CaptureFixture[str], t
         ("- port", "must contain keys with values, not a list"),
     ],
 )
-def test_a_wrong_file_is_an_error_that_names_the_key(
+def test_an_error_in_the_file_names_the_key(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -93,7 +95,7 @@ def test_a_wrong_file_is_an_error_that_names_the_key(
         ("MINISGL_CONFIG", "/no/such.yaml", "/no/such.yaml cannot be read"),
     ],
 )
-def test_a_wrong_variable_is_an_error_that_names_it(
+def test_an_error_in_a_variable_names_it(
     name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""`LLM` on a tiny model: the public way in, without a server."""
+"""`LLM` on a tiny model, through its public interface."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _greedy(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0, "max_tokens": 12, "ignore_eos": True, **changes})
 
 
-def test_one_text(llm: LLM) -> None:
+def test_one_text_gives_one_output(llm: LLM) -> None:
     [output] = llm.generate("Hello there", _GREEDY)
     assert output.finish_reason == "length"
     assert len(output.token_ids) == output.usage.completion_tokens == 12
@@ -52,7 +52,7 @@ def test_one_text(llm: LLM) -> None:
     assert output.error == ""
 
 
-def test_many_prompts_keep_their_order(llm: LLM) -> None:
+def test_outputs_are_in_the_order_of_the_prompts(llm: LLM) -> None:
     prompts = [[7 + i, 8, 9] for i in range(20)]
     together = llm.generate(prompts, [_greedy(max_tokens=3 + i % 5) for i in range(20)])
     alone = [llm.generate([prompt], _greedy(max_tokens=3 + i % 5))[0] for i, prompt in enumerate(prompts)]
@@ -73,7 +73,7 @@ def test_requests_are_queued_at_once_in_the_order_given(llm: LLM, monkeypatch: p
     assert queued == list(range(20))
 
 
-def test_a_second_call_is_answered_from_the_cache(llm: LLM) -> None:
+def test_a_second_call_uses_the_prefix_cache(llm: LLM) -> None:
     prompt = list(range(40, 60))
     [first] = llm.generate([prompt], _GREEDY)
     [second] = llm.generate([prompt], _GREEDY)
@@ -81,7 +81,7 @@ def test_a_second_call_is_answered_from_the_cache(llm: LLM) -> None:
     assert second.token_ids == first.token_ids
 
 
-def test_chat_with_one_and_with_several(llm: LLM) -> None:
+def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
     hello = [{"role": "user", "content": "Hello"}]
     longer = [{"role": "system", "content": "Be brief"}, *hello]
     [one] = llm.chat(hello, _GREEDY)
@@ -90,7 +90,7 @@ def test_chat_with_one_and_with_several(llm: LLM) -> None:
     assert both[1].usage.prompt_tokens > both[0].usage.prompt_tokens
 
 
-def test_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
+def test_a_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
     [whole] = llm.generate("Hello there", _greedy(max_tokens=40))
     stop = whole.text[10:13]
     [stopped] = llm.generate("Hello there", _greedy(max_tokens=40, stop=(stop,)))
@@ -99,7 +99,7 @@ def test_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
     assert len(stopped.token_ids) == stopped.usage.completion_tokens < 40
 
 
-def test_stop_token(llm: LLM) -> None:
+def test_a_stop_token_ends_the_answer_after_it(llm: LLM) -> None:
     [whole] = llm.generate([[5, 6, 7]], _GREEDY)
     first = whole.token_ids[3]
     [stopped] = llm.generate([[5, 6, 7]], _greedy(stop_token_ids=(first,)))
@@ -107,7 +107,7 @@ def test_stop_token(llm: LLM) -> None:
     assert stopped.token_ids == whole.token_ids[: whole.token_ids.index(first) + 1]
 
 
-def test_a_seed_gives_the_same_answer_in_any_company(llm: LLM) -> None:
+def test_a_seed_gives_the_same_answer_in_any_batch(llm: LLM) -> None:
     seeded = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
     other = SamplingParams(temperature=1.0, max_tokens=11, ignore_eos=True)
     [alone] = llm.generate([[1, 2, 3]], seeded)
@@ -115,13 +115,13 @@ def test_a_seed_gives_the_same_answer_in_any_company(llm: LLM) -> None:
     assert among[1].token_ids == alone.token_ids
 
 
-def test_without_parameters_the_checkpoint_decides(llm: LLM) -> None:
+def test_default_parameters_are_those_of_the_checkpoint(llm: LLM) -> None:
     [output] = llm.generate([[1, 2, 3]])
     assert output.finish_reason in ("stop", "length")
     assert output.usage.completion_tokens + 3 <= llm.limits.max_model_len
 
 
-def test_no_prompts(llm: LLM) -> None:
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     assert llm.generate([], _GREEDY) == []
 
 
@@ -136,15 +136,15 @@ def test_no_prompts(llm: LLM) -> None:
         ([[1]], _greedy(stop="text"), "invalid_request", "stop: expected `array`, got `str`: 'text'"),
         ([[1]], _greedy(max_tokens=-1), "invalid_request", "prompt 0: max_tokens: expected 1 or more"),
         ([[1]], _greedy(max_tokens="5"), "invalid_request", "prompt 0: max_tokens: expected"),
-        ([[1]], [{"max_tokens": 5}], "invalid_request", "no SamplingParams"),
+        ([[1]], [{"max_tokens": 5}], "invalid_request", "expected SamplingParams"),
         ([1, 2], _GREEDY, "invalid_request", "a list in the list"),
         ([[1], b"1234"], _GREEDY, "invalid_request", "prompt 1: expected a text or a list of token ids"),
         ([None], _GREEDY, "invalid_request", "prompt 0"),
-        ([[1]], _greedy(stop=("",)), "invalid_request", "stop is a tuple"),
+        ([[1]], _greedy(stop=("",)), "invalid_request", "stop: expected a tuple"),
         ([[1]], [], "invalid_request", "1 prompts, but 0"),
     ],
 )
-def test_what_cannot_be_served_is_refused_before_anything_runs(
+def test_an_invalid_prompt_or_parameter_is_refused_before_the_first_step(
     prompts: list[list[int]], params: Any, code: str, words: str, llm: LLM
 ) -> None:
     steps = llm.counters.steps
@@ -159,7 +159,7 @@ def test_an_unknown_role_is_refused(llm: LLM) -> None:
         llm.chat([{"role": "wizard", "content": "x"}])
 
 
-def test_ctrl_c_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_removes_all_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     [expected] = llm.generate([[3, 1, 4]], _GREEDY)
     step = llm._loop.step
     steps = 0
@@ -186,7 +186,7 @@ def test_ctrl_c_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_ctrl_c_in_the_last_step_is_not_lost(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_in_the_last_step_takes_effect(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     step = llm._loop.step
 
     def step_with_a_signal_at_the_end() -> Any:
@@ -200,31 +200,31 @@ def test_ctrl_c_in_the_last_step_is_not_lost(llm: LLM, monkeypatch: pytest.Monke
         llm.generate([[3, 1, 4]], _GREEDY)
 
 
-def test_after_an_error_in_the_middle_of_a_step_nothing_is_mixed_up() -> None:
+def test_after_an_error_in_the_middle_of_a_step_calls_are_refused() -> None:
     with LLM(tiny_checkpoint(), **_SMALL) as llm:
         step, steps = llm._loop.step, iter(range(100))
 
-        def step_until_the_alarm() -> Any:
+        def step_until_timeout() -> Any:
             if next(steps) == 3:
-                raise TimeoutError("the caller's own alarm")
+                raise TimeoutError("alarm of the caller")
             return step()
 
-        llm._loop.step = step_until_the_alarm  # type: ignore[method-assign]
+        llm._loop.step = step_until_timeout  # type: ignore[method-assign]
         with pytest.raises(TimeoutError, match="alarm"):
             llm.generate([[1], [2]], _GREEDY)
-        with pytest.raises(OfflineError, match=r"alarm.*make a new LLM") as refused:
+        with pytest.raises(OfflineError, match=r"alarm.*create a new LLM") as refused:
             llm.generate([[1]], _GREEDY)
         assert refused.value.code == "broken"
 
 
-def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_is_shown_when_requested(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate([[1], [2]], _GREEDY, progress=True)
     assert "2/2" in capsys.readouterr().err
     llm.generate([[1]] * 20, _GREEDY)
     assert capsys.readouterr().err == "", "no bar without a terminal"
 
 
-def test_token_ids_alone_need_no_tokenizer(tmp_path: Path) -> None:
+def test_token_ids_need_no_tokenizer_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_checkpoint() / "config.json").read_bytes())
     with LLM(tmp_path, **_SMALL, dummy_weights=True, detokenize=False) as llm:
         [output] = llm.generate([[1, 2, 3]], _GREEDY)
@@ -233,7 +233,7 @@ def test_token_ids_alone_need_no_tokenizer(tmp_path: Path) -> None:
             llm.generate("text", _GREEDY)
 
 
-def test_two_ranks_give_the_same_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_give_the_same_tokens_as_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(RUNTIME))
     prompts = [[5, 6, 7], [8, 9]]
     with LLM(tiny_checkpoint(), **_SMALL, tp=2) as two:
@@ -241,7 +241,7 @@ def test_two_ranks_give_the_same_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatc
     assert [output.token_ids for output in outputs] == [o.token_ids for o in llm.generate(prompts, _GREEDY)]
 
 
-def test_death_of_the_other_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_names_the_rank_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(RUNTIME))
     with LLM(tiny_checkpoint(), **_SMALL, tp=2) as two:
         os.kill(launched_by(os.getpid())["rank1"], signal.SIGKILL)
@@ -249,7 +249,7 @@ def test_death_of_the_other_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> No
             two.generate([[1, 2]] * 8, _greedy(max_tokens=200))
 
 
-def test_log_probabilities_of_answer_and_prompt(llm: LLM) -> None:
+def test_logprobs_of_answer_and_prompt_agree(llm: LLM) -> None:
     params = _greedy(max_tokens=4, logprobs=2, prompt_logprobs=1)
     prompt = list(range(40, 52))
     [output] = llm.generate([prompt], params)
@@ -266,7 +266,7 @@ def test_log_probabilities_of_answer_and_prompt(llm: LLM) -> None:
         assert again.logprob == pytest.approx(first.logprob, abs=1e-4)
 
 
-def test_controls_of_a_text_and_of_token_ids(llm: LLM) -> None:
+def test_logits_processors_apply_to_text_prompts(llm: LLM) -> None:
     [plain] = llm.generate("Hello there", _GREEDY)
     [biased] = llm.generate("Hello there", _greedy(logit_bias={plain.token_ids[0]: -100.0}, logprobs=0))
     assert biased.token_ids[0] != plain.token_ids[0]
@@ -286,7 +286,7 @@ def test_a_prompt_longer_than_the_context_is_refused_without_a_tokenizer_too() -
         assert llm.counters.steps == 0
 
 
-def test_controls_without_a_tokenizer() -> None:
+def test_logits_processors_apply_without_a_tokenizer() -> None:
     with LLM(tiny_checkpoint(), **_SMALL, detokenize=False) as llm:
         [plain] = llm.generate([[5, 6, 7]], _GREEDY)
         [biased] = llm.generate([[5, 6, 7]], _greedy(logit_bias={plain.token_ids[0]: -100.0}, logprobs=1))
@@ -314,19 +314,19 @@ def test_controls_without_a_tokenizer() -> None:
         ({"rank": 1}, "rank: unknown option"),
     ],
 )
-def test_an_option_out_of_range_is_refused_by_name(options: dict[str, Any], words: str) -> None:
+def test_an_error_names_the_invalid_option(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         LLM(tiny_checkpoint(), **{"device": "cpu", **options})
 
 
-def test_what_the_pool_or_the_model_cannot_hold_is_refused() -> None:
+def test_a_length_beyond_the_pool_or_the_model_is_refused() -> None:
     with pytest.raises(EngineError, match="fewer than --max-model-len 512"):
         LLM(tiny_checkpoint(), device="cpu", num_pages=4, max_model_len=512)
     with pytest.raises(EngineError, match="the model reaches 2048 tokens"):
         LLM(tiny_checkpoint(), device="cpu", max_model_len=4096)
 
 
-def test_a_closed_llm_says_so() -> None:
+def test_a_closed_llm_refuses_calls() -> None:
     llm = LLM(tiny_checkpoint(), device="cpu", num_pages=64)
     llm.close()
     llm.close()

@@ -1,4 +1,4 @@
-"""Sampled tokens on their way from the scheduler's steps to outputs."""
+"""Collect the sampled tokens of a call, step by step, into outputs."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
 from minisgl.wire.text import Finished
 
 
-class Answers:
-    """The sampled tokens of all requests of a call in one array: a step is taken in without a loop over its rows.
+class BatchOutputs:
+    """Sampled tokens of all requests of a call in one int32 array, so that a step is stored without a loop over rows.
 
-    A request's number is its index in the call; the scheduler carries it as the request's client.
+    A request's number is its index in the call; the scheduler keeps it as the request's client.
     """
 
     def __init__(self, submits: Sequence[Submit]) -> None:
-        room = np.array([submit.max_tokens for submit in submits], np.int64)
+        longest = np.array([submit.max_tokens for submit in submits], np.int64)
         self._prompts = [np.frombuffer(submit.prompt, "<i4") for submit in submits]
         self._logprobs: dict[int, list[Logprob]] = {i: [] for i, each in enumerate(submits) if each.logprobs >= 0}
-        self._of_prompts: dict[int, list[Logprob]] = {
+        self._prompt_logprobs: dict[int, list[Logprob]] = {
             i: [] for i, each in enumerate(submits) if each.prompt_logprobs >= 0
         }
-        self._start = np.cumsum(room) - room
-        self._tokens = np.empty(int(room.sum()), np.int32)
+        self._start = np.cumsum(longest) - longest
+        self._tokens = np.empty(int(longest.sum()), np.int32)
         self._count = np.zeros(len(submits), np.int64)
         self._cached = np.zeros(len(submits), np.int64)
         self._finish = np.zeros(len(submits), np.uint8)
         self._errors: dict[int, str] = {}
 
     def take(self, output: StepOutput) -> None:
+        """Store the tokens, logprobs and errors of one step."""
         rows = output.client
         self._tokens[self._start[rows] + output.index] = output.tokens
         self._count[rows] = output.index + 1
@@ -45,15 +46,16 @@ class Answers:
             self._logprobs[int(rows[row])] += _logprobs(output.tokens[row : row + 1], logprobs)
         for number, prompt in output.prompt_logprobs:
             tokens = self._prompts[number][prompt.start :]
-            self._of_prompts[number] += _logprobs(tokens[: len(prompt.logprobs.chosen) // 4], prompt.logprobs)
+            self._prompt_logprobs[number] += _logprobs(tokens[: len(prompt.logprobs.chosen) // 4], prompt.logprobs)
 
     def output(self, number: int, text: str = "", ended: Finished | None = None) -> Output:
-        """`ended`: what the text says of the end, which a stop string brings about earlier than the scheduler."""
+        """Return the output of a finished request. `ended`: the end of its text, which a stop string moves before the
+        end that the scheduler knows; None without a tokenizer."""
         count = int(self._count[number]) if ended is None else ended.completion_tokens
         start = int(self._start[number])
         error = self._errors.get(number, "")
         reason = "error" if error else FINISH_REASONS[self._finish[number]] if ended is None else ended.reason
-        assert reason in ("stop", "length", "error"), "every request of a call has ended"
+        assert reason in ("stop", "length", "error"), "every request of a call has finished"
         return Output(
             text=text,
             token_ids=self._tokens[start : start + count].tolist(),
@@ -65,7 +67,7 @@ class Answers:
             ),
             error=error,
             logprobs=self._logprobs[number][:count] if number in self._logprobs else None,
-            prompt_logprobs=self._of_prompts.get(number),
+            prompt_logprobs=self._prompt_logprobs.get(number),
         )
 
 
