@@ -217,12 +217,8 @@ class Replicas:
         statuses = [replica.status for replica in self if replica.status is not None]
         if len(statuses) < 2:
             return statuses[0] if statuses else None
-        return Status(
-            **{
-                name: _aggregate(name, [getattr(status, name) for status in statuses])
-                for name in Status.__struct_fields__
-            }
-        )
+        columns = {name: [getattr(status, name) for status in statuses] for name in Status.__struct_fields__}
+        return Status(**{name: _aggregate(name, values) for name, values in columns.items()})
 
     def _change(self) -> None:
         self._assessed = None

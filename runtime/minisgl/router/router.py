@@ -190,9 +190,12 @@ class Router:
                     self._dispatcher.acked(address, message)
                 case Failed() if message.id:
                     self._dispatcher.failed(address, message)
+                case Failed(code="wire_version"):
+                    # Asked again it would refuse again; an engine of another version comes with another connection.
+                    self._dispatcher.lost(address, UNAVAILABLE, message.message)
                 case Failed():
                     # It is about this connection as a whole.
-                    self._on_refused(address, message)
+                    self._lose(address, message.code, message.message)
                 case Status():
                     # One that comes before the welcome belongs to an unknown start.
                     if self._replicas[address].welcome is not None:
@@ -204,13 +207,6 @@ class Router:
         except (WireError, msgspec.ValidationError) as error:
             # It may have contained tokens, so no running answer can be trusted any more.
             self._lose(address, "engine_error", f"the engine sent an invalid message: {error}")
-
-    def _on_refused(self, address: str, refused: Failed) -> None:
-        if refused.code == "wire_version":
-            # Asked again it would refuse again; an engine of another version comes with another connection.
-            self._dispatcher.lost(address, UNAVAILABLE, refused.message)
-        else:
-            self._lose(address, refused.code, refused.message)
 
     def _lose(self, address: str, code: str, message: str) -> None:
         if self._replicas[address].welcome is not None:

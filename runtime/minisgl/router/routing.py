@@ -1,8 +1,8 @@
-"""Which replica a prompt goes to. Pure.
+"""Picks the replica for a prompt. Pure.
 
-The least loaded one, but among those whose load is near the least the one that has seen most of the prompt: its
-prefix cache saves it that much of the work. What a replica has seen is what was sent to it from here, as a chain of
-hashes of whole blocks, so that two prompts have as many hashes in common as they have blocks.
+The least loaded replica, but among those whose load is near the least the one that has seen most of the prompt: its
+prefix cache saves that much of the work. A replica has seen the prompts that were sent to it from here. They are kept
+as chains of hashes of whole blocks: two prompts have as many hashes in common as they have leading blocks.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 BLOCK_TOKENS: Final = 64
-"""As many as a page holds on a GPU: less can never be shared."""
+"""Tokens of a block: as many as a page holds on a GPU, because nothing shorter can be shared."""
 MAX_BLOCKS: Final = 512
-"""Of one prompt that are looked at; what is shared by many is at the beginning."""
+"""Blocks of one prompt that are compared; prompts share their beginning."""
 REMEMBERED_BLOCKS: Final = 1 << 14
-"""Of one replica: a million tokens, more than most KV pools hold."""
+"""Blocks that are remembered of one replica: a million tokens, more than most KV pools hold."""
 
-NEAR_REQUESTS: Final = 8
-NEAR_SHARE: Final = 0.25
-"""A load is near the least up to so many requests more, and so much of it."""
+LOAD_MARGIN_REQUESTS: Final = 8
+LOAD_MARGIN_FRACTION: Final = 0.25
+"""Replicas may have this many requests, and this share of the least load, more than the least loaded one."""
 
 
 class Candidate(NamedTuple):
-    """A replica that could take the prompt."""
+    """A replica that can take the prompt."""
 
     name: str
     load: int
-    """Requests that it runs or that wait there."""
-    matched: int
-    """Blocks of the prompt, from its beginning, that it has seen."""
+    """Requests that run or wait there."""
+    matched_blocks: int
+    """Leading blocks of the prompt that it has seen."""
 
 
 def prefix_blocks(prompt: bytes, salt: bytes = b"") -> tuple[int, ...]:
-    """The hash of every prefix of whole blocks of a prompt, given as int32 token ids. Requests of different salts
+    """Return the hash of every prefix of whole blocks of a prompt of int32 token ids. Requests with different salts
     share nothing."""
     size = BLOCK_TOKENS * array("i").itemsize
     chain: list[int] = []
@@ -48,15 +48,15 @@ def prefix_blocks(prompt: bytes, salt: bytes = b"") -> tuple[int, ...]:
 
 
 class PrefixIndex:
-    """The blocks that were sent to one replica, the latest so many of them."""
+    """The latest blocks that were sent to one replica, at most REMEMBERED_BLOCKS."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def matched_blocks(self, chain: Sequence[int]) -> int:
-        """How many hashes from the beginning of the chain are known."""
-        # What follows an unknown block is unknown as well, but for blocks that were forgotten before those behind
-        # them: `add` renews a chain from its end to its beginning, so that does not happen.
+        """Number of leading hashes of the chain that are known."""
+        # Binary search: blocks behind an unknown one are unknown too, because `add` renews a chain from its end to its
+        # beginning, so that no block is forgotten before those behind it.
         low, high = 0, len(chain)
         while low < high:
             middle = (low + high) // 2
@@ -75,24 +75,20 @@ class PrefixIndex:
 
 
 def pick_replica(candidates: Sequence[Candidate], prompt: bytes) -> str:
-    """The name of the one that gets it; there is at least one. Frontends that know of the same candidates and have
-    seen nothing like this prompt choose the same one."""
-    assert candidates, "nobody to choose from"
-    if len(candidates) == 1:
-        return candidates[0].name
+    """Return the name of the replica that gets the prompt; there is at least one. Frontends that know the same
+    candidates, and have sent no prompt with this beginning, pick the same one."""
+    assert candidates, "there must be a candidate"
     least = min(candidate.load for candidate in candidates)
-    near = [one for one in candidates if is_near(one.load, least)]
-    best = min((-one.matched, one.load) for one in near)
-    tied = [one for one in near if (-one.matched, one.load) == best]
-    if len(tied) == 1:
-        return tied[0].name
+    near = [one for one in candidates if within_load_margin(one.load, least)]
+    best = min((-one.matched_blocks, one.load) for one in near)
+    tied = [one for one in near if (-one.matched_blocks, one.load) == best]
     # Highest random weight (Thaler and Ravishankar, 1998): a replica that comes or goes moves only its own prompts.
     beginning = prompt[: BLOCK_TOKENS * array("i").itemsize]
     return max(tied, key=lambda one: (blake2b(beginning, key=_weight_key(one.name), digest_size=8).digest(), one)).name
 
 
-def is_near(load: int, least: int) -> bool:
-    return load <= least + NEAR_REQUESTS + least * NEAR_SHARE
+def within_load_margin(load: int, least: int) -> bool:
+    return load <= least + LOAD_MARGIN_REQUESTS + least * LOAD_MARGIN_FRACTION
 
 
 def _weight_key(name: str) -> bytes:

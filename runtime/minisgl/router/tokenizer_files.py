@@ -72,12 +72,11 @@ class _BadResponse(Exception):
 
 def _check(hashes: Mapping[str, str]) -> None:
     """Refuse names and hashes that must not become paths: they come from another process. Raises TokenizerError."""
-    unknown = sorted(name for name in hashes if name not in TOKENIZER_FILES)
-    broken = sorted(name for name, value in hashes.items() if not _SHA256.fullmatch(value))
-    if unknown or broken:
+    bad = sorted(name for name, value in hashes.items() if name not in TOKENIZER_FILES or not _SHA256.fullmatch(value))
+    if bad:
         raise TokenizerError(
             "tokenizer_unavailable",
-            f"the engine names tokenizer files that cannot be fetched ({', '.join(unknown + broken)}): "
+            f"the engine names tokenizer files that cannot be fetched ({', '.join(bad)}): "
             "run engines and frontends of the same version",
         )
 

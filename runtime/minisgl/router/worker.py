@@ -73,7 +73,7 @@ class _EncoderThread:
         while self._queue and len(taken) < ENCODE_BATCH:
             size, message = self._queue[0]
             # The choices of one request stay together: their prompt is encoded once.
-            if left <= 0 and not _have_same_prompt(taken[-1], message):
+            if left <= 0 and not same_prompt(taken[-1], message):
                 break
             self._queue.popleft()
             taken.append(message)
@@ -98,9 +98,9 @@ class Worker:
         source = engine_source(config.engines, resolve)
         self._session = Session()
         self._context: zmq.Context[Any] = zmq.Context()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.RLock()
-        """Held while the pipe is written to or closed: `stop` may be called after the worker has ended. Reentrant,
+        """Held while the event is set or closed: `stop` may be called after the worker has ended. Reentrant,
         because a signal may arrive in the thread that holds it."""
         self._closed = False
         self._stopping = False
@@ -133,12 +133,12 @@ class Worker:
     def _run_once(self) -> None:
         """Wait for an event, then handle all that have happened."""
         poller = zmq.Poller()
-        poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._wake_event, zmq.POLLIN)
         self._frontend.register(poller)
         self._router.register(poller)
         ready = dict(poller.poll(self._router.wait_ms))
-        if self._wake_read in ready:
-            _drain(self._wake_read)
+        if self._wake_event in ready:
+            os.eventfd_read(self._wake_event)
         # Tokens first: users watch their text appear.
         self._router.run_once(ready)
         for frame in self._frontend.receive(ready):
@@ -196,13 +196,8 @@ class Worker:
 
     def _wake(self) -> None:
         with self._wake_lock:
-            if self._closed:
-                return
-            try:
-                os.write(self._wake_write, b"!")
-            except BlockingIOError:
-                # The pipe is full: the loop wakes up anyway.
-                return
+            if not self._closed:
+                os.eventfd_write(self._wake_event, 1)
 
     def _close(self) -> None:
         self._encoder.close()
@@ -212,12 +207,7 @@ class Worker:
         self._context.term()
         with self._wake_lock:
             self._closed = True
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-
-
-def _have_same_prompt(one: Generate | Question, other: Generate | Question) -> bool:
-    return isinstance(one, Generate) and isinstance(other, Generate) and same_prompt(one, other)
+            os.close(self._wake_event)
 
 
 def _encode(encoder: PromptEncoder, requests: list[Generate], questions: list[Question]) -> _Results:
@@ -241,14 +231,6 @@ def _reply(encoder: PromptEncoder, question: Question) -> Reply | TextFailed:
         message = f"the answer exceeds {MAX_MESSAGE_BYTES >> 20} MiB; send a shorter request"
         return TextFailed(id=question.id, code="invalid_request", message=message)
     return reply
-
-
-def _drain(descriptor: int) -> None:
-    try:
-        while os.read(descriptor, 4096):
-            pass
-    except BlockingIOError:
-        return
 
 
 def run(config: TokenizerConfig, on_ready: Callable[[], None] | None = None) -> None:

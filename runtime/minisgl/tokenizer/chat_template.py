@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
@@ -89,13 +89,9 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        functions: dict[str, Callable[..., Any]] = {
-            "raise_exception": _raise_exception,
-            "strftime_now": _strftime_now,
-            "dict": _new_dict,
-            "namespace": _PublicNamespace,
-        }
-        environment.globals.update(functions)
+        environment.globals.update(
+            raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_new_dict, namespace=_PublicNamespace
+        )
         self._template: jinja2.Template | None = None
         self._error = ""
         try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -82,44 +83,28 @@ class ControlTokens:
         if not mark or mark not in rendered:
             return RenderedChat(rendered)
         pieces = rendered.split(mark)
-        marks, position = [], 0
-        for piece in pieces[:-1]:
-            position += len(piece)
-            marks.append(position)
-        return RenderedChat("".join(pieces), marks)
+        return RenderedChat("".join(pieces), [*accumulate(map(len, pieces[:-1]))])
 
     def encode(self, chat: RenderedChat) -> list[int]:
         """Token ids of the text; its control tokens are those that the template wrote."""
-        pieces = [_Piece(chat.text, chat.marks, "")]
-        ids: dict[int, list[int]] = {}
-        todo = [0]
-        while todo:
-            encodings = self._tokenizer.encode_batch(
-                [pieces[i].separator + pieces[i].text for i in todo], add_special_tokens=False
-            )
-            cut: dict[int, list[_Piece]] = {}
-            for i, encoding in zip(todo, encodings, strict=True):
-                cuts = self._forged(encoding, pieces[i])
-                if cuts:
-                    cut[i] = pieces[i].cut(cuts, self._separator)
-                else:
-                    ids[i] = encoding.ids[1:] if pieces[i].separator else encoding.ids
-            # Cutting renumbers what lies behind; nearly always there is nothing to cut, or one round is enough.
-            new_pieces: list[_Piece] = []
-            new_ids: dict[int, list[int]] = {}
-            todo = []
-            for i, piece in enumerate(pieces):
-                if i in cut:
-                    todo.extend(range(len(new_pieces), len(new_pieces) + len(cut[i])))
-                    new_pieces.extend(cut[i])
-                else:
-                    new_ids[len(new_pieces)] = ids[i]
-                    new_pieces.append(piece)
-            pieces, ids = new_pieces, new_ids
-        return [token for i in range(len(pieces)) for token in ids[i]]
+        return self._encode_pieces([_Piece(chat.text, chat.marks, "")])
 
-    def _forged(self, encoding: Encoding, piece: _Piece) -> list[int]:
-        """Positions in the piece's text at which forged control tokens must be cut."""
+    def _encode_pieces(self, pieces: Sequence[_Piece]) -> list[int]:
+        """Token ids of all pieces. A piece with injected control tokens is cut, and its parts are encoded in turn; each
+        has fewer marks, so this ends."""
+        encodings = self._tokenizer.encode_batch(
+            [piece.separator + piece.text for piece in pieces], add_special_tokens=False
+        )
+        ids: list[int] = []
+        for piece, encoding in zip(pieces, encodings, strict=True):
+            if cuts := self._injected(encoding, piece):
+                ids += self._encode_pieces(piece.cut(cuts, self._separator))
+            else:
+                ids += encoding.ids[1:] if piece.separator else encoding.ids
+        return ids
+
+    def _injected(self, encoding: Encoding, piece: _Piece) -> list[int]:
+        """Positions in the piece's text at which injected control tokens must be cut."""
         if not piece.marks:
             return []
         shift = len(piece.separator)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -13,7 +13,7 @@ from minisgl.tokenizer.control_tokens import ControlTokens, RenderedChat
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.model_files import ModelFiles
 from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.text import ChatMessage, Decode, Decoded, Describe, Described, Encode, Encoded, Generate
+from minisgl.wire.text import Decode, Decoded, Describe, Described, Encode, Encoded, Generate, Question
 
 Prompt: TypeAlias = "array[int]"
 """int32 token ids."""
@@ -35,51 +35,36 @@ class PromptEncoder:
     def encode(self, requests: Sequence[Generate]) -> list[Prompt | PromptError]:
         """The prompt of each request, or what is wrong with it."""
         results: list[Prompt | PromptError | None] = [None] * len(requests)
-        plain: list[int] = []
-        texts: list[str] = []
+        texts: dict[int, str] = {}
         # The choices of a request follow each other: their prompt is encoded once.
-        again = {i for i in range(1, len(requests)) if same_prompt(requests[i - 1], requests[i])}
-        for i, request in enumerate(requests):
-            if i in again:
-                continue
+        repeated = [i for i in range(1, len(requests)) if same_prompt(requests[i - 1], requests[i])]
+        for i in sorted(set(range(len(requests))).difference(repeated)):
+            request = requests[i]
             try:
                 if request.tokens is not None:
                     results[i] = array("i", request.tokens) or self._finish([])
                     continue
-                chat = self._rendered(request)
+                chat = self._render(request)
                 if chat.marks:
                     results[i] = self._finish(self._control.encode(chat))
-                    continue
-            except PromptError as error:
-                results[i] = error
+                else:
+                    texts[i] = chat.text
             except BaseException as error:
-                results[i] = _not_encoded(error)
-            else:
-                plain.append(i)
-                texts.append(chat.text)
-        for i, encoded in zip(plain, self._encode_texts(texts), strict=True):
+                results[i] = _prompt_error(error)
+        for i, encoded in zip(texts, self._encode_texts([*texts.values()]), strict=True):
             results[i] = encoded
-        for i in sorted(again):
+        for i in repeated:
             results[i] = results[i - 1]
         return [result for result in results if result is not None]
 
     def encoded(self, request: Encode) -> Encoded | PromptError:
         """Answer to the question for the tokens of a text or a conversation."""
         try:
-            if request.messages is not None:
-                chat = self._render(
-                    request.messages, request.template_variables, add_generation_prompt=request.add_generation_prompt
-                )
-            else:
-                assert request.prompt is not None
-                chat = RenderedChat(request.prompt)
-            ids = self._control.encode(chat)
+            ids = self._control.encode(self._render(request))
             if request.add_special_tokens and ids[: len(self._prefix)] != self._prefix:
                 ids = self._prefix + ids
-        except PromptError as error:
-            return error
         except BaseException as error:
-            return _not_encoded(error)
+            return _prompt_error(error)
         return Encoded(id=request.id, tokens=array("i", ids).tobytes(), names=[self._names.name(i) for i in ids])
 
     def decoded(self, request: Decode) -> Decoded | PromptError:
@@ -90,7 +75,7 @@ class PromptEncoder:
         try:
             return Decoded(id=request.id, text=self._tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
         except BaseException as error:
-            return _not_encoded(error)
+            return _prompt_error(error)
 
     def tokenizer_info(self, request: Describe) -> Described:
         return Described(
@@ -100,15 +85,10 @@ class PromptEncoder:
             add_bos_token=bool(self._prefix),
         )
 
-    def _rendered(self, request: Generate) -> RenderedChat:
-        if request.messages is not None:
-            return self._render(request.messages, request.template_variables)
-        assert request.prompt is not None
-        return RenderedChat(request.prompt)
-
-    def _render(
-        self, messages: Sequence[ChatMessage], variables: Mapping[str, object], *, add_generation_prompt: bool = True
-    ) -> RenderedChat:
+    def _render(self, request: Generate | Encode) -> RenderedChat:
+        if request.messages is None:
+            assert request.prompt is not None
+            return RenderedChat(request.prompt)
         if self._template is None:
             raise PromptError(
                 "no_chat_template",
@@ -116,8 +96,9 @@ class PromptEncoder:
                 "use /v1/completions",
                 "messages",
             )
-        marked = self._control.mark(messages)
-        text = self._template.render(marked.messages, variables, add_generation_prompt=add_generation_prompt)
+        begins_answer = isinstance(request, Generate) or request.add_generation_prompt
+        marked = self._control.mark(request.messages)
+        text = self._template.render(marked.messages, request.template_variables, add_generation_prompt=begins_answer)
         return self._control.unmark(text, marked.mark)
 
     def _encode_texts(self, texts: list[str]) -> list[Prompt | PromptError]:
@@ -125,7 +106,7 @@ class PromptEncoder:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except BaseException as error:
             if len(texts) == 1:
-                return [_not_encoded(error)]
+                return [_prompt_error(error)]
             # One of them spoils the batch; the others must not pay for it.
             return [result for text in texts for result in self._encode_texts([text])]
         results: list[Prompt | PromptError] = []
@@ -159,8 +140,10 @@ class PromptEncoder:
         return full[: next(starts, 0)] if bare else []
 
 
-def same_prompt(one: Generate, other: Generate) -> bool:
-    """Whether both have the same token ids, whatever the tokenizer."""
+def same_prompt(one: Generate | Question, other: Generate | Question) -> bool:
+    """True if both are requests whose prompts have the same token ids under any tokenizer."""
+    if not isinstance(one, Generate) or not isinstance(other, Generate):
+        return False
     if (one.prompt, one.tokens, one.messages) != (other.prompt, other.tokens, other.messages):
         return False
     # To be equal is not enough: a template writes 1, 1.0 and True in three ways.
@@ -171,9 +154,12 @@ def _exactly(request: Generate) -> bytes:
     return msgspec.msgpack.encode((request.messages, request.template_variables))
 
 
-def _not_encoded(error: BaseException) -> PromptError:
-    """The library raises plain Exception, and a panic in it is no Exception at all. None of them may take the other
-    requests along; only what is meant to end the process goes on."""
+def _prompt_error(error: BaseException) -> PromptError:
+    """Return the error of a request that cannot be encoded. The tokenizer library raises plain Exception, and a panic
+    in it is not even an Exception: none of them may fail other requests. Errors that must end the process are raised.
+    """
     if isinstance(error, KeyboardInterrupt | SystemExit):
         raise error
+    if isinstance(error, PromptError):
+        return error
     return PromptError("invalid_prompt", f"the tokenizer cannot encode this text: {str(error)[:200]}")

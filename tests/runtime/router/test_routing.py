@@ -12,9 +12,9 @@ from minisgl.router.routing import (
     MAX_BLOCKS,
     Candidate,
     PrefixIndex,
-    is_near,
     pick_replica,
     prefix_blocks,
+    within_load_margin,
 )
 
 names = st.sampled_from([f"chat-r{number}" for number in range(12)])
@@ -30,15 +30,15 @@ def tokens(*ids: int) -> bytes:
 
 
 @given(candidate_lists, prompts)
-def test_the_choice_is_near_the_least_load_and_nobody_near_has_seen_more(
+def test_the_choice_within_load_margin_the_least_load_and_nobody_near_has_seen_more(
     candidates: list[Candidate], prompt: bytes
 ) -> None:
     chosen = next(one for one in candidates if one.name == pick_replica(candidates, prompt))
     least = min(one.load for one in candidates)
-    assert is_near(chosen.load, least)
-    near = [one for one in candidates if is_near(one.load, least)]
-    assert chosen.matched == max(one.matched for one in near)
-    assert chosen.load == min(one.load for one in near if one.matched == chosen.matched)
+    assert within_load_margin(chosen.load, least)
+    near = [one for one in candidates if within_load_margin(one.load, least)]
+    assert chosen.matched_blocks == max(one.matched_blocks for one in near)
+    assert chosen.load == min(one.load for one in near if one.matched_blocks == chosen.matched_blocks)
 
 
 @given(candidate_lists, prompts)
@@ -63,7 +63,7 @@ def test_equal_replicas_share_the_prompts() -> None:
 
 @pytest.mark.parametrize(("load", "least", "near"), [(8, 0, True), (9, 0, False), (133, 100, True), (134, 100, False)])
 def test_what_near_is(load: int, least: int, near: bool) -> None:
-    assert is_near(load, least) is near
+    assert within_load_margin(load, least) is near
 
 
 @given(prompts, prompts, st.binary(max_size=2), st.binary(max_size=2))
