@@ -1,7 +1,7 @@
-{{/* Names and labels of the release's objects. A name such as 7 or on is text all the same, so all are quoted. */}}
+{{/* Names and labels of the release's objects. All are quoted, as a name such as 7 or on would not be a string. */}}
 
 {{- define "minisgl.name" -}}
-{{- /* The name of a release may have dots or begin with a digit, and that of a Service may not. */ -}}
+{{- /* The name of a release may contain dots or begin with a digit, unlike that of a Service. */ -}}
 {{- $release := .Release.Name | replace "." "-" -}}
 {{- if regexMatch "^[0-9]" $release -}}
 {{- $release = printf "release-%s" $release -}}
@@ -21,7 +21,7 @@
 {{- .Values.serviceAccount.name | default (include "minisgl.name" .) -}}
 {{- end -}}
 
-{{/* What selects the operator's pods. The NetworkPolicies of models let pods with this name label in. */}}
+{{/* Selector of the operator's pods. NetworkPolicies of models allow pods with this name label. */}}
 {{- define "minisgl.selector" -}}
 app.kubernetes.io/name: minisgl-operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
@@ -31,8 +31,8 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- include "minisgl.labelsWith" (list . dict) -}}
 {{- end -}}
 
-{{/* The labels of an object with some of its own: (list context labels). Each label is there once: the user's may
-     replace any but those that select. */}}
+{{/* Labels of an object: (list context labels). Each label occurs once: the user's may
+     override all except those of the selector. */}}
 {{- define "minisgl.labelsWith" -}}
 {{- $context := index . 0 -}}
 {{- $own := dict
@@ -45,7 +45,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- toYaml (merge $selecting (index . 1 | default dict) ($context.Values.commonLabels | default dict) $own) -}}
 {{- end -}}
 
-{{/* The reference of an image: (list context image). */}}
+{{/* Reference of an image: (list context image). */}}
 {{- define "minisgl.image" -}}
 {{- $context := index . 0 -}}
 {{- $image := index . 1 -}}

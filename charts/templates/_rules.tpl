@@ -1,6 +1,6 @@
-{{/* What the operator may do. Each verb is used; a Secret cannot be read, and no role or binding can be made. */}}
+{{/* Permissions of the operator. Each verb is used; it can neither read Secrets nor create roles or bindings. */}}
 
-{{/* Where models live: in the cluster, or in each watched namespace. */}}
+{{/* Permissions for models: in the whole cluster, or in each watched namespace. */}}
 {{- define "minisgl.rules" -}}
 - apiGroups: [serving.minisgl.io]
   resources: [inferencemodels]
@@ -8,11 +8,11 @@
 - apiGroups: [serving.minisgl.io]
   resources: [inferencemodels/status]
   verbs: [patch]
-# Children block the deletion of their owner, the model, until they are gone: some clusters ask for this right.
+# Children block the deletion of their owner, the model: some clusters require this permission for it.
 - apiGroups: [serving.minisgl.io]
   resources: [inferencemodels/finalizers]
   verbs: [update]
-# What goes with the model itself is deleted by Kubernetes, by its owner reference.
+# Children of a deleted model are deleted by Kubernetes, through their owner reference.
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch]
@@ -34,11 +34,11 @@
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
-# Deleted is only a pod that does not end, on a node that is lost.
+# Only pods on lost nodes, which do not terminate, are deleted.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]
-# Why a pod does not start is said in events only.
+# Only Events explain why a pod does not start.
 - apiGroups: [""]
   resources: [events]
   verbs: [list]
@@ -47,7 +47,7 @@
   verbs: [create, patch]
 {{- end -}}
 
-{{/* In the operator's own namespace: which one of a release's operators works. */}}
+{{/* Permissions in the operator's namespace: the Lease of the leader election. */}}
 {{- define "minisgl.leaseRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
@@ -58,7 +58,7 @@
   verbs: [get, update]
 {{- end -}}
 
-{{/* Whom the roles are bound to. */}}
+{{/* Subjects of the role bindings. */}}
 {{- define "minisgl.subject" -}}
 - kind: ServiceAccount
   name: {{ include "minisgl.serviceAccountName" . | quote }}
