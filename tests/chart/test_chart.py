@@ -41,7 +41,7 @@ def test_objects_are_valid(objects: list[Object]) -> None:
     ) == len(objects)
 
 
-def test_pods_keep_to_little(objects: list[Object]) -> None:
+def test_pods_have_minimal_privileges(objects: list[Object]) -> None:
     """The API server's tests hold them to the restricted Pod Security Standard."""
     for pod in pods(objects):
         assert pod["enableServiceLinks"] is False
@@ -52,7 +52,7 @@ def test_pods_keep_to_little(objects: list[Object]) -> None:
             assert set(container["resources"]["limits"]) == {"memory"}
 
 
-def test_rights_are_spelt_out(objects: list[Object]) -> None:
+def test_permissions_are_listed_explicitly(objects: list[Object]) -> None:
     for role in of_kind(objects, "Role", "ClusterRole"):
         for rule in role["rules"]:
             assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
@@ -67,7 +67,7 @@ def _same_place(role: Object, binding: Object) -> bool:
     return [role["metadata"].get(key) for key in keys] == [binding["metadata"].get(key) for key in keys]
 
 
-def test_the_role_has_every_child_and_no_more() -> None:
+def test_the_role_covers_exactly_the_kinds_of_children() -> None:
     [role] = [role for role in of_kind(rendered({}), "ClusterRole") if role["metadata"]["name"] == "minisgl-operator"]
     children = {(child.group, child.plural) for child in resources.CHILDREN}
     written = {
@@ -80,7 +80,7 @@ def test_the_role_has_every_child_and_no_more() -> None:
     assert written == children
 
 
-def test_a_list_of_namespaces_needs_no_right_in_the_others() -> None:
+def test_a_list_of_namespaces_needs_no_permissions_in_other_ones() -> None:
     objects = rendered(MATRIX["namespaced"])
     assert not of_kind(objects, "ClusterRole", "ClusterRoleBinding")
     places = {each["metadata"]["namespace"] for each in of_kind(objects, "Role")}
@@ -90,7 +90,7 @@ def test_a_list_of_namespaces_needs_no_right_in_the_others() -> None:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_the_operator_understands_its_arguments(name: str) -> None:
+def test_the_arguments_of_the_operator_are_valid(name: str) -> None:
     [pod] = [pod for pod in pods(rendered(MATRIX[name])) if "serviceAccountName" in pod]
     command, *arguments = pod["containers"][0]["args"]
     assert command == "run"
@@ -106,7 +106,7 @@ def test_the_operator_understands_its_arguments(name: str) -> None:
     assert config.metrics_port == pod["containers"][0]["ports"][0]["containerPort"]
 
 
-def test_the_definition_outlives_the_release_unless_told_otherwise() -> None:
+def test_the_crd_outlives_the_release_by_default() -> None:
     def annotations(values: Object) -> Any:
         [definition] = of_kind(rendered(values), "CustomResourceDefinition")
         return definition["metadata"].get("annotations")
@@ -138,7 +138,7 @@ class _EachKeyOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def test_labels_that_the_chart_has_too_are_there_once_and_those_that_select_stay() -> None:
+def test_common_labels_override_all_but_selector_labels() -> None:
     labels = {"app.kubernetes.io/part-of": "platform", "app.kubernetes.io/name": "mine", "empty": ""}
     values = {
         "commonLabels": labels,
@@ -159,7 +159,7 @@ def test_labels_that_the_chart_has_too_are_there_once_and_those_that_select_stay
 
 
 @pytest.mark.parametrize("override", ["", "on"])
-def test_names_that_yaml_takes_for_numbers_or_truth_stay_text(override: str) -> None:
+def test_names_that_look_like_numbers_or_booleans_stay_strings(override: str) -> None:
     values = {
         "crds": {"enabled": False},
         "fullnameOverride": override,
@@ -185,7 +185,7 @@ def test_names_that_yaml_takes_for_numbers_or_truth_stay_text(override: str) -> 
         ("4minisgl-operator" + "o" * 36, f"release-4minisgl-operator{'o' * 25}-metrics"),
     ],
 )
-def test_any_release_makes_names_that_a_service_may_have(release: str, name: str) -> None:
+def test_every_release_name_gives_valid_service_names(release: str, name: str) -> None:
     [service] = of_kind(rendered({}, release=release), "Service")
     assert service["metadata"]["name"] == name
     # A DNS-1035 label, which the schemas of Kubernetes do not ask for.
@@ -208,7 +208,7 @@ def test_the_test_s_pod_can_pull_its_image(values: Object, secrets: list[Object]
     assert pod["spec"].get("imagePullSecrets") == secrets
 
 
-def test_two_releases_in_one_namespace_do_not_stand_by_for_each_other() -> None:
+def test_two_releases_in_one_namespace_have_separate_leases() -> None:
     leases = set()
     for name in ("team-a", "team-b"):
         objects = rendered({"crds": {"enabled": False}, "watchNamespaces": [name]}, release=name)
@@ -223,7 +223,7 @@ def test_two_releases_in_one_namespace_do_not_stand_by_for_each_other() -> None:
     assert len(leases) == 2
 
 
-def test_the_version_is_the_program_s() -> None:
+def test_the_chart_version_matches_the_program() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == __version__
     assert chart["version"] == re.sub(r"\.dev(\d+)$", r"-dev.\1", __version__), "Helm takes only SemVer"
@@ -242,7 +242,7 @@ def test_the_version_is_the_program_s() -> None:
         ({"fullnameOverride": "1st"}, "fullnameOverride"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(values: Object, says: str) -> None:
+def test_a_wrong_value_is_rejected_by_name(values: Object, says: str) -> None:
     with pytest.raises(HelmError, match=says):
         rendered(values)
 

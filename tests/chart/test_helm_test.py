@@ -60,7 +60,7 @@ def _run(proxy: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("keys", "sent"), [({}, None), ({"API_KEYS": "sk-one alice\nsk-two\n"}, "Bearer sk-one")])
-def test_it_asks_the_model_by_its_service(keys: dict[str, str], sent: str | None) -> None:
+def test_it_sends_a_request_to_the_models_service(keys: dict[str, str], sent: str | None) -> None:
     asked: list[tuple[str, str | None]] = []
     with _model("stop", asked) as proxy:
         done = _run(proxy, **keys)
@@ -69,14 +69,14 @@ def test_it_asks_the_model_by_its_service(keys: dict[str, str], sent: str | None
     assert asked == [(f"{HOST}/v1/models", sent), (f"{HOST}/v1/chat/completions", sent)]
 
 
-def test_an_answer_that_was_cut_off_fails_it() -> None:
+def test_a_truncated_answer_fails_the_test() -> None:
     with _model("error", []) as proxy:
         assert _run(proxy).returncode != 0
 
 
-def test_nobody_there_fails_it() -> None:
+def test_an_unreachable_service_fails_the_test() -> None:
     assert _run("http://127.0.0.1:9").returncode != 0
 
 
-def test_without_a_model_there_is_no_test() -> None:
+def test_without_a_model_no_test_pod_is_rendered() -> None:
     assert not of_kind(rendered({}), "Pod")

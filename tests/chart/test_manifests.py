@@ -54,7 +54,7 @@ def test_same_objects_as_the_chart(tree: list[Object]) -> None:
             assert each == charts[identity]
 
 
-def test_the_namespace_holds_its_pods_to_the_restricted_standard(tree: list[Object]) -> None:
+def test_the_namespace_enforces_the_restricted_profile(tree: list[Object]) -> None:
     [namespace] = of_kind(tree, "Namespace")
     assert namespace["metadata"]["name"] == NAMESPACE
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
@@ -62,7 +62,7 @@ def test_the_namespace_holds_its_pods_to_the_restricted_standard(tree: list[Obje
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_samples_are_inference_models_and_say_what_they_show(path: Path) -> None:
+def test_samples_are_inference_models_with_an_explanation(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# ")
     [sample] = yaml.safe_load_all(text)

@@ -38,7 +38,7 @@ def test_every_option_about_the_pod_and_its_life_is_reserved() -> None:
         {"frontend": {"auth": {"apiKeysSecretRef": {"name": "keys"}}}},
     ],
 )
-def test_every_container_s_arguments_are_understood(spec: dict[str, Any]) -> None:
+def test_the_arguments_of_every_container_are_valid(spec: dict[str, Any]) -> None:
     """At the bounds of every number that becomes an argument, too."""
     model = InferenceModel.parse(smallest(**spec))
     seen = set()

@@ -24,7 +24,7 @@ SPEC: dict[str, Any] = structural(InferenceModelSpec)
 
 
 @pytest.mark.parametrize("path", sorted(files()), ids=lambda path: path.name)
-def test_committed_files_are_what_the_types_say(path: Any) -> None:
+def test_committed_files_match_the_types(path: Any) -> None:
     assert path.read_text() == files()[path], "run `PYTHONPATH=operator:tests python -m support.cluster.api_reference`"
 
 
@@ -82,7 +82,7 @@ class _OtherDefault(ApiModel):
         (_OtherDefault, "_OtherDefault.field: the default differs from the defaults of the fields"),
     ],
 )
-def test_what_cannot_be_said_is_an_error(part: type[ApiModel], says: str) -> None:
+def test_types_without_a_structural_schema_are_errors(part: type[ApiModel], says: str) -> None:
     with pytest.raises(SchemaError, match=says.replace("'", ".")):
         structural(part)
 
@@ -92,14 +92,14 @@ class _Outer(ApiModel):
     choice: Literal["a", "b"] | None = Field(default=None, description="One of two.")
 
 
-def test_defaults_within_reach_an_object_that_is_left_out() -> None:
+def test_inner_defaults_apply_to_an_absent_object() -> None:
     schema = structural(_Outer)
     assert schema["properties"]["inner"]["default"] == {}
     assert schema["properties"]["choice"] == {"description": "One of two.", "type": "string", "enum": ["a", "b"]}
     assert defaulted(schema) == {"inner": {"number": 3}}
 
 
-def test_what_the_api_server_fills_in_is_what_the_types_fill_in() -> None:
+def test_defaults_of_the_api_server_equal_those_of_the_types() -> None:
     """So an object reads the same whether it was stored by this version of the definition or an older one."""
     smallest: dict[str, Any] = {"model": {"source": {"pvc": {"claimName": "models"}}}}
     filled = defaulted(SPEC) | {"model": {"dtype": "auto", "source": {"pvc": {"claimName": "models", "path": ""}}}}

@@ -33,7 +33,7 @@ def test_every_problem_is_named_and_a_long_list_is_cut() -> None:
 
 
 @pytest.mark.parametrize("raw", [{}, {"apiVersion": "v1", "kind": "Pod"}, smallest() | {"kind": "Model"}])
-def test_another_kind_is_refused(raw: dict[str, Any]) -> None:
+def test_another_kind_is_rejected(raw: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpec, match=r"expected serving\.minisgl\.io/v1alpha1 InferenceModel, found ") as raised:
         InferenceModel.parse(raw)
     assert raised.value.field == "kind"
@@ -53,7 +53,7 @@ def test_metadata_as_the_api_server_writes_it() -> None:
     assert metadata.deletion_timestamp == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-def test_the_name_is_the_default_of_the_served_names() -> None:
+def test_the_served_name_defaults_to_the_name_of_the_model() -> None:
     assert InferenceModel.parse(smallest("demo")).served_names == ("demo",)
     assert InferenceModel.parse(smallest(model=hub(servedNames=["a", "b"]))).served_names == ("a", "b")
 
@@ -69,18 +69,18 @@ def test_the_name_is_the_default_of_the_served_names() -> None:
         ({"tensor": 4, "interconnect": "SharedPod"}, 1, 4),
     ],
 )
-def test_pods_of_a_replica(parallelism: dict[str, Any], pods: int, ranks_per_pod: int) -> None:
+def test_number_of_pods_of_a_replica(parallelism: dict[str, Any], pods: int, ranks_per_pod: int) -> None:
     parsed = InferenceModel.parse(smallest(parallelism=parallelism)).spec.parallelism
     assert (parsed.pods, parsed.ranks_per_pod) == (pods, ranks_per_pod)
 
 
-def test_a_hub_model_without_cache_has_the_default_one() -> None:
+def test_a_hub_model_without_cache_has_the_default_cache() -> None:
     model = InferenceModel.parse(smallest(model=hub())).spec.model
     assert model.cache is None
     assert (model.hub_cache.size, model.hub_cache.access_mode) == ("100Gi", "ReadWriteMany")
 
 
-def test_a_part_goes_into_a_manifest_as_it_was_written() -> None:
+def test_a_manifest_contains_exactly_the_set_fields() -> None:
     engine = {
         "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},

@@ -56,7 +56,7 @@ async def live(client: Client, name: str) -> Manifest:
     return found
 
 
-async def test_what_was_applied_is_not_sent_again(client: Client, applier: Applier) -> None:
+async def test_an_unchanged_child_is_not_applied_again(client: Client, applier: Applier) -> None:
     assert await applier.apply(KEY, service("once"), MODEL)
     version = (await live(client, "once"))["metadata"]["resourceVersion"]
     assert not await applier.apply(KEY, service("once"), MODEL)
@@ -76,7 +76,7 @@ async def test_a_new_process_applies_once_and_the_server_changes_nothing(client:
     assert (await live(client, "again"))["metadata"]["resourceVersion"] == version
 
 
-async def test_a_namesake_without_an_owner_is_left_alone(client: Client, applier: Applier) -> None:
+async def test_an_object_of_the_same_name_without_owner_is_not_changed(client: Client, applier: Applier) -> None:
     mine = service("foreign")
     del mine["metadata"]["ownerReferences"]
     made = await client.create(SERVICE, "default", mine)
@@ -86,7 +86,7 @@ async def test_a_namesake_without_an_owner_is_left_alone(client: Client, applier
     assert (await live(client, "foreign"))["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
 
 
-async def test_a_child_whose_owner_was_cut_off_is_ours_by_its_label(client: Client, applier: Applier) -> None:
+async def test_a_child_without_owner_reference_is_owned_by_its_label(client: Client, applier: Applier) -> None:
     orphan = service("orphan", labels={"serving.minisgl.io/model": "m"})
     del orphan["metadata"]["ownerReferences"]
     await client.create(SERVICE, "default", orphan)
@@ -97,7 +97,7 @@ async def test_a_child_whose_owner_was_cut_off_is_ours_by_its_label(client: Clie
     assert (await live(client, "orphan"))["metadata"]["ownerReferences"][0]["uid"] == "u-1"
 
 
-async def test_an_item_that_makes_a_list_invalid_is_taken_out_and_leaves_no_second_owner(client: Client) -> None:
+async def test_an_item_that_makes_a_list_invalid_is_removed_without_a_second_field_owner(client: Client) -> None:
     store = Store()
     applier = Applier(client, store, Metrics(), lambda key: None)
     await applier.apply(KEY, service("ports"), MODEL)
@@ -114,7 +114,7 @@ async def test_an_item_that_makes_a_list_invalid_is_taken_out_and_leaves_no_seco
     assert [port["port"] for port in (await live(client, "ports"))["spec"]["ports"]] == [82]
 
 
-async def test_a_field_that_the_server_does_not_know_is_an_error(client: Client, applier: Applier) -> None:
+async def test_a_field_unknown_to_the_server_is_an_error(client: Client, applier: Applier) -> None:
     body = service("typo")
     body["spec"]["prots"] = []
     with pytest.raises(ApiError) as refused:
@@ -122,7 +122,7 @@ async def test_a_field_that_the_server_does_not_know_is_an_error(client: Client,
     assert refused.value.status in (400, 422, 500) and "prots" in refused.value.message
 
 
-async def test_deleting_wants_the_same_object(client: Client) -> None:
+async def test_a_delete_requires_the_same_uid(client: Client) -> None:
     made = await client.apply(SERVICE, service("victim"))
     assert await client.delete(SERVICE, "default", "victim", "another-uid") is None
     assert await client.get(SERVICE, "default", "victim") is not None

@@ -72,7 +72,7 @@ def accepted(cluster: OperatedCluster, name: str) -> str:
     return str(condition.get("status")) if condition.get("observedGeneration") == live["metadata"]["generation"] else ""
 
 
-def test_a_claim_grows_and_what_a_person_made_larger_stays(cluster: OperatedCluster) -> None:
+def test_a_pvc_is_expanded_and_a_larger_one_keeps_its_size(cluster: OperatedCluster) -> None:
     make_bound(cluster, model("grows", "expands", "1Gi"))
     cluster.apply(model("grows", "expands", "2Gi"))
     cluster.until(lambda: size(cluster, "grows") == "2Gi", "the larger claim")
@@ -82,7 +82,7 @@ def test_a_claim_grows_and_what_a_person_made_larger_stays(cluster: OperatedClus
     assert size(cluster, "grows") == "5Gi"
 
 
-def test_a_claim_that_was_kept_and_is_larger_is_taken_as_it_is(cluster: OperatedCluster) -> None:
+def test_a_retained_larger_pvc_is_used_unchanged(cluster: OperatedCluster) -> None:
     make_bound(cluster, model("kept", "expands", "4Gi"))
     cluster.until(lambda: accepted(cluster, "kept") == "True" and cluster.get("Service", "kept"), "the model")
     cluster.delete("InferenceModel", "kept")
@@ -92,7 +92,7 @@ def test_a_claim_that_was_kept_and_is_larger_is_taken_as_it_is(cluster: Operated
     assert size(cluster, "kept") == "4Gi"
 
 
-def test_a_class_that_cannot_expand_is_named_with_what_to_do(cluster: OperatedCluster) -> None:
+def test_a_failed_expansion_is_reported_with_its_remedy(cluster: OperatedCluster) -> None:
     make_bound(cluster, model("rigid", "rigid", "1Gi"))
     cluster.apply(model("rigid", "rigid", "2Gi"))
     cluster.until(lambda: accepted(cluster, "rigid") == "False", "the refusal")
@@ -102,7 +102,7 @@ def test_a_class_that_cannot_expand_is_named_with_what_to_do(cluster: OperatedCl
     assert size(cluster, "rigid") == "1Gi"
 
 
-def test_a_claim_that_the_namespace_forbids_is_told_in_its_words(cluster: OperatedCluster) -> None:
+def test_a_pvc_rejected_by_the_namespace_is_reported_with_the_servers_message(cluster: OperatedCluster) -> None:
     limit = {"type": "PersistentVolumeClaim", "max": {"storage": "50Gi"}}
     metadata = {"name": "small-claims", "namespace": cluster.namespace}
     cluster.control_plane.apply(

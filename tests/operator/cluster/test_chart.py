@@ -35,7 +35,7 @@ def installed(control_plane: LocalControlPlane) -> LocalControlPlane:
     return control_plane
 
 
-def test_pods_keep_to_the_restricted_standard(installed: LocalControlPlane) -> None:
+def test_rendered_pods_comply_with_the_restricted_profile(installed: LocalControlPlane) -> None:
     for pod in [*(pod for values in MATRIX.values() for pod in pods(rendered(values))), *pods(kustomized())]:
         spec = {key: value for key, value in pod.items() if key not in ("serviceAccountName", "priorityClassName")}
         body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "tried", "namespace": RESTRICTED}, "spec": spec}
@@ -47,7 +47,7 @@ def test_samples_are_accepted(installed: LocalControlPlane, path: Path) -> None:
     installed.kubectl("create", "--dry-run=server", "--validate=strict", "-f", str(path))
 
 
-def test_the_operator_may_do_its_work_and_no_more(installed: LocalControlPlane) -> None:
+def test_the_operator_has_exactly_the_permissions_that_it_uses(installed: LocalControlPlane) -> None:
     def may(verb: str, resource: str, *more: str, namespace: str = "default") -> bool:
         user = f"system:serviceaccount:{NAMESPACE}:minisgl-operator"
         asked = installed.kubectl("auth", "can-i", verb, resource, *more, "-n", namespace, f"--as={user}", check=False)
@@ -64,7 +64,7 @@ def test_the_operator_may_do_its_work_and_no_more(installed: LocalControlPlane) 
     assert not may("create", "pods")
 
 
-def test_who_may_view_or_edit_a_namespace_may_do_so_with_its_models(installed: LocalControlPlane) -> None:
+def test_view_and_edit_roles_include_the_models(installed: LocalControlPlane) -> None:
     def rules(role: str) -> list[Object]:
         found = json.loads(installed.kubectl("get", "clusterrole", role, "-o", "json").stdout)["rules"]
         return [rule for rule in found if rule["apiGroups"] == ["serving.minisgl.io"]]

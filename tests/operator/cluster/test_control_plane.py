@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.cluster.control_plane import LocalControlPlane
 
 
-def test_owned_objects_are_collected_and_requests_are_recorded(control_plane: LocalControlPlane) -> None:
+def test_owned_objects_are_garbage_collected_and_requests_are_recorded(control_plane: LocalControlPlane) -> None:
     control_plane.kubectl("create", "namespace", "collected")
     control_plane.kubectl("-n", "collected", "create", "configmap", "owner")
     uid = control_plane.kubectl("-n", "collected", "get", "configmap", "owner", "-o", "jsonpath={.metadata.uid}").stdout
@@ -22,7 +22,7 @@ def test_owned_objects_are_collected_and_requests_are_recorded(control_plane: Lo
     assert {("delete", "owner"), ("delete", "child")} <= verbs
 
 
-def test_a_user_may_do_nothing_that_no_rule_allows(control_plane: LocalControlPlane) -> None:
+def test_an_unlisted_permission_is_denied(control_plane: LocalControlPlane) -> None:
     kubeconfig = control_plane.kubeconfig_for("nobody-in-particular")
     refused = control_plane.kubectl("--kubeconfig", str(kubeconfig), "get", "pods", check=False)
     assert refused.returncode != 0

@@ -85,7 +85,7 @@ def test_objects_of_the_page_are_accepted(control_plane: LocalControlPlane) -> N
         control_plane.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(each))
 
 
-def test_the_overlay_of_the_page_is_the_chart_with_a_registry(tmp_path: Path) -> None:
+def test_the_documented_overlay_equals_the_chart_with_a_registry(tmp_path: Path) -> None:
     shutil.copytree(MANIFESTS, tmp_path / "manifests")
     (tmp_path / "my-cluster").mkdir()
     [overlay] = shown_objects("Kustomization")

@@ -36,7 +36,7 @@ def _evict_all(cluster: OperatedCluster, pods: list[str]) -> set[str]:
     return {pod for pod, gone in zip(pods, cluster.run(step()), strict=True) if gone}
 
 
-def test_drains_in_the_same_moment_take_one_replica_with_all_its_pods_and_none_of_another(
+def test_concurrent_drains_evict_all_pods_of_one_replica_and_none_of_another(
     control_plane: LocalControlPlane,
 ) -> None:
     with OperatedCluster(control_plane) as cluster, cluster.operator():
@@ -58,7 +58,7 @@ def test_drains_in_the_same_moment_take_one_replica_with_all_its_pods_and_none_o
         assert _evict_all(cluster, replicas[kept][:1])
 
 
-def test_frontends_that_cannot_answer_hinder_no_drain(control_plane: LocalControlPlane) -> None:
+def test_frontends_that_are_not_ready_do_not_block_a_drain(control_plane: LocalControlPlane) -> None:
     """As in a model that is suspended: no replica serves, so no frontend is ready."""
     with OperatedCluster(control_plane) as cluster, cluster.operator():
         cluster.hold = lambda name: "-frontend-" in name

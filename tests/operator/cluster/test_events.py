@@ -33,7 +33,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_the_same_thing_said_again_is_counted_in_one_event(control_plane: LocalControlPlane) -> None:
+async def test_a_repeated_event_is_counted_in_one_series(control_plane: LocalControlPlane) -> None:
     async with Client(await connection(control_plane.kubeconfig)) as client:
         recorder = Recorder(client, "operator-1")
         task = asyncio.create_task(recorder.run())
@@ -49,7 +49,7 @@ async def test_the_same_thing_said_again_is_counted_in_one_event(control_plane: 
     assert found["Ready"]["message"] == "…" * (1024 // 3)
 
 
-async def test_a_model_that_never_rests_gets_no_more_than_its_share(control_plane: LocalControlPlane) -> None:
+async def test_events_of_a_restless_model_are_rate_limited(control_plane: LocalControlPlane) -> None:
     async with Client(await connection(control_plane.kubeconfig)) as client:
         recorder = Recorder(client, "operator-1")
         for number in range(60):
@@ -61,7 +61,7 @@ async def test_a_model_that_never_rests_gets_no_more_than_its_share(control_plan
     assert len(events(control_plane, "restless")) == 25
 
 
-async def test_an_event_that_is_refused_does_not_stop_the_next(control_plane: LocalControlPlane) -> None:
+async def test_a_rejected_event_does_not_stop_the_next(control_plane: LocalControlPlane) -> None:
     async with Client(await connection(control_plane.kubeconfig)) as client:
         recorder = Recorder(client, "operator-1")
         task = asyncio.create_task(recorder.run())

@@ -19,7 +19,7 @@ def fetch_job(cluster: OperatedCluster, name: str) -> dict[str, Any]:
     return next((body for (kind, _), body in cluster.children(name).items() if kind == "Job"), {})
 
 
-def test_a_fetch_that_failed_for_good_is_tried_again_when_its_time_has_come(
+def test_a_permanently_failed_fetch_is_retried_after_its_delay(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And not at the next full list after that, which may be as long away again."""
@@ -45,7 +45,7 @@ def test_a_fetch_that_failed_for_good_is_tried_again_when_its_time_has_come(
         cluster.until(another, "another try")
 
 
-def test_a_fetch_is_not_made_while_a_pod_of_the_last_one_is_there(control_plane: LocalControlPlane) -> None:
+def test_a_fetch_job_is_not_created_while_a_pod_of_the_previous_one_exists(control_plane: LocalControlPlane) -> None:
     """Both would write the same directory."""
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
         cluster.apply(hub_model("writes"))

@@ -123,7 +123,7 @@ def test_edits(models: client.CustomObjectsApi, edit: Edit) -> None:
         models.delete_namespaced_custom_object(**PLACE, name="demo")
 
 
-def test_a_status_is_kept_whole_shown_in_columns_and_cannot_touch_the_spec(
+def test_a_status_is_stored_shown_in_columns_and_cannot_change_the_spec(
     cluster: LocalControlPlane, models: client.CustomObjectsApi
 ) -> None:
     models.create_namespaced_custom_object(**PLACE, body=_placed(smallest("shown", replicas=2)))
@@ -164,7 +164,7 @@ def _explained() -> list[tuple[str, Schema]]:
 
 
 @pytest.mark.parametrize(("path", "schema"), _explained(), ids=[path for path, _ in _explained()])
-def test_explain_says_what_every_field_means(cluster: LocalControlPlane, path: str, schema: Schema) -> None:
+def test_kubectl_explain_describes_every_field(cluster: LocalControlPlane, path: str, schema: Schema) -> None:
     printed = " ".join(cluster.kubectl("explain", path).stdout.split())
     assert "<no description>" not in printed
     for name, field in schema["properties"].items():

@@ -28,7 +28,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_the_first_has_it_and_the_second_gets_it_when_it_is_given_back(client: Client) -> None:
+async def test_the_second_operator_acquires_the_lease_when_the_first_releases_it(client: Client) -> None:
     one, two = Lease(client, "default", "one", "handover"), Lease(client, "default", "two", "handover")
     await one.acquire()
     waiting = asyncio.create_task(two.acquire())
@@ -44,7 +44,7 @@ async def test_the_first_has_it_and_the_second_gets_it_when_it_is_given_back(cli
     await two.release()
 
 
-async def test_a_holder_that_is_silent_loses_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_holder_that_does_not_renew_loses_the_lease(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DURATION", 1.0)
     one, two = Lease(client, "default", "one", "silent"), Lease(client, "default", "two", "silent")
     await one.acquire()
@@ -55,7 +55,7 @@ async def test_a_holder_that_is_silent_loses_it(client: Client, monkeypatch: pyt
     assert lost and not one.held
 
 
-async def test_a_holder_that_renews_keeps_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_holder_that_renews_keeps_the_lease(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DURATION", 5.0)
     one, two = Lease(client, "default", "one", "busy"), Lease(client, "default", "two", "busy")
     await one.acquire()
@@ -75,7 +75,7 @@ async def test_a_holder_that_renews_keeps_it(client: Client, monkeypatch: pytest
     await asyncio.gather(keeping, waiting, return_exceptions=True)
 
 
-async def test_a_holder_whose_lease_somebody_emptied_renews_it(client: Client) -> None:
+async def test_a_holder_renews_a_lease_that_was_emptied(client: Client) -> None:
     one = Lease(client, "default", "one", "emptied")
     await one.acquire()
     keeping = asyncio.create_task(one.keep(lambda: None))
@@ -97,7 +97,7 @@ async def _holder(client: Client, name: str) -> str:
 
 
 @pytest.mark.parametrize("error", [ApiError(0, "NoAnswer", "cut off"), KeyError("metadata")], ids=repr)
-async def test_what_cannot_be_renewed_is_lost_before_another_could_have_it(
+async def test_a_lease_that_cannot_be_renewed_is_given_up_before_it_expires(
     client: Client, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(module, "RENEW_DEADLINE", 0.5)

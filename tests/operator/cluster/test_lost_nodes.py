@@ -44,7 +44,7 @@ WAYS: dict[str, Callable[[OperatedCluster], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_model_that_is_deleted_goes_with_its_pods(control_plane: LocalControlPlane, way: str) -> None:
+def test_a_deleted_model_is_removed_with_its_pods(control_plane: LocalControlPlane, way: str) -> None:
     with OperatedCluster(control_plane) as cluster, cluster.operator():
         lose_all(cluster)
         WAYS[way](cluster)
@@ -53,7 +53,7 @@ def test_a_model_that_is_deleted_goes_with_its_pods(control_plane: LocalControlP
         cluster.until(lambda: cluster.get("InferenceModel", "lost") is None, "the model's end")
 
 
-def test_an_operator_that_starts_later_removes_the_pods_of_a_model_that_has_gone(
+def test_an_operator_that_starts_later_removes_the_pods_of_a_deleted_model(
     control_plane: LocalControlPlane,
 ) -> None:
     with OperatedCluster(control_plane) as cluster:
@@ -65,7 +65,7 @@ def test_an_operator_that_starts_later_removes_the_pods_of_a_model_that_has_gone
             cluster.until(lambda: not cluster.list("Pod"), "the end of all pods")
 
 
-def test_a_namespace_that_is_deleted_goes(control_plane: LocalControlPlane) -> None:
+def test_a_namespace_with_a_model_can_be_deleted(control_plane: LocalControlPlane) -> None:
     with OperatedCluster(control_plane) as cluster, cluster.operator():
         lose_all(cluster)
         control_plane.kubectl("delete", "namespace", cluster.namespace, "--wait=false")

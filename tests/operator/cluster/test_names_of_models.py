@@ -13,7 +13,7 @@ from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model
 
 
-def test_a_name_that_another_model_has_is_a_conflict_until_it_is_free(control_plane: LocalControlPlane) -> None:
+def test_a_name_taken_by_another_model_is_a_conflict_until_it_is_free(control_plane: LocalControlPlane) -> None:
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
         cluster.apply(pvc_model("deepseek-r1"))
         cluster.apply(pvc_model("deepseek"))
@@ -36,7 +36,7 @@ def test_a_name_that_another_model_has_is_a_conflict_until_it_is_free(control_pl
         cluster.until(lambda: cluster.status("deepseek").get("readyReplicas") == 2, "both replicas")
 
 
-def test_a_taken_name_is_waited_for_only_while_it_is_wanted(
+def test_a_conflict_is_rechecked_only_while_the_name_is_wanted(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results: dict[str, Result] = {}

@@ -31,7 +31,7 @@ def claim(name: str = "models") -> dict[str, Any]:
     }
 
 
-def test_a_model_becomes_ready_and_says_so_in_one_line(cluster: OperatedCluster) -> None:
+def test_a_model_becomes_ready_and_kubectl_get_shows_it(cluster: OperatedCluster) -> None:
     cluster.apply(pvc_model("pair", parallelism={"tensor": 2, "gpusPerPod": 1}))
     cluster.until(lambda: cluster.ready("pair"), "Ready")
     printed = cluster.control_plane.kubectl("get", "imodel", "pair", "-n", cluster.namespace, "--no-headers").stdout
@@ -77,7 +77,7 @@ def test_drift_is_repaired_and_deleted_children_come_back(cluster: OperatedClust
     assert cluster.children("drift").keys() == before.keys()
 
 
-def test_a_name_taken_by_somebody_else_is_a_conflict_and_is_left_alone(cluster: OperatedCluster) -> None:
+def test_an_object_of_another_owner_is_a_conflict_and_not_changed(cluster: OperatedCluster) -> None:
     foreign = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -152,7 +152,7 @@ def test_an_engine_edit_replaces_one_replica_after_the_other(cluster: OperatedCl
     assert frontend and after and after["metadata"]["generation"] == frontend["metadata"]["generation"]
 
 
-def test_deleting_a_model_leaves_nothing(cluster: OperatedCluster) -> None:
+def test_deleting_a_model_leaves_no_objects(cluster: OperatedCluster) -> None:
     cluster.apply(pvc_model("gone"))
     cluster.until(lambda: cluster.ready("gone"), "Ready")
     cluster.delete("InferenceModel", "gone")
@@ -162,7 +162,7 @@ def test_deleting_a_model_leaves_nothing(cluster: OperatedCluster) -> None:
     cluster.until(lambda: cluster.ready("gone"), "Ready under the same name")
 
 
-def test_a_pod_that_cannot_mount_says_why(cluster: OperatedCluster) -> None:
+def test_a_pod_with_a_failed_mount_is_reported_with_the_cause(cluster: OperatedCluster) -> None:
     """A kubelet's event about a stuck pod becomes the condition's message."""
     waiting = {"name": "engine", "ready": False, "restartCount": 0, "image": "", "imageID": ""}
     cluster.statuses["mount-r0-0"] = {
@@ -198,7 +198,7 @@ def test_a_pod_that_cannot_mount_says_why(cluster: OperatedCluster) -> None:
     cluster.until(lambda: cluster.ready("mount"), "Ready")
 
 
-def test_a_failing_rank_shows_in_the_status_and_goes_again(cluster: OperatedCluster) -> None:
+def test_a_failed_rank_appears_in_the_status_until_it_recovers(cluster: OperatedCluster) -> None:
     cluster.apply(pvc_model("failing"))
     cluster.until(lambda: cluster.ready("failing"), "Ready")
     pod = cluster.get("Pod", "failing-r0-0")
@@ -235,7 +235,7 @@ def test_a_failing_rank_shows_in_the_status_and_goes_again(cluster: OperatedClus
     cluster.until(lambda: cluster.ready("failing"), "Ready again")
 
 
-def test_a_namespace_that_is_being_deleted_takes_the_model_along(control_plane: LocalControlPlane) -> None:
+def test_a_terminating_namespace_deletes_the_model(control_plane: LocalControlPlane) -> None:
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
         cluster.apply(pvc_model("doomed"))
         cluster.until(lambda: cluster.ready("doomed"), "Ready")

@@ -19,7 +19,7 @@ def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalControl
         yield plane
 
 
-def test_without_the_crd_it_waits_and_begins_once_it_is_there(own_plane: LocalControlPlane) -> None:
+def test_without_the_crd_the_operator_waits_until_it_exists(own_plane: LocalControlPlane) -> None:
     with OperatedCluster(own_plane, with_crd=False) as cluster, cluster.operator() as operator:
         cluster.until(lambda: operator.counts.requests["GET", 404], "the question whether the CRD is there")
         assert operator.alive and not operator.started.is_set()
@@ -29,7 +29,7 @@ def test_without_the_crd_it_waits_and_begins_once_it_is_there(own_plane: LocalCo
         cluster.until(lambda: cluster.ready("late"), "Ready")
 
 
-def test_an_api_server_that_went_away_and_came_back_finds_everything_done(own_plane: LocalControlPlane) -> None:
+def test_changes_during_an_outage_of_the_api_server_are_applied_afterwards(own_plane: LocalControlPlane) -> None:
     with OperatedCluster(own_plane) as cluster:
         operator = cluster.start_operator()
         cluster.apply(pvc_model("steady"))
@@ -51,7 +51,9 @@ def test_an_api_server_that_went_away_and_came_back_finds_everything_done(own_pl
         cluster.until(settled, "two replicas", 240)
 
 
-def test_what_no_watch_tells_the_full_list_finds(own_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_missed_by_watches_are_found_by_the_full_list(
+    own_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A watch loses what is deleted while it is broken: here none of them tells anything."""
     monkeypatch.setattr("minisgl_operator.shell.controller.Controller.on_watch_event", lambda *_: None)
     with OperatedCluster(own_plane) as cluster, cluster.operator(resync_seconds=1.0):
@@ -72,7 +74,7 @@ def test_what_no_watch_tells_the_full_list_finds(own_plane: LocalControlPlane, m
         cluster.until(lambda: not operator.call(lambda controller: controller.store.models()), "an empty store")
 
 
-def test_a_watch_that_breaks_for_good_ends_the_process_with_an_error(
+def test_a_permanently_broken_watch_ends_the_process_with_an_error(
     own_plane: LocalControlPlane, tmp_path: Path
 ) -> None:
     """The CRD goes while the operator runs: it must not live on deaf. Its successor waits for the CRD."""

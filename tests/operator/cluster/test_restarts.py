@@ -39,7 +39,7 @@ def outcome(cluster: OperatedCluster, name: str) -> Any:
 
 
 @pytest.mark.timeout(900)
-def test_a_process_killed_after_any_write_has_a_successor_that_finishes(cluster: OperatedCluster) -> None:
+def test_an_operator_killed_after_any_write_is_replaced_by_one_that_finishes(cluster: OperatedCluster) -> None:
     """Exhaustive: the write took effect, its answer was lost, and nothing else of the process remains."""
     with cluster.operator():
         cluster.apply(pvc_model("whole"))
@@ -68,7 +68,7 @@ def test_a_process_killed_after_any_write_has_a_successor_that_finishes(cluster:
     assert crashes >= 12
 
 
-def test_two_operators_at_once_converge_and_fall_silent(cluster: OperatedCluster) -> None:
+def test_two_concurrent_operators_converge_and_stop_writing(cluster: OperatedCluster) -> None:
     with cluster.operator() as one, cluster.operator() as two:
         names = [f"both-{number}" for number in range(4)]
         for name in names:
@@ -146,7 +146,7 @@ def holder(cluster: OperatedCluster) -> str:
     return printed.stdout
 
 
-def test_sigterm_ends_the_process_within_five_seconds_and_gives_the_lease_back(
+def test_sigterm_ends_the_process_within_five_seconds_and_releases_the_lease(
     cluster: OperatedCluster, tmp_path: Path
 ) -> None:
     with process(cluster, tmp_path / "one.log") as one:
@@ -175,7 +175,7 @@ def test_sigterm_ends_the_process_within_five_seconds_and_gives_the_lease_back(
         assert "traceback" not in (tmp_path / name).read_text()
 
 
-def test_sigkill_leaves_a_lease_that_the_successor_takes_over(cluster: OperatedCluster, tmp_path: Path) -> None:
+def test_the_successor_takes_over_the_lease_of_a_killed_operator(cluster: OperatedCluster, tmp_path: Path) -> None:
     with process(cluster, tmp_path / "one.log"):
         first = cluster.until(lambda: holder(cluster), "a holder")
         cluster.apply(pvc_model("orphan"))
@@ -185,7 +185,7 @@ def test_sigkill_leaves_a_lease_that_the_successor_takes_over(cluster: OperatedC
         cluster.until(lambda: len(cluster.children("orphan")) >= 10, "all children")
 
 
-def test_a_standby_that_is_told_to_go_goes(cluster: OperatedCluster, tmp_path: Path) -> None:
+def test_a_waiting_operator_exits_on_sigterm(cluster: OperatedCluster, tmp_path: Path) -> None:
     with process(cluster, tmp_path / "one.log"):
         cluster.until(lambda: holder(cluster), "a holder")
         with process(cluster, tmp_path / "two.log") as two:

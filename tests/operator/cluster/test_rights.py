@@ -79,7 +79,7 @@ def without(rules: list[dict[str, Any]], resource: str, verb: str) -> list[dict[
     return [rule for rule in left if rule["resources"] and rule["verbs"]]
 
 
-def test_the_shipped_rules_are_what_the_operator_uses_and_no_more(control_plane: LocalControlPlane) -> None:
+def test_the_shipped_rules_are_exactly_those_that_the_operator_uses(control_plane: LocalControlPlane) -> None:
     rules, lease_rules = shipped_rules()
     with OperatedCluster(control_plane) as cluster, account(cluster, rules + lease_rules) as kubeconfig:
         with cluster.operator(kubeconfig=kubeconfig):
@@ -163,7 +163,7 @@ async def _hold_a_lease(cluster: OperatedCluster, kubeconfig: Path) -> None:
         await lease.release()
 
 
-def test_a_missing_right_to_watch_is_named_and_waited_for(
+def test_a_missing_permission_to_watch_is_reported_and_waited_for(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "_PERMISSIONS_SECONDS", 0.5)
@@ -181,7 +181,7 @@ def test_a_missing_right_to_watch_is_named_and_waited_for(
             cluster.until(lambda: cluster.ready("waits"), "Ready once the right is there")
 
 
-def test_nothing_is_done_between_the_last_right_and_the_first_full_list(
+def test_nothing_is_changed_before_the_first_full_list(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that is due in this moment could lose what serves: what was seen of it is not all."""
@@ -209,7 +209,7 @@ def test_nothing_is_done_between_the_last_right_and_the_first_full_list(
             cluster.until(lambda: cluster.ready("due"), "Ready")
 
 
-def test_a_right_that_one_namespace_lacks_is_told_there_while_another_is_served(
+def test_a_permission_missing_in_one_namespace_is_reported_there_only(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after an upgrade with roles of one's own: what runs is told, and what is asked for is not done."""
@@ -255,7 +255,7 @@ def _lacks(cluster: OperatedCluster, name: str, right: str) -> bool:
     return accepted.get("reason") == "Forbidden" and right in accepted["message"]
 
 
-def test_a_namespace_that_is_gone_keeps_no_other_one_from_being_served(
+def test_a_deleted_namespace_does_not_stop_the_others(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its Role went with it. Once it is there again, the process ends, to be started again and to watch it too."""
@@ -280,7 +280,9 @@ def test_a_namespace_that_is_gone_keeps_no_other_one_from_being_served(
             cluster.until(lambda: other.children("later"), "the other namespace's turn")
 
 
-def test_a_missing_right_to_create_is_named_and_hinders_no_other_child(control_plane: LocalControlPlane) -> None:
+def test_a_missing_permission_to_create_is_reported_and_does_not_block_other_children(
+    control_plane: LocalControlPlane,
+) -> None:
     rules, _ = shipped_rules()
     missing = without(rules, "poddisruptionbudgets", "create")
     with OperatedCluster(control_plane) as cluster, account(cluster, missing) as kubeconfig:
@@ -294,7 +296,7 @@ def test_a_missing_right_to_create_is_named_and_hinders_no_other_child(control_p
             cluster.until(lambda: cluster.ready("partly"), "Ready")
 
 
-def test_a_right_that_is_missing_from_the_start_is_named_and_does_not_end_the_process(
+def test_a_permission_missing_at_the_start_is_reported_and_does_not_end_the_process(
     control_plane: LocalControlPlane,
 ) -> None:
     """Without a watch kopf ends the process, which would then be started again and again."""

@@ -16,7 +16,7 @@ MOST_WRITES = 30
 """What one model may cost on its way out: its pods' end, told in its status, and what is refused once."""
 
 
-def test_an_operator_stops_writing_where_nothing_can_be_made(control_plane: LocalControlPlane) -> None:
+def test_an_operator_stops_writing_to_a_terminating_namespace(control_plane: LocalControlPlane) -> None:
     with OperatedCluster(control_plane) as cluster, cluster.operator(resync_seconds=0.5) as operator:
         cluster.apply(pvc_model("held"))
         cluster.until(lambda: cluster.ready("held"), "Ready")
@@ -52,7 +52,7 @@ def test_an_operator_stops_writing_where_nothing_can_be_made(control_plane: Loca
         assert operator.alive and operator.error is None
 
 
-def test_a_namespace_that_was_taken_for_its_predecessor_is_asked_again(control_plane: LocalControlPlane) -> None:
+def test_a_recreated_namespace_is_used_again_after_a_stale_rejection(control_plane: LocalControlPlane) -> None:
     """An API server that has not seen yet that the old one is gone refuses what is made in the new one."""
     with OperatedCluster(control_plane) as cluster:
         cluster.apply(pvc_model("made-anew"))

@@ -34,7 +34,7 @@ def deleted(steps: tuple[Step, ...]) -> set[Ref]:
     return {step.ref for step in steps if isinstance(step, Delete)}
 
 
-def test_engines_are_made_when_the_fetch_is_complete() -> None:
+def test_engines_are_created_when_the_fetch_is_complete() -> None:
     cluster = SimulatedCluster(raw_model(), DEFAULTS)
     first = applied(cluster.plan())
     assert fetch_job() in first
@@ -61,7 +61,7 @@ def test_a_new_source_is_fetched_while_the_old_one_serves() -> None:
     assert len(cluster.serving()) == 2
 
 
-def test_a_job_that_was_deleted_by_hand_keeps_nobody_from_serving() -> None:
+def test_a_manually_deleted_fetch_job_does_not_stop_replicas() -> None:
     cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
     cluster.remove(fetch_job())
@@ -70,7 +70,7 @@ def test_a_job_that_was_deleted_by_hand_keeps_nobody_from_serving() -> None:
     assert not deleted(steps)
 
 
-def test_a_claim_made_anew_is_filled_anew_before_engines_are_made() -> None:
+def test_a_recreated_pvc_is_filled_again_before_engines_are_created() -> None:
     cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
     cluster.now += timedelta(minutes=1)
@@ -96,7 +96,7 @@ def failed(ago: timedelta) -> dict[str, Any]:
     return {"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": then}]}
 
 
-def test_a_failed_fetch_is_tried_again_after_a_while() -> None:
+def test_a_failed_fetch_is_retried_after_a_delay() -> None:
     model, observed = inference_model(), Observed(raw_model())
     fresh = with_job(observed, failed(RETRY_FETCH_AFTER - timedelta(seconds=1)))
     assert not deleted(plan(Facts(model, fresh, DEFAULTS, START)))
@@ -104,7 +104,7 @@ def test_a_failed_fetch_is_tried_again_after_a_while() -> None:
     assert deleted(plan(Facts(model, old, DEFAULTS, START))) == {fetch_job()}
 
 
-def test_a_changed_fetch_replaces_one_that_is_not_done() -> None:
+def test_a_changed_fetch_replaces_an_unfinished_one() -> None:
     """A Job cannot be changed: one that lacked the token gives way to one with it; one that is done is left alone."""
     source = {"huggingFace": HUB["huggingFace"] | {"tokenSecretRef": {"name": "hub"}}}
     model = inference_model(source=source)
@@ -118,7 +118,7 @@ def _done() -> dict[str, Any]:
     return {"conditions": [{"type": "Complete", "status": "True"}], "completionTime": START.isoformat()}
 
 
-def test_a_claim_is_never_deleted_by_a_plan() -> None:
+def test_a_plan_never_deletes_a_pvc() -> None:
     cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
     cluster.edit({"model": {"source": {"pvc": {"claimName": "models"}}}})
@@ -127,7 +127,7 @@ def test_a_claim_is_never_deleted_by_a_plan() -> None:
     assert not [ref for ref in cluster.objects if ref.kind == "Job"]
 
 
-def test_a_claim_to_be_kept_has_no_owner_and_is_found_again() -> None:
+def test_a_retained_pvc_has_no_owner_and_is_reused() -> None:
     cluster = SimulatedCluster(raw_model({"model": {"cache": {"retain": True}}}), DEFAULTS)
     cluster.settle()
     claim = cluster.objects[Ref("PersistentVolumeClaim", "qwen-cache")]
@@ -138,7 +138,7 @@ def test_a_claim_to_be_kept_has_no_owner_and_is_found_again() -> None:
     assert Ref("PersistentVolumeClaim", "qwen-cache") in applied(steps)
 
 
-def test_a_claim_grows_with_the_spec_and_is_never_applied_smaller_than_it_is() -> None:
+def test_a_pvc_is_expanded_with_the_spec_and_never_applied_smaller() -> None:
     cluster = SimulatedCluster(raw_model({"model": {"cache": {"size": "1Gi"}}}), DEFAULTS)
     cluster.settle()
     live = cluster.objects[Ref("PersistentVolumeClaim", "qwen-cache")]
@@ -158,7 +158,7 @@ def test_a_claim_grows_with_the_spec_and_is_never_applied_smaller_than_it_is() -
     assert size("2Gi") == "3Gi"
 
 
-def test_a_fetch_on_a_lost_node_is_not_removed_by_force() -> None:
+def test_a_fetch_pod_on_a_lost_node_is_not_deleted_by_force() -> None:
     """It writes, and another one beside it could leave a model that is half of each."""
     cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
@@ -173,7 +173,7 @@ def test_a_fetch_on_a_lost_node_is_not_removed_by_force() -> None:
     assert [step.ref.name for step in steps if isinstance(step, Delete) and step.force] == ["engine", "frontend"]
 
 
-def test_a_claim_of_the_users_own_is_used_and_not_made() -> None:
+def test_a_pvc_named_in_the_spec_is_used_and_not_created() -> None:
     model = inference_model({"model": {"cache": {"claimName": "theirs"}}})
     observed = with_job(Observed(raw_model()), _done(), {"model": {"cache": {"claimName": "theirs"}}})
     steps = plan(Facts(model, observed, DEFAULTS, START))
@@ -181,13 +181,13 @@ def test_a_claim_of_the_users_own_is_used_and_not_made() -> None:
     assert Ref("StatefulSet", "qwen-r0") in applied(steps)
 
 
-def test_nothing_is_done_for_a_model_that_is_being_deleted() -> None:
+def test_the_plan_of_a_deleted_model_is_empty() -> None:
     raw = raw_model()
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert plan(Facts(InferenceModel.parse(raw), Observed(raw), DEFAULTS, START)) == ()
 
 
-def test_a_child_that_is_being_deleted_is_awaited() -> None:
+def test_a_child_is_applied_again_only_after_its_deletion_is_complete() -> None:
     cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.reconcile()
     service = cluster.objects[Ref("Service", "qwen")]
@@ -199,7 +199,7 @@ def test_a_child_that_is_being_deleted_is_awaited() -> None:
 @pytest.mark.parametrize(
     "ref", [Ref("PersistentVolumeClaim", "qwen-cache"), Ref("ServiceAccount", "qwen-engine")], ids=str
 )
-def test_no_pod_uses_what_is_someone_elses(ref: Ref) -> None:
+def test_no_pod_uses_objects_of_another_owner(ref: Ref) -> None:
     cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.put_foreign(ref)
     kinds = {each.kind for each in applied(cluster.plan())}
@@ -210,7 +210,7 @@ def test_no_pod_uses_what_is_someone_elses(ref: Ref) -> None:
     assert list(cluster.serving()) == ["qwen-r0"]
 
 
-def test_children_of_a_deleted_model_of_the_same_name_are_not_taken_over() -> None:
+def test_children_of_a_deleted_model_with_the_same_name_are_not_adopted() -> None:
     cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
     again = raw_model(uid="00000000-0000-4000-8000-000000000002")

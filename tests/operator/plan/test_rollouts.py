@@ -45,7 +45,7 @@ def everyone_works(cluster: SimulatedCluster) -> None:
     cluster.look()
 
 
-def test_one_replica_is_emptied_refilled_and_awaited_before_the_next() -> None:
+def test_a_replica_is_emptied_refilled_and_rollout_ready_before_the_next() -> None:
     cluster = settled({"replicas": 3})
     cluster.edit({"engine": {"image": "engine:2"}})
     assert counts(cluster) == {"qwen-r0": 0}
@@ -97,7 +97,7 @@ def with_files(spec: dict[str, Any]) -> SimulatedCluster:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(replicas=st.integers(1, 6), seed=st.integers(0, 2**32), revert_after=st.none() | st.integers(1, 40))
-def test_a_rollout_to_other_tokenizer_files_ends_and_half_of_the_replicas_serve_on(
+def test_a_rollout_to_other_tokenizer_files_completes_while_half_of_the_replicas_serve(
     replicas: int, seed: int, revert_after: int | None
 ) -> None:
     order = Random(seed)
@@ -117,7 +117,7 @@ def test_a_rollout_to_other_tokenizer_files_ends_and_half_of_the_replicas_serve_
     assert {revision} == set().union(*cluster.revisions().values())
 
 
-def test_a_replica_counts_as_come_up_when_frontends_could_use_its_tokenizer_files() -> None:
+def test_a_replica_is_rollout_ready_when_frontends_could_use_its_tokenizer_files() -> None:
     cluster = with_files({"replicas": 3})
     cluster.edit({"engine": {"image": "engine:2"}})
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_a_replica_counts_as_come_up_when_frontends_could_use_its_tokenizer_file
     assert counts(cluster) == {"qwen-r1": 0}
 
 
-def test_files_that_frontends_cannot_use_stop_at_the_first_replica() -> None:
+def test_a_rollout_with_unusable_tokenizer_files_stops_at_the_first_replica() -> None:
     cluster = with_files({"replicas": 3})
     cluster.edit({"engine": {"image": "engine:unusable"}})
     cluster.settle()
@@ -152,7 +152,7 @@ def test_replicas_whose_files_no_frontend_can_use_are_replaced_one_after_the_oth
     assert len(cluster.routed()) == 3
 
 
-def test_a_revision_that_does_not_come_up_stops_at_the_first_replica() -> None:
+def test_a_rollout_of_a_broken_revision_stops_at_the_first_replica() -> None:
     cluster = settled({"replicas": 3})
     cluster.edit({"engine": {"image": "engine:broken"}})
     cluster.settle()
@@ -160,7 +160,7 @@ def test_a_revision_that_does_not_come_up_stops_at_the_first_replica() -> None:
     assert cluster.pods["qwen-r0-0"]["spec"]["containers"][0]["image"] == "engine:broken"
 
 
-def test_the_edit_that_corrects_it_replaces_the_broken_replica_at_once() -> None:
+def test_a_correcting_edit_replaces_the_broken_replica_immediately() -> None:
     cluster = settled({"replicas": 3})
     cluster.edit({"engine": {"image": "engine:broken"}})
     cluster.settle()
@@ -170,13 +170,13 @@ def test_the_edit_that_corrects_it_replaces_the_broken_replica_at_once() -> None
     assert len(cluster.serving()) == 3
 
 
-def test_replicas_that_have_never_served_are_all_replaced_at_once() -> None:
+def test_replicas_that_have_never_served_are_replaced_together() -> None:
     cluster = settled({"replicas": 3, "engine": {"image": "engine:broken"}})
     cluster.edit({"engine": {"image": "engine:2"}})
     assert counts(cluster) == {"qwen-r0": 0, "qwen-r1": 0, "qwen-r2": 0}
 
 
-def test_replicas_that_were_asked_just_before_they_were_ready_are_not_taken_for_idle() -> None:
+def test_replicas_with_a_report_from_before_they_were_ready_are_not_out_of_service() -> None:
     cluster = settled({"replicas": 2})
     cluster.edit({"engine": {"image": "engine:2"}})
     observed = cluster.observed()
@@ -187,7 +187,7 @@ def test_replicas_that_were_asked_just_before_they_were_ready_are_not_taken_for_
     assert not [step for step in steps if isinstance(step, Apply) and step.manifest["kind"] == "StatefulSet"]
 
 
-def test_replicas_whose_pods_cannot_start_are_all_replaced_at_once() -> None:
+def test_replicas_whose_pods_cannot_start_are_replaced_together() -> None:
     cluster = settled({"replicas": 2})
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff"}}}
     for pod in cluster.pods.values():
@@ -199,7 +199,7 @@ def test_replicas_whose_pods_cannot_start_are_all_replaced_at_once() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Running", "Pending"])
-def test_a_replica_on_its_way_back_is_kept_while_the_new_revision_has_not_come_up(phase: str) -> None:
+def test_a_restarting_replica_is_kept_until_the_new_revision_is_ready(phase: str) -> None:
     cluster = settled({"replicas": 3})
     cluster.edit({"engine": {"image": "engine:broken"}})
     cluster.settle()
@@ -209,7 +209,7 @@ def test_a_replica_on_its_way_back_is_kept_while_the_new_revision_has_not_come_u
     assert counts(cluster) == {}
 
 
-def test_replicas_that_come_up_for_the_first_time_are_replaced_without_waiting() -> None:
+def test_replicas_in_their_first_start_are_replaced_without_waiting() -> None:
     cluster = settled({"replicas": 2})
     cluster.edit({"replicas": 3, "engine": {"image": "engine:2"}})
     cluster.reconcile()
@@ -219,7 +219,7 @@ def test_replicas_that_come_up_for_the_first_time_are_replaced_without_waiting()
     assert counts(cluster) == {"qwen-r2": 0}
 
 
-def test_reverting_in_mid_rollout_restarts_only_what_was_replaced() -> None:
+def test_reverting_during_a_rollout_restarts_only_replaced_replicas() -> None:
     cluster = settled({"replicas": 3})
     cluster.edit({"engine": {"image": "engine:2"}})
     cluster.reconcile()
@@ -231,7 +231,7 @@ def test_reverting_in_mid_rollout_restarts_only_what_was_replaced() -> None:
     assert kept.items() <= {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}.items()
 
 
-def test_a_silent_frontend_that_is_ready_holds_the_rollout() -> None:
+def test_a_ready_frontend_without_report_blocks_the_rollout() -> None:
     cluster = settled({"replicas": 2})
     cluster.edit({"engine": {"image": "engine:2"}})
     frontend = cluster.observed().pods[-1]
@@ -242,7 +242,7 @@ def test_a_silent_frontend_that_is_ready_holds_the_rollout() -> None:
     assert not any(step.manifest["spec"]["replicas"] == 0 for step in steps)
 
 
-def test_without_any_ready_frontend_the_pods_word_is_enough() -> None:
+def test_without_a_ready_frontend_ready_pods_are_available() -> None:
     cluster = settled({"replicas": 2})
     cluster.edit({"engine": {"image": "engine:2"}})
     observed = cluster.observed()
@@ -258,7 +258,7 @@ def _plan(cluster: SimulatedCluster, observed: Any) -> list[Apply]:
     return [step for step in steps if isinstance(step, Apply) and step.manifest["kind"] == "StatefulSet"]
 
 
-def test_a_frontend_edit_touches_no_engine() -> None:
+def test_a_frontend_edit_does_not_change_engines() -> None:
     cluster = settled({"replicas": 2})
     before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
     cluster.edit({"frontend": {"image": "frontend:2", "replicas": 3}})
@@ -268,7 +268,7 @@ def test_a_frontend_edit_touches_no_engine() -> None:
     assert before == {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
 
 
-def test_scaling_up_touches_no_replica_that_runs() -> None:
+def test_scaling_up_does_not_change_running_replicas() -> None:
     cluster = settled({"replicas": 1})
     before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
     cluster.edit({"replicas": 3})
@@ -277,7 +277,7 @@ def test_scaling_up_touches_no_replica_that_runs() -> None:
     assert before.items() <= {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}.items()
 
 
-def test_scaling_down_takes_the_highest_index_first_and_keeps_names_until_the_pods_are_gone() -> None:
+def test_scaling_down_removes_the_highest_index_first_and_keeps_its_service_until_the_pods_are_gone() -> None:
     cluster = settled({"replicas": 3})
     cluster.edit({"replicas": 1})
     deletes = [step.ref for step in cluster.plan() if isinstance(step, Delete)]
@@ -291,7 +291,7 @@ def test_scaling_down_takes_the_highest_index_first_and_keeps_names_until_the_po
     assert deletes == [Ref("Service", "qwen-r2"), Ref("Service", "qwen-r1")]
 
 
-def test_suspending_leaves_the_endpoint_the_cache_and_the_policies() -> None:
+def test_suspending_keeps_the_endpoint_the_cache_and_the_policies() -> None:
     cluster = settled({"replicas": 2}, HUB)
     before = set(cluster.objects)
     cluster.edit({"suspend": True})
@@ -305,7 +305,7 @@ def test_suspending_leaves_the_endpoint_the_cache_and_the_policies() -> None:
     assert set(cluster.objects) == before
 
 
-def test_a_replica_made_anew_waits_for_the_pods_of_the_old_one() -> None:
+def test_a_recreated_replica_waits_for_the_pods_of_the_old_one() -> None:
     cluster = settled({"replicas": 1})
     cluster.remove(Ref("StatefulSet", "qwen-r0"))
     cluster.edit({"engine": {"image": "engine:2"}})
@@ -325,7 +325,7 @@ def budget_of(cluster: SimulatedCluster) -> tuple[int, list[str]]:
     return spec["minAvailable"], [name for each in expressions for name in each["values"]]
 
 
-def test_a_node_drain_may_take_a_pod_when_all_replicas_serve_and_then_the_rest_of_its_replica_only() -> None:
+def test_a_node_drain_may_evict_one_pod_and_then_only_the_rest_of_its_replica() -> None:
     cluster = settled({"replicas": 3})
     assert budget_of(cluster) == (5, [])
     cluster.pods["qwen-r1-1"]["status"]["conditions"] = []
@@ -336,7 +336,7 @@ def test_a_node_drain_may_take_a_pod_when_all_replicas_serve_and_then_the_rest_o
     assert budget_of(cluster) == (2, ["qwen-r0", "qwen-r1"])
 
 
-def test_the_only_replica_may_always_be_taken() -> None:
+def test_the_only_replica_may_always_be_evicted() -> None:
     cluster = settled({"replicas": 1})
     assert budget_of(cluster) == (0, [])
     cluster.pods["qwen-r0-1"]["status"]["conditions"] = []
@@ -344,7 +344,7 @@ def test_the_only_replica_may_always_be_taken() -> None:
     assert budget_of(cluster) == (0, [])
 
 
-def test_budgets_that_an_earlier_version_made_for_each_replica_go() -> None:
+def test_disruption_budgets_of_an_earlier_version_are_deleted() -> None:
     cluster = settled({"replicas": 2})
     (budget,) = (body for ref, body in cluster.objects.items() if ref == Ref("PodDisruptionBudget", "qwen-engine"))
     old = {**budget, "metadata": {**budget["metadata"], "name": "qwen-r0", "uid": "old"}}
@@ -352,7 +352,7 @@ def test_budgets_that_an_earlier_version_made_for_each_replica_go() -> None:
     assert [step.ref.name for step in cluster.plan() if isinstance(step, Delete)] == ["qwen-r0"]
 
 
-def test_a_pod_that_does_not_end_is_removed_by_force_once_its_node_has_had_its_time() -> None:
+def test_a_pod_on_a_lost_node_is_deleted_by_force_after_the_time_limit() -> None:
     cluster = settled({"replicas": 2})
     lost = cluster.pods["qwen-r0-1"]
     lost["metadata"]["deletionTimestamp"] = (cluster.now + timedelta(seconds=40)).isoformat()

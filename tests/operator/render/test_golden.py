@@ -9,7 +9,7 @@ from support.cluster.golden_manifests import BASE_FILE, COMMAND, FOLDER, golden,
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_manifests_are_as_reviewed(name: str) -> None:
+def test_manifests_equal_the_golden_files(name: str) -> None:
     path = path_of(name)
     reviewed = path.read_text() if path.exists() else None
     assert golden(name, BASE_FILE.read_text()) == reviewed, f"after a change on purpose, run `{COMMAND}` and review"

@@ -62,7 +62,7 @@ def test_children_have_short_unique_names_labels_and_their_owner(model: Any) -> 
 
 
 @examples
-def test_nothing_is_null_and_nothing_is_the_servers_to_say(model: Any) -> None:
+def test_manifests_contain_neither_null_nor_server_fields(model: Any) -> None:
     def values(value: Any) -> Iterator[Any]:
         yield value
         for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -106,7 +106,7 @@ def test_services_lead_to_ports_of_containers(model: Any) -> None:
 
 
 @examples
-def test_the_pods_of_a_replica_hold_all_its_ranks(model: Any) -> None:
+def test_the_pods_of_a_replica_run_all_its_ranks(model: Any) -> None:
     for manifest in render(model, DEFAULTS):
         if manifest["kind"] == "StatefulSet":
             arguments = manifest["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -115,7 +115,7 @@ def test_the_pods_of_a_replica_hold_all_its_ranks(model: Any) -> None:
 
 
 @examples
-def test_pods_are_restricted(model: Any) -> None:
+def test_pods_comply_with_the_restricted_profile(model: Any) -> None:
     """Pod Security Standards, profile `restricted`."""
     volumes = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim"}
     for template in templates(render(model, DEFAULTS)):
@@ -135,7 +135,7 @@ def test_pods_are_restricted(model: Any) -> None:
 
 
 @examples
-def test_mounts_and_volumes_belong_together(model: Any) -> None:
+def test_every_mount_has_a_volume(model: Any) -> None:
     for template in templates(render(model, DEFAULTS)):
         mounts = [mount["name"] for container in template["spec"]["containers"] for mount in container["volumeMounts"]]
         volumes = [volume["name"] for volume in template["spec"]["volumes"]]
@@ -166,12 +166,12 @@ def test_mounts_and_volumes_belong_together(model: Any) -> None:
         ("0.1Ki", "102400m"),
     ],
 )
-def test_amounts_are_spelt_as_the_api_server_stores_them(written: str, stored: str) -> None:
+def test_quantities_have_the_form_that_the_api_server_stores(written: str, stored: str) -> None:
     assert canonical(written) == stored
     assert canonical(stored) == stored
 
 
-def test_replicas_have_one_revision_and_frontends_have_no_part_in_it() -> None:
+def test_all_replicas_have_one_revision_independent_of_frontends() -> None:
     model = inference_model({"replicas": 3}, source=CLAIM)
     found = {
         template["metadata"]["labels"].get(names.REVISION_LABEL)
@@ -209,7 +209,7 @@ _WHERE: dict[str, Any] = {
 }
 
 
-def test_a_fetch_onto_a_volume_of_one_node_runs_where_engines_can() -> None:
+def test_a_fetch_to_a_single_node_volume_runs_where_engines_can() -> None:
     """Of a volume that is made for its first pod that pod chooses the node."""
     pod = fetch_pod({"model": {"cache": {"accessMode": "ReadWriteOnce"}}, **_WHERE})
     assert pod["nodeSelector"] == {"gpu": "yes"}
@@ -221,13 +221,13 @@ def test_a_fetch_onto_a_volume_of_one_node_runs_where_engines_can() -> None:
 
 
 @pytest.mark.parametrize("cache", [{}, {"claimName": "theirs", "accessMode": "ReadWriteOnce"}], ids=str)
-def test_any_other_fetch_runs_where_frontends_may(cache: dict[str, Any]) -> None:
+def test_a_fetch_to_a_shared_volume_runs_where_frontends_may(cache: dict[str, Any]) -> None:
     pod = fetch_pod({"model": {"cache": cache}, **_WHERE})
     assert pod["nodeSelector"] == {"gpu": "no"}
     assert not {"tolerations", "affinity"} & pod.keys()
 
 
-def test_pods_get_the_operators_pull_secrets_unless_the_model_names_its_own() -> None:
+def test_pods_get_the_default_pull_secrets_unless_the_model_sets_its_own() -> None:
     env = replace(DEFAULTS, image_pull_secrets=("one", "two"))
     for spec, wanted in (({}, ["one", "two"]), ({"engine": {"imagePullSecrets": [{"name": "own"}]}}, ["own"])):
         for template in templates(render(inference_model(spec), env)):
@@ -246,14 +246,14 @@ def test_pods_get_the_operators_pull_secrets_unless_the_model_names_its_own() ->
         ("2Gi", "1Gi", "Pending", "1Gi"),
     ],
 )
-def test_a_claim_grows_once_it_is_bound_and_never_shrinks(asked: str, has: str, phase: str, size: str) -> None:
+def test_a_pvc_is_expanded_once_it_is_bound_and_never_shrunk(asked: str, has: str, phase: str, size: str) -> None:
     claim = storage.claim(inference_model({"model": {"cache": {"size": asked, "storageClassName": "fast"}}}))
     live = {"spec": {"resources": {"requests": {"storage": has}}}, "status": {"phase": phase}}
     found = storage.never_shrunk(claim, live)
     assert found["spec"] == claim["spec"] | {"resources": {"requests": {"storage": size}}}
 
 
-def test_a_fetch_from_the_hub_reaches_https_only_and_one_from_a_mirror_its_port() -> None:
+def test_a_fetch_from_the_hub_may_use_only_https_and_one_from_a_mirror_any_port() -> None:
     hub = find(render(inference_model(), DEFAULTS), "NetworkPolicy", "qwen-fetch")
     assert {port["port"] for rule in hub["spec"]["egress"] for port in rule["ports"]} == {53, 5353, 443}
     source = {"huggingFace": HUB["huggingFace"] | {"endpoint": "http://hub.mirror:8000"}}
@@ -261,7 +261,7 @@ def test_a_fetch_from_the_hub_reaches_https_only_and_one_from_a_mirror_its_port(
     assert mirror["spec"]["egress"] == [{}]
 
 
-def test_engines_let_in_their_own_frontends_ranks_and_the_operator() -> None:
+def test_engines_accept_connections_from_their_frontends_ranks_and_the_operator() -> None:
     policy = find(render(inference_model(), DEFAULTS), "NetworkPolicy", "qwen-engine")
     ranks, frontends, operator = policy["spec"]["ingress"]
     assert "ports" not in ranks
@@ -272,7 +272,7 @@ def test_engines_let_in_their_own_frontends_ranks_and_the_operator() -> None:
     assert [port["port"] for port in operator["ports"]] == [8080]
 
 
-def test_shared_memory_is_a_tmpfs_where_all_ranks_share_a_pod_and_on_the_nodes_disk_where_not() -> None:
+def test_shared_memory_is_a_tmpfs_only_if_all_ranks_share_a_pod() -> None:
     def shared(parallelism: dict[str, Any]) -> dict[str, Any]:
         manifests = render(inference_model({"parallelism": parallelism}, source=CLAIM), DEFAULTS)
         volumes = find(manifests, "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]["volumes"]

@@ -59,7 +59,7 @@ class Server:
 
 
 @pytest.mark.parametrize("generation", [1, 2], ids=["as it was", "edited meanwhile"])
-async def test_an_edit_that_lands_just_before_a_status_is_written_is_not_lost(generation: int) -> None:
+async def test_an_edit_just_before_a_status_write_is_not_lost(generation: int) -> None:
     store, woken = Store(), list[ModelKey]()
     known = model(version=1, generation=1)
     store.put(known)
@@ -73,7 +73,7 @@ async def test_an_edit_that_lands_just_before_a_status_is_written_is_not_lost(ge
 
 
 @pytest.mark.parametrize("there", [2, 0], ids=["as it was", "emptied meanwhile"])
-async def test_what_a_controller_did_just_before_a_child_is_applied_is_not_lost(there: int) -> None:
+async def test_a_change_by_a_controller_just_before_an_apply_is_not_lost(there: int) -> None:
     store, woken = Store(), list[ModelKey]()
     store.put(stateful_set(version=1, replicas=2, there=2))
     server: Any = Server(stateful_set(version=3, replicas=0, there=there))
@@ -83,7 +83,7 @@ async def test_what_a_controller_did_just_before_a_child_is_applied_is_not_lost(
     assert woken == ([KEY] if there == 0 else [])
 
 
-async def test_a_name_that_a_child_of_another_model_has_is_known_to_be_taken() -> None:
+async def test_a_name_taken_by_another_models_child_is_recorded() -> None:
     store = Store()
     theirs = stateful_set(version=1, replicas=1, there=1)
     theirs["metadata"]["ownerReferences"][0] |= {"name": "other", "uid": "o"}

@@ -59,13 +59,13 @@ async def client(server: Server, tmp_path: Path) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 599])
-async def test_what_may_pass_is_tried_again(server: Server, client: Client, status: int) -> None:
+async def test_transient_errors_are_retried(server: Server, client: Client, status: int) -> None:
     server.answers = [web.Response(status=status)] * 3 + [web.json_response({"fine": True})]
     assert await client.request("PATCH", "/x", body={}) == {"fine": True}
     assert len(server.seen) == 4
 
 
-async def test_it_gives_up_after_four_times(server: Server, client: Client) -> None:
+async def test_a_request_fails_after_four_attempts(server: Server, client: Client) -> None:
     server.answers = [web.json_response({"reason": "InternalError", "message": "no etcd"}, status=500)]
     with pytest.raises(ApiError, match="no etcd") as error:
         await client.request("GET", "/x")
@@ -73,7 +73,7 @@ async def test_it_gives_up_after_four_times(server: Server, client: Client) -> N
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
-async def test_a_refusal_is_final(server: Server, client: Client, status: int) -> None:
+async def test_a_rejected_request_is_not_retried(server: Server, client: Client, status: int) -> None:
     server.answers = [web.json_response({"reason": "Why", "message": "no"}, status=status)]
     with pytest.raises(ApiError) as error:
         await client.request("PATCH", "/x", body={})
@@ -81,7 +81,7 @@ async def test_a_refusal_is_final(server: Server, client: Client, status: int) -
     assert len(server.seen) == 1
 
 
-async def test_the_end_of_a_namespace_is_a_reason_of_its_own(server: Server, client: Client) -> None:
+async def test_a_terminating_namespace_has_its_own_reason(server: Server, client: Client) -> None:
     cause = {"reason": "NamespaceTerminating", "message": "namespace x is being terminated"}
     refusal = {"reason": "Forbidden", "message": "no", "details": {"causes": [cause]}}
     server.answers = [web.json_response(refusal, status=403)]
@@ -90,7 +90,7 @@ async def test_the_end_of_a_namespace_is_a_reason_of_its_own(server: Server, cli
     assert error.value.reason == "NamespaceTerminating"
 
 
-async def test_a_proxy_s_page_is_quoted(server: Server, client: Client) -> None:
+async def test_the_response_of_a_proxy_is_quoted(server: Server, client: Client) -> None:
     server.answers = [web.Response(status=407, text="<html>log in first</html>")]
     with pytest.raises(ApiError, match="log in first"):
         await client.request("GET", "/x")
@@ -115,7 +115,7 @@ async def test_retry_after_is_honoured_up_to_a_limit(
     assert waits[:2] == [2, 5] and waits[2] < 2
 
 
-async def test_lists_come_in_pages_and_say_what_they_hold(server: Server, client: Client) -> None:
+async def test_lists_are_paged_and_their_items_have_a_kind(server: Server, client: Client) -> None:
     first = {"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"metadata": {"name": "a"}}]}
     second = {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "b"}}]}
     server.answers = [web.json_response(first), web.json_response(second)]
@@ -125,7 +125,7 @@ async def test_lists_come_in_pages_and_say_what_they_hold(server: Server, client
     assert "continue=more" in server.seen[1] and "labelSelector=a%3Db" in server.seen[1]
 
 
-async def test_an_answer_without_end_is_cut_off(
+async def test_a_response_above_the_size_limit_is_aborted(
     server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_RESPONSE", 1000)

@@ -56,7 +56,7 @@ def test_a_flag_wins_over_its_variable() -> None:
     assert parse([*FLAGS, "--watch-namespace=x", "--watch-namespace=x"], variables).watch_namespaces == ("x",)
 
 
-def test_what_is_not_given_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_required_flags_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--namespace=ns"])
     assert "--engine-image" in capsys.readouterr().err
@@ -69,7 +69,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=180, check=False)
 
 
-def test_without_an_api_server_it_says_what_to_do() -> None:
+def test_without_an_api_server_the_error_names_the_remedy() -> None:
     done = _run("run", *FLAGS, "--metrics-port=0", "--log-format=text")
     assert done.returncode == 1
     assert "--kubeconfig" in done.stderr and "Traceback" not in done.stderr
@@ -81,6 +81,6 @@ def test_it_prints_the_crd() -> None:
     assert yaml.safe_load(done.stdout)["metadata"]["name"] == "inferencemodels.serving.minisgl.io"
 
 
-def test_the_package_s_folder_never_hides_the_standard_library() -> None:
+def test_the_operator_folder_does_not_shadow_the_standard_library() -> None:
     """With an __init__.py in it, a folder called operator on the path breaks the interpreter."""
     assert not (ROOT / "operator" / "__init__.py").exists()

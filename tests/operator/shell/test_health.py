@@ -19,7 +19,7 @@ async def _get(port: int, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_answers_say_why_not() -> None:
+async def test_failing_probes_return_the_reason() -> None:
     reasons = {"unhealthy": "", "unready": "the first full list is not complete"}
     health = Health(lambda: reasons["unhealthy"], lambda: reasons["unready"], lambda: "some 1\n")
     port = await health.start(0, "127.0.0.1")
@@ -34,7 +34,7 @@ async def test_answers_say_why_not() -> None:
         await health.stop()
 
 
-async def test_a_task_that_ends_by_a_fault_of_ours_is_no_health(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crashed_task_fails_the_health_check(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(_: LoopLag) -> None:
         raise KeyError("spec")
 
@@ -52,7 +52,7 @@ async def test_a_task_that_ends_by_a_fault_of_ours_is_no_health(monkeypatch: pyt
             await controller.stop()
 
 
-def test_the_page_is_what_prometheus_reads() -> None:
+def test_prometheus_can_parse_the_metrics() -> None:
     counts = Metrics()
     counts.reconciled("success", 0.02)
     counts.reconciled("success", 100)

@@ -54,7 +54,7 @@ class Server:
         await asyncio.sleep(RENEW_DEADLINE - self.renewed - 0.1)
 
 
-def test_a_renewal_whose_answer_comes_late_counts_from_when_it_was_asked_for() -> None:
+def test_a_late_renewal_counts_from_the_time_of_its_request() -> None:
     server: Any = Server()
     lost: list[float] = []
 

@@ -50,20 +50,20 @@ class Events:
         (body("Service"), False),
     ],
 )
-def test_what_is_stuck(one: dict[str, Any], stuck: bool) -> None:
+def test_objects_that_wait_for_an_event(one: dict[str, Any], stuck: bool) -> None:
     assert waits_for_event(one) == stuck
     one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert not waits_for_event(one)
 
 
-async def test_what_has_just_begun_is_not_asked_about_but_looked_at_again() -> None:
+async def test_events_of_new_objects_are_listed_only_after_a_delay() -> None:
     client = Events()
     found, again = await PodEvents(client).events_for([body(age=2, phase="Pending")], NOW)  # type: ignore[arg-type]
     assert (found, client.asked) == ({}, [])
     assert again == pytest.approx(3)
 
 
-async def test_events_come_oldest_first_and_are_not_listed_at_every_look() -> None:
+async def test_events_are_ordered_and_not_listed_in_every_reconcile() -> None:
     client = Events()
     stuck = PodEvents(client)  # type: ignore[arg-type]
     for _ in range(3):
@@ -73,14 +73,14 @@ async def test_events_come_oldest_first_and_are_not_listed_at_every_look() -> No
     assert client.asked == ["involvedObject.uid=u"]
 
 
-async def test_a_model_with_a_hundred_stuck_pods_asks_about_a_few() -> None:
+async def test_events_are_listed_for_only_a_few_of_a_hundred_waiting_pods() -> None:
     client = Events()
     pods = [body(uid=f"u{number}", phase="Pending") for number in range(100)]
     await PodEvents(client).events_for(pods, NOW)  # type: ignore[arg-type]
     assert len(client.asked) == 8
 
 
-async def test_what_runs_costs_nothing() -> None:
+async def test_running_pods_cause_no_list_of_events() -> None:
     client = Events()
     assert await PodEvents(client).events_for([body(phase="Running")], NOW) == ({}, None)  # type: ignore[arg-type]
     assert client.asked == []

@@ -76,7 +76,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_only_a_changed_answer_wakes_the_model() -> None:
+async def test_only_a_changed_report_queues_the_model() -> None:
     store, pods = Store(), Pods()
     store.put(pod())
     async with probing(pods, store) as (prober, woken):
@@ -87,7 +87,7 @@ async def test_only_a_changed_answer_wakes_the_model() -> None:
         await until(lambda: len(woken) == 2)
 
 
-async def test_requests_in_flight_and_seconds_of_silence_are_no_news() -> None:
+async def test_running_requests_and_seconds_of_silence_are_not_a_change() -> None:
     store, pods = Store(), Pods()
     store.put(pod("m-frontend-1", "frontend"))
 
@@ -109,7 +109,7 @@ async def test_requests_in_flight_and_seconds_of_silence_are_no_news() -> None:
         assert prober.reports["uid-m-frontend-1"]["replicas"][0]["running"] > 1  # type: ignore[index]
 
 
-async def test_a_frontend_may_name_as_many_replicas_as_a_model_may_have() -> None:
+async def test_a_frontend_report_with_the_maximum_number_of_replicas_is_accepted() -> None:
     store, pods = Store(), Pods()
     store.put(pod("m-frontend-1", "frontend"))
     reason = "its tokenizer files differ from those in use (chat_template.jinja, tokenizer.json, tokenizer_config.json)"
@@ -145,7 +145,9 @@ async def test_a_frontend_may_name_as_many_replicas_as_a_model_may_have() -> Non
     ],
     ids=["error", "text", "list", "large", "redirect", "deep"],
 )
-async def test_what_is_no_report_is_unknown_after_the_second_time(answer: Callable[[], web.StreamResponse]) -> None:
+async def test_an_invalid_report_is_unreachable_after_the_second_probe(
+    answer: Callable[[], web.StreamResponse],
+) -> None:
     store, pods = Store(), Pods()
     store.put(pod())
     async with probing(pods, store) as (prober, woken):
@@ -167,7 +169,7 @@ def model(name: str, phase: str) -> Any:
     }
 
 
-async def test_pods_of_a_model_that_starts_do_not_wait_for_a_round_of_hundreds() -> None:
+async def test_pods_of_a_starting_model_are_probed_before_hundreds_of_others() -> None:
     store, pods = Store(), Pods()
     count = 600
     store.put(model("m", "Ready"))
@@ -187,7 +189,7 @@ async def test_pods_of_a_model_that_starts_do_not_wait_for_a_round_of_hundreds()
         assert pods.asked < asked + count / 2, "first, and again, before most of the others"
 
 
-async def test_a_pod_that_is_gone_is_forgotten() -> None:
+async def test_reports_of_deleted_pods_are_dropped() -> None:
     store, pods = Store(), Pods()
     store.put(pod())
     async with probing(pods, store) as (prober, woken):
@@ -196,7 +198,7 @@ async def test_a_pod_that_is_gone_is_forgotten() -> None:
         await until(lambda: not prober.reports)
 
 
-async def test_a_refused_connection_is_unknown() -> None:
+async def test_a_refused_connection_is_unreachable() -> None:
     store, pods = Store(), Pods()
     store.put(pod())
     async with probing(pods, store) as (prober, _):
@@ -204,7 +206,7 @@ async def test_a_refused_connection_is_unknown() -> None:
         await until(lambda: isinstance(prober.reports.get("uid-m-r0-0"), Unreachable))
 
 
-def test_followers_and_pods_that_do_not_run_are_not_asked() -> None:
+def test_member_pods_and_pods_that_do_not_run_are_not_probed() -> None:
     assert serves_status(pod())
     assert serves_status(pod(component="frontend", index="7"))
     assert serves_status(pod(component="fetch", index=""))
@@ -213,7 +215,7 @@ def test_followers_and_pods_that_do_not_run_are_not_asked() -> None:
     assert not serves_status(pod(component="fetch", phase="Succeeded"))
 
 
-def test_addresses_of_both_families() -> None:
+def test_pod_addresses_of_both_ip_families() -> None:
     one = pod()
     assert pod_address(one) == "http://127.0.0.1:8080"
     one["status"]["podIP"] = "fd00::7"

@@ -39,7 +39,7 @@ def model(version: int = 1, uid: str = "model-uid") -> dict[str, Any]:
     }
 
 
-def test_an_older_event_does_not_undo_what_is_known() -> None:
+def test_an_older_event_does_not_replace_a_newer_object() -> None:
     store = Store()
     assert store.put(body(version=7)) == KEY
     assert store.put(body(version=7)) is None
@@ -50,7 +50,7 @@ def test_an_older_event_does_not_undo_what_is_known() -> None:
     assert store.of_model(KEY) == []
 
 
-def test_the_end_of_a_namesake_does_not_remove_its_successor() -> None:
+def test_deleting_an_old_object_does_not_remove_the_new_one_of_its_name() -> None:
     store = Store()
     store.put(body(version=9, uid="new"))
     assert store.remove(body(version=8, uid="old")) is None
@@ -60,7 +60,7 @@ def test_the_end_of_a_namesake_does_not_remove_its_successor() -> None:
     assert store.model(KEY) is not None
 
 
-def test_a_list_removes_what_it_does_not_show_but_nothing_newer() -> None:
+def test_a_list_removes_missing_objects_except_newer_ones() -> None:
     store = Store()
     store.put(body(name="old", version=3, uid="a"))
     store.put(body(name="kept", version=4, uid="b"))
@@ -72,7 +72,7 @@ def test_a_list_removes_what_it_does_not_show_but_nothing_newer() -> None:
     assert len(store.of_model(KEY)) == 3
 
 
-def test_models_are_swept_as_well() -> None:
+def test_a_list_removes_missing_models() -> None:
     store = Store()
     store.put(model(version=3))
     store.sweep(MODEL, {object_id(model())}, None, "10")
@@ -90,7 +90,7 @@ def test_models_keep_everything_but_managed_fields() -> None:
     assert "managedFields" not in stored.body["metadata"]
 
 
-def test_a_status_alone_leaves_the_fingerprint_as_it_is() -> None:
+def test_a_status_does_not_change_the_spec_hash() -> None:
     before = body(spec={"ports": [80]}, status={"a": 1})
     assert spec_hash(before) == spec_hash(body(version=2, spec={"ports": [80]}, status={"a": 2}))
     assert spec_hash(before) != spec_hash(body(spec={"ports": [81]}))
@@ -111,7 +111,7 @@ def test_annotations_of_controllers_are_not_drift_but_others_are() -> None:
     assert spec_hash(changed) != before
 
 
-def test_pods_wake_their_model_only_for_what_matters() -> None:
+def test_only_significant_changes_of_a_pod_queue_its_model() -> None:
     store = Store()
     status: dict[str, Any] = {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}]}
     assert store.put(body("Pod", "p", 1, spec={}, status=status)) == KEY
@@ -122,7 +122,7 @@ def test_pods_wake_their_model_only_for_what_matters() -> None:
     assert kept[0] == KEY and kept[1]["status"]["phase"] == "Running"
 
 
-def test_whose_an_object_is() -> None:
+def test_the_owner_of_an_object() -> None:
     assert model_of(body()) == KEY
     free = body()
     del free["metadata"]["ownerReferences"]

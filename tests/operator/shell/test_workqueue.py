@@ -125,7 +125,7 @@ TestQueueMachine = QueueMachine.TestCase
 TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_keys_of_one_lane_come_in_the_order_in_which_they_were_added() -> None:
+def test_keys_of_one_priority_are_processed_in_order() -> None:
     loop, queue = ManualLoop(), WorkQueue[str]()
 
     async def order() -> list[str]:
@@ -144,7 +144,7 @@ def test_keys_of_one_lane_come_in_the_order_in_which_they_were_added() -> None:
     loop.close()
 
 
-def test_few_other_keys_are_worked_on_beside_an_urgent_one() -> None:
+def test_few_normal_keys_are_processed_beside_an_urgent_one() -> None:
     loop, queue = ManualLoop(), WorkQueue[str]()
     others = [f"other-{number}" for number in range(NORMAL_PER_URGENT + 3)]
 
@@ -187,7 +187,7 @@ def _delay(loop: ManualLoop, queue: WorkQueue[str]) -> float:
     return loop.now - before
 
 
-def test_each_failure_of_a_key_doubles_its_delay_up_to_a_minute_and_success_starts_afresh() -> None:
+def test_each_failure_of_a_key_doubles_its_delay_up_to_a_minute_and_success_resets_it() -> None:
     loop, queue = ManualLoop(), WorkQueue[str]()
 
     async def add() -> None:
@@ -204,7 +204,7 @@ def test_each_failure_of_a_key_doubles_its_delay_up_to_a_minute_and_success_star
     loop.close()
 
 
-def test_the_oldest_running_key_is_timed() -> None:
+def test_the_age_of_the_oldest_running_key_is_measured() -> None:
     loop, queue = ManualLoop(), WorkQueue[str]()
 
     async def hand_out() -> None:

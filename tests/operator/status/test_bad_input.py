@@ -51,20 +51,20 @@ def expect(scene: Scene, kind: str, reason: str, *words: str, phase: str | None 
         ("ErrImageNeverPull", 'Container image "registry/nothing:1" is not present with pull policy of Never'),
     ],
 )
-def test_an_engine_image_that_does_not_exist(reason: str, message: str) -> None:
+def test_a_missing_engine_image_is_reported(reason: str, message: str) -> None:
     scene = starting({"engine": {"image": "registry/nothing:1"}})
     scene.waiting("qwen-r0-0", reason, message)
     expect(scene, "Scheduled", "ImagePullFailed", '"registry/nothing:1"', "spec.engine.image", phase="Pending")
     assert scene.conditions()["Degraded"]["reason"] == "ReplicasDown"
 
 
-def test_a_model_image_that_does_not_exist() -> None:
+def test_a_missing_model_image_is_reported() -> None:
     scene = starting(source={"image": {"reference": "registry/model:1"}})
     scene.waiting("qwen-r0-0", "ErrImagePull", 'failed to pull image "registry/model:1": not found')
     expect(scene, "Scheduled", "ImagePullFailed", '"registry/model:1"', "spec.model.source.image.reference")
 
 
-def test_a_frontend_image_that_does_not_exist() -> None:
+def test_a_missing_frontend_image_is_reported() -> None:
     scene = starting({"frontend": {"image": "registry/nothing:1"}})
     scene.waiting("frontend-0", "ImagePullBackOff", 'Back-off pulling image "registry/nothing:1"')
     expect(scene, "Scheduled", "ImagePullFailed", '"registry/nothing:1"', "spec.frontend.image")
@@ -72,7 +72,7 @@ def test_a_frontend_image_that_does_not_exist() -> None:
     assert scene.conditions()["Degraded"]["reason"] == "FrontendsDown"
 
 
-def test_a_new_frontend_image_that_does_not_exist_leaves_the_endpoint_up() -> None:
+def test_a_missing_new_frontend_image_leaves_the_endpoint_up() -> None:
     scene = Scene({"frontend": {"replicas": 2}}, source=CLAIM)
     scene.waiting("frontend-1", "ImagePullBackOff", 'Back-off pulling image "registry/nothing:1"')
     conditions = scene.conditions()
@@ -90,7 +90,7 @@ def test_a_new_frontend_image_that_does_not_exist_leaves_the_endpoint_up() -> No
         ("couldn't find key level in ConfigMap team-a/tuning", "ConfigMapNotFound", '"tuning" has no key "level"'),
     ],
 )
-def test_a_variable_whose_source_is_missing(message: str, reason: str, words: str) -> None:
+def test_a_variable_with_a_missing_source_is_reported(message: str, reason: str, words: str) -> None:
     scene = starting()
     scene.waiting("qwen-r0-0", "CreateContainerConfigError", message)
     expect(scene, "Accepted", reason, words, "create it" if "does not exist" in words else "add it", phase="Failed")
@@ -109,7 +109,7 @@ def test_a_variable_whose_source_is_missing(message: str, reason: str, words: st
         ),
     ],
 )
-def test_api_keys_that_are_missing(message: str, words: str) -> None:
+def test_missing_api_keys_are_reported(message: str, words: str) -> None:
     scene = starting({"frontend": {"auth": {"apiKeysSecretRef": {"name": "api-keys", "key": "team-a"}}}})
     scene.waiting("frontend-0", "ContainerCreating")
     scene.event(scene.pods["frontend-0"], "Scheduled", "assigned")
@@ -118,7 +118,7 @@ def test_api_keys_that_are_missing(message: str, words: str) -> None:
     expect(scene, "Accepted", "SecretNotFound", words)
 
 
-def test_a_hub_token_that_is_missing() -> None:
+def test_a_missing_hub_token_is_reported() -> None:
     scene = fetch_scene(tokenSecretRef={"name": "hub"})
     waiting = {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
     container = {"image": "frontend:1", "state": {"waiting": waiting}}
@@ -134,13 +134,13 @@ def test_a_hub_token_that_is_missing() -> None:
         ("RunContainerError", 'exec: "minisgl": executable file not found in $PATH'),
     ],
 )
-def test_a_container_that_cannot_be_started(reason: str, message: str) -> None:
+def test_a_container_that_cannot_start_is_reported(reason: str, message: str) -> None:
     scene = starting()
     scene.waiting("qwen-r0-0", reason, message)
     expect(scene, "Scheduled", "PodNotStarted", "Pod qwen-r0-0", message)
 
 
-def test_a_volume_that_cannot_be_mounted() -> None:
+def test_a_failed_mount_is_reported() -> None:
     scene = starting()
     scene.waiting("qwen-r0-0", "ContainerCreating")
     scene.event(scene.pods["qwen-r0-0"], "FailedAttachVolume", "Multi-Attach error for volume")
@@ -148,13 +148,13 @@ def test_a_volume_that_cannot_be_mounted() -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [("not found", "does not exist"), ("is being deleted", "is being deleted")])
-def test_a_claim_that_is_missing(text: str, words: str) -> None:
+def test_a_missing_pvc_is_reported(text: str, words: str) -> None:
     scene = starting()
     scene.unschedulable("qwen-r0-0", f'0/2 nodes are available: persistentvolumeclaim "models" {text}. preemption: no')
     expect(scene, "Accepted", "ClaimNotFound", '"models"', words, "create it")
 
 
-def test_gpus_that_are_not_there() -> None:
+def test_missing_gpus_are_reported() -> None:
     scene = starting({"parallelism": {"tensor": 4}})
     scene.unschedulable("qwen-r0-0", GPU_TEXT)
     expect(
@@ -169,13 +169,13 @@ def test_gpus_that_are_not_there() -> None:
     assert scene.conditions()["EngineReady"]["reason"] == "WaitingForPods"
 
 
-def test_a_node_that_is_not_there() -> None:
+def test_a_missing_node_is_reported() -> None:
     scene = starting()
     scene.unschedulable("qwen-r0-0", "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.")
     expect(scene, "Scheduled", "Unschedulable", "node affinity/selector", "nodeSelector")
 
 
-def test_a_pod_that_has_no_node_so_far() -> None:
+def test_a_pod_without_a_node_is_pending() -> None:
     scene = starting()
     scene.not_ready("qwen-r0-0", phase="Pending", containerStatuses=[])["spec"]["nodeName"] = None
     scene.reports.clear()
@@ -186,7 +186,7 @@ def test_a_pod_that_has_no_node_so_far() -> None:
 QUOTA = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=4, used: requests.nvidia.com/gpu=6, limited: 8"
 
 
-def test_a_quota_that_leaves_no_room_for_an_engine() -> None:
+def test_an_exhausted_quota_for_engines_is_reported() -> None:
     scene = starting()
     scene.no_pods("qwen-r0")
     message = f'create Pod qwen-r0-0 in StatefulSet qwen-r0 failed error: pods "qwen-r0-0" is forbidden: {QUOTA}'
@@ -195,7 +195,7 @@ def test_a_quota_that_leaves_no_room_for_an_engine() -> None:
     expect(scene, "Scheduled", "QuotaExceeded", QUOTA, "Raise the ResourceQuota")
 
 
-def test_a_quota_that_leaves_no_room_for_a_frontend() -> None:
+def test_an_exhausted_quota_for_frontends_is_reported() -> None:
     scene = starting()
     failure = {"type": "ReplicaFailure", "status": "True", "message": f'pods "qwen-frontend-x7" is forbidden: {QUOTA}'}
     scene.child("Deployment", "qwen-frontend")["status"]["conditions"] = [failure]
@@ -203,14 +203,14 @@ def test_a_quota_that_leaves_no_room_for_a_frontend() -> None:
     assert "x7" not in scene.conditions()["Scheduled"]["message"], "the name is generated"
 
 
-def test_a_quota_that_leaves_no_room_for_a_claim() -> None:
+def test_an_exhausted_quota_for_pvcs_is_reported() -> None:
     scene = starting()
     message = f'persistentvolumeclaims "qwen-cache" is forbidden: {QUOTA}'
     scene.rejections = _rejected("PersistentVolumeClaim", 403, message)
     expect(scene, "Scheduled", "QuotaExceeded", QUOTA)
 
 
-def test_pods_that_a_policy_of_the_namespace_refuses() -> None:
+def test_pods_rejected_by_a_policy_are_reported() -> None:
     scene = starting()
     scene.no_pods("qwen-r0")
     message = 'pods "qwen-r0-0" is forbidden: [maximum memory usage per Container is 1Gi, but limit is 4Gi]'
@@ -225,7 +225,7 @@ def test_pods_that_a_policy_of_the_namespace_refuses() -> None:
         ("FailedBinding", "no persistent volumes available for this claim and no storage class is set"),
     ],
 )
-def test_a_cache_that_gets_no_volume(event: str, message: str) -> None:
+def test_a_cache_without_a_volume_is_reported(event: str, message: str) -> None:
     scene = fetch_scene()
     claim = scene.child("PersistentVolumeClaim", "qwen-cache")
     claim["status"]["phase"] = "Pending"
@@ -251,14 +251,14 @@ FETCH = [
 
 
 @pytest.mark.parametrize(("said", "reason", "words"), FETCH)
-def test_a_fetch_that_fails_and_is_tried_again(said: str, reason: str, words: str) -> None:
+def test_a_failed_fetch_that_retries_is_reported(said: str, reason: str, words: str) -> None:
     scene = fetch_scene()
     scene.reports["fetch-pod"] = {"kind": "fetch", "phase": "Failed", "reason": said, "message": "what the Hub said"}
     expect(scene, "ModelCached", reason, "Qwen/Qwen3-8B@main", "(what the Hub said)", words, "retried automatically")
     assert scene.status()["phase"] == "Caching"
 
 
-def test_a_fetch_that_is_held_up() -> None:
+def test_a_delayed_fetch_is_reported_with_its_reason() -> None:
     scene = fetch_scene()
     report = {"kind": "fetch", "phase": "Downloading", "percent": 40, "reason": "RateLimited", "message": "429"}
     scene.reports["fetch-pod"] = report
@@ -268,7 +268,7 @@ def test_a_fetch_that_is_held_up() -> None:
 
 
 @pytest.mark.parametrize(("said", "reason", "words"), FETCH)
-def test_a_fetch_that_has_failed_for_good(said: str, reason: str, words: str) -> None:
+def test_a_permanently_failed_fetch_is_reported(said: str, reason: str, words: str) -> None:
     scene = fetch_scene()
     job = next(ref for ref in scene.children if ref.kind == "Job")
     failed = {"type": "Failed", "status": "True", "lastTransitionTime": "2026-01-01T12:00:00Z"}
@@ -280,7 +280,7 @@ def test_a_fetch_that_has_failed_for_good(said: str, reason: str, words: str) ->
     assert scene.status()["cache"] == {"phase": "Failed", "percent": 10}
 
 
-def test_a_fetch_pod_on_a_lost_node() -> None:
+def test_a_fetch_pod_on_a_lost_node_is_reported() -> None:
     scene = fetch_scene()
     pod = scene.pods["fetch-pod"]
     pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=29)).isoformat()
@@ -292,7 +292,7 @@ def test_a_fetch_pod_on_a_lost_node() -> None:
 _RESIZE = 'PersistentVolumeClaim "qwen-cache" cannot be expanded'
 
 
-def test_a_claim_whose_class_cannot_expand() -> None:
+def test_a_storage_class_without_expansion_is_reported() -> None:
     scene = fetch_scene()
     said = (
         'persistentvolumeclaims "qwen-cache" is forbidden: only dynamically provisioned pvc can be resized and the '
@@ -303,7 +303,7 @@ def test_a_claim_whose_class_cannot_expand() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ControllerResizeError", "NodeResizeError"])
-def test_a_volume_whose_expansion_fails(kind: str) -> None:
+def test_a_failed_volume_expansion_is_reported(kind: str) -> None:
     scene = fetch_scene()
     claim = scene.child("PersistentVolumeClaim", "qwen-cache")
     claim["status"]["conditions"] = [{"type": kind, "status": "True", "message": "the pool is full"}]
@@ -312,14 +312,14 @@ def test_a_volume_whose_expansion_fails(kind: str) -> None:
     assert scene.conditions()["Accepted"]["status"] == "True"
 
 
-def test_a_fetch_pod_that_left_no_report() -> None:
+def test_a_fetch_pod_without_a_report_counts_as_not_started() -> None:
     scene = fetch_scene()
     for left in ("Traceback (most recent call last)", '{"kind": "other"}', "[1]", ""):
         scene.not_ready("fetch-pod", containerStatuses=[{"state": {"terminated": {"message": left}}}])
         assert scene.conditions()["ModelCached"]["reason"] == "WaitingForFetch"
 
 
-def test_a_new_attempt_of_a_fetch_repeats_the_last_ones_reason_until_it_gets_further() -> None:
+def test_a_new_fetch_attempt_keeps_the_previous_reason_until_it_makes_progress() -> None:
     scene = fetch_scene()
     report = {"kind": "fetch", "phase": "Failed", "reason": "RateLimited", "message": "too many requests"}
     ended = {"state": {"terminated": {"exitCode": 1, "message": json.dumps(report)}}}
@@ -339,7 +339,7 @@ def test_a_new_attempt_of_a_fetch_repeats_the_last_ones_reason_until_it_gets_fur
     expect(scene, "ModelCached", "Downloading", "5 %")
 
 
-def test_a_fetch_that_has_not_begun() -> None:
+def test_a_fetch_that_has_not_started_is_pending() -> None:
     scene = fetch_scene()
     del scene.children[next(ref for ref in scene.children if ref.kind == "Job")]
     scene.no_pods("fetch")
@@ -360,14 +360,14 @@ def failure(reason: str, message: str = "last words", **more: Any) -> dict[str, 
         ("InvalidModel", "config.json is missing", "spec.model.source"),
     ],
 )
-def test_a_model_that_does_not_fit_the_spec(reason: str, message: str, words: str) -> None:
+def test_a_model_that_contradicts_the_spec_is_rejected(reason: str, message: str, words: str) -> None:
     scene = starting({"parallelism": {"tensor": 3}})
     scene.launcher_says("qwen-r0", phase="Failed", last_failure=failure(reason, message))
     expect(scene, "Accepted", reason, message, words, phase="Failed")
     assert scene.conditions()["EngineReady"]["reason"] == reason
 
 
-def test_an_engine_out_of_memory() -> None:
+def test_an_engine_out_of_memory_is_reported() -> None:
     for device, words in (("auto", "maxModelLen, or raise spec.parallelism.tensor"), ("cpu", "limits.memory")):
         scene = starting({"engine": {"device": device}})
         said = failure("OutOfMemory", "CUDA out of memory")
@@ -377,7 +377,7 @@ def test_an_engine_out_of_memory() -> None:
         expect(scene, "EngineReady", "OutOfMemory", words, "kubectl logs qwen-r0-0", phase="Failed")
 
 
-def test_a_rank_that_died_and_comes_back() -> None:
+def test_a_rank_that_restarts_is_reported() -> None:
     scene = starting()
     said = failure("Killed", exit_code=-9)
     for phase in ("Restarting", "Rendezvous", "Loading"):
@@ -387,7 +387,7 @@ def test_a_rank_that_died_and_comes_back() -> None:
     expect(scene, "EngineReady", "Restarting")
 
 
-def test_a_restart_budget_that_is_used_up() -> None:
+def test_an_exhausted_restart_budget_is_reported() -> None:
     scene = starting({"recovery": {"maxRestarts": 2, "windowSeconds": 60}})
     scene.launcher_says("qwen-r0", phase="Failed", restarts=3, last_failure=failure("Error"))
     words = ("2 restarts within 60 s", "exit code 1", "kubectl delete pod -l serving.minisgl.io/replica=qwen-r0")
@@ -396,7 +396,7 @@ def test_a_restart_budget_that_is_used_up() -> None:
     expect(scene, "EngineReady", "RestartBudgetExhausted", "has failed permanently")
 
 
-def test_a_launcher_that_does_not_stay_up() -> None:
+def test_a_crashing_launcher_is_reported() -> None:
     scene = starting()
     ended = {"exitCode": 2, "reason": "Error", "message": "unknown option --x"}
     scene.waiting("qwen-r0-0", "CrashLoopBackOff", lastState={"terminated": ended})
@@ -408,14 +408,14 @@ def test_a_launcher_that_does_not_stay_up() -> None:
     expect(scene, "EngineReady", "Crashed", "keeps terminating.")
 
 
-def test_a_frontend_that_does_not_stay_up() -> None:
+def test_a_crashing_frontend_is_reported() -> None:
     scene = starting()
     ended = {"exitCode": 2, "message": "unknown option --x"}
     scene.waiting("frontend-0", "CrashLoopBackOff", lastState={"terminated": ended})
     expect(scene, "FrontendReady", "Crashed", "A frontend pod", "exit code 2: unknown option --x")
 
 
-def test_a_launcher_that_does_not_answer() -> None:
+def test_an_unreachable_launcher_is_reported() -> None:
     scene = starting()
     scene.not_ready("qwen-r0-0")
     scene.reports["qwen-r0-0"] = Unreachable("timed out")
@@ -430,7 +430,7 @@ def test_a_launcher_that_does_not_answer() -> None:
 @pytest.mark.parametrize(
     ("phase", "reason"), [("Waiting", "Rendezvous"), ("Rendezvous", "Rendezvous"), ("Loading", "Loading")]
 )
-def test_a_replica_on_its_way_up(phase: str, reason: str) -> None:
+def test_a_starting_replica_is_reported(phase: str, reason: str) -> None:
     scene = starting()
     scene.launcher_says("qwen-r0", phase=phase)
     expect(scene, "EngineReady", reason, phase="Starting")
@@ -438,7 +438,7 @@ def test_a_replica_on_its_way_up(phase: str, reason: str) -> None:
     assert scene.conditions()["Degraded"]["status"] == "False"
 
 
-def test_a_pod_on_a_lost_node() -> None:
+def test_a_pod_on_a_lost_node_is_reported() -> None:
     scene = starting()
     pod = scene.not_ready("qwen-r0-0")
     pod["metadata"]["deletionTimestamp"] = (NOW + timedelta(seconds=30)).isoformat()
@@ -451,13 +451,13 @@ def test_a_pod_on_a_lost_node() -> None:
     expect(scene, "EngineReady", "NodeLost", "Pod qwen-r0-0", "node-0", "by force 60 s", "kubectl describe node node-0")
 
 
-def test_a_replica_whose_old_pods_end() -> None:
+def test_a_draining_replica_is_reported() -> None:
     scene = starting()
     scene.launcher_says("qwen-r0", phase="Draining")
     expect(scene, "EngineReady", "Draining")
 
 
-def test_frontends_that_reach_no_replica() -> None:
+def test_frontends_without_a_routable_replica_are_reported() -> None:
     scene = starting()
     expect(scene, "FrontendReady", "NoReplicaRoutable", "none accepts requests")
     scene.child("Deployment", "qwen-frontend")["status"]["readyReplicas"] = 1
@@ -465,7 +465,7 @@ def test_frontends_that_reach_no_replica() -> None:
     assert (found["status"], found["reason"]) == ("False", "NoReplicaRoutable")
 
 
-def test_a_frontend_that_the_service_does_not_know_yet() -> None:
+def test_a_frontend_that_is_not_in_the_service_yet_counts_as_starting() -> None:
     scene = Scene(source=CLAIM)
     assert scene.conditions()["Ready"]["status"] == "True"
     scene.child("Deployment", "qwen-frontend")["status"]["readyReplicas"] = 0
@@ -474,7 +474,7 @@ def test_a_frontend_that_the_service_does_not_know_yet() -> None:
     assert (found["status"], found["reason"]) == ("False", "Starting"), "clients would find no endpoint"
 
 
-def test_frontends_that_are_starting() -> None:
+def test_starting_frontends_are_reported() -> None:
     scene = starting({"frontend": {"replicas": 2}})
     scene.reports = {name: said for name, said in scene.reports.items() if not name.startswith("frontend")}
     expect(scene, "FrontendReady", "Starting", "0 of 2 frontends")
@@ -482,14 +482,14 @@ def test_frontends_that_are_starting() -> None:
     expect(scene, "FrontendReady", "Starting", "0 of 2 frontends")
 
 
-def test_a_childs_name_that_someone_else_holds() -> None:
+def test_a_child_name_taken_by_another_owner_is_a_conflict() -> None:
     scene = Scene(source=CLAIM)
     del scene.children[Ref("Service", "qwen")]
     scene.conflicting = {Ref("Service", "qwen"): "Deployment other"}
     expect(scene, "Accepted", "Conflict", 'Service "qwen"', "Deployment other", "rename", phase="Failed")
 
 
-def test_a_taken_name_of_one_replica_leaves_the_endpoint_up() -> None:
+def test_a_conflict_of_one_replica_leaves_the_endpoint_up() -> None:
     scene = Scene({"replicas": 2}, source=CLAIM)
     del scene.children[Ref("Service", "qwen-r1")]
     scene.conflicting = {Ref("Service", "qwen-r1"): "InferenceModel qwen-r1"}
@@ -498,13 +498,13 @@ def test_a_taken_name_of_one_replica_leaves_the_endpoint_up() -> None:
     assert conditions["Ready"]["status"] == "True"
 
 
-def test_a_name_that_is_taken_and_not_wanted() -> None:
+def test_a_taken_name_that_is_not_wanted_is_no_conflict() -> None:
     scene = Scene(source=CLAIM)
     scene.conflicting = {Ref("StatefulSet", "qwen-r1"): "nobody"}
     assert scene.conditions()["Accepted"]["status"] == "True"
 
 
-def test_a_child_that_another_object_controls() -> None:
+def test_a_child_with_another_controller_is_a_conflict() -> None:
     scene = Scene(source=CLAIM)
     owner = {"kind": "InferenceModel", "name": "other", "uid": "other", "controller": True}
     scene.child("Service", "qwen")["metadata"]["ownerReferences"] = [owner]
@@ -515,7 +515,7 @@ def _rejected(kind: str, status: int, message: str, reason: str = "Refused") -> 
     return (Rejection(Ref(kind, "qwen-x"), status, reason, message),)
 
 
-def test_a_verb_that_the_operator_lacks() -> None:
+def test_a_missing_permission_is_reported() -> None:
     scene = starting()
     scene.rejections = _rejected("StatefulSet", 403, 'statefulsets.apps is forbidden: User "x" cannot patch resource')
     expect(scene, "Accepted", "Forbidden", "permission on StatefulSet", "cannot patch resource", "role")
@@ -529,13 +529,13 @@ def test_a_verb_that_the_operator_lacks() -> None:
         'admission webhook "validation.gatekeeper.sh" denied the request: [owner] label "cost-center" is missing',
     ],
 )
-def test_a_child_that_admission_refuses_is_no_matter_of_the_operators_role(message: str) -> None:
+def test_a_child_rejected_by_admission_is_not_reported_as_a_missing_permission(message: str) -> None:
     scene = starting()
     scene.rejections = _rejected("PersistentVolumeClaim", 403, message)
     expect(scene, "Accepted", "Rejected", "PersistentVolumeClaim qwen-x", message, "Change the spec or the policy")
 
 
-def test_a_namespace_that_is_being_deleted() -> None:
+def test_a_terminating_namespace_is_reported() -> None:
     scene = starting()
     message = "services is forbidden: unable to create new content in namespace team-a because it is being terminated"
     scene.rejections = _rejected("Service", 403, message, "NamespaceTerminating")
@@ -543,19 +543,19 @@ def test_a_namespace_that_is_being_deleted() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 422])
-def test_a_child_that_the_api_server_refuses(status: int) -> None:
+def test_a_rejected_child_is_reported(status: int) -> None:
     scene = starting()
     scene.rejections = _rejected("StatefulSet", status, "spec.template.spec.affinity: Invalid value")
     expect(scene, "Accepted", "Rejected", "affinity: Invalid value", "Correct the field")
 
 
-def test_a_server_that_is_busy_is_no_condition() -> None:
+def test_a_busy_api_server_is_not_reported() -> None:
     scene = Scene(source=CLAIM)
     scene.rejections = _rejected("StatefulSet", 409, "the object has been modified")
     assert scene.conditions()["Accepted"]["status"] == "True"
 
 
-def test_words_from_outside_are_short_and_on_one_line() -> None:
+def test_quoted_text_is_short_and_on_one_line() -> None:
     scene = starting()
     scene.launcher_says("qwen-r0", phase="Failed", last_failure=failure("InvalidModel", "bad\n\x1b[31m" + "x" * 5000))
     found = scene.conditions()["Accepted"]["message"]

@@ -20,7 +20,7 @@ def said(scene: Scene, kind: str) -> tuple[str, str]:
     return found["status"], found["reason"]
 
 
-def test_a_rollout_serves_on_and_names_who_is_next() -> None:
+def test_a_rollout_keeps_the_model_ready_and_names_the_replica_it_waits_for() -> None:
     scene = Scene({"replicas": 3}, source=CLAIM)
     scene.outdate("qwen-r1", "qwen-r2")
     assert said(scene, "Ready") == ("True", "Ready")
@@ -36,7 +36,7 @@ def test_a_rollout_serves_on_and_names_who_is_next() -> None:
     assert scene.status()["phase"] == "Updating"
 
 
-def test_a_rollout_to_other_tokenizer_files_says_who_gets_no_requests_yet() -> None:
+def test_a_rollout_to_other_tokenizer_files_names_the_replicas_without_requests() -> None:
     scene = Scene({"replicas": 3}, source=CLAIM)
     scene.outdate("qwen-r1", "qwen-r2")
     scene.frontend_says("qwen-r0", waits_for_files=True)
@@ -47,7 +47,7 @@ def test_a_rollout_to_other_tokenizer_files_says_who_gets_no_requests_yet() -> N
     assert (status["phase"], status["updatedReplicas"], status["readyReplicas"]) == ("Updating", 1, 2)
 
 
-def test_a_rollout_that_frontends_hold_up_says_so() -> None:
+def test_a_rollout_blocked_by_frontends_is_reported() -> None:
     scene = Scene({"replicas": 3, "frontend": {"replicas": 2}}, source=CLAIM)
     scene.outdate("qwen-r1", "qwen-r2")
     scene.frontend_says("qwen-r0", waits_for_files=True)
@@ -65,7 +65,7 @@ def test_a_rollout_that_frontends_hold_up_says_so() -> None:
     assert "when the frontends report to the operator" in scene.conditions()["Progressing"]["message"]
 
 
-def test_a_rollout_that_old_replicas_hold_up_names_them() -> None:
+def test_a_rollout_blocked_by_old_replicas_names_them() -> None:
     scene = Scene({"replicas": 3}, source=CLAIM)
     scene.outdate("qwen-r1", "qwen-r2")
     for replica in ("qwen-r1", "qwen-r2"):
@@ -87,7 +87,7 @@ def test_a_replica_whose_pods_are_replaced_is_draining() -> None:
     assert (status["updatedReplicas"], status["phase"]) == (1, "Updating")
 
 
-def test_a_rollout_to_another_model_begins_when_that_is_cached() -> None:
+def test_a_rollout_to_another_model_begins_when_it_is_cached() -> None:
     scene = Scene(source=HUB)
     job = next(ref for ref in scene.children if ref.kind == "Job")
     scene.children[job]["status"] = {"active": 1}
@@ -112,14 +112,14 @@ def test_a_failed_new_revision_is_degraded_while_the_others_serve() -> None:
     assert scene.status()["phase"] == "Degraded"
 
 
-def test_what_an_old_revision_failed_of_is_not_held_against_the_present_spec() -> None:
+def test_failures_of_an_old_revision_do_not_reject_the_current_spec() -> None:
     scene = Scene(source=CLAIM)
     scene.launcher_says("qwen-r0", phase="Failed", last_failure={"reason": "InvalidModel", "message": "no"})
     scene.outdate("qwen-r0")
     assert said(scene, "Accepted") == ("True", "Accepted")
 
 
-def test_frontends_that_are_replaced() -> None:
+def test_replaced_frontends_are_a_rollout() -> None:
     scene = Scene({"frontend": {"replicas": 2}}, source=CLAIM)
     scene.child("Deployment", "qwen-frontend")["status"] |= {"replicas": 3, "updatedReplicas": 1}
     assert said(scene, "Progressing") == ("True", "RollingOut")
@@ -142,7 +142,7 @@ def test_scaling_up_and_down() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"), [({"suspend": True}, "spec.suspend is true"), ({"replicas": 0}, "kubectl scale imodel/qwen")]
 )
-def test_a_model_without_replicas(spec: dict[str, Any], words: str) -> None:
+def test_a_model_without_replicas_is_suspended(spec: dict[str, Any], words: str) -> None:
     scene = Scene(spec, source=CLAIM)
     scene.no_frontends()
     for kind in ("EngineReady", "FrontendReady", "Ready", "Progressing"):
@@ -163,7 +163,7 @@ def test_a_model_without_replicas(spec: dict[str, Any], words: str) -> None:
         (NETWORK | {"engine": {"device": "cpu"}}, "gloo", ("True", "Optimal")),
     ],
 )
-def test_how_ranks_talk(spec: dict[str, Any], transport: str, verdict: tuple[str, str]) -> None:
+def test_the_transport_between_ranks_is_rated(spec: dict[str, Any], transport: str, verdict: tuple[str, str]) -> None:
     scene = Scene(spec, source=CLAIM)
     scene.launcher_says("qwen-r0", transport=transport)
     assert said(scene, "InterconnectOptimal") == verdict
@@ -177,7 +177,7 @@ def test_long_lists_are_shortened() -> None:
     assert "1 of 6 replicas are ready. qwen-r0 loads" in scene.conditions()["EngineReady"]["message"]
 
 
-def test_the_worst_replica_is_told() -> None:
+def test_the_most_severe_replica_is_reported() -> None:
     scene = Scene({"replicas": 3}, source=CLAIM)
     scene.launcher_says("qwen-r0", phase="Loading")
     failure = {"rank": None, "exit_code": None, "reason": "Error", "message": ""}
@@ -190,7 +190,7 @@ def test_the_phase_of_a_model_that_is_fetched() -> None:
     assert fetch_scene().status()["phase"] == "Caching"
 
 
-def test_a_draining_frontend_counts_for_nothing() -> None:
+def test_a_draining_frontend_does_not_count() -> None:
     scene = Scene({"frontend": {"replicas": 2}}, source=CLAIM)
     scene.reports["frontend-1"] = {"kind": "frontend", "ready": False, "draining": True, "replicas": []}
     assert scene.status()["readyReplicas"] == 1

@@ -95,7 +95,7 @@ async def scene_with(engine: str, frontend: str = "serving") -> Scene:
     return scene
 
 
-async def test_a_replica_that_serves_does_so_in_the_status() -> None:
+async def test_a_ready_replica_appears_in_the_status() -> None:
     status = (await scene_with("engine/full")).status()
     [replica] = status["replicaStatuses"]
     said = RECORDED["engine_status"].samples["engine/full"].value
@@ -118,12 +118,12 @@ async def test_a_replica_that_serves_does_so_in_the_status() -> None:
     assert (model["architecture"], model["maxModelLen"]) == ("Qwen3ForCausalLM", 40960)
 
 
-async def test_a_replica_that_no_frontend_routes_to_does_not_serve() -> None:
+async def test_an_unrouted_replica_is_not_available() -> None:
     assert (await scene_with("engine/full", "least")).status()["readyReplicas"] == 0
 
 
 @pytest.mark.parametrize(("name", "phase"), [("least", "Waiting"), ("loading", "Loading"), ("failed", "Failed")])
-async def test_a_replica_that_does_not_serve_has_its_phase(name: str, phase: str) -> None:
+async def test_a_replica_that_is_not_ready_has_its_reported_phase(name: str, phase: str) -> None:
     scene = await scene_with(f"engine/{name}", "least")
     for each in [each for each in scene.pods if each.startswith("qwen-r0")]:
         scene.not_ready(each)
@@ -138,7 +138,7 @@ async def condition_of_fetch(name: str) -> tuple[Scene, dict[str, Any]]:
     return scene, scene.conditions()["ModelCached"]
 
 
-async def test_a_fetch_says_how_far_it_is() -> None:
+async def test_a_fetch_reports_its_progress() -> None:
     scene, condition = await condition_of_fetch("downloading")
     said = RECORDED["fetch_status"].samples["downloading"].value
     assert condition["reason"] == "Downloading"
@@ -147,7 +147,7 @@ async def test_a_fetch_says_how_far_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["full", "failed"])
-async def test_a_fetch_says_what_it_waits_for_or_why_it_failed(name: str) -> None:
+async def test_a_fetch_reports_the_reason_why_it_waits_or_failed(name: str) -> None:
     _, condition = await condition_of_fetch(name)
     said = RECORDED["fetch_status"].samples[name].value
     assert condition["reason"] == said["reason"]

@@ -26,7 +26,7 @@ FAILURE = {
 }
 
 
-def test_a_model_that_serves() -> None:
+def test_the_status_of_a_model_that_serves() -> None:
     scene = Scene(TWO_PODS | {"replicas": 2}, source=CLAIM)
     scene.launcher_says("qwen-r0", transport="gloo")
     status = scene.status()
@@ -98,7 +98,7 @@ def test_every_condition_names_the_generation_that_it_is_about() -> None:
     assert {each["observedGeneration"] for each in status["conditions"]} == {3}
 
 
-def test_a_death_of_a_rank_is_told_with_its_last_words() -> None:
+def test_a_failed_rank_is_reported_with_its_last_output() -> None:
     scene = Scene(TWO_PODS, source=CLAIM)
     scene.launcher_says("qwen-r0", phase="Restarting", ready_ranks=1, restarts=1, last_failure=FAILURE)
     scene.frontend_says("qwen-r0")
@@ -117,7 +117,7 @@ def test_a_death_of_a_rank_is_told_with_its_last_words() -> None:
     assert status["phase"] == "Degraded"
 
 
-def test_a_launchers_own_death_is_told_from_its_container() -> None:
+def test_the_end_of_a_launcher_is_reported_from_its_container() -> None:
     scene = Scene(source=CLAIM)
     ended = {
         "exitCode": 137,
@@ -137,7 +137,7 @@ def test_a_launchers_own_death_is_told_from_its_container() -> None:
     }
 
 
-def test_deaths_of_pods_that_are_replaced_are_not_told() -> None:
+def test_failures_of_replaced_pods_are_not_reported() -> None:
     scene = Scene(source=CLAIM)
     scene.waiting("qwen-r0-0", "CrashLoopBackOff", lastState={"terminated": {"exitCode": 1}})
     scene.pods["qwen-r0-0"]["metadata"]["labels"][names.REVISION_LABEL] = OLD_REVISION
@@ -146,7 +146,7 @@ def test_deaths_of_pods_that_are_replaced_are_not_told() -> None:
     assert "lastFailure" not in replica
 
 
-def test_what_a_ready_replica_told_stays_while_it_is_silent() -> None:
+def test_reported_fields_of_a_ready_replica_stay_while_it_does_not_answer() -> None:
     scene = Scene(TWO_PODS, source=CLAIM)
     scene.launcher_says("qwen-r0", transport="gloo", last_failure=FAILURE)
     before = scene.status()
@@ -159,7 +159,7 @@ def test_what_a_ready_replica_told_stays_while_it_is_silent() -> None:
     assert replica["lastFailure"]["message"] == "last words", "or it would be told as news again"
 
 
-def test_the_last_status_stands_until_ready_pods_have_been_asked() -> None:
+def test_the_last_status_stays_until_ready_pods_were_probed() -> None:
     scene = Scene(source=CLAIM)
     before = scene.status()
     del scene.reports["frontend-0"]
@@ -171,7 +171,7 @@ def test_the_last_status_stands_until_ready_pods_have_been_asked() -> None:
     assert scene.conditions(before)["Ready"]["status"] == "Unknown"
 
 
-def test_the_last_status_stands_until_a_replica_that_had_failed_has_been_asked_again() -> None:
+def test_the_last_status_stays_until_a_failed_replica_was_probed_again() -> None:
     """After a start of the operator: or it would seem for a moment that pods have not started."""
     scene = Scene(source=CLAIM)
     scene.no_frontends()
@@ -186,7 +186,7 @@ def test_the_last_status_stands_until_a_replica_that_had_failed_has_been_asked_a
     assert scene.conditions(before)["EngineReady"]["reason"] == "Unreachable"
 
 
-def test_the_last_status_stands_until_a_pod_that_fetches_has_been_asked_again() -> None:
+def test_the_last_status_stays_until_a_fetch_pod_was_probed_again() -> None:
     scene = fetch_scene()
     running = {"name": "fetch", "state": {"running": {}}, "started": True}
     scene.pods["fetch-pod"]["status"]["containerStatuses"] = [running]
@@ -197,7 +197,7 @@ def test_the_last_status_stands_until_a_pod_that_fetches_has_been_asked_again() 
     assert scene.status(before) == before
 
 
-def test_a_pod_that_ended_before_it_was_asked_is_not_waited_for() -> None:
+def test_a_pod_that_ended_before_its_first_probe_is_not_waited_for() -> None:
     """Its conditions may say Ready for good: whoever ended it need not have been its kubelet."""
     scene = fetch_scene()
     before = scene.status()
@@ -211,7 +211,7 @@ def test_a_pod_that_ended_before_it_was_asked_is_not_waited_for() -> None:
     assert scene.status(before)["phase"] == "Failed"
 
 
-def test_the_commit_is_remembered_when_the_fetch_pod_is_gone() -> None:
+def test_the_commit_stays_after_the_fetch_pod_is_deleted() -> None:
     scene = Scene()
     job = next(body for ref, body in scene.children.items() if ref.kind == "Job")
     left = '{"kind": "fetch", "phase": "Done", "percent": 100, "commit": "abc123"}'
@@ -227,7 +227,7 @@ def test_the_commit_is_remembered_when_the_fetch_pod_is_gone() -> None:
     assert scene.status(before)["model"]["commit"] == "abc123"
 
 
-def test_a_download_is_told_in_steps() -> None:
+def test_download_progress_is_reported_in_steps() -> None:
     scene = fetch_scene()
     for percent, told in ((0, 0), (42, 40), (44, 40), (45, 45), (99.9, 95)):
         scene.reports["fetch-pod"] = {"kind": "fetch", "phase": "Downloading", "percent": percent}
@@ -237,7 +237,7 @@ def test_a_download_is_told_in_steps() -> None:
         assert status["phase"] == "Caching"
 
 
-def test_a_spec_that_cannot_be_read_leaves_what_runs_alone() -> None:
+def test_an_invalid_spec_keeps_running_pods_and_their_status() -> None:
     raw = raw_model({"replicas": -1}, generation=4)
     try:
         InferenceModel.parse(raw)
@@ -272,12 +272,12 @@ def test_names_of_sources() -> None:
         assert Scene(source=source).status()["model"]["name"] == name
 
 
-def test_a_long_name_of_a_source_is_cut_to_what_a_status_may_have() -> None:
+def test_a_long_source_name_is_truncated_to_the_limit_of_a_status() -> None:
     source = {"pvc": {"claimName": "c" * 253, "path": "p" * 1024}}
     InferenceModelStatus.model_validate(Scene(source=source).status())
 
 
-def test_a_pod_that_ended_because_it_was_told_to_has_not_failed() -> None:
+def test_a_deleted_pod_that_ended_has_not_failed() -> None:
     scene = Scene()
     pod = scene.not_ready("qwen-r0-0", phase="Succeeded")
     pod["metadata"]["deletionTimestamp"] = EARLIER

@@ -30,7 +30,7 @@ def test_the_first_status_of_a_model_that_is_fetched() -> None:
     ]
 
 
-def test_a_percent_is_no_event() -> None:
+def test_download_progress_is_not_an_event() -> None:
     scene = fetch_scene()
     scene.reports["fetch-pod"] = {"kind": "fetch", "phase": "Downloading", "percent": 3}
     before = scene.status()
@@ -40,12 +40,12 @@ def test_a_percent_is_no_event() -> None:
     assert events_for(before, after) == ()
 
 
-def test_the_same_status_has_no_events() -> None:
+def test_an_unchanged_status_has_no_events() -> None:
     status = Scene(source=CLAIM).status()
     assert events_for(status, status) == ()
 
 
-def test_a_rank_that_dies_is_one_warning_with_its_last_words() -> None:
+def test_a_failed_rank_is_one_warning_with_its_last_output() -> None:
     scene = Scene(source=CLAIM)
     before = scene.status()
     scene.launcher_says("qwen-r0", last_failure=FAILURE)
@@ -55,7 +55,7 @@ def test_a_rank_that_dies_is_one_warning_with_its_last_words() -> None:
     assert notice.note == "qwen-r0: rank 1 in pod qwen-r0-1 ended with exit code -9 (Killed): last words"
 
 
-def test_ready_that_repeats_another_condition_is_not_told_twice() -> None:
+def test_ready_that_repeats_another_condition_makes_no_second_event() -> None:
     scene = Scene(source=CLAIM)
     before = scene.status()
     scene.launcher_says("qwen-r0", phase="Failed", last_failure=FAILURE)
@@ -69,7 +69,7 @@ def test_ready_that_repeats_another_condition_is_not_told_twice() -> None:
     ]
 
 
-def test_coming_back_is_good_news() -> None:
+def test_recovery_is_a_normal_event() -> None:
     scene = Scene({"replicas": 2}, source=CLAIM)
     healthy = scene.status()
     scene.launcher_says("qwen-r0", phase="Restarting")
