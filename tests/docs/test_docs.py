@@ -54,7 +54,7 @@ def test_flags_that_pages_use_exist(page: Path) -> None:
     add_arguments(operators, {})
     ours = {flag for action in [*actions, *flags(operators)] for flag in action.option_strings}
     lines = page.read_text().splitlines()
-    if page.name == "reference-flags.md":
+    if page.name == "migrating-from-mini-sglang.md":
         lines = [line.split("|")[3] for line in lines if line.startswith("| `")]
     used = set(re.findall(r"`(--[a-z][a-z0-9-]+)", "\n".join(line for line in lines if "pip install" not in line)))
     used |= {flag for line in lines if "minisgl serve" in line for flag in re.findall(r"(--[a-z][a-z0-9-]+)", line)}
@@ -72,7 +72,7 @@ def test_commands_that_pages_show_are_understood(page: Path) -> None:
 
 
 def test_every_flag_of_the_reference_system_is_mapped() -> None:
-    page = (ROOT / "docs" / "reference-flags.md").read_text()
+    page = (ROOT / "docs" / "migrating-from-mini-sglang.md").read_text()
     theirs = """--model-path --dtype --tensor-parallel-size --tp-size --max-running-requests --max-seq-len-override
         --memory-ratio --dummy-weight --disable-pynccl --host --port --cuda-graph-max-bs --graph --num-tokenizer
         --tokenizer-count --max-prefill-length --max-extend-length --num-pages --page-size --attention-backend --attn
