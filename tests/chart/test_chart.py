@@ -1,4 +1,4 @@
-"""What the chart makes of its values."""
+"""Objects that the chart renders from its values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minisgl_operator.shell.config import Config, add_arguments, parse
 from support.cluster.chart import CHART, MATRIX, NAMESPACE, HelmError, Object, helm, of_kind, pods, rendered
 
 KUBERNETES = "1.36"
-# Their definitions are not part of Kubernetes; the API server's tests check the first.
+# Their CRDs are not part of Kubernetes; tests on the API server check the first.
 OTHER_KINDS = ("CustomResourceDefinition", "ServiceMonitor")
 
 
@@ -42,7 +42,7 @@ def test_objects_are_valid(objects: list[Object]) -> None:
 
 
 def test_pods_have_minimal_privileges(objects: list[Object]) -> None:
-    """The API server's tests hold them to the restricted Pod Security Standard."""
+    """Tests on the API server check the restricted profile of Pod Security."""
     for pod in pods(objects):
         assert pod["enableServiceLinks"] is False
         for container in pod["containers"]:
@@ -130,7 +130,7 @@ def test_common_labels_are_on_every_object_and_pod() -> None:
 
 
 class _EachKeyOnce(yaml.SafeLoader):
-    """Some tools that read what helm writes, kustomize among them, refuse a mapping with a key twice."""
+    """Some tools that read the output of helm, such as kustomize, reject a mapping with a repeated key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -188,7 +188,7 @@ def test_names_that_look_like_numbers_or_booleans_stay_strings(override: str) ->
 def test_every_release_name_gives_valid_service_names(release: str, name: str) -> None:
     [service] = of_kind(rendered({}, release=release), "Service")
     assert service["metadata"]["name"] == name
-    # A DNS-1035 label, which the schemas of Kubernetes do not ask for.
+    # A DNS-1035 label, which the schemas of Kubernetes do not require.
     assert re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)
 
 
@@ -230,7 +230,7 @@ def test_the_chart_version_matches_the_program() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "error"),
     [
         ({"replicas": 2}, "replicas"),
         ({"operator": {"imag": {}}}, "imag"),
@@ -242,8 +242,8 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"fullnameOverride": "1st"}, "fullnameOverride"),
     ],
 )
-def test_a_wrong_value_is_rejected_by_name(values: Object, says: str) -> None:
-    with pytest.raises(HelmError, match=says):
+def test_a_wrong_value_is_rejected_by_name(values: Object, error: str) -> None:
+    with pytest.raises(HelmError, match=error):
         rendered(values)
 
 

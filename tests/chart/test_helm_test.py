@@ -1,4 +1,4 @@
-"""What `helm test` runs in its pod: one question to the model, and a failure unless there is an answer."""
+"""The pod of `helm test`: one request to the model, and a failure without an answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOST = f"http://demo.{NAMESPACE}.svc"
 
 @contextmanager
 def _model(finish_reason: str, asked: list[tuple[str, str | None]]) -> Iterator[str]:
-    """A proxy that plays the endpoint whatever host is asked for; `asked` gets paths and credentials."""
+    """A proxy that plays the endpoint for every host; `asked` records paths and credentials."""
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self, body: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The kustomize tree makes what the chart makes, and the samples are InferenceModels."""
+"""The kustomize tree renders the same objects as the chart, and the samples are valid InferenceModels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from minisgl_operator.api.types import InferenceModel
 from support.cluster.chart import NAMESPACE, SAMPLES, Object, kustomized, of_kind, rendered
 
-# Names the tool or its release, and not what the object is for.
+# Labels of the tool or its release.
 _TOOL_LABELS = (
     "app.kubernetes.io/instance",
     "app.kubernetes.io/managed-by",
@@ -44,7 +44,7 @@ def _by_identity(objects: list[Object]) -> dict[tuple[str, str | None, str], Obj
 
 
 def test_same_objects_as_the_chart(tree: list[Object]) -> None:
-    """Rights and pod security among them."""
+    """This includes permissions and pod security."""
     ours, charts = _by_identity(tree), _by_identity(rendered({}))
     assert ours.keys() == charts.keys()
     for identity, each in ours.items():

@@ -1,4 +1,4 @@
-"""`spec.engine.args` and the command line of the engine: what the operator sets cannot be set a second time."""
+"""`spec.engine.args` and the command line of the engine: options of the operator cannot be set a second time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from minisgl_operator.api.types import RESERVED_ARGUMENTS, InferenceModel
 from minisgl_operator.render import render
 from minisgl_operator.render.defaults import Defaults
 from support.cli_reference import commands, flags
-from support.cluster.conditions import smallest
+from support.cluster.validation_cases import smallest
 
 DEFAULTS = Defaults(operator_namespace="minisgl-system", engine_image="engine", frontend_image="frontend")
 
 
 def test_every_option_about_the_pod_and_its_life_is_reserved() -> None:
     [parser] = [parser for name, parser in commands(build_parser()) if name == "minisgl engine"]
-    # Options of the engine itself are what args are for; of them the spec has its own fields for four.
+    # args is for options of the engine; the spec has its own fields for four of them.
     groups = {group.title: group._group_actions for group in parser._action_groups}
     about_the_pod = [action for title in ("replica", "start and stop") for action in groups[title]]
     of_the_spec = {"--device", "--dtype", "--max-model-len", "--tp", "--served-model-name"}
@@ -39,7 +39,7 @@ def test_every_option_about_the_pod_and_its_life_is_reserved() -> None:
     ],
 )
 def test_the_arguments_of_every_container_are_valid(spec: dict[str, Any]) -> None:
-    """At the bounds of every number that becomes an argument, too."""
+    """Also at the bounds of every number that becomes an argument."""
     model = InferenceModel.parse(smallest(**spec))
     seen = set()
     for manifest in render(model, DEFAULTS):

@@ -1,4 +1,4 @@
-"""The schema writer: what it cannot say is an error, and what it says is what the API server reads."""
+"""Conversion of types to structural schemas, as the API server reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minisgl_operator.api.schema import SchemaError, defaulted, structural
 from minisgl_operator.api.status import InferenceModelStatus
 from minisgl_operator.api.types import InferenceModel, InferenceModelSpec
 from support.cluster.api_reference import ROOT, files
-from support.cluster.conditions import CASES, EVERYTHING, Case
+from support.cluster.validation_cases import CASES, EVERYTHING, Case
 
 SPEC: dict[str, Any] = structural(InferenceModelSpec)
 
@@ -34,7 +34,7 @@ def test_the_command_prints_the_definition(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_operator_package_shadows_no_module_of_python() -> None:
-    """With operator/__init__.py on the path, Python itself would not start."""
+    """With operator/__init__.py on the path, Python would not start."""
     assert not (ROOT / "operator" / "__init__.py").exists()
 
 
@@ -71,7 +71,7 @@ class _OtherDefault(ApiModel):
 
 
 @pytest.mark.parametrize(
-    ("part", "says"),
+    ("part", "error"),
     [
         (_NoDescription, "_NoDescription.field: no description"),
         (_NoBound, "_NoBound.field: no maximum"),
@@ -82,8 +82,8 @@ class _OtherDefault(ApiModel):
         (_OtherDefault, "_OtherDefault.field: the default differs from the defaults of the fields"),
     ],
 )
-def test_types_without_a_structural_schema_are_errors(part: type[ApiModel], says: str) -> None:
-    with pytest.raises(SchemaError, match=says.replace("'", ".")):
+def test_types_without_a_structural_schema_are_errors(part: type[ApiModel], error: str) -> None:
+    with pytest.raises(SchemaError, match=error.replace("'", ".")):
         structural(part)
 
 
@@ -100,7 +100,7 @@ def test_inner_defaults_apply_to_an_absent_object() -> None:
 
 
 def test_defaults_of_the_api_server_equal_those_of_the_types() -> None:
-    """So an object reads the same whether it was stored by this version of the definition or an older one."""
+    """An object reads the same whether this version of the definition stored it or an older one."""
     smallest: dict[str, Any] = {"model": {"source": {"pvc": {"claimName": "models"}}}}
     filled = defaulted(SPEC) | {"model": {"dtype": "auto", "source": {"pvc": {"claimName": "models", "path": ""}}}}
     assert InferenceModelSpec.model_validate(filled) == InferenceModelSpec.model_validate(smallest)
@@ -114,7 +114,7 @@ def test_the_schema_accepts_what_the_types_accept(case: Case) -> None:
 
 
 def test_status_has_no_defaults() -> None:
-    """A field that the operator did not write was not observed, and must not look as if it was."""
+    """A field that the operator did not write was not observed, and must not get a value."""
     assert "'default'" not in str(structural(InferenceModelStatus))
 
 
@@ -122,7 +122,7 @@ Path = tuple[str | int, ...]
 
 
 def _places(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Every value within, at any depth, but below affinity, which is the API server's own to check."""
+    """Every inner value at any depth, except below affinity, which the API server checks."""
     yield path
     if path[-1:] != ("affinity",):
         inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -142,7 +142,7 @@ def _replaced(value: Any, path: Path, new: Any) -> Any:
 
 
 def _refused_by_rule_alone(spec: Any) -> bool | None:
-    """None: accepted. True: refused, and by nothing but rules, which the schema says in CEL."""
+    """None: accepted. True: rejected only by rules, which the schema has as CEL."""
     try:
         InferenceModelSpec.model_validate(spec)
     except ValidationError as error:
@@ -151,7 +151,7 @@ def _refused_by_rule_alone(spec: Any) -> bool | None:
 
 
 def _closed(schema: Any) -> Any:
-    """As the API server reads it: an object with fields has no others."""
+    """The schema as the API server applies it: an object with fields allows no others."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):
@@ -183,7 +183,7 @@ VALUES: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("path", list(_places(EVERYTHING)), ids=lambda path: ".".join(map(str, path)) or "spec")
 def test_types_and_schema_agree_on_any_value_in_any_place(path: Path) -> None:
-    """Rules apart, which the table of verdicts holds together."""
+    """Except for rules, which the table of validation cases covers."""
     for new in VALUES:
         spec = _replaced(EVERYTHING, path, new)
         refused = _refused_by_rule_alone(spec)

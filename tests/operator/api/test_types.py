@@ -1,4 +1,4 @@
-"""What the types accept and refuse. tests/operator/cluster runs the same table against the API server."""
+"""Objects that the types accept and reject. tests/operator/cluster runs the same table against the API server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
-from support.cluster.conditions import CASES, Case, hub, smallest
+from support.cluster.validation_cases import CASES, Case, hub, smallest
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

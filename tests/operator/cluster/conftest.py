@@ -1,4 +1,4 @@
-"""One control plane for all tests of a worker process. Each test takes namespaces of its own."""
+"""One control plane for all tests of a worker process. Each test uses its own namespaces."""
 
 from __future__ import annotations
 

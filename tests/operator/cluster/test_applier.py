@@ -1,4 +1,4 @@
-"""Server-side apply on a real API server: what is sent, what is not, and what is left to others."""
+"""Server-side apply on a real API server: requests that are sent, skipped, or left to other field managers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SERVICE = of_kind("Service")
 
 def service(name: str, port: int = 80, **metadata: Any) -> Manifest:
     owner = {
-        # A version that no server has. Of one that it has, if another test installed the definition, the garbage
-        # collector looks for the owner, finds none, and deletes the service.
+        # A version that no server has. With an existing one, if another test installed the CRD, the garbage collector
+        # would not find the owner, and would delete the service.
         "apiVersion": "serving.minisgl.io/v0",
         "kind": "InferenceModel",
         "name": "m",
@@ -90,7 +90,7 @@ async def test_a_child_without_owner_reference_is_owned_by_its_label(client: Cli
     orphan = service("orphan", labels={"serving.minisgl.io/model": "m"})
     del orphan["metadata"]["ownerReferences"]
     await client.create(SERVICE, "default", orphan)
-    # Nobody knew of it: first the plan must see it.
+    # The object was unknown: the plan must see it first.
     with pytest.raises(ConflictDetected):
         await applier.apply(KEY, service("orphan"), MODEL)
     assert await applier.apply(KEY, service("orphan"), MODEL)
@@ -101,7 +101,7 @@ async def test_an_item_that_makes_a_list_invalid_is_removed_without_a_second_fie
     store = Store()
     applier = Applier(client, store, Metrics(), lambda key: None)
     await applier.apply(KEY, service("ports"), MODEL)
-    # Somebody replaces the port; an apply alone would leave two ports of one name.
+    # Another manager replaces the port; an apply alone would leave two ports with one name.
     other = {"spec": {"ports": [{"name": "http", "port": 99, "targetPort": 1}]}}
     edited = await client.merge(SERVICE, "default", "ports", other, "somebody")
     store.put(edited)
@@ -109,7 +109,7 @@ async def test_an_item_that_makes_a_list_invalid_is_removed_without_a_second_fie
     repaired = await live(client, "ports")
     assert [port["port"] for port in repaired["spec"]["ports"]] == [80]
     assert "minisgl-operator-repair" not in {one["manager"] for one in repaired["metadata"]["managedFields"]}
-    # A port that is no longer wanted goes, as nobody else owns it.
+    # A port that is no longer wanted is removed, as no other manager owns it.
     assert await applier.apply(KEY, service("ports", 82), MODEL)
     assert [port["port"] for port in (await live(client, "ports"))["spec"]["ports"]] == [82]
 

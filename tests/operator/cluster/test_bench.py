@@ -1,4 +1,4 @@
-"""The benchmark runs to its end; its figures are for `make bench`, not for a machine that runs tests beside it."""
+"""The benchmark of the operator completes. Its figures need a quiet machine, and are not checked here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDERS = ("runtime", "operator", "tests", "e2e")
 
 @pytest.mark.timeout(600)
 def test_it_prints_and_writes_its_figures(control_plane: LocalControlPlane, tmp_path: Path) -> None:
-    del control_plane  # says how to skip where no control plane can be had
+    del control_plane  # skips where no control plane is available
     with running_control_plane(tmp_path / "plane") as plane:
         plane.stop("kube-controller-manager")
         command = [sys.executable, str(ROOT / "benchmarks/operator/bench.py"), f"--kubeconfig={plane.kubeconfig}"]

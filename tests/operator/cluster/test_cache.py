@@ -1,4 +1,4 @@
-"""The cache's claim on a real API server, which decides what may become of its size."""
+"""The PVC of the cache on a real API server, which decides about changes of its size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model(name: str, storage_class: str, size: str) -> dict[str, Any]:
 
 
 def make_bound(cluster: OperatedCluster, model: dict[str, Any]) -> None:
-    """The volume is there first, so that the claim finds it at once."""
+    """The volume is created first, so that the claim is bound immediately."""
     name, cache = model["metadata"]["name"], model["spec"]["model"]["cache"]
     reference = {"kind": "PersistentVolumeClaim", "namespace": cluster.namespace, "name": f"{name}-cache"}
     cluster.control_plane.apply(
@@ -66,7 +66,7 @@ def size(cluster: OperatedCluster, name: str) -> str:
 
 
 def accepted(cluster: OperatedCluster, name: str) -> str:
-    """The status of Accepted for the present spec."""
+    """Status of the condition Accepted for the current spec."""
     condition, live = cluster.condition(name, "Accepted"), cluster.get("InferenceModel", name)
     assert live is not None
     return str(condition.get("status")) if condition.get("observedGeneration") == live["metadata"]["generation"] else ""

@@ -28,7 +28,7 @@ RESTRICTED = "restricted-for-the-chart"
 
 @pytest.fixture(scope="module")
 def installed(control_plane: LocalControlPlane) -> LocalControlPlane:
-    """With the kustomize tree applied, and the chart's own objects taken over from it."""
+    """A cluster with the kustomize tree, whose objects the chart adopts."""
     control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS))
     control_plane.kubectl("create", "namespace", RESTRICTED)
     control_plane.kubectl("label", "namespace", RESTRICTED, "pod-security.kubernetes.io/enforce=restricted")

@@ -1,4 +1,4 @@
-"""The control plane that the other tests here stand on."""
+"""The control plane that the other tests here use."""
 
 from __future__ import annotations
 

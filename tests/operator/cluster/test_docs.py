@@ -1,4 +1,4 @@
-"""The commands of the Kubernetes page, as they are written there, on a real API server without nodes."""
+"""The commands of the Kubernetes page, verbatim, on a real API server without nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEEDS_A_PERSON = ("kubectl edit",)
 
 @pytest.fixture
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalControlPlane]:
-    """A control plane of its own, for the page removes everything in the end."""
+    """A separate control plane, as the page removes everything at the end."""
     with control_plane_or_skip(tmp_path_factory.mktemp("docs")) as running:
         yield running
 
@@ -78,7 +78,7 @@ def shown_objects(kind: str | None = None) -> list[Object]:
 
 def test_objects_of_the_page_are_accepted(control_plane: LocalControlPlane) -> None:
     control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS / "crd"))
-    # What the API server itself knows; the others are a program's own file, and a kind of the Prometheus operator.
+    # Objects of the API server; the others are a program's configuration and a kind of the Prometheus operator.
     objects = [each for each in shown_objects() if each["kind"] not in ("Kustomization", "PodMonitor")]
     assert {each["kind"] for each in objects} == {"PersistentVolumeClaim", "Pod", "InferenceModel"}
     for each in objects:
@@ -105,7 +105,7 @@ def test_the_monitor_of_the_page_finds_the_frontends() -> None:
 
 
 def say_ready(control_plane: LocalControlPlane, name: str) -> None:
-    """What the operator would say once the model is served."""
+    """Status that the operator would write once the model is ready."""
     condition = {
         "type": "Ready",
         "status": "True",

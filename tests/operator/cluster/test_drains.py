@@ -1,4 +1,4 @@
-"""Nodes that are drained while a model serves: the budget as the API server and its controllers understand it."""
+"""Node drains while a model serves: the disruption budget on a real API server and its controllers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.cluster.simulated_pods import running_status
 
 
 async def _evict(cluster: OperatedCluster, pod: str) -> bool:
-    """What a drain asks for, again and again for some seconds; False when the budget allows none."""
+    """Request an eviction, as a drain does, repeatedly for some seconds; False when the budget allows none."""
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
@@ -28,7 +28,7 @@ async def _evict(cluster: OperatedCluster, pod: str) -> bool:
 
 
 def _evict_all(cluster: OperatedCluster, pods: list[str]) -> set[str]:
-    """Those that went, of pods whose evictions are asked for at the same moment."""
+    """Pods that were evicted, of those whose evictions are requested at the same time."""
 
     async def step() -> list[bool]:
         return await asyncio.gather(*(_evict(cluster, pod) for pod in pods))
@@ -44,7 +44,7 @@ def test_concurrent_drains_evict_all_pods_of_one_replica_and_none_of_another(
         cluster.until(lambda: cluster.status("drained").get("readyReplicas") == 2, "two replicas")
         cluster.until(lambda: _allowed(cluster, 3) == 1, "a budget that allows one")
         replicas: dict[str, list[str]] = {f"drained-r{i}": [f"drained-r{i}-{k}" for k in range(2)] for i in range(2)}
-        # What is evicted is made again at once, and finds no node.
+        # An evicted pod is created again immediately, and gets no node.
         cluster.hold = lambda name: name.startswith("drained-r")
         gone = _evict_all(cluster, [pod for pods in replicas.values() for pod in pods])
         assert len({pod.rpartition("-")[0] for pod in gone}) == 1, gone
@@ -59,7 +59,7 @@ def test_concurrent_drains_evict_all_pods_of_one_replica_and_none_of_another(
 
 
 def test_frontends_that_are_not_ready_do_not_block_a_drain(control_plane: LocalControlPlane) -> None:
-    """As in a model that is suspended: no replica serves, so no frontend is ready."""
+    """In a suspended model no replica serves, so no frontend is ready."""
     with OperatedCluster(control_plane) as cluster, cluster.operator():
         cluster.hold = lambda name: "-frontend-" in name
         cluster.apply(pvc_model("idle", suspend=True, frontend={"replicas": 2}))
@@ -88,7 +88,7 @@ def _runs(cluster: OperatedCluster, pod: str) -> bool:
 
 
 def _allowed(cluster: OperatedCluster, least: int) -> int:
-    """How many evictions are allowed now, once the budget asks for so many pods; -1 before that."""
+    """Number of allowed evictions, once the budget requires this number of pods; -1 before."""
     budget: dict[str, Any] = cluster.get("PodDisruptionBudget", "drained-engine") or {"spec": {}, "metadata": {}}
     status = budget.get("status", {})
     current = status.get("observedGeneration") == budget["metadata"].get("generation")

@@ -1,4 +1,4 @@
-"""Events of the operator as `kubectl describe` finds them."""
+"""Events of the operator as `kubectl describe` shows them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_repeated_event_is_counted_in_one_series(control_plane: LocalCon
         task = asyncio.create_task(recorder.run())
         for _ in range(3):
             recorder.record(model("twice"), ModelEvent("Warning", "OutOfMemory", "Observe", "Rank 1 was killed."))
-        # What the API server counts are bytes.
+        # The limit of the API server is in bytes.
         recorder.record(model("twice"), ModelEvent("Normal", "Ready", "Observe", "…" * 5000))
         await until(lambda: len(events(control_plane, "twice")) == 2)
         task.cancel()

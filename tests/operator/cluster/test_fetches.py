@@ -1,4 +1,4 @@
-"""Fetch Jobs on a real API server: when one gives way to the next."""
+"""Fetch Jobs on a real API server: replacement of one by the next."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def fetch_job(cluster: OperatedCluster, name: str) -> dict[str, Any]:
 def test_a_permanently_failed_fetch_is_retried_after_its_delay(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not at the next full list after that, which may be as long away again."""
+    """The retry does not wait for the next full list, which may take as long again."""
     monkeypatch.setattr(fetch_status, "RETRY_FETCH_AFTER", timedelta(seconds=5))
     with OperatedCluster(control_plane) as cluster, cluster.operator(resync_seconds=3600.0):
         asked = hub_model("refused")
-        # A claim of the model's own would have no volume here, and so be looked at again and again.
+        # A PVC of the model would get no volume here, and would be listed again and again.
         asked["spec"]["model"]["cache"] = {"claimName": "theirs"}
         cluster.apply(asked)
         (pod,) = cluster.until(lambda: cluster.list("Pod", FETCHES), "a pod that fetches")
@@ -46,7 +46,7 @@ def test_a_permanently_failed_fetch_is_retried_after_its_delay(
 
 
 def test_a_fetch_job_is_not_created_while_a_pod_of_the_previous_one_exists(control_plane: LocalControlPlane) -> None:
-    """Both would write the same directory."""
+    """Two pods would write to the same directory."""
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
         cluster.apply(hub_model("writes"))
         (pod,) = cluster.until(lambda: cluster.list("Pod", FETCHES), "a pod that fetches")

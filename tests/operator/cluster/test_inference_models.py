@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition on a real API server: what it refuses, fills in, prints and explains."""
+"""The CustomResourceDefinition on a real API server: rejections, defaults, columns and explanations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kubernetes import client, config
 from minisgl_operator.api.crd import NAME, crd
 from minisgl_operator.api.schema import Schema
 from minisgl_operator.api.types import GROUP, PLURAL, VERSION
-from support.cluster.conditions import CASES, EDITS, Case, Edit, smallest
 from support.cluster.control_plane import LocalControlPlane
+from support.cluster.validation_cases import CASES, EDITS, Case, Edit, smallest
 
 NAMESPACE = "inference-models"
 PLACE = {"group": GROUP, "version": VERSION, "namespace": NAMESPACE, "plural": PLURAL}
@@ -73,7 +73,7 @@ def cluster(control_plane: LocalControlPlane) -> LocalControlPlane:
     control_plane.apply(crd())
     control_plane.kubectl("wait", "--for=condition=Established", f"crd/{NAME}", "--timeout=90s")
     control_plane.kubectl("create", "namespace", NAMESPACE)
-    # Established says that requests are served; what kubectl finds the short name in follows a little later.
+    # Established: requests are served. kubectl finds the short name a little later.
     end = time.monotonic() + 90
     while "imodel" not in control_plane.kubectl("api-resources", f"--api-group={GROUP}").stdout:
         assert time.monotonic() < end

@@ -90,7 +90,7 @@ async def test_a_holder_renews_a_lease_that_was_emptied(client: Client) -> None:
 
 
 async def _holder(client: Client, name: str) -> str:
-    """Who holds it, once the Lease is whole."""
+    """The holder, once the Lease is complete."""
     live = await client.get(LEASE, "default", name)
     spec = (live or {}).get("spec") or {}
     return str(spec.get("holderIdentity", "")) if "acquireTime" in spec else ""

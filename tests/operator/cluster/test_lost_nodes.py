@@ -1,4 +1,4 @@
-"""Pods on a node that is lost hold nothing up, whatever is deleted around them."""
+"""Pods on a lost node block neither a model nor its deletion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lose_all(cluster: OperatedCluster) -> None:
-    """A model that serves, and all of whose pods are on a node that says nothing any more."""
+    """A model whose pods are all on a node that does not report any more."""
     cluster.apply(pvc_model("lost"))
     cluster.until(lambda: cluster.ready("lost"), "Ready")
     for pod in cluster.list("Pod"):
@@ -27,13 +27,13 @@ def lose_all(cluster: OperatedCluster) -> None:
 
 
 def told_to_end(cluster: OperatedCluster) -> None:
-    """Wait until all pods were, and let their time be over soon."""
+    """Wait until all pods are deleted, with a grace period that ends soon."""
 
-    def told() -> list[dict[str, Any]]:
+    def deleted() -> list[dict[str, Any]]:
         found = cluster.list("Pod")
         return found if all("deletionTimestamp" in pod["metadata"] for pod in found) else []
 
-    for pod in cluster.until(told, "pods that were told to end"):
+    for pod in cluster.until(deleted, "deleted pods"):
         cluster.end_soon(pod["metadata"]["name"])
 
 
@@ -69,7 +69,7 @@ def test_a_namespace_with_a_model_can_be_deleted(control_plane: LocalControlPlan
     with OperatedCluster(control_plane) as cluster, cluster.operator():
         lose_all(cluster)
         control_plane.kubectl("delete", "namespace", cluster.namespace, "--wait=false")
-        # Once it may not be made again, the operator does nothing more for the model itself.
+        # Once objects cannot be created any more, the operator does nothing more for the model.
         cluster.delete("Service", "lost")
         cluster.until(lambda: cluster.condition("lost", "Accepted").get("reason") == "NamespaceTerminating", "the end")
         told_to_end(cluster)

@@ -1,4 +1,4 @@
-"""The operator on a real API server: what it makes, repairs, says and leaves alone. Pods only seem to run."""
+"""The operator on a real API server with simulated pods: created and repaired objects, status, conflicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 
 @pytest.fixture(scope="module")
 def cluster(control_plane: LocalControlPlane) -> Iterator[OperatedCluster]:
-    """One operator for all tests here; each has models of its own."""
+    """One operator for all tests here; each test has its own models."""
     with OperatedCluster(control_plane) as cluster, cluster.operator():
         yield cluster
 
@@ -163,7 +163,7 @@ def test_deleting_a_model_leaves_no_objects(cluster: OperatedCluster) -> None:
 
 
 def test_a_pod_with_a_failed_mount_is_reported_with_the_cause(cluster: OperatedCluster) -> None:
-    """A kubelet's event about a stuck pod becomes the condition's message."""
+    """A kubelet's event about a waiting pod becomes the condition's message."""
     waiting = {"name": "engine", "ready": False, "restartCount": 0, "image": "", "imageID": ""}
     cluster.statuses["mount-r0-0"] = {
         "phase": "Pending",
@@ -278,7 +278,7 @@ def _requests(control_plane: LocalControlPlane, user: str) -> list[dict[str, Any
 
 
 def _versions_at_rest(cluster: OperatedCluster) -> dict[tuple[str, str], str]:
-    """Once the other controllers have written what they had to, too."""
+    """Wait until the other controllers have stopped writing, too."""
     before = _versions(cluster)
     while True:
         time.sleep(1)

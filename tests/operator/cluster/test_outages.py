@@ -1,4 +1,4 @@
-"""What the operator does while the API server, its watches or its CRD are not there."""
+"""The operator without the API server, its watches or its CRD."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.cluster.operated_cluster import OperatedCluster, RunningOperator, p
 
 @pytest.fixture(scope="module")
 def own_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalControlPlane]:
-    """One that may be stopped, as no other test uses it."""
+    """A control plane that may be stopped, as no other test uses it."""
     with control_plane_or_skip(tmp_path_factory.mktemp("outages")) as plane:
         yield plane
 
@@ -35,7 +35,7 @@ def test_changes_during_an_outage_of_the_api_server_are_applied_afterwards(own_p
         cluster.apply(pvc_model("steady"))
         cluster.until(lambda: cluster.ready("steady"), "Ready")
         own_plane.stop("kube-apiserver")
-        time.sleep(2)  # how long it is away
+        time.sleep(2)  # duration of the outage
         own_plane.start("kube-apiserver")
         own_plane.wait_until_ready()
         cluster.delete("Service", "steady")
@@ -44,7 +44,7 @@ def test_changes_during_an_outage_of_the_api_server_are_applied_afterwards(own_p
         def settled() -> bool:
             nonlocal operator
             if not operator.alive:
-                # kubelet's part, where a watch broke for good.
+                # The kubelet's part after a watch broke permanently.
                 operator = cluster.start_operator()
             return cluster.status("steady").get("readyReplicas") == 2 and cluster.get("Service", "steady") is not None
 
@@ -54,7 +54,7 @@ def test_changes_during_an_outage_of_the_api_server_are_applied_afterwards(own_p
 def test_changes_missed_by_watches_are_found_by_the_full_list(
     own_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A watch loses what is deleted while it is broken: here none of them tells anything."""
+    """A watch misses deletions while it is broken: here no watch reports anything."""
     monkeypatch.setattr("minisgl_operator.shell.controller.Controller.on_watch_event", lambda *_: None)
     with OperatedCluster(own_plane) as cluster, cluster.operator(resync_seconds=1.0):
         cluster.apply(pvc_model("unseen"))
@@ -77,7 +77,8 @@ def test_changes_missed_by_watches_are_found_by_the_full_list(
 def test_a_permanently_broken_watch_ends_the_process_with_an_error(
     own_plane: LocalControlPlane, tmp_path: Path
 ) -> None:
-    """The CRD goes while the operator runs: it must not live on deaf. Its successor waits for the CRD."""
+    """The CRD is deleted while the operator runs, which must not go on without watches. Its successor waits for the
+    CRD."""
     with OperatedCluster(own_plane) as cluster:
         operator = cluster.start_operator()
         cluster.until(operator.started.is_set, "the start")

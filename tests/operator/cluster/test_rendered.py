@@ -1,4 +1,4 @@
-"""What is rendered, on a real API server: it takes every field, rewrites none, and would let every pod in."""
+"""Rendered manifests on a real API server, which accepts every field and pod, and rewrites nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_manifests_are_stored_as_they_are_sent(control_plane: LocalControlPlane,
     labels = {"pod-security.kubernetes.io/warn": "restricted", "pod-security.kubernetes.io/enforce": "restricted"}
     metadata = {"name": namespace, "labels": labels}
     control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    # Without an owner, for the one that they name is not there and they would be collected.
+    # Without the owner, which does not exist: they would be garbage-collected.
     sent = [
         manifest | {"metadata": {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}}
         for manifest in render(EXAMPLES[name], DEFAULTS)
@@ -39,7 +39,7 @@ def test_manifests_are_stored_as_they_are_sent(control_plane: LocalControlPlane,
 
 
 def missing(wanted: Any, live: Any, path: str = "") -> str | None:
-    """The first place where what is stored is not what was sent. What the server adds is its own affair."""
+    """The first path where the stored object differs from the sent one. Fields that the server adds are ignored."""
     if isinstance(wanted, Mapping):
         for key, value in wanted.items():
             if not isinstance(live, Mapping) or key not in live:

@@ -1,4 +1,4 @@
-"""Operators that die at the worst moment, that come twice, or that are told to go."""
+"""Operators that are killed at any moment, that run twice, or that are stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster(control_plane: LocalControlPlane) -> Iterator[OperatedCluster]:
 
 
 def outcome(cluster: OperatedCluster, name: str) -> Any:
-    """What the children are, without what each creation makes anew."""
+    """The children without fields that differ with each creation."""
     return {
         (kind, child.replace(name, "NAME")): (body["metadata"]["labels"]["app.kubernetes.io/component"])
         for (kind, child), body in cluster.children(name).items()
@@ -40,7 +40,7 @@ def outcome(cluster: OperatedCluster, name: str) -> Any:
 
 @pytest.mark.timeout(900)
 def test_an_operator_killed_after_any_write_is_replaced_by_one_that_finishes(cluster: OperatedCluster) -> None:
-    """Exhaustive: the write took effect, its answer was lost, and nothing else of the process remains."""
+    """Exhaustive over all writes: the write took effect, its response was lost, and the process is gone."""
     with cluster.operator():
         cluster.apply(pvc_model("whole"))
         cluster.until(lambda: cluster.ready("whole"), "the whole")
@@ -97,7 +97,7 @@ def test_two_concurrent_operators_converge_and_stop_writing(cluster: OperatedClu
 
 
 class Process:
-    """`minisgl-operator run`, as in its image."""
+    """`minisgl-operator run` as in the image."""
 
     def __init__(self, cluster: OperatedCluster, log: Path) -> None:
         self.port = free_port()

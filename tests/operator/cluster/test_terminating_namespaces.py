@@ -1,4 +1,4 @@
-"""A namespace that is being deleted and does not go, as one with a pod that drains for long, or whose node is lost."""
+"""A namespace that stays terminating, such as one with a pod that drains for long or whose node is lost."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, RunningOperator, pvc_model
 
 FINALIZER = "example.com/held"
-# One more look at a model after each of these is what an operator does that has nothing to do.
+# An idle operator reconciles the model once after each of these.
 LISTS = 3 * len(WATCHED)
 MOST_WRITES = 30
-"""What one model may cost on its way out: its pods' end, told in its status, and what is refused once."""
+"""Maximum number of writes for one model: status updates about its pods, and one round of rejected requests."""
 
 
 def test_an_operator_stops_writing_to_a_terminating_namespace(control_plane: LocalControlPlane) -> None:
@@ -38,11 +38,11 @@ def test_an_operator_stops_writing_to_a_terminating_namespace(control_plane: Loc
         cluster.delete("StatefulSet", "held-r0")
         _await_looks(cluster, operator)
         assert operator.writes() == written, operator.counts.requests
-        # Another operator, which remembers nothing.
+        # Another operator, without memory of earlier writes.
         with cluster.operator(resync_seconds=0.5) as successor:
             cluster.until(successor.started.is_set, "the successor")
             _await_looks(cluster, successor)
-            # It has asked for its rights.
+            # It has checked its permissions.
             patched = {
                 method: n for (method, _), n in successor.counts.requests.items() if method in ("PATCH", "DELETE")
             }
@@ -53,9 +53,9 @@ def test_an_operator_stops_writing_to_a_terminating_namespace(control_plane: Loc
 
 
 def test_a_recreated_namespace_is_used_again_after_a_stale_rejection(control_plane: LocalControlPlane) -> None:
-    """An API server that has not seen yet that the old one is gone refuses what is made in the new one."""
+    """An API server that has not noticed the deletion yet rejects objects in the new namespace."""
     with OperatedCluster(control_plane) as cluster:
-        cluster.apply(pvc_model("made-anew"))
+        cluster.apply(pvc_model("recreated"))
         said = {
             "type": "Accepted",
             "status": "False",
@@ -64,9 +64,9 @@ def test_a_recreated_namespace_is_used_again_after_a_stale_rejection(control_pla
             "observedGeneration": 1,
             "lastTransitionTime": f"{datetime.now(UTC) - timedelta(minutes=6):%Y-%m-%dT%H:%M:%SZ}",
         }
-        cluster.merge("InferenceModel", "made-anew", {"status": {"conditions": [said]}}, "status")
+        cluster.merge("InferenceModel", "recreated", {"status": {"conditions": [said]}}, "status")
         with cluster.operator():
-            cluster.until(lambda: cluster.ready("made-anew"), "Ready")
+            cluster.until(lambda: cluster.ready("recreated"), "Ready")
 
 
 def _metadata(cluster: OperatedCluster, kind: str, name: str) -> str:
@@ -80,7 +80,7 @@ def _ending(cluster: OperatedCluster) -> str:
 
 
 def _await_looks(cluster: OperatedCluster, operator: RunningOperator) -> None:
-    """Until everything was listed, and each model looked at, some more times."""
+    """Wait until everything was listed and each model reconciled several times."""
 
     def lists() -> int:
         return operator.counts.requests["GET", 200]

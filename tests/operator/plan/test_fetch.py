@@ -1,4 +1,4 @@
-"""The cache: what is fetched when, what waits for it, and what is never thrown away."""
+"""The cache in plans: when a model is fetched, what waits for it, and what is never deleted."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_recreated_pvc_is_filled_again_before_engines_are_created() -> None:
 
 
 def with_job(observed: Observed, status: dict[str, Any], spec: dict[str, Any] | None = None) -> Observed:
-    """The fetch Job of a model with `spec`, with that status."""
+    """The observed state with the fetch Job of a model with `spec`, in this status."""
     cluster = SimulatedCluster(raw_model(spec), DEFAULTS)
     cluster.reconcile()
     job = cluster.objects[fetch_job()] | {"status": status}
@@ -105,7 +105,7 @@ def test_a_failed_fetch_is_retried_after_a_delay() -> None:
 
 
 def test_a_changed_fetch_replaces_an_unfinished_one() -> None:
-    """A Job cannot be changed: one that lacked the token gives way to one with it; one that is done is left alone."""
+    """A Job is immutable: one without the token is replaced by one with it; a complete one is kept."""
     source = {"huggingFace": HUB["huggingFace"] | {"tokenSecretRef": {"name": "hub"}}}
     model = inference_model(source=source)
     for status, gone in (({}, True), (failed(timedelta(0)), True), (_done(), False)):
@@ -159,7 +159,7 @@ def test_a_pvc_is_expanded_with_the_spec_and_never_applied_smaller() -> None:
 
 
 def test_a_fetch_pod_on_a_lost_node_is_not_deleted_by_force() -> None:
-    """It writes, and another one beside it could leave a model that is half of each."""
+    """It writes to the PVC, and a second writer could leave a mixture of two models."""
     cluster = SimulatedCluster(raw_model(), DEFAULTS)
     cluster.settle()
     engine = cluster.pods["qwen-r0-0"]
@@ -201,7 +201,7 @@ def test_a_child_is_applied_again_only_after_its_deletion_is_complete() -> None:
 )
 def test_no_pod_uses_objects_of_another_owner(ref: Ref) -> None:
     cluster = SimulatedCluster(raw_model(), DEFAULTS)
-    cluster.put_foreign(ref)
+    cluster.put_conflicting(ref)
     kinds = {each.kind for each in applied(cluster.plan())}
     assert "Service" in kinds
     assert not kinds & {"Job", "Deployment", "StatefulSet"}

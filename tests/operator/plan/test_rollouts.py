@@ -1,4 +1,4 @@
-"""Rollouts, step by step: who is replaced when, and who goes on serving."""
+"""Rollouts step by step: the order of replacement, and the replicas that keep serving."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.cluster.simulated_cluster import SimulatedCluster
 
 
 def settled(spec: dict[str, Any], source: dict[str, Any] = CLAIM) -> SimulatedCluster:
-    """A cluster in which the model runs, two ranks in pods of their own for each replica."""
+    """A cluster in which the model runs, with two ranks in separate pods for each replica."""
     parallelism = {"tensor": 2, "gpusPerPod": 1}
     raw = raw_model({"parallelism": parallelism, "engine": {"image": "engine:1"}} | spec, source=source)
     cluster = SimulatedCluster(raw, DEFAULTS)
@@ -30,7 +30,7 @@ def settled(spec: dict[str, Any], source: dict[str, Any] = CLAIM) -> SimulatedCl
 
 
 def counts(cluster: SimulatedCluster) -> dict[str, int]:
-    """The number of pods that a plan would ask for, of StatefulSets that it would change."""
+    """Number of pods in the plan by StatefulSet, for those that it would change."""
     return {
         step.manifest["metadata"]["name"]: step.manifest["spec"]["replicas"]
         for step in cluster.plan()
@@ -86,7 +86,7 @@ def test_all_but_one_replica_serve_at_every_moment(replicas: int, source: dict[s
 
 
 def with_files(spec: dict[str, Any]) -> SimulatedCluster:
-    """A cluster in which the engines of other images have other tokenizer files, some of which cannot be loaded."""
+    """A cluster in which engines of other images have other tokenizer files, some of which are unusable."""
     raw = raw_model({"engine": {"image": "engine:1"}} | spec, source=CLAIM)
     cluster = SimulatedCluster(raw, DEFAULTS)
     cluster.files = {"engine:2": "other", "engine:unusable": "unusable"}
@@ -315,7 +315,7 @@ def test_a_recreated_replica_waits_for_the_pods_of_the_old_one() -> None:
 
 
 def budget_of(cluster: SimulatedCluster) -> tuple[int, list[str]]:
-    """How many engine pods have to stay, and the replicas whose pods do not count."""
+    """Minimum number of engine pods, and the replicas whose pods do not count."""
     (spec,) = (
         step.manifest["spec"]
         for step in cluster.plan()

@@ -1,4 +1,4 @@
-"""Whatever users, drift and crashes do: plans end at what the last spec says, and break nothing meanwhile."""
+"""Plans converge to the last spec and violate no invariant, whatever users, drift and crashes do."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(0, 3))
     def drift(self, data: st.DataObject, count: int) -> None:
-        """Someone edits a child by hand: its labels, and the number of pods where it has one."""
+        """A user edits a child: its labels, and its number of pods if it has one."""
         ours = sorted(ref for ref in self.cluster.objects.keys() - self.theirs.keys() if ref.kind != "Job")
         if ours:
             body = self.cluster.objects[data.draw(st.sampled_from(ours))]
@@ -79,7 +79,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(ref=st.sampled_from(FOREIGN))
     def someone_takes_a_name(self, ref: Ref) -> None:
         if ref not in self.cluster.objects:
-            self.cluster.put_foreign(ref)
+            self.cluster.put_conflicting(ref)
             self.theirs[ref] = self.cluster.objects[ref].copy()
 
     @rule(ref=st.sampled_from(FOREIGN))
@@ -112,7 +112,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(image=st.sampled_from(IMAGES[:2]))
     def all_settles(self, image: str) -> None:
-        """Once edits stop at something that works, and no name is taken, all is exactly as the spec says."""
+        """Once edits stop at a working spec without conflicts, all objects match the spec."""
         for ref in list(self.theirs):
             self.someone_gives_it_back(ref)
         self.cluster.edit({"engine": {"image": image}})

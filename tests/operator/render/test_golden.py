@@ -1,4 +1,4 @@
-"""Manifests of each example as they were reviewed; support/golden_manifests.py says how to read and write the files."""
+"""Golden manifests of each example; support/cluster/golden_manifests.py explains the files."""
 
 from __future__ import annotations
 

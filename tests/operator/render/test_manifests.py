@@ -210,7 +210,7 @@ _WHERE: dict[str, Any] = {
 
 
 def test_a_fetch_to_a_single_node_volume_runs_where_engines_can() -> None:
-    """Of a volume that is made for its first pod that pod chooses the node."""
+    """The first pod of a volume with delayed binding determines its node."""
     pod = fetch_pod({"model": {"cache": {"accessMode": "ReadWriteOnce"}}, **_WHERE})
     assert pod["nodeSelector"] == {"gpu": "yes"}
     assert [toleration["key"] for toleration in pod["tolerations"]] == ["gpu"]

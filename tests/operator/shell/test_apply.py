@@ -1,4 +1,4 @@
-"""What the answer to a write shows besides that write. No event tells it: the store has the answer already."""
+"""Other changes that the response to a write shows. No event reports them, as the store has the response already."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stateful_set(version: int, replicas: int, there: int) -> Manifest:
 
 
 class Server:
-    """Stands for the client; gives this answer."""
+    """Replaces the client; returns this response."""
 
     def __init__(self, answer: Manifest) -> None:
         self.answer = answer
@@ -66,7 +66,7 @@ async def test_an_edit_just_before_a_status_write_is_not_lost(generation: int) -
     server: Any = Server(model(version=3, generation=generation, phase="Ready"))
     applier = Applier(server, store, Metrics(), woken.append)
     assert await applier.apply_status(KEY, known, {"phase": "Ready"})
-    # The edit's own event, which comes late, and that of the status.
+    # The late event of the edit, and that of the status.
     assert store.put(model(version=2, generation=generation)) is None
     assert store.put(server.answer) is None
     assert woken == ([KEY] if generation == 2 else [])

@@ -17,7 +17,7 @@ SERVICES = of_kind("Service")
 
 
 class Server:
-    """Gives its answers in turn, the last one for ever."""
+    """Returns its responses in turn, and the last one repeatedly."""
 
     def __init__(self) -> None:
         self.answers: list[web.Response] = []

@@ -1,4 +1,4 @@
-"""The `minisgl-operator` command: flags, variables, and what it says when it cannot start."""
+"""The `minisgl-operator` command: flags, variables, and errors at the start."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ def test_it_prints_the_crd() -> None:
 
 
 def test_the_operator_folder_does_not_shadow_the_standard_library() -> None:
-    """With an __init__.py in it, a folder called operator on the path breaks the interpreter."""
+    """A folder `operator` with an __init__.py on the path breaks the interpreter."""
     assert not (ROOT / "operator" / "__init__.py").exists()

@@ -1,4 +1,4 @@
-"""When a Lease counts as lost, in a time that passes only while nobody has anything to do."""
+"""Loss of a Lease, with a clock that advances only while the loop is idle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisgl_operator.shell.resources import Resource
 
 
 class Skipping(selectors.SelectSelector):
-    """Does not wait."""
+    """A loop that skips waiting times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 
 class Server:
-    """Has a renewal at once, answers it as late as it may, and is gone afterwards."""
+    """Stores a renewal immediately, answers as late as possible, and is unreachable afterwards."""
 
     def __init__(self) -> None:
         self.lease: Manifest | None = None

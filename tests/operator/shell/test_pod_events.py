@@ -20,7 +20,7 @@ def body(kind: str = "Pod", age: float = 60, uid: str = "u", spec: Any = None, *
 
 
 class Events:
-    """Stands for the client: counts the lists, and gives the same events each time."""
+    """Replaces the client: counts the lists, and returns the same events each time."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -13,7 +13,7 @@ from minisgl_operator.shell.workqueue import NORMAL_PER_URGENT, WorkQueue
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still until it is set."""
+    """An event loop whose clock changes only when it is set."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -35,7 +35,7 @@ KEYS = st.sampled_from("abcd")
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """The queue beside what client-go's documentation says of it, and two lanes."""
+    """The queue beside a model of client-go's documented semantics with two priorities."""
 
     @initialize()
     def start(self) -> None:
@@ -79,7 +79,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.loop.turn()
 
     def _taken(self) -> None:
-        """What the worker that waits for a key has got by now."""
+        """The key that the waiting worker has got, if any."""
         if self.worker is None:
             return
         others = sum(not urgent for urgent in self.running.values())
@@ -158,7 +158,7 @@ def test_few_normal_keys_are_processed_beside_an_urgent_one() -> None:
     loop.turn()
     taken = [worker.result() for worker in workers if worker.done()]
     assert taken == ["edited", *others[:NORMAL_PER_URGENT]]
-    # The next of the others comes when one of them is done, or at the latest when the urgent one is.
+    # The next normal key follows when one of them is done, or at the latest when the urgent one is.
     loop.call(_done(queue, others[0]))
     loop.turn()
     assert sum(worker.done() for worker in workers) == 2 + NORMAL_PER_URGENT

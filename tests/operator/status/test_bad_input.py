@@ -1,4 +1,4 @@
-"""What is wrong is said in the condition that it concerns, with what to do next; and nothing else changes its words."""
+"""Each problem is reported in its condition with the next step, in a message that does not change otherwise."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GPU_TEXT = (
 
 
 def starting(spec: dict[str, Any] | None = None, source: dict[str, Any] | None = None) -> Scene:
-    """Nothing serves yet."""
+    """A model of which no replica is ready yet."""
     scene = Scene(spec, source=source or CLAIM)
     scene.no_frontends()
     return scene
 
 
 def expect(scene: Scene, kind: str, reason: str, *words: str, phase: str | None = None, status: str = "False") -> None:
-    """The condition says so, and so does Ready, because nothing serves."""
+    """Check the condition, and that Ready repeats it."""
     conditions = scene.conditions()
     found = conditions[kind]
     assert (found["status"], found["reason"]) == (status, reason), found
@@ -232,7 +232,7 @@ def test_a_cache_without_a_volume_is_reported(event: str, message: str) -> None:
     assert scene.conditions()["Scheduled"]["status"] == "True", "it may wait for its first pod"
     scene.event(claim, "WaitForFirstConsumer", "waiting")
     scene.unschedulable("fetch-pod", "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
-    assert scene.conditions()["Scheduled"]["reason"] == "Unschedulable", "nothing says why so far"
+    assert scene.conditions()["Scheduled"]["reason"] == "Unschedulable", "no event explains it yet"
     scene.event(claim, event, message)
     conditions = scene.conditions()
     assert conditions["Scheduled"]["reason"] == "NoStorageClass"
@@ -362,7 +362,7 @@ def failure(reason: str, message: str = "last words", **more: Any) -> dict[str, 
 )
 def test_a_model_that_contradicts_the_spec_is_rejected(reason: str, message: str, words: str) -> None:
     scene = starting({"parallelism": {"tensor": 3}})
-    scene.launcher_says("qwen-r0", phase="Failed", last_failure=failure(reason, message))
+    scene.leader_reports("qwen-r0", phase="Failed", last_failure=failure(reason, message))
     expect(scene, "Accepted", reason, message, words, phase="Failed")
     assert scene.conditions()["EngineReady"]["reason"] == reason
 
@@ -371,9 +371,9 @@ def test_an_engine_out_of_memory_is_reported() -> None:
     for device, words in (("auto", "maxModelLen, or raise spec.parallelism.tensor"), ("cpu", "limits.memory")):
         scene = starting({"engine": {"device": device}})
         said = failure("OutOfMemory", "CUDA out of memory")
-        scene.launcher_says("qwen-r0", phase="Restarting", restarts=1, last_failure=said)
+        scene.leader_reports("qwen-r0", phase="Restarting", restarts=1, last_failure=said)
         expect(scene, "EngineReady", "OutOfMemory", "CUDA out of memory", words, "restart automatically")
-        scene.launcher_says("qwen-r0", phase="Failed", restarts=6, last_failure=said)
+        scene.leader_reports("qwen-r0", phase="Failed", restarts=6, last_failure=said)
         expect(scene, "EngineReady", "OutOfMemory", words, "kubectl logs qwen-r0-0", phase="Failed")
 
 
@@ -381,18 +381,18 @@ def test_a_rank_that_restarts_is_reported() -> None:
     scene = starting()
     said = failure("Killed", exit_code=-9)
     for phase in ("Restarting", "Rendezvous", "Loading"):
-        scene.launcher_says("qwen-r0", phase=phase, restarts=1, last_failure=said)
+        scene.leader_reports("qwen-r0", phase=phase, restarts=1, last_failure=said)
         expect(scene, "EngineReady", "Restarting", "rank 1 ended with exit code -9 (Killed): last words")
-    scene.launcher_says("qwen-r0", phase="Restarting")
+    scene.leader_reports("qwen-r0", phase="Restarting")
     expect(scene, "EngineReady", "Restarting")
 
 
 def test_an_exhausted_restart_budget_is_reported() -> None:
     scene = starting({"recovery": {"maxRestarts": 2, "windowSeconds": 60}})
-    scene.launcher_says("qwen-r0", phase="Failed", restarts=3, last_failure=failure("Error"))
+    scene.leader_reports("qwen-r0", phase="Failed", restarts=3, last_failure=failure("Error"))
     words = ("2 restarts within 60 s", "exit code 1", "kubectl delete pod -l serving.minisgl.io/replica=qwen-r0")
     expect(scene, "EngineReady", "RestartBudgetExhausted", *words, phase="Failed")
-    scene.launcher_says("qwen-r0", phase="Failed")
+    scene.leader_reports("qwen-r0", phase="Failed")
     expect(scene, "EngineReady", "RestartBudgetExhausted", "has failed permanently")
 
 
@@ -421,7 +421,7 @@ def test_an_unreachable_launcher_is_reported() -> None:
     scene.reports["qwen-r0-0"] = Unreachable("timed out")
     found = scene.conditions()["EngineReady"]
     assert (found["status"], found["reason"]) == ("Unknown", "Unreachable")
-    scene.launcher_says("qwen-r0", phase="SomethingNew")
+    scene.leader_reports("qwen-r0", phase="SomethingNew")
     assert scene.conditions()["EngineReady"]["reason"] == "Unreachable"
     del scene.reports["qwen-r0-0"]
     assert scene.conditions()["EngineReady"]["reason"] == "WaitingForPods"
@@ -432,7 +432,7 @@ def test_an_unreachable_launcher_is_reported() -> None:
 )
 def test_a_starting_replica_is_reported(phase: str, reason: str) -> None:
     scene = starting()
-    scene.launcher_says("qwen-r0", phase=phase)
+    scene.leader_reports("qwen-r0", phase=phase)
     expect(scene, "EngineReady", reason, phase="Starting")
     assert scene.conditions()["Progressing"]["reason"] == "Starting"
     assert scene.conditions()["Degraded"]["status"] == "False"
@@ -444,7 +444,7 @@ def test_a_pod_on_a_lost_node_is_reported() -> None:
     pod["metadata"]["deletionTimestamp"] = (NOW + timedelta(seconds=30)).isoformat()
     scene.reports["qwen-r0-0"] = Unreachable("timed out")
     assert scene.conditions()["EngineReady"]["reason"] == "Unreachable"
-    # A busy node may be a little late.
+    # A busy node may be slightly late.
     pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=29)).isoformat()
     assert scene.conditions()["EngineReady"]["reason"] == "Unreachable"
     pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=31)).isoformat()
@@ -453,7 +453,7 @@ def test_a_pod_on_a_lost_node_is_reported() -> None:
 
 def test_a_draining_replica_is_reported() -> None:
     scene = starting()
-    scene.launcher_says("qwen-r0", phase="Draining")
+    scene.leader_reports("qwen-r0", phase="Draining")
     expect(scene, "EngineReady", "Draining")
 
 
@@ -557,7 +557,7 @@ def test_a_busy_api_server_is_not_reported() -> None:
 
 def test_quoted_text_is_short_and_on_one_line() -> None:
     scene = starting()
-    scene.launcher_says("qwen-r0", phase="Failed", last_failure=failure("InvalidModel", "bad\n\x1b[31m" + "x" * 5000))
+    scene.leader_reports("qwen-r0", phase="Failed", last_failure=failure("InvalidModel", "bad\n\x1b[31m" + "x" * 5000))
     found = scene.conditions()["Accepted"]["message"]
     assert len(found) <= 1024
     assert "\n" not in found

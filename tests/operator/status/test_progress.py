@@ -1,4 +1,4 @@
-"""Conditions of a model that changes: rollouts, scaling, suspension, interconnect, and the phase that sums them up."""
+"""Conditions during changes: rollouts, scaling, suspension, interconnect, and the phase that summarizes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.cluster.scene import Scene, fetch_scene
 NETWORK = {"parallelism": {"tensor": 2, "gpusPerPod": 1}}
 
 
-def said(scene: Scene, kind: str) -> tuple[str, str]:
+def outcome(scene: Scene, kind: str) -> tuple[str, str]:
     found = scene.conditions()[kind]
     return found["status"], found["reason"]
 
@@ -23,23 +23,23 @@ def said(scene: Scene, kind: str) -> tuple[str, str]:
 def test_a_rollout_keeps_the_model_ready_and_names_the_replica_it_waits_for() -> None:
     scene = Scene({"replicas": 3}, source=CLAIM)
     scene.outdate("qwen-r1", "qwen-r2")
-    assert said(scene, "Ready") == ("True", "Ready")
-    assert said(scene, "Progressing") == ("True", "RollingOut")
+    assert outcome(scene, "Ready") == ("True", "Ready")
+    assert outcome(scene, "Progressing") == ("True", "RollingOut")
     status = scene.status()
     assert (status["phase"], status["updatedReplicas"], status["readyReplicas"]) == ("Updating", 1, 3)
-    scene.launcher_says("qwen-r0", phase="Loading")
-    scene.frontend_says("qwen-r0")
+    scene.leader_reports("qwen-r0", phase="Loading")
+    scene.frontends_report("qwen-r0")
     message = scene.conditions()["Progressing"]["message"]
     assert "qwen-r1, qwen-r2" in message
     assert "when qwen-r0 is ready" in message
-    assert said(scene, "Degraded") == ("False", "AllReplicasServe")
+    assert outcome(scene, "Degraded") == ("False", "AllReplicasServe")
     assert scene.status()["phase"] == "Updating"
 
 
 def test_a_rollout_to_other_tokenizer_files_names_the_replicas_without_requests() -> None:
     scene = Scene({"replicas": 3}, source=CLAIM)
     scene.outdate("qwen-r1", "qwen-r2")
-    scene.frontend_says("qwen-r0", waits_for_files=True)
+    scene.frontends_report("qwen-r0", waits_for_files=True)
     message = scene.conditions()["Progressing"]["message"]
     assert "other tokenizer files (qwen-r0) get requests as soon as they are the majority" in message
     assert "The rollout continues when" not in message
@@ -50,8 +50,8 @@ def test_a_rollout_to_other_tokenizer_files_names_the_replicas_without_requests(
 def test_a_rollout_blocked_by_frontends_is_reported() -> None:
     scene = Scene({"replicas": 3, "frontend": {"replicas": 2}}, source=CLAIM)
     scene.outdate("qwen-r1", "qwen-r2")
-    scene.frontend_says("qwen-r0", waits_for_files=True)
-    # One of the two has not loaded its files, or cannot.
+    scene.frontends_report("qwen-r0", waits_for_files=True)
+    # One of the two frontends has not loaded its files, or cannot.
     unable = copy.deepcopy(scene.reports["frontend-1"])
     assert not isinstance(unable, Unreachable)
     for entry in unable["replicas"]:
@@ -69,8 +69,8 @@ def test_a_rollout_blocked_by_old_replicas_names_them() -> None:
     scene = Scene({"replicas": 3}, source=CLAIM)
     scene.outdate("qwen-r1", "qwen-r2")
     for replica in ("qwen-r1", "qwen-r2"):
-        scene.launcher_says(replica, phase="Restarting", restarts=1)
-    scene.frontend_says("qwen-r1", "qwen-r2")
+        scene.leader_reports(replica, phase="Restarting", restarts=1)
+    scene.frontends_report("qwen-r1", "qwen-r2")
     assert "when qwen-r1 is ready" in scene.conditions()["Progressing"]["message"]
 
 
@@ -80,10 +80,10 @@ def test_a_replica_whose_pods_are_replaced_is_draining() -> None:
     labels = scene.child("StatefulSet", "qwen-r0")["spec"]["template"]["metadata"]["labels"]
     labels[names.REVISION_LABEL] = scene.revision
     scene.child("StatefulSet", "qwen-r0")["spec"]["replicas"] = 0
-    scene.frontend_says("qwen-r0")
+    scene.frontends_report("qwen-r0")
     status = scene.status()
     assert status["replicaStatuses"][0]["phase"] == "Draining"
-    assert said(scene, "EngineReady") == ("False", "Draining")
+    assert outcome(scene, "EngineReady") == ("False", "Draining")
     assert (status["updatedReplicas"], status["phase"]) == (1, "Updating")
 
 
@@ -94,8 +94,8 @@ def test_a_rollout_to_another_model_begins_when_it_is_cached() -> None:
     annotations = scene.child("StatefulSet", "qwen-r0")["spec"]["template"]["metadata"]["annotations"]
     annotations[names.CACHE_KEY_ANNOTATION] = "other"
     scene.outdate("qwen-r0")
-    assert said(scene, "ModelCached") == ("False", "WaitingForFetch")
-    assert said(scene, "Ready") == ("True", "Ready")
+    assert outcome(scene, "ModelCached") == ("False", "WaitingForFetch")
+    assert outcome(scene, "Ready") == ("True", "Ready")
     assert "when the model is cached" in scene.conditions()["Progressing"]["message"]
     assert scene.status()["phase"] == "Updating"
 
@@ -104,38 +104,38 @@ def test_a_failed_new_revision_is_degraded_while_the_others_serve() -> None:
     scene = Scene({"replicas": 2}, source=CLAIM)
     scene.outdate("qwen-r1")
     failure = {"rank": 0, "exit_code": 1, "reason": "InvalidModel", "message": "no such layer"}
-    scene.launcher_says("qwen-r0", phase="Failed", last_failure=failure)
-    scene.frontend_says("qwen-r0")
-    assert said(scene, "Accepted") == ("False", "InvalidModel")
-    assert said(scene, "Ready") == ("True", "Ready")
-    assert said(scene, "Degraded") == ("True", "ReplicasDown")
+    scene.leader_reports("qwen-r0", phase="Failed", last_failure=failure)
+    scene.frontends_report("qwen-r0")
+    assert outcome(scene, "Accepted") == ("False", "InvalidModel")
+    assert outcome(scene, "Ready") == ("True", "Ready")
+    assert outcome(scene, "Degraded") == ("True", "ReplicasDown")
     assert scene.status()["phase"] == "Degraded"
 
 
 def test_failures_of_an_old_revision_do_not_reject_the_current_spec() -> None:
     scene = Scene(source=CLAIM)
-    scene.launcher_says("qwen-r0", phase="Failed", last_failure={"reason": "InvalidModel", "message": "no"})
+    scene.leader_reports("qwen-r0", phase="Failed", last_failure={"reason": "InvalidModel", "message": "no"})
     scene.outdate("qwen-r0")
-    assert said(scene, "Accepted") == ("True", "Accepted")
+    assert outcome(scene, "Accepted") == ("True", "Accepted")
 
 
 def test_replaced_frontends_are_a_rollout() -> None:
     scene = Scene({"frontend": {"replicas": 2}}, source=CLAIM)
     scene.child("Deployment", "qwen-frontend")["status"] |= {"replicas": 3, "updatedReplicas": 1}
-    assert said(scene, "Progressing") == ("True", "RollingOut")
-    assert said(scene, "Ready") == ("True", "Ready")
+    assert outcome(scene, "Progressing") == ("True", "RollingOut")
+    assert outcome(scene, "Ready") == ("True", "Ready")
 
 
 def test_scaling_up_and_down() -> None:
     scene = Scene({"replicas": 2}, source=CLAIM)
-    scene.launcher_says("qwen-r1", phase="Loading")
-    scene.frontend_says("qwen-r1")
-    assert said(scene, "Progressing") == ("True", "Scaling")
+    scene.leader_reports("qwen-r1", phase="Loading")
+    scene.frontends_report("qwen-r1")
+    assert outcome(scene, "Progressing") == ("True", "Scaling")
     assert scene.status()["phase"] == "Updating"
     down = Scene(source=CLAIM)
     leaving = Scene({"replicas": 2}, source=CLAIM).pods["qwen-r1-0"]
     down.pods["qwen-r1-0"] = leaving | {"metadata": leaving["metadata"] | {"deletionTimestamp": "2026-01-01T12:00:00Z"}}
-    assert said(down, "Progressing") == ("True", "Scaling")
+    assert outcome(down, "Progressing") == ("True", "Scaling")
     assert down.status()["replicas"] == 1
 
 
@@ -146,7 +146,7 @@ def test_a_model_without_replicas_is_suspended(spec: dict[str, Any], words: str)
     scene = Scene(spec, source=CLAIM)
     scene.no_frontends()
     for kind in ("EngineReady", "FrontendReady", "Ready", "Progressing"):
-        assert said(scene, kind) == ("False", "Suspended")
+        assert outcome(scene, kind) == ("False", "Suspended")
         assert words in scene.conditions()[kind]["message"]
     status = scene.status()
     assert (status["phase"], status["ranks"], status["replicas"]) == ("Suspended", "0/0", 0)
@@ -165,23 +165,23 @@ def test_a_model_without_replicas_is_suspended(spec: dict[str, Any], words: str)
 )
 def test_the_transport_between_ranks_is_rated(spec: dict[str, Any], transport: str, verdict: tuple[str, str]) -> None:
     scene = Scene(spec, source=CLAIM)
-    scene.launcher_says("qwen-r0", transport=transport)
-    assert said(scene, "InterconnectOptimal") == verdict
+    scene.leader_reports("qwen-r0", transport=transport)
+    assert outcome(scene, "InterconnectOptimal") == verdict
 
 
 def test_long_lists_are_shortened() -> None:
     scene = Scene({"replicas": 6}, source=CLAIM)
     for index in range(5):
-        scene.launcher_says(f"qwen-r{index}", phase="Loading")
+        scene.leader_reports(f"qwen-r{index}", phase="Loading")
     assert "qwen-r0, qwen-r1, qwen-r2 and 2 more" in scene.conditions()["Progressing"]["message"]
     assert "1 of 6 replicas are ready. qwen-r0 loads" in scene.conditions()["EngineReady"]["message"]
 
 
 def test_the_most_severe_replica_is_reported() -> None:
     scene = Scene({"replicas": 3}, source=CLAIM)
-    scene.launcher_says("qwen-r0", phase="Loading")
+    scene.leader_reports("qwen-r0", phase="Loading")
     failure = {"rank": None, "exit_code": None, "reason": "Error", "message": ""}
-    scene.launcher_says("qwen-r2", phase="Failed", last_failure=failure)
+    scene.leader_reports("qwen-r2", phase="Failed", last_failure=failure)
     message = scene.conditions()["EngineReady"]["message"]
     assert "qwen-r2: a rank ended (Error)." in message
 

@@ -1,4 +1,4 @@
-"""The operator is updated before the pods are: it reads what pods of version 0.1.0 say of themselves."""
+"""Reports of pods of version 0.1.0, as the operator is upgraded before the pods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def body(family: str, name: str) -> bytes:
 
 
 async def probed(bodies: Mapping[str, bytes]) -> dict[str, Mapping[str, Any] | Unreachable]:
-    """What the prober makes of these bodies of /status, by the names under which pods answer them."""
+    """Reports that the prober makes of these bodies of /status, by pod name."""
 
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=bodies[request.match_info["name"]], content_type="application/json")
@@ -82,7 +82,7 @@ async def test_every_body_is_a_report(family: str) -> None:
 
 
 async def scene_with(engine: str, frontend: str = "serving") -> Scene:
-    """A model of two ranks whose pods have said this."""
+    """A model of two ranks whose pods have reported these samples."""
     scene = Scene(TWO_RANKS, source=CLAIM)
     of_engine, of_frontend = body("engine_status", engine), body("frontend_status", frontend)
     reports = await probed({"qwen-r0-0": of_engine, "frontend-0": of_frontend})

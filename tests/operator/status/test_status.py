@@ -28,7 +28,7 @@ FAILURE = {
 
 def test_the_status_of_a_model_that_serves() -> None:
     scene = Scene(TWO_PODS | {"replicas": 2}, source=CLAIM)
-    scene.launcher_says("qwen-r0", transport="gloo")
+    scene.leader_reports("qwen-r0", transport="gloo")
     status = scene.status()
     InferenceModelStatus.model_validate(status)
     conditions = {each["type"]: (each["status"], each["reason"]) for each in status.pop("conditions")}
@@ -83,8 +83,8 @@ def test_deriving_twice_gives_the_same() -> None:
 def test_the_time_of_a_transition_moves_only_when_the_status_flips() -> None:
     scene = Scene({"replicas": 2}, source=CLAIM)
     before = scene.status()
-    scene.launcher_says("qwen-r1", phase="Loading")
-    scene.frontend_says("qwen-r1")
+    scene.leader_reports("qwen-r1", phase="Loading")
+    scene.frontends_report("qwen-r1")
     later = NOW + timedelta(minutes=5)
     after = {each["type"]: each for each in scene.status(before, later)["conditions"]}
     assert after["EngineReady"]["lastTransitionTime"] == "2026-01-01T12:05:00Z"
@@ -100,8 +100,8 @@ def test_every_condition_names_the_generation_that_it_is_about() -> None:
 
 def test_a_failed_rank_is_reported_with_its_last_output() -> None:
     scene = Scene(TWO_PODS, source=CLAIM)
-    scene.launcher_says("qwen-r0", phase="Restarting", ready_ranks=1, restarts=1, last_failure=FAILURE)
-    scene.frontend_says("qwen-r0")
+    scene.leader_reports("qwen-r0", phase="Restarting", ready_ranks=1, restarts=1, last_failure=FAILURE)
+    scene.frontends_report("qwen-r0")
     status = scene.status()
     InferenceModelStatus.model_validate(status)
     (replica,) = status["replicaStatuses"]
@@ -148,7 +148,7 @@ def test_failures_of_replaced_pods_are_not_reported() -> None:
 
 def test_reported_fields_of_a_ready_replica_stay_while_it_does_not_answer() -> None:
     scene = Scene(TWO_PODS, source=CLAIM)
-    scene.launcher_says("qwen-r0", transport="gloo", last_failure=FAILURE)
+    scene.leader_reports("qwen-r0", transport="gloo", last_failure=FAILURE)
     before = scene.status()
     scene.reports["qwen-r0-0"] = Unreachable("timed out")
     assert scene.status(before) == before
@@ -156,7 +156,7 @@ def test_reported_fields_of_a_ready_replica_stay_while_it_does_not_answer() -> N
     (replica,) = scene.status(before)["replicaStatuses"]
     assert replica["phase"] == "Unknown"
     assert "transport" not in replica
-    assert replica["lastFailure"]["message"] == "last words", "or it would be told as news again"
+    assert replica["lastFailure"]["message"] == "last words", "or it would be a new event"
 
 
 def test_the_last_status_stays_until_ready_pods_were_probed() -> None:
@@ -172,10 +172,10 @@ def test_the_last_status_stays_until_ready_pods_were_probed() -> None:
 
 
 def test_the_last_status_stays_until_a_failed_replica_was_probed_again() -> None:
-    """After a start of the operator: or it would seem for a moment that pods have not started."""
+    """After a start of the operator the status would otherwise show for a moment that pods have not started."""
     scene = Scene(source=CLAIM)
     scene.no_frontends()
-    scene.launcher_says("qwen-r0", phase="Failed", ready=False, last_failure=FAILURE)
+    scene.leader_reports("qwen-r0", phase="Failed", ready=False, last_failure=FAILURE)
     before = scene.status()
     assert before["phase"] == "Failed"
     said = dict(scene.reports)
@@ -198,7 +198,7 @@ def test_the_last_status_stays_until_a_fetch_pod_was_probed_again() -> None:
 
 
 def test_a_pod_that_ended_before_its_first_probe_is_not_waited_for() -> None:
-    """Its conditions may say Ready for good: whoever ended it need not have been its kubelet."""
+    """Its conditions may stay Ready if it was not ended by its kubelet."""
     scene = fetch_scene()
     before = scene.status()
     scene.pods["fetch-pod"]["status"] = {
@@ -288,7 +288,7 @@ def test_a_deleted_pod_that_ended_has_not_failed() -> None:
 
 
 def _row(status: dict[str, Any]) -> tuple[str, str, str]:
-    """What one line of `kubectl get` says."""
+    """Columns of `kubectl get`."""
     ready = next(each["status"] for each in status["conditions"] if each["type"] == "Ready")
     return ready, status["phase"], status["ranks"]
 
@@ -303,7 +303,7 @@ def _row(status: dict[str, Any]) -> tuple[str, str, str]:
     ids=["from before it was ready", "of a rank that died", "of a rank that just died"],
 )
 def test_ready_and_ranks_never_contradict_each_other(said: dict[str, Any]) -> None:
-    """Kubelet, frontends and launcher are asked at different times. While they disagree the model is not Ready."""
+    """Kubelet, frontends and leader report at different times. While they disagree the model is not Ready."""
     scene = Scene(TWO_PODS, source=CLAIM)
     scene.reports["qwen-r0-0"] = {**scene.reports["qwen-r0-0"], **said}  # type: ignore[dict-item]
     status = scene.status()
@@ -313,7 +313,7 @@ def test_ready_and_ranks_never_contradict_each_other(said: dict[str, Any]) -> No
     conditions = {each["type"]: each for each in status["conditions"]}
     assert conditions["EngineReady"]["status"] == "False"
     assert conditions["Ready"]["reason"] == conditions["EngineReady"]["reason"]
-    scene.launcher_says("qwen-r0")
+    scene.leader_reports("qwen-r0")
     assert _row(scene.status()) == ("True", "Ready", "2/2")
 
 
@@ -328,5 +328,5 @@ def test_ready_replicas_have_all_their_ranks_whether_their_launcher_answers_or_n
 
 def test_a_replica_has_its_old_number_of_ranks_until_the_edit_reaches_it() -> None:
     scene = Scene({"parallelism": {"tensor": 1}}, source=CLAIM)
-    scene.launcher_says("qwen-r0", tensor=2, ready_ranks=2)
+    scene.leader_reports("qwen-r0", tensor=2, ready_ranks=2)
     assert _row(scene.status()) == ("True", "Ready", "2/2")

@@ -1,4 +1,4 @@
-"""Events: each change once, in order, and nothing at rest."""
+"""Events: one for each change, in order, and none without a change."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_unchanged_status_has_no_events() -> None:
 def test_a_failed_rank_is_one_warning_with_its_last_output() -> None:
     scene = Scene(source=CLAIM)
     before = scene.status()
-    scene.launcher_says("qwen-r0", last_failure=FAILURE)
+    scene.leader_reports("qwen-r0", last_failure=FAILURE)
     (notice,) = events_for(before, scene.status(before))
     assert notice.type == "Warning"
     assert notice.reason == "RankFailed"
@@ -58,7 +58,7 @@ def test_a_failed_rank_is_one_warning_with_its_last_output() -> None:
 def test_ready_that_repeats_another_condition_makes_no_second_event() -> None:
     scene = Scene(source=CLAIM)
     before = scene.status()
-    scene.launcher_says("qwen-r0", phase="Failed", last_failure=FAILURE)
+    scene.leader_reports("qwen-r0", phase="Failed", last_failure=FAILURE)
     scene.no_frontends()
     notices = events_for(before, scene.status(before))
     assert [(notice.type, notice.reason) for notice in notices] == [
@@ -72,8 +72,8 @@ def test_ready_that_repeats_another_condition_makes_no_second_event() -> None:
 def test_recovery_is_a_normal_event() -> None:
     scene = Scene({"replicas": 2}, source=CLAIM)
     healthy = scene.status()
-    scene.launcher_says("qwen-r0", phase="Restarting")
-    scene.frontend_says("qwen-r0")
+    scene.leader_reports("qwen-r0", phase="Restarting")
+    scene.frontends_report("qwen-r0")
     ill = scene.status(healthy)
     notices = events_for(ill, healthy)
     assert {(notice.type, notice.reason) for notice in notices} == {

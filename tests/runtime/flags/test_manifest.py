@@ -17,7 +17,7 @@ from minisgl.launcher.serve import ServeOptions
 from minisgl_operator.api import types
 from minisgl_operator.api.schema import Schema, structural
 from support.cluster.chart import SAMPLES
-from support.cluster.conditions import CASES, Case, hub, smallest
+from support.cluster.validation_cases import CASES, Case, hub, smallest
 from support.tiny_checkpoint import tiny_checkpoint
 
 

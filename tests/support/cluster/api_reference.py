@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def files() -> dict[Path, str]:
-    """Each file with what it has to hold."""
+    """Contents by file."""
     return {
         ROOT / "manifests" / "crd" / "inferencemodels.yaml": manifest(),
         ROOT / "charts" / "templates" / "crd.yaml": chart_template(),

@@ -1,4 +1,4 @@
-"""The chart and the kustomize tree, rendered by the programs that users render them with."""
+"""The chart and the kustomize tree, rendered with helm and kubectl."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ MATRIX: Final[dict[str, Object]] = {
 
 
 class HelmError(Exception):
-    """What helm said."""
+    """Output of helm."""
 
 
 def helm(*arguments: str, values: Object | None = None) -> str:
-    """Run helm with `values`, and return what it prints. Skips the test where helm cannot be built."""
+    """Run helm with `values` and return its output. Skips the test where helm cannot be built."""
     try:
         program = tools.program("helm")
     except tools.ToolchainMissing as error:
@@ -81,7 +81,7 @@ def helm(*arguments: str, values: Object | None = None) -> str:
 
 
 def rendered(values: Object, release: str = "minisgl") -> list[Object]:
-    """The objects of the chart, the test's pod among them."""
+    """Objects of the chart, including the pod of `helm test`."""
     return _objects(helm("template", release, str(CHART), "--namespace", NAMESPACE, values=values))
 
 
@@ -99,7 +99,7 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 
 
 def pods(objects: list[Object]) -> list[Object]:
-    """The specs of all pods that the objects are or make."""
+    """Specs of all pods among the objects and in their templates."""
     templates = [each["spec"]["template"]["spec"] for each in of_kind(objects, "Deployment")]
     return templates + [each["spec"] for each in of_kind(objects, "Pod")]
 

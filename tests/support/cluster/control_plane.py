@@ -2,7 +2,7 @@
 
 No root, no namespaces, no nodes: objects are stored, validated, defaulted, owned and collected as on any cluster, but
 no pod ever runs. A test that needs a running pod writes its status itself. The first start on a machine builds
-Kubernetes, which takes some minutes and says how far it is; it is then kept.
+Kubernetes, which takes some minutes and prints its progress; the result is cached.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SERVICE_CIDR: Final = "10.96.0.0/16"
 
 @dataclass
 class LocalControlPlane:
-    """One that runs. `kubeconfig` is its administrator's."""
+    """A running control plane. `kubeconfig` is its administrator's."""
 
     plane: ControlPlane
     controllers_port: int
@@ -47,14 +47,14 @@ class LocalControlPlane:
         return self.plane.kubeconfig("admin")
 
     def kubeconfig_for(self, user: str, group: str | None = None) -> Path:
-        """A kubeconfig of a user whom only RBAC lets do anything."""
+        """A kubeconfig of a user whose permissions come only from RBAC."""
         name = "user-" + user.replace(":", "-")
         path = self.plane.kubeconfig(name)
         self.plane.prepare().kubeconfig(path, self.url, name, user, group)
         return path
 
     def kubectl(self, *args: str, check: bool = True, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as the administrator. With check an error becomes an AssertionError that says what it printed."""
+        """Run kubectl as the administrator. With `check`, an error raises an AssertionError with its output."""
         command = [str(tools.program("kubectl")), f"--kubeconfig={self.kubeconfig}", *args]
         done = subprocess.run(command, check=False, text=True, capture_output=True, input=stdin)
         assert not check or done.returncode == 0, f"kubectl {' '.join(args)}: {done.stderr}"
@@ -64,24 +64,24 @@ class LocalControlPlane:
         self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
     def audit(self) -> list[dict[str, Any]]:
-        """Every request answered so far, oldest first: audit.k8s.io/v1 events at level Metadata."""
-        # Without what comes after the last end of a line: it is being written.
+        """All requests so far, oldest first, as audit.k8s.io/v1 events at level Metadata."""
+        # The text after the last line break is incomplete.
         lines = self.plane.audit_log.read_bytes().split(b"\n")[:-1]
         return [json.loads(line) for line in lines]
 
     def stop(self, component: str) -> None:
-        """Play an outage. `start` ends it."""
+        """Stop a process, as in an outage, until `start`."""
         process = self._processes.pop(component)
         process.terminate()
         try:
-            # The API server would wait a minute for those who watch.
+            # The API server would wait a minute for its watchers.
             process.wait(2)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
     def start(self, component: str) -> None:
-        """etcd, kube-apiserver or kube-controller-manager."""
+        """Start etcd, kube-apiserver or kube-controller-manager."""
         command = {
             "etcd": self.plane.etcd(),
             "kube-apiserver": self.plane.apiserver(),
@@ -98,7 +98,7 @@ class LocalControlPlane:
             )
 
     def wait_until_ready(self) -> None:
-        """Until the API server says that it is, and service accounts are made."""
+        """Wait until the API server is ready and service accounts are created."""
         self._wait("/readyz")
         self._wait("/api/v1/namespaces/default/serviceaccounts/default")
 
@@ -124,7 +124,8 @@ class LocalControlPlane:
 
 @contextmanager
 def running_control_plane(directory: Path) -> Iterator[LocalControlPlane]:
-    """Start one with its files in an empty directory, and stop it at the end. Raises tools.ToolchainMissing."""
+    """Start a control plane with its files in an empty directory, and stop it at the end. Raises
+    tools.ToolchainMissing."""
     tools.directory(tools.KUBERNETES)
     plane = ControlPlane(
         directory=directory,
@@ -149,7 +150,7 @@ def running_control_plane(directory: Path) -> Iterator[LocalControlPlane]:
 
 
 def control_plane_or_skip(directory: Path) -> contextlib.AbstractContextManager[LocalControlPlane]:
-    """As running_control_plane, but skip the test where Go cannot be had; with CI=true that is a failure."""
+    """Like running_control_plane, but skips the test where Go is not available; with CI=true that is a failure."""
     try:
         tools.directory(tools.KUBERNETES)
     except tools.ToolchainMissing as error:
@@ -160,7 +161,7 @@ def control_plane_or_skip(directory: Path) -> contextlib.AbstractContextManager[
 
 
 def _end(running: LocalControlPlane) -> None:
-    """At once: nothing of it is kept, and the API server would wait a while for its last watchers."""
+    """Kill the processes: their data is not kept, and the API server would wait for its watchers."""
     for process in running._processes.values():
         process.kill()
     for process in running._processes.values():

@@ -1,4 +1,4 @@
-"""Models of every kind: each differs from the smallest one in what its name says."""
+"""Example models: each differs from the smallest one in the fields that its name describes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank-0 pods of a model's replicas on loopback addresses: a played scheduler and the control port with its files."""
+"""Leader pods of a model on loopback addresses: a fake scheduler and the control port with its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.launcher.ports import free_port
 
 
 class Pods:
-    """They listen on the same two ports, each at an address of its own. `addresses` is what the name resolves to."""
+    """Pods that listen on the same two ports, each at its own address. `addresses` are those of the DNS name."""
 
     def __init__(self) -> None:
         self.scheduler_port, self.control_port = free_port(), free_port()
@@ -42,7 +42,7 @@ class Pods:
         replica: str | None = None,
         **changes: Any,
     ) -> Pod:
-        """The pod of replica `number`; it is listed from now on."""
+        """Start the pod of replica `number` and add its address."""
         pod = Pod(self, f"127.0.0.{number + 2}", model, answer, epoch, replica or f"chat-r{number}", changes)
         self.addresses.add(pod.address)
         self.pods.append(pod)
@@ -86,24 +86,24 @@ class Pod:
         return self._model
 
     def kill_engine(self) -> None:
-        """The pod stays and is still listed."""
+        """Stop the engine; the pod keeps its address."""
         self.scheduler.close()
 
     def start_engine(self, answer: Callable[[Submit], Sequence[FromScheduler]], epoch: tuple[int, int]) -> None:
         self.scheduler = self._scheduler(answer, epoch)
 
     def drain(self) -> None:
-        """What the status says from now on."""
+        """Report `draining` from now on."""
         self.scheduler.status = msgspec.structs.replace(self.scheduler.status, draining=True)
 
     def kill(self) -> None:
-        """A second time does nothing."""
+        """Stop the pod; idempotent."""
         self.scheduler.close()
         self.files.close()
 
 
 class Files:
-    """GET /files/NAME."""
+    """Server of GET /files/NAME."""
 
     def __init__(self, address: str, port: int, model: Path) -> None:
         self.requests: list[str] = []

@@ -25,7 +25,7 @@ def raw_model(
     uid: str = "00000000-0000-4000-8000-000000000001",
     generation: int = 1,
 ) -> dict[str, Any]:
-    """A model with `spec` laid over the smallest one, as the API server gives it out."""
+    """A model with `spec` merged into the smallest one, as the API server returns it."""
     body = dict(spec or {})
     body["model"] = {"source": source or HUB} | body.get("model", {})
     metadata = {"name": name, "namespace": "team-a", "uid": uid, "generation": generation, "resourceVersion": "1"}

@@ -37,7 +37,7 @@ WRITES: Final = ("POST", "PUT", "PATCH", "DELETE")
 
 
 def pvc_model(name: str, **spec: Any) -> Manifest:
-    """A model whose files lie on a claim; `spec` is laid over the rest."""
+    """A model on a PVC; `spec` is merged into the rest."""
     return {
         "apiVersion": MODEL.api_version,
         "kind": MODEL.kind,
@@ -47,12 +47,12 @@ def pvc_model(name: str, **spec: Any) -> Manifest:
 
 
 def hub_model(name: str, repo: str = "owner/name", **spec: Any) -> Manifest:
-    """A model that is fetched first."""
+    """A model from the Hub."""
     return pvc_model(name, model={"source": {"huggingFace": {"repo": repo}}}, **spec)
 
 
 class LoopThread:
-    """An event loop of its own."""
+    """A thread with its own event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -69,7 +69,7 @@ class LoopThread:
 
 
 class CrashingClient(Client):
-    """Plays a process that is killed just after its `writes`-th write took effect: nothing is heard of it again."""
+    """Plays a process that is killed just after its `writes`-th write took effect: it sends nothing afterwards."""
 
     def __init__(self, where: Any, heard: Callable[[str, int], None], writes: int | None) -> None:
         super().__init__(where, heard)
@@ -80,7 +80,7 @@ class CrashingClient(Client):
         if self.crashed.is_set():
             await asyncio.Event().wait()
         answer = await super().request(method, *args, **more)
-        # Asking for one's rights writes nothing, and nothing depends on Events.
+        # Access reviews write nothing, and nothing depends on Events.
         silent = args[0].endswith(("/events", "/selfsubjectaccessreviews"))
         if self._left is not None and method in WRITES and not silent:
             self._left -= 1
@@ -91,7 +91,7 @@ class CrashingClient(Client):
 
 
 class RunningOperator:
-    """One operator in a thread. It holds no Lease: tests of that have their own."""
+    """One operator in a thread, without a Lease, which has its own tests."""
 
     def __init__(
         self,
@@ -117,13 +117,13 @@ class RunningOperator:
         self._begun.wait(SECONDS)
         if self._loop is not None and self._task is not None and self._thread.is_alive():
             with suppress(RuntimeError):
-                # It may have ended by itself in this moment.
+                # It may have ended in this moment.
                 self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(SECONDS)
         assert not self._thread.is_alive(), "the operator does not end"
 
     def call(self, function: Callable[[Controller], T]) -> T:
-        """Run `function` where the operator's own code runs."""
+        """Run `function` in the operator's thread."""
 
         async def step() -> T:
             assert self.controller is not None
@@ -133,7 +133,7 @@ class RunningOperator:
         return asyncio.run_coroutine_threadsafe(step(), self._loop).result(SECONDS)
 
     def writes(self) -> int:
-        """Requests sent so far that could change something."""
+        """Number of writing requests so far."""
         return sum(count for (method, _), count in self.counts.requests.items() if method in WRITES)
 
     @property
@@ -171,8 +171,8 @@ class RunningOperator:
 
 
 class OperatedCluster:
-    """`hold` keeps pods Pending whose name it accepts; `statuses` and `reports`, by name, replace what is pretended
-    of a pod (None: it does not answer)."""
+    """`hold` keeps pods Pending whose name it accepts; `statuses` and `reports`, by name, replace the simulated ones of
+    a pod (None: it does not answer)."""
 
     def __init__(self, control_plane: LocalControlPlane, *, with_crd: bool = True) -> None:
         self.control_plane = control_plane
@@ -200,15 +200,15 @@ class OperatedCluster:
         self._thread.close()
         self.control_plane.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
 
-    # What a user does
+    # Actions of users
 
     def install(self) -> None:
-        """Make the API server know models."""
+        """Install the CRD."""
         self.control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(crd()))
         self.control_plane.kubectl("wait", "--for=condition=Established", f"crd/{MODEL.title}")
 
     def apply(self, body: Manifest) -> Manifest:
-        """Create or change as kubectl does, in this namespace."""
+        """Create or change an object in this namespace, as kubectl does."""
         body = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
         return self.run(self.client.apply(of_kind(body["kind"]), body, manager="test"))
 
@@ -233,22 +233,22 @@ class OperatedCluster:
             self.run(self.client.delete(of_kind(kind), self.namespace, name, live["metadata"]["uid"], propagation))
 
     def lose_node_of(self, pod: str) -> None:
-        """The pod was told to end, on a node that is not there any more to say that it did."""
+        """Delete the pod on a node that is lost and does not confirm its end."""
         self.place_on_lost_node(pod)
         self.end_soon(pod)
 
     def end_soon(self, pod: str) -> None:
-        """kubectl delete pod, also of one that was told to end and has long to do so."""
+        """kubectl delete pod, also of a deleted pod with a long grace period."""
         self.control_plane.kubectl("delete", "pod", pod, "-n", self.namespace, "--grace-period=1", "--wait=false")
 
     def place_on_lost_node(self, pod: str) -> None:
-        """Nobody will say of it that it ended."""
+        """Leave the pod without a kubelet that confirms its end."""
         self.control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lost"}})
         target = {"apiVersion": "v1", "kind": "Node", "name": "lost"}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
         self.run(self.client.request("POST", POD.path(self.namespace, pod, "binding"), {}, binding))
 
-    # What is seen
+    # Observations
 
     def status(self, name: str) -> Manifest:
         live = self.get(MODEL.kind, name)
@@ -261,14 +261,14 @@ class OperatedCluster:
         return {}
 
     def ready(self, name: str) -> bool:
-        """Ready, as said of the spec that is there now."""
+        """True if the condition Ready is True for the current spec."""
         model = self.get(MODEL.kind, name)
         if model is None or model.get("status", {}).get("observedGeneration") != model["metadata"]["generation"]:
             return False
         return any(one["type"] == "Ready" and one["status"] == "True" for one in model["status"]["conditions"])
 
     def children(self, name: str) -> dict[tuple[str, str], Manifest]:
-        """Everything that the model owns, by kind and name."""
+        """All objects that the model owns, by kind and name."""
         owned = {}
         for resource in CHILDREN:
             for body in self.list(resource.kind):
@@ -277,7 +277,7 @@ class OperatedCluster:
         return owned
 
     def until(self, condition: Callable[[], T], what: str, seconds: float = SECONDS) -> T:
-        """Wait for it; what it returned."""
+        """Wait until `condition` returns a true value; return it."""
         end = time.monotonic() + seconds
         while True:
             found = condition()
@@ -290,7 +290,7 @@ class OperatedCluster:
             time.sleep(0.05)
 
     def until_quiet(self, operator: RunningOperator) -> None:
-        """Wait until the operator has had nothing to do for a second: events of its own writes have come back."""
+        """Wait until the operator has been idle for a second, after the events of its own writes."""
         calm, end = 0, time.monotonic() + 2 * SECONDS
         while calm < 10:
             assert time.monotonic() < end, "the operator does not come to rest"
@@ -316,7 +316,7 @@ class OperatedCluster:
         crash_after: int | None = None,
         also: tuple[str, ...] = (),
     ) -> RunningOperator:
-        """Starts one that serves this namespace and those in `also`. `crash_after` is a number of writes."""
+        """Start an operator for this namespace and those in `also`. `crash_after` is a number of writes."""
         config = Config(
             defaults=Defaults(self.namespace, "example.com/engine:1", "example.com/frontend:1"),
             watch_namespaces=(*also, self.namespace),
@@ -328,7 +328,7 @@ class OperatedCluster:
         self._operators.append(running)
         return running
 
-    # The pretended nodes
+    # Simulated nodes
 
     @property
     def client(self) -> Client:

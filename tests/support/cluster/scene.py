@@ -1,4 +1,4 @@
-"""One moment of one model for tests of its status: all is well, but for what the test says."""
+"""The observed state of one model for tests of its status: everything is ready, except for the changes of the test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OLD_REVISION = "0000000000"
 
 
 class Scene:
-    """Children, pods and reports of a model that serves. Tests take away, add and change."""
+    """Children, pods and reports of a model that is ready. Tests remove, add and change them."""
 
     def __init__(self, spec: dict[str, Any] | None = None, *, source: dict[str, Any] | None = None) -> None:
         self.raw = raw_model(spec, source=source, generation=3)
@@ -37,7 +37,7 @@ class Scene:
         for manifest in render(self.model, DEFAULTS):
             self._add(manifest)
         if "suspend" not in self.raw["spec"]:
-            self.frontend_says()
+            self.frontends_report()
 
     def status(self, previous: Mapping[str, Any] | None = None, now: datetime = NOW) -> Status:
         return derive_status(Facts(self.model, self.observed(), DEFAULTS, now), previous or {})
@@ -60,20 +60,20 @@ class Scene:
         return self.children[Ref(kind, name)]
 
     def no_pods(self, prefix: str = "") -> None:
-        """Pods of these names do not exist, and so nothing is heard of them."""
+        """Remove pods with these names, and their reports."""
         for name in [name for name in self.pods if name.startswith(prefix)]:
             del self.pods[name]
             self.reports.pop(name, None)
 
     def not_ready(self, name: str, **status: Any) -> Manifest:
-        """The pod is there and is not ready."""
+        """Make an existing pod not ready."""
         pod = self.pods[name]
         pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
         pod["status"] |= status
         return pod
 
     def waiting(self, name: str, reason: str, message: str = "", **container: Any) -> None:
-        """A container of the pod waits, and so nothing is heard of it."""
+        """Make a container of the pod wait, and remove its report."""
         image = self.pods[name]["status"]["containerStatuses"][0]["image"]
         waiting = {"reason": reason, "message": message}
         state = {"name": "main", "image": image, "state": {"waiting": waiting}, "started": False, **container}
@@ -91,8 +91,8 @@ class Scene:
         uid = of["metadata"]["uid"]
         self.events[uid] = (*self.events.get(uid, ()), ObjectEvent(reason, message))
 
-    def launcher_says(self, replica: str, **said: Any) -> None:
-        """Rank 0's launcher; what is not given is as of one that serves."""
+    def leader_reports(self, replica: str, **said: Any) -> None:
+        """Set the report of a leader; fields that are not given are those of a ready replica."""
         index = int(replica.rsplit("-r", 1)[1])
         if said.get("phase", "Ready") != "Ready":
             for name in self.pods:
@@ -118,8 +118,8 @@ class Scene:
         }
         self.reports[f"{replica}-0"] = report | said
 
-    def frontend_says(self, *unroutable: str, waits_for_files: bool = False) -> None:
-        """Every frontend routes to all replicas but these, and could route to these if other files were in use."""
+    def frontends_report(self, *unroutable: str, waits_for_files: bool = False) -> None:
+        """Make every frontend route to all replicas except these, which it could use with other tokenizer files."""
         entries = [
             {
                 "replica": stateful_set["metadata"]["name"],
@@ -135,7 +135,7 @@ class Scene:
                 self.reports[name] = {"kind": "frontend", "ready": True, "draining": False, "replicas": entries}
 
     def fetch_pod(self, status: dict[str, Any]) -> Manifest:
-        """The Job's pod; the Job is neither done nor failed, so there are no engines."""
+        """Add the pod of a Job that is neither complete nor failed, and remove all engines."""
         job = next(body for ref, body in self.children.items() if ref.kind == "Job")
         job["status"] = {"active": 1}
         for ref in [ref for ref in self.children if ref.kind == "StatefulSet"]:
@@ -149,22 +149,22 @@ class Scene:
         return pod
 
     def no_frontends(self) -> None:
-        """Frontends run, but nothing is routable."""
+        """Make frontends run without a routable replica."""
         self.child("Deployment", "qwen-frontend")["status"]["readyReplicas"] = 0
         for name, pod in self.pods.items():
             if pod["metadata"]["labels"][names.COMPONENT_LABEL] == names.FRONTEND:
                 self.not_ready(name)
-        self.frontend_says(*(ref.name for ref in self.children if ref.kind == "StatefulSet"))
+        self.frontends_report(*(ref.name for ref in self.children if ref.kind == "StatefulSet"))
 
     def outdate(self, *replicas: str) -> None:
-        """These replicas have an old template, and so do their pods."""
+        """Give these replicas and their pods an old template."""
         for replica in replicas:
             stateful_set = self.child("StatefulSet", replica)
             stateful_set["spec"]["template"]["metadata"]["labels"][names.REVISION_LABEL] = OLD_REVISION
             for name, pod in self.pods.items():
                 if name.startswith(f"{replica}-"):
                     pod["metadata"]["labels"][names.REVISION_LABEL] = OLD_REVISION
-        self.frontend_says()
+        self.frontends_report()
 
     def _add(self, manifest: Manifest) -> None:
         body = copy.deepcopy(manifest)
@@ -181,7 +181,7 @@ class Scene:
                     name = f"{ref.name}-{index}"
                     image = template["spec"]["containers"][0]["image"]
                     self.pods[name] = self._pod(name, labels, body["metadata"]["uid"], image)
-                self.launcher_says(ref.name)
+                self.leader_reports(ref.name)
             case "Deployment":
                 count = body["spec"]["replicas"]
                 body["status"] = {"replicas": count, "updatedReplicas": count, "readyReplicas": count}
@@ -219,7 +219,7 @@ class Scene:
 
 
 def fetch_scene(status: dict[str, Any] | None = None, **source: Any) -> Scene:
-    """A model from the Hub whose fetch is under way."""
+    """A model from the Hub whose fetch is in progress."""
     scene = Scene(source={"huggingFace": HUB["huggingFace"] | source})
     scene.fetch_pod(status or {})
     return scene

@@ -27,9 +27,8 @@ _IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
 
 
 class SimulatedCluster:
-    """One model and its surroundings. `broken` images never become ready: their launchers give up. `files` says which
-    tokenizer files the engines of an image have, where they are not those of all others; `unusable` ones cannot be
-    loaded by a frontend."""
+    """One model in its cluster. `broken` images never become ready: their launchers fail permanently. `files` has the
+    tokenizer files of images that differ from the others; frontends cannot load `unusable` ones."""
 
     def __init__(self, raw: Manifest, defaults: Defaults) -> None:
         self.raw = raw
@@ -53,14 +52,14 @@ class SimulatedCluster:
         self.raw = {**self.raw, "spec": {**self.raw["spec"], **spec}}
         self.raw["metadata"] = self.raw["metadata"] | {"generation": self.raw["metadata"]["generation"] + 1}
 
-    def put_foreign(self, ref: Ref) -> None:
-        """An object of someone else, at a name of ours that is free."""
+    def put_conflicting(self, ref: Ref) -> None:
+        """Create an object of another owner with a free name of a child."""
         if ref not in self.objects:
             metadata = {"name": ref.name, "namespace": "team-a", "uid": self._uid(), "labels": {"whose": "theirs"}}
             self.objects[ref] = {"kind": ref.kind, "metadata": metadata, "spec": {"replicas": 7}}
 
     def remove(self, ref: Ref) -> None:
-        """kubectl delete."""
+        """Delete an object, as kubectl does."""
         gone = self.objects.pop(ref, None)
         if gone is None:
             return
@@ -76,7 +75,7 @@ class SimulatedCluster:
         return InferenceModel.parse(self.raw)
 
     def look(self) -> None:
-        """The watches catch up on pods and on what controllers wrote. Own writes are always seen at once."""
+        """Let the watches catch up on pods and on writes of controllers. Own writes are visible immediately."""
         self._seen_pods = copy.deepcopy(self.pods)
         self._seen_status = {
             body["metadata"]["uid"]: copy.deepcopy(body.get("status")) for body in self.objects.values()
@@ -98,7 +97,7 @@ class SimulatedCluster:
         return plan(Facts(self.model, self.observed(), self.defaults, self.now))
 
     def reconcile(self, calls: int | None = None) -> None:
-        """Plan and send; a crash after so many calls loses the rest."""
+        """Plan and send; a crash after `calls` requests loses the rest."""
         for step in self.plan()[:calls]:
             self.send(step)
 
@@ -134,7 +133,7 @@ class SimulatedCluster:
                 live[field] = copy.deepcopy(manifest[field])
 
     def changes(self, manifest: Manifest) -> bool:
-        """Whether an apply would change anything."""
+        """True if an apply would change anything."""
         live = self.objects.get(ref_of(manifest))
         if live is None:
             return True
@@ -147,7 +146,7 @@ class SimulatedCluster:
     # Controllers, kubelets, pods.
 
     def run_controllers(self) -> None:
-        """One pass of the StatefulSet and Job controllers."""
+        """Run the StatefulSet and Job controllers once."""
         self.now += timedelta(seconds=1)
         for ref, body in list(self.objects.items()):
             if not self._ours(body):
@@ -159,7 +158,7 @@ class SimulatedCluster:
                 body["status"] = {"conditions": [done], "completionTime": self.now.isoformat()}
 
     def run_kubelets(self, which: Iterable[str] | None = None) -> None:
-        """Pods that shall end are gone; pods whose whole group of one revision is there become ready."""
+        """Remove deleted pods; make the pods of complete groups with one revision ready."""
         for name in list(self.pods) if which is None else which:
             pod = self.pods.get(name)
             if pod is None:
@@ -175,7 +174,7 @@ class SimulatedCluster:
             pod["status"]["conditions"] = [{"type": "Ready", "status": "True" if up else "False"}]
 
     def run_frontends(self) -> None:
-        """Frontends find out who serves."""
+        """Let frontends discover ready replicas."""
         images = {self._replica(pod): self._image(pod) for pod in self.pods.values()}
         serving = {
             replica: (revision, self.files.get(images[replica], "")) for replica, revision in self.serving().items()
@@ -183,12 +182,12 @@ class SimulatedCluster:
         self._frontend.look(serving, self.unusable)
 
     def routed(self) -> dict[str, str]:
-        """Replicas that serve and that requests are sent to, with their revision."""
+        """Replicas that are routable, with their revision."""
         routes = self._frontend.routes()
         return {replica: revision for replica, revision in self.serving().items() if replica in routes}
 
     def serving(self) -> dict[str, str]:
-        """Replicas whose pods are all there, alike and ready, with their revision."""
+        """Replicas with all pods ready and of one revision, with that revision."""
         groups: dict[str, list[Manifest]] = {}
         for pod in self.pods.values():
             groups.setdefault(self._replica(pod), []).append(pod)
@@ -201,7 +200,7 @@ class SimulatedCluster:
         }
 
     def settle(self, rounds: int = 100) -> None:
-        """Everyone works until nothing changes any more."""
+        """Run operator, controllers, kubelets and frontends until nothing changes."""
         for _ in range(rounds):
             before = self._image_of_all()
             self.look()
@@ -214,7 +213,7 @@ class SimulatedCluster:
         raise AssertionError(f"not settled after {rounds} rounds")
 
     def revisions(self) -> dict[str, set[str | None]]:
-        """The revisions that each replica's pods have, pods that are ending included."""
+        """Revisions of each replica's pods, including terminating ones."""
         found: dict[str, set[str | None]] = {}
         for pod in self.pods.values():
             found.setdefault(self._replica(pod), set()).add(revision_of(pod))

@@ -1,4 +1,4 @@
-"""InferenceModels, right and wrong, with what a refusal says: the types and the API server must agree on each."""
+"""Valid and invalid InferenceModels with their errors, on which the types and the API server must agree."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def hub(**model: Any) -> Object:
 
 
 class Case(NamedTuple):
-    """`field` is empty when the object is right. `message` is what both refusals contain; the words for a wrong type or
-    a number out of bounds are each side's own."""
+    """`field` is empty for a valid object. `message` is part of both errors; messages for a wrong type or a number out
+    of bounds differ."""
 
     name: str
     model: Object
@@ -316,7 +316,7 @@ CASES: Final = (*_RIGHT, *_WRONG_MODELS, *_WRONG_SHAPES, *_WRONG_PODS, *_WRONG_P
 
 
 class Edit(NamedTuple):
-    """A change of an object that is there; `field` is empty when it is allowed."""
+    """A change of an existing object; `field` is empty if it is allowed."""
 
     name: str
     before: Object

@@ -1,4 +1,4 @@
-"""Two models whose names are alike: the endpoint of one has the name that a replica of the other would have."""
+"""Two models with similar names: the endpoint of one has the name of a replica of the other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_conflict_is_rechecked_only_while_the_name_is_wanted(
 
     monkeypatch.setattr(controller, "reconcile", noted)
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
-        # One name is held by a child of another model, the other by an object that is in no watch.
+        # One name is taken by a child of another model, the other by an object that is in no watch.
         cluster.apply(pvc_model("deepseek-r1"))
         service = {"ports": [{"port": 9000}], "selector": {"mine": "yes"}}
         cluster.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "deepseek-r2"}, "spec": service})

@@ -1,4 +1,4 @@
-"""The operator's role: what it does, what is shipped, and what happens while something is missing."""
+"""Permissions of the operator: those that it uses, those that are shipped, and missing ones."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from support.cluster.operated_cluster import CrashingClient, OperatedCluster, hu
 
 ROLES: Final = Path(__file__).parents[3] / "manifests" / "operator" / "rbac.yaml"
 Right = tuple[str, str, str]
-# Asked for by an admission plugin that some clusters run, not by a request.
+# Required by an admission plugin of some clusters, not by a request.
 NOT_A_REQUEST: Final = ("serving.minisgl.io", "inferencemodels/finalizers", "update")
 
 
 def shipped_rules() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rules for models' namespaces, and those for the operator's own."""
+    """Rules for the models' namespaces, and for the operator's namespace."""
     roles = {body["kind"]: body for body in yaml.safe_load_all(ROLES.read_text()) if "rules" in body}
     return roles["ClusterRole"]["rules"], roles["Role"]["rules"]
 
@@ -44,14 +44,14 @@ def rights(rules: list[dict[str, Any]]) -> set[Right]:
 
 @contextmanager
 def account(cluster: OperatedCluster, rules: list[dict[str, Any]]) -> Iterator[Path]:
-    """A kubeconfig of somebody who has these rights in the cluster's namespace and no others."""
+    """A kubeconfig of a user with exactly these permissions in the cluster's namespace."""
     grant(cluster, rules)
     bind(cluster, cluster)
     yield cluster.control_plane.kubeconfig_for(f"operator-of-{cluster.namespace}")
 
 
 def bind(cluster: OperatedCluster, home: OperatedCluster) -> None:
-    """Give the account of `home` the rights that were granted in the cluster's namespace."""
+    """Grant the account of `home` its permissions in the cluster's namespace, too."""
     user = f"operator-of-{home.namespace}"
     cluster.control_plane.kubectl(
         "create", "rolebinding", "operator", "-n", cluster.namespace, "--role=operator", f"--user={user}"
@@ -96,7 +96,7 @@ def test_the_shipped_rules_are_exactly_those_that_the_operator_uses(control_plan
             used.add((where.get("apiGroup", ""), resource, event["verb"]))
             code = event.get("responseStatus", {}).get("code")
             if event["verb"] == "patch" and code == 201:
-                # An apply that makes the object needs both rights.
+                # An apply that creates the object needs both permissions.
                 used.add((where.get("apiGroup", ""), resource, "create"))
             if code == 403:
                 denied.append(event["requestURI"])
@@ -128,7 +128,7 @@ def _everything_it_can_do(cluster: OperatedCluster) -> None:
     (job,) = cluster.until(lambda: [key for key in cluster.children("fetched") if key[0] == "Job"], "a fetch Job")
     cluster.apply(hub_model("fetched", "owner/other"))
     cluster.until(lambda: cluster.get(*job) is None, "the end of the fetch that nobody wants")
-    # The same thing said twice is one event that counts.
+    # A repeated event is counted in one series.
     for ready in (False, True) * 3:
         pod = cluster.get("Pod", "full-r0-0")
         assert pod is not None
@@ -184,7 +184,7 @@ def test_a_missing_permission_to_watch_is_reported_and_waited_for(
 def test_nothing_is_changed_before_the_first_full_list(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that is due in this moment could lose what serves: what was seen of it is not all."""
+    """A reconcile before the first full list would see only a part of the model, and could delete running replicas."""
     monkeypatch.setattr(controller, "_PERMISSIONS_SECONDS", 0.5)
     may_list = threading.Event()
 
@@ -212,7 +212,7 @@ def test_nothing_is_changed_before_the_first_full_list(
 def test_a_permission_missing_in_one_namespace_is_reported_there_only(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after an upgrade with roles of one's own: what runs is told, and what is asked for is not done."""
+    """As after an upgrade with custom roles: the status stays current, and edits are not applied."""
     monkeypatch.setattr(controller, "_PERMISSIONS_SECONDS", 0.5)
     rules, _ = shipped_rules()
     with (
@@ -258,7 +258,8 @@ def _lacks(cluster: OperatedCluster, name: str, right: str) -> bool:
 def test_a_deleted_namespace_does_not_stop_the_others(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its Role went with it. Once it is there again, the process ends, to be started again and to watch it too."""
+    """The Role was deleted with its namespace. Once both exist again, the process exits for a restart and watches it,
+    too."""
     monkeypatch.setattr(controller, "_PERMISSIONS_SECONDS", 0.5)
     rules, _ = shipped_rules()
     with (
@@ -299,7 +300,7 @@ def test_a_missing_permission_to_create_is_reported_and_does_not_block_other_chi
 def test_a_permission_missing_at_the_start_is_reported_and_does_not_end_the_process(
     control_plane: LocalControlPlane,
 ) -> None:
-    """Without a watch kopf ends the process, which would then be started again and again."""
+    """kopf ends the process without a watch, which would then restart endlessly."""
     rules, _ = shipped_rules()
     with OperatedCluster(control_plane) as cluster, account(cluster, without(rules, "jobs", "list")) as kubeconfig:
         cluster.apply(pvc_model("later"))
