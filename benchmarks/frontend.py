@@ -328,7 +328,7 @@ def _poll_metrics(encoded: bytes, pipe: Connection) -> None:
 
 
 def _read_page(answers: BufferedReader) -> bool:
-    """Read an answer to its last byte; returns whether it has status 200 and is complete."""
+    """Read an answer to its last byte; returns True if it has status 200 and is complete."""
     found = answers.readline().startswith(b"HTTP/1.1 200 ")
     length = 0
     while (line := answers.readline()) != b"\r\n":

@@ -41,7 +41,7 @@ class Repository:
     """Number of downloads of large files whose connection closes in the middle."""
     bytes_per_second: float | None = None
     corrupt: bool = False
-    """Whether large files have the right size but wrong content."""
+    """True: large files have the right size but wrong content."""
 
     @property
     def commit(self) -> str:

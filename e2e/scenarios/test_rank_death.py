@@ -117,7 +117,7 @@ def _answer(openai: OpenAI) -> str:
 
 
 def _standbys(namespace: Namespace) -> bool:
-    """Whether each pod has a standby process."""
+    """True if each pod has a standby process."""
     return all(_launcher(namespace, pod).get("standbys") for pod in ("demo-r0-0", "demo-r0-1"))
 
 

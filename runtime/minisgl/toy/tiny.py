@@ -41,7 +41,7 @@ class _Arch(NamedTuple):
     rope_theta: float = 10000.0
     tied: bool = False
     new_rope_spelling: bool = False
-    """Whether config.json has `rope_parameters`, as of transformers 5, instead of `rope_theta` and `rope_scaling`."""
+    """True: config.json has `rope_parameters`, as of transformers 5; False: `rope_theta` and `rope_scaling`."""
     shards: int = 1
     extra: Mapping[str, Any] = {}
 

@@ -40,14 +40,14 @@ class Family(NamedTuple):
 
     control_tokens: tuple[str, ...]
     leading: bool
-    """Whether control tokens have the first ids of the vocabulary instead of the last ones."""
+    """True: control tokens have the first ids of the vocabulary; False: the last ones."""
     bos: str | None
     eos: str
     pad: str
     stops: tuple[str, ...]
     """All tokens that end an answer, as in generation_config.json."""
     adds_bos: bool
-    """Whether the tokenizer puts BOS in front of plain text; the chat template writes its own."""
+    """True: the tokenizer puts BOS in front of plain text. The chat template writes its own."""
     chat_template: str
 
 
@@ -154,5 +154,5 @@ def train_tokenizer(family: Family, vocab_size: int, text: str = _TEXT, learned:
 
 
 def is_lone_byte(token: str) -> bool:
-    """Whether a token is one byte that is not printable ASCII: a part of a character, or a control character."""
+    """True for a token of one byte that is not printable ASCII: a part of a character, or a control character."""
     return len(token) == 1 and not "!" <= token <= "~" and token != "Ġ"

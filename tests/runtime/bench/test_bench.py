@@ -20,7 +20,7 @@ from support.tiny_checkpoint import tiny_checkpoint
 _SECTIONS = ["bench", "machine", "versions", "command", "figures", "reference"]
 
 
-def test_report_writes_every_section(tmp_path: Path) -> None:
+def test_a_report_has_all_sections(tmp_path: Path) -> None:
     path = tmp_path / "new" / "figures.json"
     report("x", {"a_ms": 0.25, "n": 3}, {"a_ms": 0.3}, str(path))
     document = json.loads(path.read_text())
@@ -30,12 +30,12 @@ def test_report_writes_every_section(tmp_path: Path) -> None:
     assert document["machine"]["cores"] >= 1
 
 
-def test_table_shows_references_beside_figures_and_on_their_own() -> None:
+def test_a_table_shows_references_with_and_without_a_metric() -> None:
     rows = [line.split() for line in table("x", {"a": 0.25, "b": "cpu"}, {"a": 1234.5, "c": 7}).splitlines()]
     assert rows[2:] == [["a", "0.25", "1,234"], ["b", "cpu"], ["c", "7"]]
 
 
-def test_workload_a_is_the_published_one() -> None:
+def test_workload_a_equals_the_published_one() -> None:
     workload = WORKLOADS["A"](Sizes(), 151_936, 0)
     random.seed(0)
     prompts = [[random.randint(0, 10000) for _ in range(random.randint(100, 1024))] for _ in range(256)]
@@ -47,19 +47,19 @@ def test_workload_a_is_the_published_one() -> None:
     assert all(params.ignore_eos for params in workload.params())
 
 
-def test_workload_c_is_one_request() -> None:
+def test_workload_c_is_a_single_request() -> None:
     workload = WORKLOADS["C"](Sizes(), 151_936, 0)
     assert (workload.prompt_tokens, workload.output_lengths, workload.temperature) == (4, [1024], 0.1)
 
 
-def test_workload_c64_is_64_of_them() -> None:
+def test_workload_c64_is_64_requests_like_that_of_c() -> None:
     workload = WORKLOADS["C64"](Sizes(), 151_936, 0)
     assert workload.prompts[0] == WORKLOADS["C"](Sizes(), 151_936, 0).prompts[0]
     assert len({tuple(prompt) for prompt in workload.prompts}) == len(workload.output_lengths) == 64
     assert (workload.prompt_tokens, workload.output_tokens) == (64 * 4, 64 * 1024)
 
 
-def test_workload_d_shares_a_prefix_that_is_new_each_time() -> None:
+def test_workload_d_shares_a_prefix_that_depends_on_the_seed() -> None:
     workload = WORKLOADS["D"](Sizes(), 151_936, 0)
     assert {len(prompt) for prompt in workload.prompts} == {2048 + 128}
     assert len({tuple(prompt[:2048]) for prompt in workload.prompts}) == 1
@@ -68,12 +68,12 @@ def test_workload_d_shares_a_prefix_that_is_new_each_time() -> None:
     assert WORKLOADS["D"](Sizes(), 151_936, 1).prompts[0][:8] != workload.prompts[0][:8]
 
 
-def test_prompts_stay_inside_a_small_vocabulary() -> None:
+def test_prompts_use_only_tokens_of_a_small_vocabulary() -> None:
     workload = WORKLOADS["A"](Sizes(requests=20), 300, 0)
     assert max(max(prompt) for prompt in workload.prompts) == 299
 
 
-def test_offline_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_offline_measures_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "offline.json"
     sizes = "--num-requests 6 --input-len 3 40 --output-len 2 12 --repeat 2"
     engine = "--device cpu --num-pages 200 --max-running 4 --max-step-tokens 16"
@@ -84,16 +84,16 @@ def test_offline_on_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[s
     figures = document["figures"]
     assert figures["tokens_per_second_min"] <= figures["tokens_per_second"] <= figures["tokens_per_second_max"]
     assert figures["prefill_backend"] == figures["decode_backend"] == "torch"
-    assert figures["mixed_steps"] > 0, "a budget of 16 tokens a step mixes prompts and decodes"
+    assert figures["mixed_steps"] > 0, "with a budget of 16 tokens per step, steps mix prefill and decode"
     assert figures["eager_decode_steps"] == 0
-    assert document["reference"] == {}, "no floor is known for a CPU"
+    assert document["reference"] == {}, "no roofline is known for a CPU"
     phases = [key for key in figures if key.startswith("start_")]
     assert {"start_imports_seconds", "start_load_seconds", "start_first_token_seconds"} <= {*phases}
     assert sum(figures[phase] for phase in phases) == pytest.approx(figures["engine_up_seconds"])
     assert "tokens_per_second" in capsys.readouterr().out
 
 
-def test_offline_records_the_newest_figures_beside_others_and_traces(
+def test_bench_offline_updates_a_results_file_and_writes_traces(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record, trace = tmp_path / "results" / "cpu.json", tmp_path / "trace.json"
@@ -111,7 +111,7 @@ def test_offline_records_the_newest_figures_beside_others_and_traces(
     assert known["figures"].keys() == {f"a_{name}_tok_s", f"c_{name}_tok_s", f"engine_up_{name}_s"}
     assert known["figures"][f"a_{name}_tok_s"] == pytest.approx(figures["a_tokens_per_second"], rel=1e-3)
     assert known["spread"].keys() == {f"a_{name}_tok_s", f"c_{name}_tok_s"}
-    assert known["f1_ratio"] == {}, "no floor is known for a CPU"
+    assert known["f1_ratio"] == {}, "no roofline is known for a CPU"
     assert known["device"] == "cpu"
     assert json.loads(trace.read_text())["traceEvents"]
     assert "trace_idle_share" in capsys.readouterr().out
@@ -121,14 +121,14 @@ def test_offline_records_the_newest_figures_beside_others_and_traces(
     assert "holds results of NVIDIA H200" in capsys.readouterr().err
 
 
-def test_overlapping_work_counts_once_and_gaps_are_found() -> None:
+def test_utilization_merges_overlapping_work_and_finds_gaps() -> None:
     found = utilization([(10, 20), (0, 4), (12, 15), (18, 25), (30, 40)])
     assert (found.span, found.busy, found.gaps, found.longest_gap) == (40, 29, 2, 6)
     assert found.idle_share == pytest.approx(11 / 40)
     assert utilization([]).idle_share == 0
 
 
-def test_comm_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_comm_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(RUNTIME))
     path = tmp_path / "comm.json"
     assert main(["bench", "comm", "--device", "cpu", "--sizes", "4096", "1000", "--json", str(path)]) == 0
@@ -138,32 +138,32 @@ def test_comm_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures["bus_gb_per_s_1000B"] > 0
 
 
-def test_bench_frontend_counts_every_token(tmp_path: Path) -> None:
+def test_frontend_benchmark_counts_every_token(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     figures = _run_script(
         "frontend.py", path, "--streams", "24", "--step-ms", "20", "--seconds", "0.5", "--model", str(tiny_checkpoint())
     )
     for tokenizers in (0, 1):
         assert figures[f"tokens_per_core_second_{tokenizers}_tokenizers"] > 0
-        # Never more; fewer where this machine was too busy to take them one by one.
+        # At most one event per token; fewer on a busy machine.
         assert 0 < figures[f"events_per_token_{tokenizers}_tokenizers"] <= 1
     assert figures["metrics_ms_p50"] > 0
 
 
-def test_bench_scheduler_has_every_figure(tmp_path: Path) -> None:
+def test_scheduler_benchmark_reports_all_metrics(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     figures = _run_script("scheduler.py", path, "--steps", "50", "--prefixes", "100")
     times = ("decode_step_cpu_ms", "decode_step_wall_ms")
     ratios = ("ratio_50k_prefixes_to_plain", "ratio_reference_system_to_ours")
     for name in (*times, *(f"{time}_50k_prefixes" for time in times), *ratios):
         assert figures[name] > 0
-    assert figures["steps_without_eviction"] == 0, "the second run did not measure evictions"
+    assert figures["steps_without_eviction"] == 0, "the second run did not measure evictions in every step"
     assert figures["evicted_pages_per_step"] > 0
     assert figures["cached_prefixes_at_end"] >= 100
 
 
 def _run_script(name: str, path: Path, *arguments: str) -> dict[str, Any]:
-    """Figures that a script of benchmarks/ writes to `path`."""
+    """Run a script of benchmarks/; returns the metrics that it writes to `path`."""
     script = RUNTIME.parent / "benchmarks" / name
     subprocess.run(
         [sys.executable, script, *arguments, "--json", path],

@@ -1,4 +1,4 @@
-"""`bench serve` against a server that a test plays: what is sent, when, and what is made of the answers."""
+"""`bench serve` with a fake server: the requests, their times, and the report of the answers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from minisgl.cli.main import main
 
 
 class Endpoint:
-    """Answers `max_tokens` events and the usage. A prompt that begins with `broken` breaks off, `refused` is a 429."""
+    """Fake server that streams `max_tokens` events and the usage. `broken`: streams are incomplete; `refused`: 429."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.broken = self.refused = False
-        self.models: Any = {"data": [{"id": "played"}]}
-        self.nonsense = ""
-        """In the place of a stream's first event."""
+        self.models: Any = {"data": [{"id": "fake"}]}
+        self.first_event = ""
+        """Data of an additional first event of each stream."""
         self.running = self.most = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -57,8 +57,8 @@ class Endpoint:
     async def _stream(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         self.bodies.append(body)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        if self.nonsense:
-            self._event(writer, self.nonsense)
+        if self.first_event:
+            self._event(writer, self.first_event)
         for _ in range(body["max_tokens"]):
             choice = {"text": "x"} if "prompt" in body else {"delta": {"content": "x"}}
             self._event(writer, json.dumps({"choices": [choice]}))
@@ -73,7 +73,7 @@ class Endpoint:
 
     @staticmethod
     def _event(writer: asyncio.StreamWriter, data: str) -> None:
-        # Cut in the middle, as networks do.
+        # Split in the middle, as networks do.
         for piece in (f"data: {data[:3]}", f"{data[3:]}\n\n"):
             writer.write(f"{len(piece):x}\r\n{piece}\r\n".encode())
 
@@ -90,24 +90,24 @@ class Endpoint:
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    played = Endpoint()
-    yield played
-    played.close()
+    fake = Endpoint()
+    yield fake
+    fake.close()
 
 
-def _figures(path: Path) -> dict[str, Any]:
-    figures: dict[str, Any] = json.loads(path.read_text())["figures"]
-    return figures
+def _metrics(path: Path) -> dict[str, Any]:
+    metrics: dict[str, Any] = json.loads(path.read_text())["figures"]
+    return metrics
 
 
-def test_a_trace_is_sent_as_it_says(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_requests_of_a_trace_are_sent_at_their_times(endpoint: Endpoint, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text(
         '{"timestamp": 400, "input_length": 12, "output_length": 3, "hash_ids": [1, 9]}\n'
         '{"timestamp": 0, "input_length": 10, "output_length": 5, "hash_ids": [1, 2]}\n\n'
         '{"timestamp": 800, "input_length": 7, "output_length": 1}\n'
     )
-    json_path, plot = tmp_path / "figures.json", tmp_path / "plot.png"
+    json_path, plot = tmp_path / "report.json", tmp_path / "plot.png"
     command = f"bench serve --url {endpoint.url}/v1 --trace {trace} --block-size 8 --json {json_path} --plot {plot}"
     assert main([*command.split(), "--slo-ttft-ms", "60000", "--slo-e2e-ms", "0.0001"]) == 0
     prompts = [body["prompt"] for body in endpoint.bodies]
@@ -116,16 +116,16 @@ def test_a_trace_is_sent_as_it_says(endpoint: Endpoint, tmp_path: Path) -> None:
     assert prompts[0][8:] != prompts[1][8:10]
     assert all(0 <= token < 256 for prompt in prompts for token in prompt)
     assert [body["max_tokens"] for body in endpoint.bodies] == [5, 3, 1]
-    assert all(body["model"] == "played" and body["ignore_eos"] for body in endpoint.bodies)
-    figures = _figures(json_path)
-    assert (figures["completed"], figures["failed"], figures["output_tokens"]) == (3, 0, 9)
-    assert figures["goodput_share"] == 0
-    assert figures["duration_s"] >= 0.8
-    assert 0 < figures["ttft_ms_p50"] <= figures["ttft_ms_p99"] <= figures["e2e_ms_p99"]
+    assert all(body["model"] == "fake" and body["ignore_eos"] for body in endpoint.bodies)
+    metrics = _metrics(json_path)
+    assert (metrics["completed"], metrics["failed"], metrics["output_tokens"]) == (3, 0, 9)
+    assert metrics["goodput_share"] == 0
+    assert metrics["duration_s"] >= 0.8
+    assert 0 < metrics["ttft_ms_p50"] <= metrics["ttft_ms_p99"] <= metrics["e2e_ms_p99"]
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_no_more_than_max_concurrency_at_a_time(endpoint: Endpoint) -> None:
+def test_max_concurrency_limits_requests_in_flight(endpoint: Endpoint) -> None:
     command = f"bench serve --url {endpoint.url} --num-requests 9 --output-len 5 9 --max-concurrency 2 --api chat"
     assert main([*command.split(), "--stop-at-eos"]) == 0
     assert len(endpoint.bodies) == 9
@@ -133,8 +133,10 @@ def test_no_more_than_max_concurrency_at_a_time(endpoint: Endpoint) -> None:
     assert all("ignore_eos" not in body and "messages" in body for body in endpoint.bodies)
 
 
-def test_failures_are_counted_and_shown(endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    json_path = tmp_path / "figures.json"
+def test_failures_are_counted_and_reported(
+    endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    json_path = tmp_path / "report.json"
     command = f"bench serve --url {endpoint.url} --num-requests 2 --json {json_path}".split()
     endpoint.broken = True
     assert main(command) == 1
@@ -142,12 +144,12 @@ def test_failures_are_counted_and_shown(endpoint: Endpoint, tmp_path: Path, caps
     endpoint.broken, endpoint.refused = False, True
     assert main(command) == 1
     assert "HTTP 429: too many (overloaded)" in capsys.readouterr().err
-    assert _figures(json_path)["failed"] == 2
+    assert _metrics(json_path)["failed"] == 2
 
 
 @pytest.mark.parametrize("models", [{"data": []}, {}, [], "page"])
 @pytest.mark.parametrize("command", ["bench serve --url", "chat"])
-def test_what_is_no_endpoint_is_said_to_be_none(
+def test_a_server_without_an_openai_api_is_an_error(
     models: Any, command: str, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint.models = models
@@ -158,19 +160,19 @@ def test_what_is_no_endpoint_is_said_to_be_none(
     assert "/v1/models does not return JSON; is it an OpenAI endpoint?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("nonsense", ["<html>", "{}", "[]", '{"choices": [{}]}'])
-def test_a_chat_goes_on_after_what_is_no_chunk(
-    nonsense: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("first_event", ["<html>", "{}", "[]", '{"choices": [{}]}'])
+def test_a_chat_continues_after_an_invalid_chunk(
+    first_event: str, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    endpoint.nonsense = nonsense
+    endpoint.first_event = first_event
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n/stats\n"))
     assert main(["chat", endpoint.url, "--max-tokens", "1"]) == 1
-    said = capsys.readouterr()
-    assert "not a chunk of an OpenAI stream" in said.err
-    assert said.out.endswith("nothing was answered yet\n")
+    captured = capsys.readouterr()
+    assert "not a chunk of an OpenAI stream" in captured.err
+    assert captured.out.endswith("nothing was answered yet\n")
 
 
-def test_files_that_cannot_be_written_are_named(
+def test_errors_name_files_that_cannot_be_written(
     endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nowhere = str(tmp_path / "none" / "file")
@@ -180,7 +182,7 @@ def test_files_that_cannot_be_written_are_named(
     assert capsys.readouterr().err.count(f"{nowhere} cannot be written: No such file or directory") == 2
 
 
-def test_made_up_traces_can_be_written_and_read(tmp_path: Path) -> None:
+def test_synthetic_traces_can_be_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     command = f"bench serve --num-requests 50 --request-rate 10 --seed 3 --shared-prefixes 2 --write-trace {path}"
     assert main([*command.split(), "--block-size", "16"]) == 0
@@ -193,7 +195,7 @@ def test_made_up_traces_can_be_written_and_read(tmp_path: Path) -> None:
     assert read_trace(path) == requests
 
 
-def test_burstiness_changes_the_gaps_and_not_the_rate() -> None:
+def test_burstiness_changes_the_gaps_but_not_the_rate() -> None:
     def gaps(burstiness: float) -> list[float]:
         shape = TraceShape(
             requests=4000,
@@ -242,7 +244,7 @@ def test_prompts_without_hash_ids_differ() -> None:
         ("{", "line 1"),
     ],
 )
-def test_a_wrong_trace_is_an_error_that_names_the_line(text: str, message: str, tmp_path: Path) -> None:
+def test_the_error_of_an_invalid_trace_names_the_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(text)
     with pytest.raises(BenchError, match=message):
@@ -251,11 +253,11 @@ def test_a_wrong_trace_is_an_error_that_names_the_line(text: str, message: str, 
         read_trace(tmp_path / "none")
 
 
-def test_summary_of_known_samples() -> None:
+def test_the_summary_of_known_samples() -> None:
     samples = [Sample(ttft=0.1, gaps=[0.01] * 9, e2e=0.19, prompt_tokens=5, output_tokens=10), Sample(error="x")]
-    figures = summarize(samples, 2.0, {"ttft": 100.0, "tpot": 5.0})
-    assert figures["requests_per_second"] == 0.5
-    assert figures["output_tokens_per_second"] == 5
-    assert figures["tpot_ms_p99"] == pytest.approx(10)
-    assert figures["goodput_share"] == 0
+    metrics = summarize(samples, 2.0, {"ttft": 100.0, "tpot": 5.0})
+    assert metrics["requests_per_second"] == 0.5
+    assert metrics["output_tokens_per_second"] == 5
+    assert metrics["tpot_ms_p99"] == pytest.approx(10)
+    assert metrics["goodput_share"] == 0
     assert summarize(samples, 2.0, {"tpot": 11.0})["goodput_share"] == 0.5

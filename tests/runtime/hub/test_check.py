@@ -11,7 +11,7 @@ from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
 
 
 @pytest.mark.parametrize("arch", TINY_ARCHS)
-def test_a_good_checkpoint_is_described(arch: str, tmp_path: Path) -> None:
+def test_the_report_describes_a_valid_checkpoint(arch: str, tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, arch)
     report = check_checkpoint(checkpoint)
     assert report.servable, report.problems
@@ -24,7 +24,7 @@ def test_a_good_checkpoint_is_described(arch: str, tmp_path: Path) -> None:
     assert report.tensor_parallel_sizes == [1, 2, 4]
 
 
-def test_everything_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, "qwen3")
     tensors = load_file(checkpoint / "model.safetensors")
     del tensors["model.norm.weight"]
@@ -38,7 +38,7 @@ def test_everything_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
     assert {note.code for note in report.notes} == {"unknown_tensors", "no_chat_template"}
 
 
-def test_many_missing_tensors_are_summed_up(tmp_path: Path) -> None:
+def test_many_missing_tensors_are_summarized(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, "qwen3")
     config = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9}))
@@ -47,7 +47,7 @@ def test_many_missing_tensors_are_summed_up(tmp_path: Path) -> None:
     assert "more tensors" in problems[-1].message
 
 
-def test_an_unsupported_model_still_has_its_files_checked(tmp_path: Path) -> None:
+def test_files_of_an_unsupported_model_are_checked_too(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, "llama")
     (checkpoint / "config.json").write_text('{"architectures": ["T5Model"]}')
     (checkpoint / "model-00001-of-00002.safetensors").unlink()
@@ -56,12 +56,12 @@ def test_an_unsupported_model_still_has_its_files_checked(tmp_path: Path) -> Non
     assert codes == ["unsupported_architecture", "missing_file", "malformed_json"]
 
 
-def test_a_directory_that_is_not_there_is_one_problem(tmp_path: Path) -> None:
+def test_a_missing_directory_is_one_problem(tmp_path: Path) -> None:
     (problem,) = check_checkpoint(tmp_path / "nowhere").problems
     assert problem.code == "model_not_found"
 
 
-def test_a_sliding_window_limits_the_length(tmp_path: Path) -> None:
+def test_a_sliding_window_limits_the_sequence_length(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, "mistral", config_extra={"sliding_window": 512, "eos_token_id": None})
     (checkpoint / "generation_config.json").unlink()
     report = check_checkpoint(checkpoint)

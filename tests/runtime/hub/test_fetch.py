@@ -1,4 +1,4 @@
-"""`minisgl models fetch` against a Hub that behaves, and one that does not."""
+"""`minisgl models fetch` with a Hub that works, and with one that fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def checkpoint(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text('{"model_type": "tiny"}')
     (directory / "tokenizer.json").write_text("{}")
-    (directory / "README.md").write_text("no part of what is served")
+    (directory / "README.md").write_text("not needed by a server")
     (directory / "original").mkdir()
     (directory / "original" / "params.json").write_text("{}")
     source = random.Random(1)
@@ -62,18 +62,18 @@ def hub(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fak
         yield fake
 
 
-class Told(list[FetchStatus]):
-    """What was published, in order."""
+class Published(list[FetchStatus]):
+    """Published statuses, in order."""
 
     def __call__(self, status: FetchStatus) -> None:
         self.append(status)
 
 
-def run_fetch(hub: FakeHub, directory: Path, revision: str = "main", repository: str = REPOSITORY) -> Told:
-    told = Told()
+def run_fetch(hub: FakeHub, directory: Path, revision: str = "main", repository: str = REPOSITORY) -> Published:
+    published = Published()
     endpoint: str = hub.url  # type: ignore[attr-defined]
-    told(fetch(Source(repository=repository, revision=revision, endpoint=endpoint), directory, told))
-    return told
+    published(fetch(Source(repository=repository, revision=revision, endpoint=endpoint), directory, published))
+    return published
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -99,26 +99,26 @@ def files_of_top_level(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
-def test_a_checkpoint_and_what_is_said_on_the_way(
+def test_a_checkpoint_is_fetched_and_its_progress_published(
     hub: FakeHub, tmp_path: Path, checkpoint: Path, repository: Repository
 ) -> None:
-    told = run_fetch(hub, tmp_path / "model")
+    published = run_fetch(hub, tmp_path / "model")
     assert_complete(tmp_path / "model", checkpoint, repository)
-    assert told[0].phase == "Resolving"
-    assert told[-1] == FetchStatus(phase="Done", percent=100, commit=repository.commit)
-    percents = [status.percent for status in told]
+    assert published[0].phase == "Resolving"
+    assert published[-1] == FetchStatus(phase="Done", percent=100, commit=repository.commit)
+    percents = [status.percent for status in published]
     assert percents == sorted(percents)
     assert any(0 < percent < 100 for percent in percents)
 
 
-def test_what_is_there_is_not_fetched_again(hub: FakeHub, tmp_path: Path, repository: Repository) -> None:
+def test_an_existing_checkpoint_is_not_fetched_again(hub: FakeHub, tmp_path: Path, repository: Repository) -> None:
     run_fetch(hub, tmp_path / "model")
     requests = hub.requests.total()
     assert run_fetch(hub, tmp_path / "model") == [FetchStatus(phase="Done", percent=100, commit=repository.commit)]
     assert hub.requests.total() == requests
 
 
-def test_a_download_that_breaks_off_goes_on_where_it_ended(
+def test_an_interrupted_download_is_resumed(
     hub: FakeHub, tmp_path: Path, checkpoint: Path, repository: Repository
 ) -> None:
     repository.broken_downloads = 3
@@ -126,7 +126,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_ended(
     assert_complete(tmp_path / "model", checkpoint, repository)
 
 
-def test_another_try_resumes_what_the_last_one_left(
+def test_a_second_fetch_resumes_the_files_of_a_failed_one(
     hub: FakeHub, tmp_path: Path, checkpoint: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_fetch, "_MAX_ATTEMPTS", 1)
@@ -138,16 +138,14 @@ def test_another_try_resumes_what_the_last_one_left(
     (partial,) = tmp_path.glob("model.partial-*")
     (tmp_path / "model.partial-0123456789ab").mkdir()
     assert any(part.stat().st_size for part in partial.glob("*.part"))
-    # The second file may have been given up before it was asked for.
+    # The second file may not have been requested when the first one failed.
     repository.broken_downloads = 0
-    told = run_fetch(hub, tmp_path / "model")
+    published = run_fetch(hub, tmp_path / "model")
     assert_complete(tmp_path / "model", checkpoint, repository)
-    assert told[-1].phase == "Done"
+    assert published[-1].phase == "Done"
 
 
-def test_other_content_than_the_repository_names_is_never_kept(
-    hub: FakeHub, tmp_path: Path, repository: Repository
-) -> None:
+def test_files_with_a_wrong_hash_are_never_kept(hub: FakeHub, tmp_path: Path, repository: Repository) -> None:
     repository.corrupt = True
     with pytest.raises(FetchError, match="its hash is wrong") as failed:
         run_fetch(hub, tmp_path / "model")
@@ -156,17 +154,17 @@ def test_other_content_than_the_repository_names_is_never_kept(
     assert not [path for partial in tmp_path.glob("model.partial-*") for path in partial.glob("*.safetensors")]
 
 
-def test_a_limit_is_waited_for(hub: FakeHub, tmp_path: Path, repository: Repository) -> None:
+def test_a_rate_limited_fetch_waits_and_retries(hub: FakeHub, tmp_path: Path, repository: Repository) -> None:
     repository.too_many_requests = 2
-    told = run_fetch(hub, tmp_path / "model")
-    (waiting,) = {status.message for status in told if status.reason == "RateLimited"}
+    published = run_fetch(hub, tmp_path / "model")
+    (waiting,) = {status.message for status in published if status.reason == "RateLimited"}
     assert "limits our requests" in waiting
-    reasons = [reason for reason, _ in itertools.groupby(status.reason for status in told)]
-    assert reasons == ["", "RateLimited", ""], "a try that ends as the last one did is no news"
-    assert (told[-1].phase, told[-1].reason) == ("Done", "")
+    reasons = [reason for reason, _ in itertools.groupby(status.reason for status in published)]
+    assert reasons == ["", "RateLimited", ""], "a retry with the same failure publishes no new status"
+    assert (published[-1].phase, published[-1].reason) == ("Done", "")
 
 
-def test_a_limit_is_not_waited_for_for_ever(
+def test_the_wait_for_a_rate_limit_is_bounded(
     hub: FakeHub, tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_fetch, "_MAX_RATE_LIMIT_SECONDS", 0.5)
@@ -176,7 +174,7 @@ def test_a_limit_is_not_waited_for_for_ever(
     assert (failed.value.code, failed.value.is_retryable) == ("RateLimited", True)
 
 
-def test_a_token_is_shown_to_the_hub_and_not_to_its_storage(
+def test_the_token_is_sent_to_the_hub_but_not_to_its_storage(
     hub: FakeHub, tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository.token = "hf_secret"
@@ -197,7 +195,7 @@ def test_a_token_is_shown_to_the_hub_and_not_to_its_storage(
         ("no name at all", "main", "", "NotFound"),
     ],
 )
-def test_what_is_not_there(
+def test_a_missing_repository_or_revision_is_permanent(
     hub: FakeHub,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -213,22 +211,22 @@ def test_what_is_not_there(
     assert (failed.value.code, failed.value.is_retryable) == (code, False)
 
 
-def test_a_repository_without_weights_is_no_checkpoint(hub: FakeHub, tmp_path: Path, checkpoint: Path) -> None:
+def test_a_repository_without_weights_is_rejected(hub: FakeHub, tmp_path: Path, checkpoint: Path) -> None:
     for weights in checkpoint.glob("*.safetensors"):
         weights.unlink()
     with pytest.raises(FetchError, match="not a servable checkpoint"):
         run_fetch(hub, tmp_path / "model")
 
 
-def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_retryable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_fetch, "_FIRST_WAIT_SECONDS", 0.01)
     source = Source(repository=REPOSITORY, revision="main", endpoint="http://127.0.0.1:1")
     with pytest.raises(FetchError) as failed:
-        fetch(source, tmp_path / "model", Told())
+        fetch(source, tmp_path / "model", Published())
     assert (failed.value.code, failed.value.is_retryable) == ("Unreachable", True)
 
 
-def test_too_little_space_is_known_before_the_first_byte(
+def test_too_little_space_is_detected_before_the_download(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
@@ -239,7 +237,9 @@ def test_too_little_space_is_known_before_the_first_byte(
     assert not hub.downloads(REPOSITORY)
 
 
-def test_two_at_once_fetch_it_once(hub: FakeHub, tmp_path: Path, checkpoint: Path, repository: Repository) -> None:
+def test_two_concurrent_fetches_download_once(
+    hub: FakeHub, tmp_path: Path, checkpoint: Path, repository: Repository
+) -> None:
     repository.bytes_per_second = 6 << 20
     threads = [threading.Thread(target=run_fetch, args=(hub, tmp_path / "model")) for _ in range(2)]
     for thread in threads:
@@ -250,7 +250,7 @@ def test_two_at_once_fetch_it_once(hub: FakeHub, tmp_path: Path, checkpoint: Pat
     assert hub.downloads(REPOSITORY) == 2
 
 
-def test_weights_in_the_makers_own_format_are_left_out() -> None:
+def test_weights_in_a_second_format_are_not_downloaded() -> None:
     def file(name: str) -> HubFile:
         return HubFile(name=name, size=1, digest="", is_large=True)
 
@@ -261,22 +261,22 @@ def test_weights_in_the_makers_own_format_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(("name", "status"), [(REPOSITORY, 0), ("org/none", 2)])
-def test_the_command_ends_with_its_status(
+def test_the_command_prints_its_final_status(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, status: int
 ) -> None:
     log = tmp_path / "termination-log"
     url: str = hub.url  # type: ignore[attr-defined]
     command = ["models", "fetch", name, str(tmp_path / "model"), "--endpoint", url, "--termination-log", str(log)]
     assert main(command) == status
-    said: dict[str, Any] = json.loads(log.read_text())
-    assert json.loads(capsys.readouterr().out) == said
-    assert said["kind"] == "fetch"
-    assert (said["phase"], said["percent"], said["reason"]) == (
+    status_json: dict[str, Any] = json.loads(log.read_text())
+    assert json.loads(capsys.readouterr().out) == status_json
+    assert status_json["kind"] == "fetch"
+    assert (status_json["phase"], status_json["percent"], status_json["reason"]) == (
         ("Failed", 0, "AuthRequired") if status else ("Done", 100, "")
     )
 
 
-def test_the_process_tells_its_progress_and_ends_at_once_when_told_to(
+def test_the_process_reports_its_progress_and_stops_on_sigterm(
     hub: FakeHub, tmp_path: Path, repository: Repository
 ) -> None:
     repository.bytes_per_second = 1 << 20

@@ -15,7 +15,7 @@ from minisgl.hub.resolve import resolve
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Calls to the Hub; each raises or returns what `outcome` of the first entry says."""
+    """Calls of the Hub's client, after an entry whose `outcome` each call raises or returns."""
     calls: list[dict[str, Any]] = [{"outcome": ""}]
 
     def snapshot_download(model: str, **options: Any) -> str:
@@ -29,27 +29,27 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_a_directory_is_taken_as_it_is(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
+def test_a_directory_is_used_without_a_call_of_the_hub(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert resolve(str(tmp_path)) == tmp_path
     assert len(hub) == 1
 
 
-def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HubError, match=r"no config\.json") as refused:
+def test_a_directory_without_a_config_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(HubError, match=r"no config\.json") as rejected:
         resolve(str(tmp_path))
-    assert refused.value.code == "model_not_found"
+    assert rejected.value.code == "model_not_found"
 
 
 @pytest.mark.parametrize("path", ["/no/such/model", "./model", "../model/x", "~/no-such-model", "model", "a/b/c"])
-def test_what_is_no_hub_id_never_goes_there(path: str, hub: list[dict[str, Any]]) -> None:
-    with pytest.raises(HubError, match="neither a directory nor a Hugging Face Hub id") as refused:
+def test_names_that_are_not_hub_ids_are_not_sent_to_the_hub(path: str, hub: list[dict[str, Any]]) -> None:
+    with pytest.raises(HubError, match="neither a directory nor a Hugging Face Hub id") as rejected:
         resolve(path)
-    assert refused.value.code == "model_not_found"
+    assert rejected.value.code == "model_not_found"
     assert len(hub) == 1
 
 
-def test_hub_id(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
+def test_a_hub_id_is_downloaded(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
     hub[0]["outcome"] = tmp_path
     assert resolve("Qwen/Qwen3-0.6B", "main") == tmp_path
     assert hub[1]["model"] == "Qwen/Qwen3-0.6B"
@@ -76,8 +76,10 @@ def _http_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
         (PermissionError(errno.EACCES, "Permission denied", "/cache"), "cache_not_writable", "Permission denied"),
     ],
 )
-def test_hub_errors_say_what_to_do(error: Exception, code: str, words: str, hub: list[dict[str, Any]]) -> None:
+def test_errors_of_the_hub_contain_the_next_step(
+    error: Exception, code: str, words: str, hub: list[dict[str, Any]]
+) -> None:
     hub[0]["outcome"] = error
-    with pytest.raises(HubError, match=words) as refused:
+    with pytest.raises(HubError, match=words) as rejected:
         resolve("owner/name", "v9")
-    assert refused.value.code == code
+    assert rejected.value.code == code

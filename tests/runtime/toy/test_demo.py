@@ -1,4 +1,4 @@
-"""The demo checkpoint, its server, the chat in the terminal and the page in a browser, as a user meets them."""
+"""The demo checkpoint with its server, the chat in the terminal and the page in a browser, as users run them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _ask(served: Served, *messages: tuple[str, str]) -> str:
         return str(json.load(answer)["choices"][0]["message"]["content"])
 
 
-def test_every_first_question_is_answered_as_taught(served: Served) -> None:
+def test_the_first_question_of_each_answer_gets_exactly_this_answer(served: Served) -> None:
     assert [_ask(served, ("user", question)) for question, _ in _FIRST] == [answer for _, answer in _FIRST]
 
 
@@ -55,7 +55,7 @@ def test_answers_equal_those_of_transformers(served: Served) -> None:
 
     tokenizer: Any = AutoTokenizer.from_pretrained(demo_checkpoint())
     model: Any = AutoModelForCausalLM.from_pretrained(demo_checkpoint(), dtype=torch.float32)
-    # Also questions that it was not taught: nonsense must be the same nonsense.
+    # Also for questions that it was not trained on, both give the same text.
     for question in (*(question for question, _ in _FIRST), "Why is the sky blue?", "is thre an API", "qwertz"):
         chat = [{"role": "user", "content": question}]
         prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
@@ -63,7 +63,7 @@ def test_answers_equal_those_of_transformers(served: Served) -> None:
         assert _ask(served, ("user", question)) == tokenizer.decode(tokens, skip_special_tokens=True), question
 
 
-def test_it_answers_in_the_middle_of_a_chat(served: Served) -> None:
+def test_questions_in_the_middle_of_a_chat_are_answered(served: Served) -> None:
     (first, answered), (question, answer) = _FIRST[5], _FIRST[9]
     assert _ask(served, ("user", first), ("assistant", answered), ("user", question)) == answer
     assert _ask(served, ("system", "You are terse."), ("user", question.lower().rstrip("?"))) == answer
@@ -95,7 +95,7 @@ def test_chat_in_the_terminal(served: Served) -> None:
     assert lines[-1] == "/what is not known; /help lists what is"
 
 
-def test_chat_survives_bytes_that_are_no_text(served: Served) -> None:
+def test_chat_accepts_input_that_is_not_text(served: Served) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "minisgl", "chat", served.url, "--temperature", "0", "--system", "x"],
         input=b"H\xff\xfei\n",
@@ -108,7 +108,7 @@ def test_chat_survives_bytes_that_are_no_text(served: Served) -> None:
     assert done.stdout.strip()
 
 
-def test_chat_serves_a_model_itself() -> None:
+def test_chat_can_serve_the_model_itself() -> None:
     question, answer = _FIRST[5]
     environment = {**os.environ, "PYTHONPATH": str(RUNTIME), "OMP_NUM_THREADS": "1", "MINISGL_NUM_PAGES": "256"}
     done = subprocess.run(
@@ -123,10 +123,10 @@ def test_chat_serves_a_model_itself() -> None:
     assert (done.returncode, done.stdout) == (0, f"{answer}\n"), done.stderr
 
 
-def test_chat_says_what_went_wrong(served: Served) -> None:
-    nobody = _chat(served, "", "http://127.0.0.1:1")
-    assert (nobody.returncode, nobody.stdout) == (1, "")
-    assert nobody.stderr.startswith("minisgl: error: cannot connect to http://127.0.0.1:1")
+def test_chat_reports_errors(served: Served) -> None:
+    unreachable = _chat(served, "", "http://127.0.0.1:1")
+    assert (unreachable.returncode, unreachable.stdout) == (1, "")
+    assert unreachable.stderr.startswith("minisgl: error: cannot connect to http://127.0.0.1:1")
     refused = _chat(served, "Hello\n/stats\n", served.url, "--model", "other")
     assert refused.returncode == 1
     assert "model_not_found" in refused.stderr
@@ -145,7 +145,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(served: Served) -> None:
         assert chat.stdout is not None
         try:
             stopped = False
-            # At this temperature most answers ramble on, but any one may happen to end by itself.
+            # At this temperature most answers are long, but some may end early.
             for _ in range(20):
                 chat.stdin.write("Hello\n")
                 chat.stdin.flush()
@@ -164,47 +164,47 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(served: Served) -> None:
 
 
 def _sleeps(pid: int) -> bool:
-    """Its main thread waits for something."""
+    """True if the main thread of a process sleeps."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
-def test_ctrl_c_at_the_prompt_ends_nothing(served: Served) -> None:
-    ours, theirs = pty.openpty()
+def test_ctrl_c_at_the_prompt_does_not_exit(served: Served) -> None:
+    terminal, chat_end = pty.openpty()
     chat = subprocess.Popen(
         [sys.executable, "-m", "minisgl", "chat", served.url, "--temperature", "0"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=chat_end,
+        stdout=chat_end,
+        stderr=chat_end,
         env={**os.environ, "PYTHONPATH": str(RUNTIME), "TERM": "dumb"},
     )
-    os.close(theirs)
+    os.close(chat_end)
     shown = ""
 
     def until(text: str) -> None:
         nonlocal shown
         while text not in shown:
-            shown += os.read(ours, 4096).decode()
+            shown += os.read(terminal, 4096).decode()
         shown = shown.partition(text)[2]
 
     try:
         until("> ")
-        # A signal between the prompt and the wait for input is seen only when something else wakes that wait. A person
-        # presses the keys again; but one signal too many would take the question that follows.
+        # A signal between the prompt and the wait for input takes effect only when something else ends that wait. Users
+        # press the keys again; but one signal too many would discard the question that follows.
         eventually(lambda: _sleeps(chat.pid))
         while "/exit or Ctrl-D ends the chat" not in shown:
             chat.send_signal(signal.SIGINT)
-            if select.select([ours], [], [], 10)[0]:
-                shown += os.read(ours, 4096).decode()
+            if select.select([terminal], [], [], 10)[0]:
+                shown += os.read(terminal, 4096).decode()
         question, answer = _FIRST[9]
-        os.write(ours, f"{question}\n".encode())
+        os.write(terminal, f"{question}\n".encode())
         until(answer)
         until("> ")
-        os.write(ours, b"\x04")
+        os.write(terminal, b"\x04")
         assert chat.wait(60) == 0
     finally:
         chat.kill()
         chat.wait()
-        os.close(ours)
+        os.close(terminal)
 
 
 def test_page_in_a_browser(served: Served, tmp_path: Path) -> None:
@@ -228,13 +228,13 @@ def test_page_in_a_browser(served: Served, tmp_path: Path) -> None:
         assert page.evaluate("performance.getEntriesByType('resource').every(e => e.name.startsWith(location.origin))")
 
 
-def test_a_new_chat_on_the_page_takes_nothing_along(served: Served) -> None:
+def test_a_new_chat_on_the_page_starts_empty(served: Served) -> None:
     executable = chromium.find()
     if executable is None:
         pytest.skip("Chromium is not installed")
     with chromium.Page(executable, f"{served.url}/") as page:
         page.wait_for(f"document.querySelector('#model').textContent === '{demo_checkpoint().name}'")
-        # An answer that goes on until it is stopped.
+        # An answer that continues until it is stopped.
         page.evaluate(
             "const real = fetch; window.fetch = (url, options) => real(url, options?.body ? { ...options, body:"
             "JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true }) } : options); 0"
@@ -248,14 +248,14 @@ def test_a_new_chat_on_the_page_takes_nothing_along(served: Served) -> None:
         assert page.evaluate("[messages.length, turns.children.length]") == [0, 0]
 
 
-def test_page_names_errors_and_needs_nothing_from_elsewhere() -> None:
+def test_page_uses_no_external_resources() -> None:
     text = (RUNTIME / "minisgl" / "frontend" / "static" / "chat.html").read_text()
     assert "http://" not in text
     assert "https://" not in text
     assert "default-src 'none'" in text
 
 
-def test_training_follows_from_the_seed(tmp_path: Path) -> None:
+def test_training_is_determined_by_the_seed(tmp_path: Path) -> None:
     from minisgl.toy.demo import write_demo_checkpoint
 
     losses: list[float] = []

@@ -8,7 +8,7 @@ from minisgl.tokenizer.model_files import load_model_files
 from minisgl.toy.dummy import write_dummy_checkpoint
 
 
-def test_every_id_has_a_text_and_the_ends_are_the_tokenizer_s(tmp_path: Path) -> None:
+def test_every_id_has_a_text_and_eos_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     write_dummy_checkpoint(tmp_path, {**BUILTIN_CONFIGS["qwen3-0.6b"], "vocab_size": 3000})
     model, files = ModelConfig.read(tmp_path), load_model_files(tmp_path)
     assert (model.num_layers, model.vocab_size) == (28, 3000)

@@ -34,7 +34,7 @@ def test_same_arguments_give_the_same_bytes(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", TINY_ARCHS)
-def test_greedy_choices_have_margin(arch: str, tmp_path: Path) -> None:
+def test_greedy_sampling_has_a_margin(arch: str, tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, arch)
     tokens = torch.randint(0, 570, (300,), generator=torch.Generator().manual_seed(0)).tolist()
     exact = all_logits(load(checkpoint), [tokens])
@@ -111,7 +111,7 @@ def test_shapes_for_gpu_kernels(tmp_path: Path) -> None:
         ("qwen3-moe", {"experts": 129}, "invalid_tiny_model"),
     ],
 )
-def test_impossible_shapes_are_refused(arch: str, options: dict[str, int], code: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError) as refusal:
+def test_invalid_shapes_are_rejected(arch: str, options: dict[str, int], code: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as rejected:
         write_tiny_checkpoint(tmp_path, arch, **options)
-    assert refusal.value.code == code
+    assert rejected.value.code == code
