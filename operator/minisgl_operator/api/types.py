@@ -87,14 +87,6 @@ class InvalidSpec(ValueError):
             shown.append(f"and {len(problems) - _MAX_PROBLEMS} more")
         super().__init__("; ".join(shown))
 
-    @property
-    def field(self) -> str:
-        return self.problems[0][0]
-
-    @property
-    def problem(self) -> str:
-        return self.problems[0][1]
-
 
 def _relative(path: str) -> bool:
     return not path.startswith("/") and ".." not in path.split("/")

@@ -22,15 +22,12 @@ class Routing:
 
     def from_any(self, replica: str, revision: str | None) -> bool | None:
         """True if at least one frontend can send requests to the replica; None when no frontend reports."""
-        if not self.any_report:
-            return None
-        return any((replica, revision) in routable for routable in self._routable)
+        return any((replica, revision) in routable for routable in self._routable) if self.any_report else None
 
     def from_all(self, replica: str, revision: str | None) -> bool | None:
         """True if every frontend that can answer requests can send them to the replica; None when none reports."""
-        if not self.any_report:
-            return None
-        return bool(self._routable) and all((replica, revision) in routable for routable in self._routable)
+        routable = bool(self._routable) and all((replica, revision) in each for each in self._routable)
+        return routable if self.any_report else None
 
     def usable_from_all(self, replica: str, revision: str | None) -> bool:
         """True if every frontend that can answer requests can send them to the replica, or could if the replica's

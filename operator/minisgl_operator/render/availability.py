@@ -12,42 +12,39 @@ from minisgl_operator.render.child import child
 
 
 def frontend_budget(model: InferenceModel) -> Manifest:
-    spec = {
-        # One at a time, and never none: a budget that forbids the only frontend would block every drain.
-        "maxUnavailable": 1,
-        # None can answer while no replica serves, as in a model that is suspended; that must not block a drain.
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": names.selector(model.name, names.FRONTEND)},
-    }
-    name = names.frontend(model.name)
-    return child(model, "policy/v1", "PodDisruptionBudget", name, names.FRONTEND, {"spec": spec})
+    # One at a time, and never 0: a budget that forbids to evict the only frontend would block every drain.
+    return _budget(model, names.FRONTEND, {"maxUnavailable": 1}, {})
 
 
-def engine_budget(model: InferenceModel, serving: Mapping[str, int]) -> Manifest:
-    """At most one replica may be taken, whoever drains how many nodes at the same moment. `serving` has the number of
-    pods of each replica, 0 for one that does not serve.
+def engine_budget(model: InferenceModel, ready_pods: Mapping[str, int]) -> Manifest:
+    """At most one replica may be evicted, however many nodes are drained at the same time. `ready_pods` is the number
+    of pods by replica, 0 for one that is not ready.
 
-    One budget for all replicas: the API server counts evictions against it one by one, where of several budgets each
-    could be used before anybody sees what became of the others. A replica without one of its ranks serves nobody, so
-    once one of its pods has gone the others may follow, and no pod of another replica.
+    All replicas share one budget: the API server counts evictions against it one by one, while several budgets could
+    each be used before the effect on the others is visible. A replica without one of its ranks cannot serve, so after
+    one of its pods the others may be evicted, and no pod of another replica.
     """
-    selector: dict[str, Any] = {"matchLabels": names.selector(model.name, names.ENGINE)}
-    down = sorted(name for name, pods in serving.items() if not pods)
-    up = sum(serving.values())
-    if len(serving) == 1:
-        # A budget that forbids the only replica would block every drain.
+    down = sorted(name for name, pods in ready_pods.items() if not pods)
+    pods = sum(ready_pods.values())
+    selector: dict[str, Any] = {}
+    if len(ready_pods) == 1:
+        # A budget that forbids to evict the only replica would block every drain.
         least = 0
     elif down:
-        least = up
+        least = pods
         selector["matchExpressions"] = [{"key": names.REPLICA_LABEL, "operator": "NotIn", "values": down}]
     else:
-        least = up - 1
+        least = pods - 1
+    # Not maxUnavailable, which does not count a pod that is being created again.
+    return _budget(model, names.ENGINE, {"minAvailable": least}, selector)
+
+
+def _budget(model: InferenceModel, component: str, limit: dict[str, int], selector: dict[str, Any]) -> Manifest:
     spec = {
-        # Not maxUnavailable, which a pod that is just being made again does not count for.
-        "minAvailable": least,
-        # A broken pod must never keep a node from being drained.
+        **limit,
+        # Pods that are not ready, such as frontends of a suspended model, must never block a drain.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": selector,
+        "selector": {"matchLabels": names.selector(model.name, component)} | selector,
     }
-    name = names.engine(model.name)
-    return child(model, "policy/v1", "PodDisruptionBudget", name, names.ENGINE, {"spec": spec})
+    name = f"{model.name}-{component}"
+    return child(model, "policy/v1", "PodDisruptionBudget", name, component, {"spec": spec})

@@ -28,16 +28,13 @@ def child(
         "labels": names.labels(model.name, component) | (labels or {}),
     }
     if owned:
-        metadata["ownerReferences"] = [owner_reference(model)]
+        owner = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": model.name,
+            "uid": model.metadata.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+        metadata["ownerReferences"] = [owner]
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
-
-
-def owner_reference(model: InferenceModel) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": model.name,
-        "uid": model.metadata.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }

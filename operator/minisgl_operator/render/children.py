@@ -9,7 +9,6 @@ from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import availability, engine, frontend, model_files, names, network, storage
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
-from minisgl_operator.render.revision import short_hash
 
 
 def render(model: InferenceModel, defaults: Defaults) -> tuple[Manifest, ...]:
@@ -22,7 +21,7 @@ def render(model: InferenceModel, defaults: Defaults) -> tuple[Manifest, ...]:
 
 def revision(model: InferenceModel, defaults: Defaults) -> str:
     """Revision of the engine's pod template. All replicas share it, though each template names its own replica."""
-    return short_hash(engine.pod_template(model, defaults, 0))
+    return names.revision(engine.pod_template(model, defaults, 0))
 
 
 def wanted_replicas(model: InferenceModel) -> int:

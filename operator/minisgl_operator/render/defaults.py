@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Defaults:
-    """The same for all models, from the operator's own flags; two operators of one version render alike.
+    """Flags of the operator; operators of one version with equal flags render equal manifests.
 
-    `operator_namespace` is where the operator's pods run: NetworkPolicies let them in to ask for the status.
-    `image_pull_policy` is what pods get whose spec names none; None leaves the choice to the API server.
-    `image_pull_secrets` are names of Secrets in a model's own namespace, for pods whose spec names none.
+    `operator_namespace`: namespace of the operator's pods, whose probes NetworkPolicies allow.
+    `image_pull_policy`: None leaves the choice to the API server.
+    `image_pull_secrets`: names of Secrets in the namespace of each model.
     """
 
     operator_namespace: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+import json
+from typing import Any, Final
 
 MANAGED_BY: Final = "minisgl-operator"
 APPLICATION: Final = "minisgl"
@@ -19,6 +20,8 @@ REPLICA_LABEL: Final = "serving.minisgl.io/replica"
 REVISION_LABEL: Final = "serving.minisgl.io/revision"
 CACHE_KEY_ANNOTATION: Final = "serving.minisgl.io/cache-key"
 """Annotation of engine pods: the directory of the cache that they load."""
+
+_REVISION_LENGTH: Final = 10
 
 ENGINE: Final = "engine"
 FRONTEND: Final = "frontend"
@@ -66,6 +69,12 @@ def fetch(model: str, key: str | None = None) -> str:
 def cache_key(repo: str, revision: str, endpoint: str) -> str:
     """Directory of one model on the cache, which depends on repository, revision and mirror."""
     return hashlib.sha256(f"{repo}@{revision}@{endpoint}".encode()).hexdigest()[:16]
+
+
+def revision(content: dict[str, Any]) -> str:
+    """Hash of a pod template as a label's value: its revision. Equal for equal content in any order of keys."""
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:_REVISION_LENGTH]
 
 
 def selector(model: str, component: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Amounts in the one spelling that the API server stores.
+"""Quantities in the canonical form that the API server stores.
 
-A server that rewrites what is applied makes every later apply look like a change (kubernetes/kubernetes #131175), so
-the operator sends what a read would return. The form is that of k8s.io/apimachinery's resource.Quantity: no fraction,
-and the largest suffix of the same family (binary, decimal, exponent) that allows it.
+If the server rewrites an applied value, every later apply looks like a change (kubernetes/kubernetes #131175), so the
+operator sends the canonical form. It is that of k8s.io/apimachinery's resource.Quantity: no fraction, and the largest
+possible suffix of the same family (binary, decimal, exponent).
 """
 
 from __future__ import annotations

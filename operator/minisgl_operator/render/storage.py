@@ -12,7 +12,6 @@ from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.ports import container_ports
 from minisgl_operator.render.quantity import amount, canonical
-from minisgl_operator.render.revision import short_hash
 
 # Exit code of `minisgl models fetch` when a retry is useless: the model does not exist, or access is denied.
 _USELESS_RETRY: Final = 2
@@ -64,7 +63,7 @@ def fetch_job(model: InferenceModel, defaults: Defaults) -> Manifest:
         },
         "template": template,
     }
-    labels = {names.REVISION_LABEL: short_hash(template)}
+    labels = {names.REVISION_LABEL: names.revision(template)}
     name = names.fetch(model.name, key)
     return child(model, "batch/v1", "Job", name, names.FETCH, {"spec": spec}, labels=labels)
 

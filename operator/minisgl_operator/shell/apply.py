@@ -12,7 +12,7 @@ from minisgl_operator.api.objects import Manifest, controller_of
 from minisgl_operator.render.names import MODEL_LABEL
 from minisgl_operator.shell.client import REPLACE_LISTS_MANAGER, STATUS_MANAGER, ApiError, Client
 from minisgl_operator.shell.metrics import Metrics
-from minisgl_operator.shell.resources import MODEL, Resource, of_object
+from minisgl_operator.shell.resources import MODEL, Resource, of_kind
 from minisgl_operator.shell.store import Id, ModelKey, Store, content_hash, spec_hash, trim
 
 
@@ -42,7 +42,7 @@ class Applier:
             ConflictDetected: another owner's object has the child's name.
             ApiError: the API server rejected the apply, or did not answer.
         """
-        resource = of_object(manifest)
+        resource = of_kind(manifest["kind"])
         metadata = manifest["metadata"]
         id = Id(resource.kind, metadata["namespace"], metadata["name"])
         intent = content_hash(manifest)

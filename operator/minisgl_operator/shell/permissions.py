@@ -46,10 +46,7 @@ async def _missing_in(client: Client, namespace: str) -> tuple[Rejection, ...]:
 
 async def _is_allowed(client: Client, verb: str, resource: Resource, namespace: str) -> bool:
     attributes = {"verb": verb, "group": resource.group, "resource": resource.plural, "namespace": namespace}
-    review = {
-        "apiVersion": _REVIEWS.api_version,
-        "kind": _REVIEWS.kind,
-        "spec": {"resourceAttributes": attributes},
-    }
-    answer = await client.request("POST", _REVIEWS.path(None), body=review)
-    return bool(answer["status"]["allowed"])
+    spec = {"resourceAttributes": attributes}
+    review = {"apiVersion": _REVIEWS.api_version, "kind": _REVIEWS.kind, "spec": spec}
+    response = await client.request("POST", _REVIEWS.path(None), body=review)
+    return bool(response["status"]["allowed"])

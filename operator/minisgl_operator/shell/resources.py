@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import GROUP, KIND, PLURAL, VERSION
 
 
@@ -62,7 +61,3 @@ _BY_KIND: Final = {resource.kind: resource for resource in WATCHED}
 def of_kind(kind: str) -> Resource:
     """Raises KeyError for a kind that the operator does not use."""
     return _BY_KIND[kind]
-
-
-def of_object(body: Manifest) -> Resource:
-    return of_kind(body["kind"])

@@ -48,10 +48,9 @@ def as_status(
 ) -> list[dict[str, Any]]:
     """The conditions as `status.conditions`. lastTransitionTime changes only when `status` does."""
     before = {condition["type"]: condition for condition in previous.get("conditions") or ()}
-    result = []
+    result, time = [], timestamp(now)
     for type, condition in conditions.items():
-        last = before.get(type.value)
-        same = last is not None and last["status"] == condition.status
+        last = before.get(type.value, {})
         result.append(
             {
                 "type": type.value,
@@ -59,7 +58,7 @@ def as_status(
                 "reason": condition.reason.value,
                 "message": truncate(condition.message, _MAX_MESSAGE_LENGTH),
                 "observedGeneration": generation,
-                "lastTransitionTime": last["lastTransitionTime"] if last is not None and same else timestamp(now),
+                "lastTransitionTime": last["lastTransitionTime"] if last.get("status") == condition.status else time,
             }
         )
     return result
