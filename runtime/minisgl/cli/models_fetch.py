@@ -23,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("repository", metavar="REPO", help="Hub id owner/name; HF_TOKEN is sent if it is set")
     parser.add_argument("directory", metavar="DIR", type=Path, help="directory for the checkpoint")
     parser.add_argument("--revision", default="main", metavar="REV", help="branch, tag or commit (default: main)")
-    parser.add_argument(
-        "--endpoint", metavar="URL", help="URL of the Hub (default: HF_ENDPOINT, or the public Hub)"
-    )
+    parser.add_argument("--endpoint", metavar="URL", help="URL of the Hub (default: HF_ENDPOINT, or the public Hub)")
     parser.add_argument(
         "--control-port",
         type=port,

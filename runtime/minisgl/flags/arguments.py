@@ -15,9 +15,6 @@ from minisgl.config import ATTENTION_BACKENDS, Config, DeviceChoice, EngineConfi
 from minisgl.logging import LogOptions
 from minisgl.options import Option, options_of
 
-_MAX_PORT: Final = 65535
-"""Of the OpenAI endpoint."""
-
 
 class Parser(argparse.ArgumentParser):
     """Parser whose errors are one line that names the command to ask for help. Flags cannot be abbreviated."""
@@ -82,7 +79,7 @@ def backend(text: str) -> str:
 _PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"attention_backend": backend}
 """Parsers of options whose text has a format of its own."""
 
-port = integer(0, _MAX_PORT)
+port = integer(0, 65535)
 
 
 def add_options(container: argparse._ActionsContainer, defaults: msgspec.Struct, only: Sequence[str] = ()) -> None:

@@ -11,7 +11,7 @@ from msgspec import Meta
 from minisgl.config import EngineConfig
 from minisgl.launcher.restarts import Limits
 from minisgl.logging import LogOptions
-from minisgl.options import option
+from minisgl.options import Seconds, option
 from minisgl.wire.status import CONTROL_PORT, LINK_PORT, PLANS_PORT, RENDEZVOUS_PORT, SCHEDULER_PORT
 
 PodPort = Annotated[int, Meta(ge=1, le=65535)]
@@ -41,10 +41,12 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicaIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Values that all pods of a replica must agree on; names as in `messages.Join`."""
 
-    replica: str
-    revision: str
-    tensor_parallel: int
-    ranks_per_pod: int
+    replica: Annotated[str, option("name of the replica")] = "engine"
+    revision: Annotated[
+        str, option("revision of this pod; pods of another one cannot join", default="empty", metavar="TEXT")
+    ] = msgspec.field(default="", name="revision_label")
+    tensor_parallel: int = 1
+    ranks_per_pod: int = 1
 
     @property
     def pods(self) -> int:
@@ -60,17 +62,28 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: EngineConfig
     """Configuration of every rank; each start fills in rank, rendezvous and device."""
-    identity: ReplicaIdentity
-    model_name: str
-    pod_index: int
-    pod: str
-    node: str
-    leader: str
-    """Host of pod 0."""
-    ports: Ports
+    identity: ReplicaIdentity = ReplicaIdentity()
+    model_name: Annotated[str, option("the model's name in the API", default="the directory's name")] = msgspec.field(
+        default="", name="served_model_name"
+    )
+    pod_index: int = 0
+    pod: Annotated[str, option("name of this pod", default="MINISGL_POD_NAME, or the host name")] = msgspec.field(
+        default="", name="pod_name"
+    )
+    node: Annotated[str, option("node of this pod", default="MINISGL_NODE_NAME, or unknown")] = msgspec.field(
+        default="", name="node_name"
+    )
+    leader: Annotated[str, option("host of pod 0", default="REPLICA-0.PEER_DOMAIN", metavar="HOST")] = ""
+    ports: Ports = Ports()
     limits: Limits
-    drain_timeout: float
-    """Seconds."""
-    directory: Path
-    """Directory that outlives the container, but not the pod."""
+    drain_timeout: Annotated[
+        Seconds,
+        option(
+            "time for running requests to finish after SIGTERM or /drain; a second SIGTERM stops them",
+            default="{:g} seconds",
+        ),
+    ] = 300.0
+    directory: Annotated[
+        Path, option("directory for the pod's restarts; must outlive the container", metavar="DIR")
+    ] = msgspec.field(default=Path("/run/minisgl"), name="state_directory")
     log: LogOptions = LogOptions()

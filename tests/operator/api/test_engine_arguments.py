@@ -18,11 +18,12 @@ DEFAULTS = Defaults(operator_namespace="minisgl-system", engine_image="engine", 
 
 def test_every_option_about_the_pod_and_its_life_is_reserved() -> None:
     [parser] = [parser for name, parser in commands(build_parser()) if name == "minisgl engine"]
-    # args is for options of the engine; the spec has its own fields for four of them.
+    # args is for options of the engine and its log; the spec has its own fields for four of them.
     groups = {group.title: group._group_actions for group in parser._action_groups}
-    about_the_pod = [action for title in ("replica", "start and stop") for action in groups[title]]
-    of_the_spec = {"--device", "--dtype", "--max-model-len", "--tp", "--served-model-name"}
-    assert {action.option_strings[0] for action in about_the_pod} | of_the_spec == set(RESERVED_ARGUMENTS)
+    for_args = groups["engine"] + groups["log"]
+    about_the_pod = {a.option_strings[0] for a in flags(parser) if a.option_strings and a not in for_args}
+    of_the_spec = {"--device", "--dtype", "--max-model-len", "--tp"}
+    assert about_the_pod | of_the_spec == set(RESERVED_ARGUMENTS)
     assert set(RESERVED_ARGUMENTS) <= {flag for action in flags(parser) for flag in action.option_strings}
 
 
