@@ -112,13 +112,17 @@ def test_api_page_names_every_code_of_tokenizer_and_scheduler_with_its_status() 
     assert {code: errors._STATUS.get(code, 500) for code in found}.items() <= _documented_codes().items()
 
 
+def test_api_page_explains_every_code_once_with_a_remedy() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    rows = re.findall(r"^\| \d{3} \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    codes = [code for code, _, _ in rows]
+    assert len(codes) == len(set(codes))
+    assert all(re.fullmatch(r"`[a-z_]+`", code) and meaning and remedy for code, meaning, remedy in rows)
+
+
 def _documented_codes() -> dict[str, int]:
     page = (ROOT / "docs" / "api.md").read_text()
-    return {
-        code: int(status)
-        for status, codes in re.findall(r"^\| (\d{3}) \| (.*) \|$", page, re.MULTILINE)
-        for code in re.findall(r"`([a-z_]+)`", codes)
-    }
+    return {code: int(status) for status, code in re.findall(r"^\| (\d{3}) \| `([a-z_]+)` \|", page, re.MULTILINE)}
 
 
 def test_lock_files_name_no_index_and_pin_everything() -> None:
