@@ -1,4 +1,4 @@
-"""docs/cli.md and the table of docs/configuration.md from the parsers themselves: `python -m support.cli_reference`
+"""Generate docs/cli.md and the table of docs/configuration.md from the parsers: `python -m support.cli_reference`
 writes them, a test compares them."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ CONFIGURATION_PAGE = PAGE.with_name("configuration.md")
 
 _INTRODUCTION = """# Command line
 
-`minisgl COMMAND`, or `python -m minisgl COMMAND`. Flags are never abbreviated. The exit code is 0 when all went well,
-1 when something failed (one line on stderr says what, and what to do), 2 when the command line is wrong.
+`minisgl COMMAND`, or `python -m minisgl COMMAND`. Flags cannot be abbreviated. The exit code is 0 on success, 1 on
+an error (one line on stderr states what is wrong and what to do), 2 for a wrong command line.
 
-This page is written by `python -m support.cli_reference` from the program itself.
+This page is generated from the program by `python -m support.cli_reference`.
 """
 
 
@@ -28,7 +28,7 @@ def render() -> str:
 
 
 def render_configuration() -> str:
-    """The page with its table, which is its end, as the program has it."""
+    """Text of docs/configuration.md with a new table, which is the last part of the page."""
     [serve] = [parser for name, parser in commands(build_parser()) if name == "minisgl serve"]
     settings = serve.get_default("settings")
     rows = [f"| `{each.key}` | `{each.variable}` | {_flag(each)} |" for each in settings.all]
@@ -42,7 +42,7 @@ def _flag(setting: Setting) -> str:
 
 
 def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """The commands that do something, with their full names."""
+    """Commands without subcommands, with their full names."""
     groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not groups:
         yield parser.prog, parser

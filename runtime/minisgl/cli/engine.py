@@ -45,17 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="index of this pod in the replica (default: MINISGL_POD_INDEX, or 0)",
     )
     add_options(parser, _DEFAULTS)
-    parser.set_defaults(refuse=parser.error)
+    parser.set_defaults(usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     ranks_per_pod = args.ranks_per_pod or args.tp
     if args.tp % ranks_per_pod:
-        args.refuse(f"--ranks-per-pod {ranks_per_pod} does not divide --tp {args.tp}")
+        args.usage_error(f"--ranks-per-pod {ranks_per_pod} does not divide --tp {args.tp}")
     pods = args.tp // ranks_per_pod
-    pod_index = args.pod_index if args.pod_index is not None else _pod_index(args.refuse)
+    pod_index = args.pod_index if args.pod_index is not None else _pod_index(args.usage_error)
     if pod_index >= pods:
-        args.refuse(f"pod index {pod_index}: --tp {args.tp} with --ranks-per-pod {ranks_per_pod} makes {pods} pods")
+        args.usage_error(
+            f"pod index {pod_index}: --tp {args.tp} with --ranks-per-pod {ranks_per_pod} gives {pods} pods"
+        )
     options = filled(args, _DEFAULTS)
     # Ranks of other pods use other devices: each rank checks its own when it starts.
     device = choose_device(args.device)
@@ -74,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _pod_index(refuse: Callable[[str], object]) -> int:
+def _pod_index(usage_error: Callable[[str], object]) -> int:
     """Index that Kubernetes has set in the environment."""
     text = os.environ.get("MINISGL_POD_INDEX", "0")
     if not re.fullmatch(r"\d{1,6}", text):
-        refuse(f"environment variable MINISGL_POD_INDEX: {text!r} is not a whole number")
+        usage_error(f"environment variable MINISGL_POD_INDEX: {text!r} is not a whole number")
     return int(text)

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         print(args.settings.render(args, sources), end="")
         return 0
     if args.model is None:
-        args.settings.refuse("the following arguments are required: MODEL")
+        args.settings.usage_error("the following arguments are required: MODEL")
     directory = resolve(args.model, args.revision, with_weights=not args.dummy_weights)
     options = msgspec.structs.replace(
         filled(args, _DEFAULTS),
@@ -77,5 +77,7 @@ def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> tuple[s
     for warning in manifest.warnings:
         print(f"minisgl: warning: {args.file}: {warning}", file=sys.stderr)
     if args.model is None:
-        args.settings.refuse(f"{args.file}: its model is not on the Hub; give its directory: minisgl serve DIR -f FILE")
+        args.settings.usage_error(
+            f"{args.file}: its model is not on the Hub; give its directory: minisgl serve DIR -f FILE"
+        )
     return () if named_elsewhere else tuple(manifest.other_names)

@@ -107,7 +107,7 @@ class Settings:
             lines.append(f"{line.rstrip()}  # {sources[setting.key]}\n")
         return "".join(lines)
 
-    def refuse(self, message: str) -> NoReturn:
+    def usage_error(self, message: str) -> NoReturn:
         """Exit as the parser does for a wrong command line, with code 2."""
         self._parser.error(message)
 
@@ -120,7 +120,7 @@ class Settings:
             if not name.startswith(PREFIX) or name in other:
                 continue
             if name not in known:
-                self._refuse_unknown(f"environment variable {name}", name, [*known, *other])
+                self._unknown(f"environment variable {name}", name, [*known, *other])
             value = self._parsed(known[name], text, f"environment variable {name}")
             found[known[name].key] = value, f"environment {name}"
         return found
@@ -130,17 +130,17 @@ class Settings:
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            self.refuse(f"--config: {path} cannot be read: {error}")
+            self.usage_error(f"--config: {path} cannot be read: {error}")
         except yaml.YAMLError as error:
-            self.refuse(f"--config: {path} is not YAML: {' '.join(str(error).split())}")
+            self.usage_error(f"--config: {path} is not YAML: {' '.join(str(error).split())}")
         if content is None:
             return {}
         if not isinstance(content, dict):
-            self.refuse(f"--config: {path} must contain keys with values, not a {type(content).__name__}")
+            self.usage_error(f"--config: {path} must contain keys with values, not a {type(content).__name__}")
         known = {setting.key: setting for setting in self.all}
         for key in content:
             if key not in known:
-                self._refuse_unknown(f"{path}: key {key!r}", str(key).replace("_", "-"), known)
+                self._unknown(f"{path}: key {key!r}", str(key).replace("_", "-"), known)
         return {
             key: (self._parsed(known[key], value, f"{path}: {key}"), f"file {path}")
             for key, value in content.items()
@@ -153,18 +153,18 @@ class Settings:
         if isinstance(action, argparse._StoreTrueAction):
             value = _SWITCH_TEXTS.get(value.lower(), value) if isinstance(value, str) else value
             if not isinstance(value, bool):
-                self.refuse(f"{where}: {value!r} is neither true nor false")
+                self.usage_error(f"{where}: {value!r} is neither true nor false")
             return value
         if isinstance(value, bool | list | dict):
-            self.refuse(f"{where}: {value!r} is not a single value")
+            self.usage_error(f"{where}: {value!r} is not a single value")
         text = str(value)
         try:
             value = action.type(text) if callable(action.type) else text
         except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
-            self.refuse(f"{where}: {error}")
+            self.usage_error(f"{where}: {error}")
         if action.choices is not None and value not in action.choices:
-            self.refuse(f"{where}: {text!r} is not one of {', '.join(map(str, action.choices))}")
+            self.usage_error(f"{where}: {text!r} is not one of {', '.join(map(str, action.choices))}")
         return value
 
-    def _refuse_unknown(self, what: str, name: str, known: Iterable[str]) -> NoReturn:
-        self.refuse(f"{what} is unknown; did you mean {closest(name, known)}?")
+    def _unknown(self, what: str, name: str, known: Iterable[str]) -> NoReturn:
+        self.usage_error(f"{what} is unknown; did you mean {closest(name, known)}?")
