@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -40,6 +41,7 @@ class Link(Generic[Message]):
         self._rest = b""
         self._received_at = time.monotonic()
         self._next_ping = 0.0
+        self._selector: selectors.BaseSelector | None = None
 
     def send(self, message: ToLeader | FromLeader) -> None:
         """Raises LinkClosed."""
@@ -69,19 +71,42 @@ class Link(Generic[Message]):
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise LinkClosed(f"invalid message: {error}") from error
 
-    def check(self, now: float) -> None:
-        """Raises LinkClosed when nothing has arrived for too long."""
-        if now - self._received_at > SILENCE_SECONDS:
-            raise LinkClosed(f"no message for {SILENCE_SECONDS:g} s")
+    def watch(
+        self,
+        selector: selectors.BaseSelector,
+        on_message: Callable[[Message], None],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        """Have `selector` call `on_message` for each message. Once the link cannot be used any more, or `on_message`
+        has raised LinkClosed, `on_closed` is called with the cause; it must call `close`."""
+        self._selector, self._on_message, self._on_closed = selector, on_message, on_closed
+        selector.register(self.socket, selectors.EVENT_READ, self._read)
 
-    def ping_when_due(self, now: float) -> None:
-        """Raises LinkClosed."""
-        if now >= self._next_ping:
-            self._next_ping = now + PING_SECONDS
-            self.send(Ping())
+    def tick(self, now: float, *, ping: bool = True) -> None:
+        """Send a ping when one is due, and notice silence of the peer. Call it every second or so."""
+        try:
+            if now - self._received_at > SILENCE_SECONDS:
+                raise LinkClosed(f"no message for {SILENCE_SECONDS:g} s")
+            if ping and now >= self._next_ping:
+                self._next_ping = now + PING_SECONDS
+                self.send(Ping())
+        except LinkClosed as error:
+            self._on_closed(str(error))
 
     def close(self) -> None:
+        # A closed selector has no map.
+        if self._selector is not None and self.socket in (self._selector.get_map() or ()):
+            self._selector.unregister(self.socket)
         self.socket.close()
+
+    def _read(self) -> None:
+        try:
+            for message in self.receive():
+                self._on_message(message)
+                if self.socket.fileno() < 0:
+                    return
+        except LinkClosed as error:
+            self._on_closed(str(error))
 
 
 def _host(address: str) -> str:

@@ -102,11 +102,7 @@ class MemberPod:
         now = time.monotonic()
         self._report_ranks()
         if self._link is not None:
-            try:
-                self._link.check(now)
-                self._link.ping_when_due(now)
-            except LinkClosed as error:
-                self._disconnect(str(error))
+            self._link.tick(now)
         elif now >= self._next_connect and not self._group.observe().alive:
             self._connect()
         if self._standby_at is not None and now >= self._standby_at:
@@ -124,7 +120,7 @@ class MemberPod:
             reason = error.strerror or str(error) or type(error).__name__
             self._warn_once(f"pod 0 cannot be reached at {options.leader}:{options.ports.link} yet: {reason}")
             return
-        self._selector.register(self._link.socket, selectors.EVENT_READ, self._read)
+        self._link.watch(self._selector, self._handle, self._disconnect)
         self._send(
             messages.Join(
                 version=messages.LINK_VERSION,
@@ -134,17 +130,6 @@ class MemberPod:
                 topology=own_topology(options.node, options.engine.device),
             )
         )
-
-    def _read(self) -> None:
-        link = self._link
-        assert link is not None
-        try:
-            for message in link.receive():
-                self._handle(message)
-                if self._link is None:
-                    return
-        except LinkClosed as error:
-            self._disconnect(str(error))
 
     def _handle(self, message: messages.FromLeader) -> None:
         match message:
@@ -227,7 +212,6 @@ class MemberPod:
     def _disconnect(self, why: str) -> None:
         """Close the link and kill the ranks: their group cannot go on while this launcher is cut off."""
         assert self._link is not None
-        self._selector.unregister(self._link.socket)
         self._link.close()
         self._link = None
         self._next_connect = time.monotonic() + (_CONNECT_SECONDS if not self._joined else 0.0)

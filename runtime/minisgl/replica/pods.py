@@ -6,6 +6,7 @@ import contextlib
 import logging
 import selectors
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from minisgl.launcher.listener import listen_on_all
@@ -89,14 +90,9 @@ class MemberPods:
         ]
 
     def tick(self, now: float) -> None:
-        """Close silent links, and send pings to the others. Call it every second or so."""
+        """Close silent links, and send pings to the joined pods. Call it every second or so."""
         for link, pod in list(self._links.items()):
-            try:
-                link.check(now)
-                if pod is not None:
-                    link.ping_when_due(now)
-            except LinkClosed as error:
-                self._disconnect(link, str(error))
+            link.tick(now, ping=pod is not None)
 
     def release(self, *, everybody: bool) -> None:
         """Tell the pods that were asked to stop, or all of them, that requests have been drained."""
@@ -137,14 +133,7 @@ class MemberPods:
 
     def _watch(self, link: LeaderLink) -> None:
         assert self._selector is not None
-        self._selector.register(link.socket, selectors.EVENT_READ, lambda: self._read(link))
-
-    def _read(self, link: LeaderLink) -> None:
-        try:
-            for message in link.receive():
-                self._handle(link, message)
-        except LinkClosed as error:
-            self._disconnect(link, str(error))
+        link.watch(self._selector, partial(self._handle, link), partial(self._disconnect, link))
 
     def _handle(self, link: LeaderLink, message: messages.ToLeader) -> None:
         pod = self._links[link]
@@ -189,11 +178,6 @@ class MemberPods:
         pod = self._links.pop(link)
         if pod is not None:
             del self.joined[pod.index]
-        watched = self._selector.get_map() if self._selector is not None else None
-        # A closed selector has no map.
-        if watched is not None and link.socket in watched:
-            assert self._selector is not None
-            self._selector.unregister(link.socket)
         link.close()
         return pod
 

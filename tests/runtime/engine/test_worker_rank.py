@@ -18,7 +18,7 @@ from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.engine.worker_rank import PlanSource, follow
 from minisgl.wire.plan import PlanError, StepPlan, StepResult
-from support.launcher.worker_rank_process import start_follower
+from support.launcher.worker_rank_process import start_worker_rank
 from support.plans import Segment, make_plan, new_row
 
 PROMPTS = [[7, 8, 9, 10, 11, 12], [100, 101, 102], [55] * 9, [300, 12, 17, 14]]
@@ -169,7 +169,7 @@ def test_ranks_together_give_the_tokens_of_one(
     alone = EngineConfig(model=str(checkpoint), page_size=4, num_pages=40, max_running=4, audit=True)
     group = msgspec.structs.replace(alone, tensor_parallel=ranks, rendezvous=f"file://{tmp_path}/rendezvous")
     followers = [
-        start_follower(msgspec.structs.replace(group, rank=rank), f"ipc://{tmp_path}/plans{rank}")
+        start_worker_rank(msgspec.structs.replace(group, rank=rank), f"ipc://{tmp_path}/plans{rank}")
         for rank in range(1, ranks)
     ]
     rank_0 = create_engine(group)
@@ -198,7 +198,7 @@ def test_ranks_that_sample_different_tokens_are_found_by_the_audit(
         tensor_parallel=2,
         rendezvous=f"file://{tmp_path}/rendezvous",
     )
-    process, address = start_follower(msgspec.structs.replace(config, rank=1), f"ipc://{tmp_path}/plans")
+    process, address = start_worker_rank(msgspec.structs.replace(config, rank=1), f"ipc://{tmp_path}/plans")
     engine = create_engine(config)
     assert isinstance(engine, CpuEngine)
     broadcast = PlanBroadcast(context, [address])

@@ -1,4 +1,4 @@
-"""The control port: answers from the board, whatever the main thread does."""
+"""The control port answers from the status board, without the main thread."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def served() -> Iterator[Served]:
         yield served
 
 
-def test_probes_follow_the_board(served: Served) -> None:
+def test_probes_report_what_is_on_the_board(served: Served) -> None:
     assert served.get("/startup") == (200, b'{"ready":true,"reason":""}')
     assert served.get("/live")[0] == 200
     assert served.get("/status")[0] == 503
@@ -60,7 +60,7 @@ def test_a_launcher_whose_main_thread_hangs_is_not_live(served: Served, monkeypa
     assert served.get("/live")[0] == 503
 
 
-def test_only_files_with_a_known_hash_are_given(served: Served, tmp_path: Path) -> None:
+def test_only_files_with_the_published_hash_are_served(served: Served, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(b"{}")
     served.board.files = {"tokenizer.json": (path, hashlib.sha256(b"{}").hexdigest())}
@@ -73,14 +73,14 @@ def test_only_files_with_a_known_hash_are_given(served: Served, tmp_path: Path) 
     assert served.get("/files/tokenizer.json")[0] == 503
 
 
-def test_drain_is_asked_for_by_get_and_post_and_nothing_else_is(served: Served) -> None:
+def test_drain_accepts_get_and_post_and_other_paths_only_get(served: Served) -> None:
     assert served.get("/drain")[0] == served.get("/drain", "POST")[0] == 202
     assert len(served.drains) == 2
     assert served.get("/status", "POST")[0] == 405
     assert served.get("/status", "DELETE")[0] == 501
 
 
-def test_hostile_connections_do_not_keep_others_out(served: Served) -> None:
+def test_hostile_connections_do_not_block_other_clients(served: Served) -> None:
     idle = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(8)]
     with socket.create_connection(("127.0.0.1", served.port)) as long_line:
         long_line.sendall(b"GET /" + b"x" * 70_000)
@@ -90,7 +90,7 @@ def test_hostile_connections_do_not_keep_others_out(served: Served) -> None:
         connection.close()
 
 
-def test_more_connections_than_allowed_are_closed_at_once(served: Served) -> None:
+def test_connections_above_the_limit_are_closed_immediately(served: Served) -> None:
     held = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(33)]
     assert held[-1].recv(1) == b""
     for connection in held:

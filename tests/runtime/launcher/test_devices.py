@@ -1,4 +1,4 @@
-"""What a container lets its processes use."""
+"""Cores and process ids inside a container."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from minisgl.launcher.process import Process, ProcessSpec
         ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
     ],
 )
-def test_a_cpu_limit_counts_like_missing_cores(
+def test_a_cpu_limit_lowers_the_number_of_cores(
     files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
@@ -35,7 +35,7 @@ def test_a_cpu_limit_counts_like_missing_cores(
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_process_gets_an_id_that_no_rank_of_another_pod_can_have(rank: int) -> None:
+def test_a_process_id_has_the_residue_that_its_spec_asks_for(rank: int) -> None:
     spec = ProcessSpec(name="rank", target="", config=None, pid_residue=(rank, 3))
     with selectors.DefaultSelector() as selector:
         process = Process(spec, selector, "info", lambda line: None, standby=True)

@@ -1,4 +1,4 @@
-"""What `serve` starts, and what of it differs from one start of a group to the next."""
+"""Processes that `serve` starts, and how their specs differ between starts of a group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RESTARTS = Limits(startup_timeout=1.0, max_restarts=3, restart_window=600.0)
 
 
 def _groups(tmp_path: Path, **options: Any) -> dict[str, dict[int, list[ProcessSpec]]]:
-    """For each group, its first and second start."""
+    """Group → number of the start → specs, for the first two starts."""
     engine = EngineConfig(model=str(tiny_checkpoint()), tensor_parallel=2)
     served = ServeOptions(engine=engine, model_name="tiny", restarts=_RESTARTS, drain_timeout=1.0, **options)
     return {group.name: {n: _specs(group, n) for n in (1, 2)} for group in groups(served, tmp_path, 7)}
@@ -27,7 +27,7 @@ def _specs(group: GroupSpec, number: int) -> list[ProcessSpec]:
     return [spec for spec in group.processes(number) if isinstance(spec, ProcessSpec)]
 
 
-def test_ranks_are_one_group_and_everybody_else_is_alone(tmp_path: Path) -> None:
+def test_ranks_are_one_group_and_every_other_process_is_its_own(tmp_path: Path) -> None:
     groups = _groups(tmp_path, endpoint=Endpoint(tokenizers=2))
     names = {name: [spec.name for spec in starts[1]] for name, starts in groups.items()}
     assert names == {
@@ -39,20 +39,20 @@ def test_ranks_are_one_group_and_everybody_else_is_alone(tmp_path: Path) -> None
     assert list(_groups(tmp_path, endpoint=Endpoint(tokenizers=0))) == ["engine", "frontend"]
 
 
-def test_requests_may_use_every_name(tmp_path: Path) -> None:
+def test_requests_may_use_every_served_name(tmp_path: Path) -> None:
     (tokenizer,) = _groups(tmp_path, other_names=("also",))["tokenizer0"][1]
     assert tokenizer.config.names == ("tiny", "also")
 
 
-def test_a_new_engine_has_a_later_epoch_and_a_fresh_meeting_place_at_the_old_addresses(tmp_path: Path) -> None:
+def test_a_restarted_engine_has_a_later_epoch_a_new_rendezvous_and_the_same_addresses(tmp_path: Path) -> None:
     starts = _groups(tmp_path)["engine"]
-    (first, follower1), (second, follower2) = starts[1], starts[2]
+    (first, worker1), (second, worker2) = starts[1], starts[2]
     assert first.config.epoch[0] == second.config.epoch[0]
     assert (first.config.epoch[1], second.config.epoch[1]) == (1, 2)
     assert (first.config.address, first.config.followers) == (second.config.address, second.config.followers)
-    assert follower1.config.plans == follower2.config.plans
+    assert worker1.config.plans == worker2.config.plans
     assert first.config.engine.rendezvous != second.config.engine.rendezvous
-    assert second.config.engine.rendezvous == follower2.config.engine.rendezvous
+    assert second.config.engine.rendezvous == worker2.config.engine.rendezvous
 
 
 def test_the_frontend_listens_on_the_launchers_socket_at_every_start(tmp_path: Path) -> None:

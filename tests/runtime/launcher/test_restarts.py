@@ -1,4 +1,4 @@
-"""Decisions about deaths: rows of a table, and what must hold for any history."""
+"""Decisions about dead processes: a table of cases, and properties of any history."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _ALL_DEAD = GroupObservation(alive=0, dead=2)
         (_LATE, True, (_NOW - 32, _NOW - 31), _LOADING, [GiveUp("engine", "restarts_exhausted")], "starting"),
     ],
 )
-def test_one_group(
+def test_decisions_about_one_group(
     group: GroupState,
     started: bool,
     restarts: tuple[float, ...],
@@ -84,7 +84,7 @@ def test_one_group(
     assert state.groups["engine"].phase == phase
 
 
-def test_groups_fail_alone_but_share_the_budget() -> None:
+def test_groups_restart_separately_but_share_the_budget() -> None:
     state = State({"engine": _READY, "frontend": _READY}, started=True)
     healthy, dead = GroupObservation(1, ready=1), GroupObservation(0, dead=1)
     state, actions = decide(state, {"engine": healthy, "frontend": dead}, _LIMITS, _NOW)
@@ -107,7 +107,7 @@ def test_started_is_reported_once_when_all_groups_are_ready() -> None:
     assert decide(state, {"engine": ready, "frontend": ready}, _LIMITS, _NOW + 3) == (state, [])
 
 
-def test_deadlines_are_when_a_silent_group_is_late() -> None:
+def test_the_next_deadline_is_the_first_timeout_of_any_group() -> None:
     state = State({"a": _STARTING, "b": _READY, "c": _TERMINATING}, started=True)
     assert next_deadline(state, _LIMITS) == _NOW - 1 + _LIMITS.startup_timeout
     assert next_deadline(State({"b": _READY}, started=True), _LIMITS) is None
@@ -127,8 +127,8 @@ _events = st.lists(
 
 
 @given(_events, st.integers(0, 4))
-def test_any_history(events: list[tuple[float, str, str]], max_restarts: int) -> None:
-    """A model of the world: what was killed may take its time to end, anything may die at any moment."""
+def test_any_history_of_exits_keeps_the_budget(events: list[tuple[float, str, str]], max_restarts: int) -> None:
+    """Simulated processes: killed ones may take a while to exit, and any process may die at any moment."""
     limits = Limits(max_restarts=max_restarts, restart_window=100.0, startup_timeout=math.inf)
     now = 0.0
     state, _ = decide(initial_state(("engine", "frontend"), now), _NOTHING, limits, now)

@@ -9,20 +9,20 @@ import pytest
 from minisgl.launcher.run_directory import LONGEST_SOCKET_NAME, remove_stale, run_directory
 
 
-def test_is_private_and_gone_at_the_end(tmp_path: Path) -> None:
+def test_the_directory_is_private_and_is_removed_at_the_end(tmp_path: Path) -> None:
     with run_directory(tmp_path) as path:
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         (path / "socket").touch()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_is_gone_after_an_exception(tmp_path: Path) -> None:
+def test_the_directory_is_removed_after_an_exception(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), run_directory(tmp_path):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sweep_removes_what_nobody_holds_and_nothing_else(tmp_path: Path) -> None:
+def test_only_directories_without_a_live_launcher_are_removed(tmp_path: Path) -> None:
     dead = tmp_path / "minisgl-dead"
     dead.mkdir()
     (dead / "lock").touch()
@@ -39,7 +39,7 @@ def test_sweep_removes_what_nobody_holds_and_nothing_else(tmp_path: Path) -> Non
         assert {alive, starting, stranger} < set(tmp_path.iterdir())
 
 
-def test_socket_paths_fit_even_when_the_temporary_directory_is_deep(
+def test_socket_paths_fit_when_the_temporary_directory_has_a_long_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deep = tmp_path / ("d" * 100)

@@ -1,4 +1,4 @@
-"""`minisgl serve` on a tiny model, from outside: real processes, the official client, signals."""
+"""`minisgl serve` with a tiny model: real processes, the official client, signals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Serve = Callable[..., Served]
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     started: list[Served] = []
-    # Not pytest's own directory, whose name leaves no room for a socket's.
+    # Not pytest's own directory: its path is too long for a socket below it.
     with tempfile.TemporaryDirectory(prefix="served-") as folder:
 
         def start(*flags: str, model: Path | None = None) -> Served:
@@ -55,7 +55,7 @@ def _long_stream(served: Served, tokens: int = 1500) -> openai.Stream[openai.typ
 
 
 @pytest.mark.parametrize("flags", [("--tp", "2"), ("--tokenizers", "0", "--no-overlap", "--cache", "naive")])
-def test_chat_then_a_clean_end_under_load(flags: tuple[str, ...], serve: Serve) -> None:
+def test_a_server_under_load_answers_and_stops_cleanly(flags: tuple[str, ...], serve: Serve) -> None:
     served = serve(*flags, "--served-model-name", "tiny")
     served.wait_until_ready()
     answer = _client(served).chat.completions.create(
@@ -69,7 +69,7 @@ def test_chat_then_a_clean_end_under_load(flags: tuple[str, ...], serve: Serve) 
     children = [name for name in served.children() if not name.startswith("standby-")]
     assert len(children) == 3 + ("--tp" in flags) - ("--tokenizers" in flags)
     served.popen.send_signal(signal.SIGTERM)
-    assert list(stream)[-1].choices[0].finish_reason == "length", "what has begun may finish"
+    assert list(stream)[-1].choices[0].finish_reason == "length", "a running request may finish"
     assert served.popen.wait(60) == 0
     assert served.children() == {}
     assert served.leftovers() == []
@@ -80,7 +80,7 @@ def test_fifty_streams_are_completed_after_sigterm(serve: Serve) -> None:
     served.wait_until_ready()
     clients = [Client(served.url, "tiny", stream=True, tokens=300) for _ in range(50)]
     eventually(lambda: all(client.chunks for client in clients), 180)
-    assert all(client.is_alive() for client in clients), "some were over before the signal"
+    assert all(client.is_alive() for client in clients), "some streams had ended before the signal"
     served.popen.send_signal(signal.SIGTERM)
     for client in clients:
         client.join(100)
@@ -90,7 +90,7 @@ def test_fifty_streams_are_completed_after_sigterm(serve: Serve) -> None:
     assert served.leftovers() == []
 
 
-def test_without_restarts_a_death_ends_streams_and_server(serve: Serve) -> None:
+def test_without_restarts_a_dead_rank_stops_streams_and_server(serve: Serve) -> None:
     served = serve("--max-restarts", "0", "--max-running", "1", "--served-model-name", "tiny")
     served.wait_until_ready()
     rank0 = served.children()["rank0"]
@@ -140,7 +140,7 @@ def _waiting(served: Served) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_second_signal_breaks_streams_off(number: signal.Signals, serve: Serve) -> None:
+def test_a_second_signal_aborts_streams(number: signal.Signals, serve: Serve) -> None:
     served = serve("--drain-timeout", "600")
     served.wait_until_ready()
     stream = _long_stream(served)
@@ -181,7 +181,9 @@ def _with_a_broken_tokenizer(checkpoint: Path) -> str:
 @pytest.mark.parametrize(
     "broken", [_without_weights, _with_weights_cut_off, _of_an_unknown_architecture, _with_a_broken_tokenizer]
 )
-def test_a_broken_checkpoint_is_named_in_one_line(broken: Callable[[Path], str], serve: Serve, tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_reported_in_one_line(
+    broken: Callable[[Path], str], serve: Serve, tmp_path: Path
+) -> None:
     checkpoint = tmp_path / "broken"
     shutil.copytree(tiny_checkpoint(), checkpoint)
     words = broken(checkpoint)
@@ -191,7 +193,7 @@ def test_a_broken_checkpoint_is_named_in_one_line(broken: Callable[[Path], str],
     assert "Traceback" not in served.log.read_text()
 
 
-def test_port_in_use_is_known_before_anything_is_loaded(serve: Serve) -> None:
+def test_a_port_in_use_is_reported_before_anything_is_loaded(serve: Serve) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         served = serve("--port", str(taken.getsockname()[1]))
         assert served.popen.wait(60) == 1

@@ -1,4 +1,4 @@
-"""Groups of stub processes under a real launcher process: starts, deaths, signals."""
+"""Groups of stub processes under a real launcher process: starts, exits, signals."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _RUNTIME = _TESTS.parent / "runtime"
 
 
 END_SECONDS = 10.0
-"""Promised from a death in a group that runs to the end of all of it."""
+"""Longest time from an exit in a running group until all its processes have exited."""
 
 BREAK_OFF_SECONDS = 5.0
-"""The same from a second signal."""
+"""Longest time from a second signal until all processes have exited."""
 
 
 class Launched:
-    """A launcher with its group, and what it said."""
+    """A launcher with its group, and its output."""
 
     def __init__(self, launch: Launch, temporary: Path) -> None:
         path = os.pathsep.join((str(_RUNTIME), str(_TESTS)))
@@ -57,18 +57,18 @@ class Launched:
         assert self.run_directory.is_dir()
 
     def children(self) -> dict[str, int]:
-        """Process ids by name of those that live now."""
+        """Name → process id of the live processes."""
         return launched_by(self.popen.pid)
 
     def wait_for_words(self, words: str) -> None:
         eventually(lambda: words in self.log.read_text())
 
     def wait_for_end(self, seconds: float = 30.0) -> int:
-        """The exit code. The time is also for starts that are still under way, on a busy machine."""
+        """Wait for the exit code. The time includes starts in progress on a busy machine."""
         return self.popen.wait(seconds)
 
     def gone(self) -> bool:
-        """Nothing is left of the group: no process, no run directory."""
+        """No process and no run directory of the group is left."""
         return not any(map(_runs, self.pids.values())) and not self.run_directory.exists()
 
 
@@ -84,7 +84,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     started: list[Launched] = []
 
     def start(*specs: ProcessSpec, then: dict[str, ProcessSpec] | None = None, **limits: Any) -> Launched:
-        """Ranks are one group, every other process is its own. `then` is what a restart starts instead."""
+        """Ranks are one group, every other process is its own. `then` replaces specs at restarts."""
         groups: dict[str, list[list[ProcessSpec]]] = {}
         for number in range(2):
             for spec in specs:
@@ -125,7 +125,7 @@ def _group(spec: Spec) -> list[ProcessSpec]:
 
 
 @pytest.mark.parametrize("victim", ["rank0", "rank1", "tokenizer0", "frontend"])
-def test_without_restarts_any_death_ends_everything_and_is_named(
+def test_without_restarts_any_exit_stops_all_processes_and_is_reported(
     victim: str, launch: Start, spec: Spec, tmp_path: Path
 ) -> None:
     launched = launch(*_group(spec))
@@ -140,7 +140,7 @@ def test_without_restarts_any_death_ends_everything_and_is_named(
         assert victim in (tmp_path / "failed").read_text()
 
 
-def test_last_words_of_an_exception(launch: Start, spec: Spec) -> None:
+def test_the_last_words_contain_the_exception(launch: Start, spec: Spec) -> None:
     launched = launch(spec("rank0", "raise_after_ready", words="the device fell off the bus"), spec("rank1", "serve"))
     assert launched.wait_for_end() == 1
     log = launched.log.read_text()
@@ -149,7 +149,7 @@ def test_last_words_of_an_exception(launch: Start, spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("exit_code", [0, 3])
-def test_failed_start_relays_last_words(exit_code: int, launch: Start, spec: Spec) -> None:
+def test_a_failed_start_reports_the_last_words(exit_code: int, launch: Start, spec: Spec) -> None:
     launched = launch(
         spec("rank0", "never_ready"), spec("rank1", "fail_to_start", words="no such kernel", exit_code=exit_code)
     )
@@ -158,7 +158,7 @@ def test_failed_start_relays_last_words(exit_code: int, launch: Start, spec: Spe
     assert f"exited with code {exit_code}. Its last words:\n  | no such kernel" in log
 
 
-def test_refusal_is_one_line_without_a_traceback(launch: Start, spec: Spec) -> None:
+def test_a_start_error_is_one_line_without_a_traceback(launch: Start, spec: Spec) -> None:
     launched = launch(spec("rank0", "refuse_to_start", words="config.json is missing: give a checkpoint"))
     assert launched.wait_for_end() == 1
     log = launched.log.read_text()
@@ -166,13 +166,13 @@ def test_refusal_is_one_line_without_a_traceback(launch: Start, spec: Spec) -> N
     assert "Traceback" not in log
 
 
-def test_startup_timeout_names_who_is_late(launch: Start, spec: Spec) -> None:
+def test_a_startup_timeout_names_the_process_that_is_late(launch: Start, spec: Spec) -> None:
     launched = launch(spec("rank0", "never_ready"), startup_timeout=0.5)
     assert launched.wait_for_end() == 1
     assert "startup_timeout: not ready after 0.5 s: rank0 (" in launched.log.read_text()
 
 
-def test_progress_of_the_start_is_shown(launch: Start, spec: Spec) -> None:
+def test_the_progress_of_a_start_is_logged(launch: Start, spec: Spec) -> None:
     launched = launch(spec("rank0", "never_ready"))
     eventually(lambda: "rank0: weights 40 %" in launched.log.read_text())
     launched.popen.send_signal(signal.SIGTERM)
@@ -180,7 +180,7 @@ def test_progress_of_the_start_is_shown(launch: Start, spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_group_cleanly(number: signal.Signals, launch: Start, spec: Spec, tmp_path: Path) -> None:
+def test_a_signal_stops_the_group_cleanly(number: signal.Signals, launch: Start, spec: Spec, tmp_path: Path) -> None:
     launched = launch(*_group(spec))
     launched.wait_until_ready()
     launched.popen.send_signal(number)
@@ -190,7 +190,7 @@ def test_a_signal_ends_the_group_cleanly(number: signal.Signals, launch: Start, 
     assert (tmp_path / "ended").exists()
 
 
-def test_started_with_nohup_it_outlives_its_terminal(launch: Start, spec: Spec) -> None:
+def test_under_nohup_the_launcher_outlives_its_terminal(launch: Start, spec: Spec) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         launched = launch(*_group(spec))
@@ -203,27 +203,27 @@ def test_started_with_nohup_it_outlives_its_terminal(launch: Start, spec: Spec) 
     assert launched.wait_for_end() == 0
 
 
-def test_a_signal_during_the_start_ends_it(launch: Start, spec: Spec, tmp_path: Path) -> None:
+def test_a_signal_during_the_start_stops_it(launch: Start, spec: Spec, tmp_path: Path) -> None:
     launched = launch(spec("rank0", "never_ready"), spec("frontend", "front"))
     eventually((tmp_path / "progressed").exists)
     launched.popen.send_signal(signal.SIGTERM)
     assert launched.wait_for_end() == 0
 
 
-def test_drain_lasts_until_the_frontend_is_done(launch: Start, spec: Spec, tmp_path: Path) -> None:
+def test_the_drain_lasts_until_the_frontend_has_finished(launch: Start, spec: Spec, tmp_path: Path) -> None:
     done = tmp_path / "last-client-left"
     launched = launch(spec("rank0", "serve"), spec("frontend", "front", drain_until=str(done)))
     launched.wait_until_ready()
     launched.popen.send_signal(signal.SIGTERM)
     eventually((tmp_path / "draining").exists)
-    assert _runs(launched.pids["rank0"]), "the engine must serve what is being drained"
+    assert _runs(launched.pids["rank0"]), "the engine must serve the requests that are drained"
     done.touch()
     assert launched.wait_for_end() == 0
     assert launched.gone()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_second_signal_ends_the_drain(number: signal.Signals, launch: Start, spec: Spec, tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_drain(number: signal.Signals, launch: Start, spec: Spec, tmp_path: Path) -> None:
     launched = launch(
         spec("rank0", "serve"), spec("frontend", "front", drain_until=str(tmp_path / "never")), drain_timeout=600.0
     )
@@ -235,7 +235,9 @@ def test_second_signal_ends_the_drain(number: signal.Signals, launch: Start, spe
     assert launched.gone()
 
 
-def test_death_of_an_engine_during_the_drain_reaches_the_frontend(launch: Start, spec: Spec, tmp_path: Path) -> None:
+def test_the_frontend_is_told_of_an_engine_that_dies_during_the_drain(
+    launch: Start, spec: Spec, tmp_path: Path
+) -> None:
     launched = launch(
         spec("rank0", "serve"), spec("frontend", "front", drain_until=str(tmp_path / "never")), drain_timeout=600.0
     )
@@ -257,7 +259,7 @@ def test_death_of_an_engine_during_the_drain_reaches_the_frontend(launch: Start,
         ("frontend", ["frontend"]),
     ],
 )
-def test_what_died_is_started_again_with_its_group(
+def test_a_dead_process_is_restarted_with_its_group(
     victim: str, restarted: list[str], launch: Start, spec: Spec, tmp_path: Path
 ) -> None:
     launched = launch(*_group(spec), max_restarts=1)
@@ -276,7 +278,7 @@ def test_what_died_is_started_again_with_its_group(
     assert launched.gone()
 
 
-def test_a_standby_takes_over(launch: Start, spec: Spec) -> None:
+def test_a_standby_replaces_a_dead_process(launch: Start, spec: Spec) -> None:
     rank0 = msgspec.structs.replace(spec("rank0", "serve"), preload=("email.mime.text",))
     launched = launch(rank0, spec("frontend", "front"), max_restarts=1)
     launched.wait_until_ready()
@@ -292,7 +294,7 @@ def test_a_standby_takes_over(launch: Start, spec: Spec) -> None:
     assert launched.gone()
 
 
-def test_a_standby_that_died_is_not_missed(launch: Start, spec: Spec) -> None:
+def test_a_process_is_restarted_when_its_standby_has_died(launch: Start, spec: Spec) -> None:
     rank0 = msgspec.structs.replace(spec("rank0", "serve"), preload=("no_such_module",))
     launched = launch(rank0, max_restarts=1)
     launched.wait_until_ready()
@@ -304,7 +306,7 @@ def test_a_standby_that_died_is_not_missed(launch: Start, spec: Spec) -> None:
     assert launched.wait_for_end() == 0
 
 
-def test_more_deaths_than_allowed_end_everything_with_their_history(launch: Start, spec: Spec, tmp_path: Path) -> None:
+def test_a_used_up_budget_stops_all_processes_and_lists_the_failures(launch: Start, spec: Spec, tmp_path: Path) -> None:
     launched = launch(*_group(spec), max_restarts=1)
     launched.wait_until_ready()
     os.kill(launched.pids["tokenizer0"], signal.SIGKILL)
@@ -316,10 +318,10 @@ def test_more_deaths_than_allowed_end_everything_with_their_history(launch: Star
     assert f"restarts_exhausted: rank1 (pid {launched.pids['rank1']}) was killed by signal 15 (SIGTERM)" in log
     assert "--max-restarts 1 within --restart-window 600 s is used up\n  before: " in log
     assert f"tokenizer0 (pid {launched.pids['tokenizer0']}) was killed by signal 9 (SIGKILL)" in log
-    assert "rank1" in (tmp_path / "failed").read_text(), "clients are told"
+    assert "rank1" in (tmp_path / "failed").read_text(), "clients get the reason"
 
 
-def test_a_restart_that_fails_is_tried_again_and_given_up(launch: Start, spec: Spec) -> None:
+def test_failed_restarts_use_up_the_budget(launch: Start, spec: Spec) -> None:
     broken = spec("rank0", "fail_to_start", words="the device fell off the bus", exit_code=3)
     launched = launch(*_group(spec), then={"rank0": broken}, max_restarts=2)
     launched.wait_until_ready()
@@ -332,8 +334,8 @@ def test_a_restart_that_fails_is_tried_again_and_given_up(launch: Start, spec: S
     assert launched.gone()
 
 
-def test_a_restart_that_hangs_is_given_up(launch: Start, spec: Spec) -> None:
-    # Also for the first start, of four processes, on a machine that other tests keep busy.
+def test_a_restart_that_hangs_uses_up_the_budget(launch: Start, spec: Spec) -> None:
+    # The timeout includes the first start of four processes, on a machine that other tests keep busy.
     launched = launch(*_group(spec), then={"rank0": spec("rank0", "never_ready")}, max_restarts=1, startup_timeout=20.0)
     launched.wait_until_ready()
     os.kill(launched.pids["rank0"], signal.SIGKILL)
@@ -343,7 +345,7 @@ def test_a_restart_that_hangs_is_given_up(launch: Start, spec: Spec) -> None:
 
 
 @pytest.mark.parametrize("victim", ["rank0", "frontend"])
-def test_a_signal_during_a_restart_ends_everything_cleanly(
+def test_a_signal_during_a_restart_stops_all_processes_cleanly(
     victim: str, launch: Start, spec: Spec, tmp_path: Path
 ) -> None:
     launched = launch(*_group(spec), then={victim: spec(victim, "never_ready")}, max_restarts=1)
@@ -355,7 +357,7 @@ def test_a_signal_during_a_restart_ends_everything_cleanly(
     assert launched.gone()
 
 
-def test_nothing_survives_a_launcher_that_is_killed(launch: Start, spec: Spec) -> None:
+def test_no_process_outlives_a_killed_launcher(launch: Start, spec: Spec) -> None:
     launched = launch(*_group(spec))
     launched.wait_until_ready()
     launched.popen.kill()

@@ -1,4 +1,4 @@
-"""A rank that dies under a program that is rank 0 itself."""
+"""Worker ranks of a program that is rank 0 itself."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ with running.waiting_for_ranks():
 
 
 @pytest.mark.parametrize("stdout", ["open", "closed"])
-def test_a_rank_0_that_waits_for_it_on_its_device_is_ended(stdout: str) -> None:
+def test_a_program_that_waits_on_its_device_for_a_dead_rank_exits(stdout: str) -> None:
     command = [sys.executable, "-c", STUCK, stdout]
-    # A pipe's buffer, which this variable would take away.
+    # Unbuffered output would hide that the program's own output is flushed.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 1
-    assert done.stdout == "an answer\n", "what the program has printed is lost"
+    assert done.stdout == "an answer\n", "output of the program is lost"
     assert "process_died: rank1" in done.stderr and "rank 0 waits for it" in done.stderr
 
 
-def test_one_that_does_not_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_does_not_wait_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_ranks, "_STUCK_SECONDS", 0.0)
     running = worker_ranks.WorkerRanks([DIES])
     with pytest.raises(LauncherError, match="rank1") as caught:
@@ -50,7 +50,7 @@ def test_one_that_does_not_wait_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     running.close()
 
 
-def test_a_wait_that_begins_long_after_the_death_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_begins_long_after_the_exit_gets_its_full_time(monkeypatch: pytest.MonkeyPatch) -> None:
     running = worker_ranks.WorkerRanks([DIES])
     with pytest.raises(LauncherError):
         running.check(60)

@@ -1,4 +1,4 @@
-"""What an engine pod's launcher decides and says, without processes."""
+"""Decisions and reports of an engine pod's launcher, without processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_root_cause_is_the_killed_rank_and_not_one_that_waited_for_it(
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "refusal", "words", "oom", "reason"),
+    ("exit_code", "code", "words", "oom", "reason"),
     [
         (-9, "", "", False, "Killed"),
         (-9, "", "", True, "OutOfMemory"),
@@ -77,12 +77,14 @@ def test_the_root_cause_is_the_killed_rank_and_not_one_that_waited_for_it(
         (1, "rendezvous_failed", "", False, "Error"),
     ],
 )
-def test_reasons(exit_code: int, refusal: str, words: str, oom: bool, reason: str) -> None:
-    said = control.StartError(refusal, "") if refusal else None
-    assert failure_reason(exit_code, said, words, oom_killed=oom) == reason
+def test_the_reason_follows_from_exit_code_start_error_and_last_words(
+    exit_code: int, code: str, words: str, oom: bool, reason: str
+) -> None:
+    start_error = control.StartError(code, "") if code else None
+    assert failure_reason(exit_code, start_error, words, oom_killed=oom) == reason
 
 
-def test_oom_kills_are_read_from_either_kind_of_cgroup(tmp_path: Path) -> None:
+def test_oom_kills_are_counted_under_both_versions_of_cgroups(tmp_path: Path) -> None:
     (tmp_path / "events").write_text("low 0\noom 3\noom_kill 2\n")
     (tmp_path / "control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
     assert count_oom_kills([tmp_path / "none", tmp_path / "events"]) == 2
@@ -90,7 +92,7 @@ def test_oom_kills_are_read_from_either_kind_of_cgroup(tmp_path: Path) -> None:
     assert count_oom_kills([tmp_path / "none"]) == 0
 
 
-def test_restart_log_counts_what_is_within_the_window_and_survives_damage(tmp_path: Path) -> None:
+def test_the_restart_log_counts_failures_within_the_window_and_survives_damage(tmp_path: Path) -> None:
     path = tmp_path / "new" / "restarts.json"
     now = datetime(2026, 1, 1, tzinfo=UTC)
     restart_log = RestartLog(path)
@@ -103,7 +105,7 @@ def test_restart_log_counts_what_is_within_the_window_and_survives_damage(tmp_pa
     assert RestartLog(path).failures == []
 
 
-def test_a_timeline_has_a_part_for_each_stage() -> None:
+def test_timings_have_an_entry_for_each_stage() -> None:
     timings = StartTimings(10.0)
     assert timings.seconds() == {}
     timings.reached("join", 11.0)
@@ -126,7 +128,7 @@ def test_a_timeline_has_a_part_for_each_stage() -> None:
         ([(True, ""), (True, "")], "serve"),
     ],
 )
-def test_a_start_is_as_far_as_its_last_rank(ranks: list[tuple[bool, str]], stage: str | None) -> None:
+def test_a_start_has_reached_the_stage_of_its_slowest_rank(ranks: list[tuple[bool, str]], stage: str | None) -> None:
     assert reached_stage(ranks) == stage
 
 
@@ -146,11 +148,13 @@ def _rank(phase: Any) -> RankStatus:
         (GroupState("ready", 0, 3), "Ready", True, "Draining"),
     ],
 )
-def test_phases(group: GroupState, rank: str, draining: bool, phase: str) -> None:
+def test_the_phase_of_a_replica_follows_from_group_and_ranks(
+    group: GroupState, rank: str, draining: bool, phase: str
+) -> None:
     assert replica_phase(group, [_rank(rank)], draining=draining) == phase
 
 
-def test_transports_in_the_status_are_short() -> None:
+def test_transports_in_the_status_are_shortened() -> None:
     texts = ("gloo, TCP over loopback", "NCCL, P2P/IPC over NVLink", "NCCL, NET/Socket", "none (one rank)")
     assert [short_transport(text) for text in texts] == ["gloo", "P2P/IPC", "NET/Socket", ""]
 
@@ -172,21 +176,23 @@ def _topology(node: str = "n", devices: tuple[str, ...] = (_A, _B), shm_device: 
         (_topology(devices=(_A,)), False),
     ],
 )
-def test_pods_are_neighbours_only_when_nothing_divides_them(other: PodTopology, expected: bool) -> None:
+def test_pods_count_as_one_host_only_when_they_share_node_memory_and_devices(
+    other: PodTopology, expected: bool
+) -> None:
     assert on_same_host([_topology(), other], 2) is expected
 
 
-def test_nothing_that_is_not_known_makes_neighbours() -> None:
+def test_unknown_topology_never_counts_as_one_host() -> None:
     assert not on_same_host([_topology(node="")] * 2, 2)
     assert not on_same_host([_topology(shm_device=-1)] * 2, 2)
     assert not on_same_host([_topology()] * 3, 3), "a rank would have no device of its own"
 
 
-def test_pods_that_see_the_same_devices_share_them_out() -> None:
+def test_pods_that_see_the_same_devices_divide_them() -> None:
     own, other_node = _topology(devices=(_A,)), _topology("m")
     assert first_devices([_topology(), _topology(), other_node], 1) == [0, 1, 0]
     assert first_devices([_topology(devices=(_A,)), _topology(devices=(_B,))], 1) == [0, 0]
-    assert first_devices([own, own], 1) == [0, 0], "they do not suffice; each says so itself"
+    assert first_devices([own, own], 1) == [0, 0], "there are too few; each rank reports that itself"
 
 
 def _options(pod_index: int = 0, device: Any = "cuda", ranks_per_pod: int = 2) -> EngineOptions:
@@ -215,7 +221,7 @@ def _plan(options: EngineOptions, members: list[MemberAddress], **changes: Any) 
     return plan_epoch(options, (7, 3), members=members, **(facts | changes))
 
 
-def test_every_rank_of_an_epoch_is_told_the_same_but_for_its_topology() -> None:
+def test_ranks_of_an_epoch_differ_only_in_rank_device_and_plan_address() -> None:
     other = MemberAddress(host="fd00::2", leader_host="fd00::1", topology=_topology(devices=(_A, _B, "c", "d")))
     plan = _plan(_options(), [other])
     [message] = plan.messages
@@ -236,7 +242,7 @@ def test_every_rank_of_an_epoch_is_told_the_same_but_for_its_topology() -> None:
     assert (scheduler.epoch, scheduler.replica, scheduler.replica_revision) == ((7, 3), "m-r0", "a")
 
 
-def test_nccl_is_left_alone_where_pods_are_no_neighbours_or_it_failed() -> None:
+def test_nccl_finds_hosts_itself_when_pods_are_apart_or_one_host_has_failed() -> None:
     near = MemberAddress(host="10.0.0.2", leader_host="10.0.0.1", topology=_topology(devices=(_A, _B, "c", "d")))
     far = MemberAddress(host="10.0.0.2", leader_host="10.0.0.1", topology=_topology("m", (_A, _B, "c", "d")))
     for plan in (_plan(_options(), [far]), _plan(_options(), [near], try_same_host=False)):
@@ -244,7 +250,7 @@ def test_nccl_is_left_alone_where_pods_are_no_neighbours_or_it_failed() -> None:
         assert plan.messages[0].nccl_host == plan.local[0].config.engine.nccl_host == ""
 
 
-def test_one_pod_needs_no_network_between_its_ranks() -> None:
+def test_ranks_of_one_pod_use_no_network() -> None:
     plan = _plan(_options(device="cpu", ranks_per_pod=4), [])
     assert plan.messages == []
     assert plan.local[0].config.engine.rendezvous == "file:///tmp/s/rendezvous3"

@@ -1,4 +1,4 @@
-"""A replica of two pods on a tiny model, from outside: launchers, links, kills and drains."""
+"""A replica of two pods with a tiny model: launchers, links, kills and drains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Start = Callable[..., Pods]
 @pytest.fixture
 def replica() -> Iterator[Start]:
     started: list[Pods] = []
-    # Not pytest's own directory, whose name leaves no room for a socket's.
+    # Not pytest's own directory: its path is too long for a socket below it.
     with tempfile.TemporaryDirectory(prefix="pods-") as folder:
 
         def start(count: int, *flags: str) -> Pods:
@@ -54,7 +54,7 @@ def _answers(pods: Pods) -> list[list[int]]:
 
 
 def _running(pods: Pods, tokens: int) -> tuple[SchedulerClient, bytes]:
-    """A request that has begun to be answered."""
+    """Submit a request, and wait until it has output."""
     client = SchedulerClient(pods.scheduler)
     running = client.submit(PROMPTS[0], tokens)
     client.read_until(lambda: len(client.tokens[running]) > 3)
@@ -63,7 +63,7 @@ def _running(pods: Pods, tokens: int) -> tuple[SchedulerClient, bytes]:
 
 @contextmanager
 def _held(standby: int) -> Iterator[None]:
-    """It takes over within half a second, which is soon over for somebody who looks now and then."""
+    """Pause a standby, which otherwise takes over before the test can see that the replica is not ready."""
     os.kill(standby, signal.SIGSTOP)
     try:
         yield
@@ -71,10 +71,12 @@ def _held(standby: int) -> Iterator[None]:
         os.kill(standby, signal.SIGCONT)
 
 
-def test_two_pods_live_through_the_death_of_anything(replica: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_pods_recover_from_the_death_of_each_rank_and_of_a_pod(
+    replica: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     alone = replica(1, "--tp", "1", "--served-model-name", "tiny")
     pods = replica(2, "--tp", "2", "--ranks-per-pod", "1", "--served-model-name", "tiny")
-    leader, follower = pods.all
+    leader, member = pods.all
 
     alone.all[0].wait_for(phase="Ready")
     expected = _answers(alone)
@@ -89,7 +91,7 @@ def test_two_pods_live_through_the_death_of_anything(replica: Start, capsys: pyt
     assert status["card"]["architecture"] == "Qwen3ForCausalLM"
     assert status["timings"]["total"] >= status["timings"]["start"] > 0
     assert status["last_failure"] is None
-    assert follower.get("/ready")[0] == 200
+    assert member.get("/ready")[0] == 200
     client = SchedulerClient(pods.scheduler)
     assert (client.welcome.replica, client.welcome.revision) == ("m-r0", "a")
     assert list(client.welcome.epoch) == status["epoch"]
@@ -98,12 +100,12 @@ def test_two_pods_live_through_the_death_of_anything(replica: Start, capsys: pyt
         assert (code, hashlib.sha256(content).hexdigest()) == (200, sha256)
     assert leader.get("/files/config.json")[0] == 404
     assert leader.get("/files/..%2f..%2fetc%2fpasswd")[0] == 404
-    assert follower.get("/files/tokenizer.json")[0] == 404
+    assert member.get("/files/tokenizer.json")[0] == 404
     client.close()
     assert _answers(pods) == expected
     assert alone.all[0].popen.wait(60) == 0
 
-    for number, (pod, rank) in enumerate([(leader, 0), (follower, 1)], 1):
+    for number, (pod, rank) in enumerate([(leader, 0), (member, 1)], 1):
         for each in pods.all:
             each.wait_for(standbys=1)
         with _held(pod.children()[f"standby-rank{rank}"]):
@@ -119,15 +121,15 @@ def test_two_pods_live_through_the_death_of_anything(replica: Start, capsys: pyt
         assert status["restarts"] == number
         assert _answers(pods) == expected
         with capsys.disabled():
-            print(f"\nrank {rank} killed, serves again after {seconds:.2f} s: {status['timings']}")
-        # Ten seconds are what is promised; the machine that runs this may be busy with something else.
+            print(f"\nrank {rank} killed, ready again after {seconds:.2f} s: {status['timings']}")
+        # The promise is ten seconds; the machine that runs this test may be busy.
         assert seconds < 30
 
-    follower.close()
+    member.close()
     waiting = leader.wait_for(phase="Waiting")
     assert waiting["progress"] == "waiting for m-r0-1"
     assert leader.children().keys() <= {"standby-rank0"}
-    follower.start()
+    member.start()
     status = leader.wait_for(phase="Ready")
     assert status["last_failure"]["pod"] == "m-r0-1"
     assert status["last_failure"]["exit_code"] is None
@@ -136,31 +138,31 @@ def test_two_pods_live_through_the_death_of_anything(replica: Start, capsys: pyt
     assert _answers(pods) == expected
 
 
-def test_drains_let_requests_finish_for_one_pod_and_for_all(replica: Start) -> None:
+def test_a_drain_of_one_pod_or_of_all_lets_requests_finish(replica: Start) -> None:
     pods = replica(2, "--tp", "2", "--ranks-per-pod", "1")
-    leader, follower = pods.all
+    leader, member = pods.all
     leader.wait_for(phase="Ready")
 
-    # One pod is about to be replaced: nothing is cut off for it, and the other launchers stay.
+    # One pod is about to be replaced: running requests finish, and the other launchers stay.
     client, running = _running(pods, 150)
-    assert follower.get("/drain", "POST")[0] == 202
+    assert member.get("/drain", "POST")[0] == 202
     client.read_until(lambda: running in client.finish)
     assert (client.finish[running], len(client.tokens[running])) == ("length", 150)
     client.close()
-    assert follower.popen.wait(60) == 0
+    assert member.popen.wait(60) == 0
     leader.wait_for(phase="Waiting")
-    follower.start()
+    member.start()
     status = leader.wait_for(phase="Ready")
     assert (status["restarts"], status["last_failure"]) == (0, None)
 
-    # Kubernetes ends all pods of a replica at the same time.
+    # Kubernetes stops all pods of a replica at the same time.
     client, running = _running(pods, 700)
-    follower.popen.send_signal(signal.SIGTERM)
+    member.popen.send_signal(signal.SIGTERM)
     leader.popen.send_signal(signal.SIGTERM)
     client.read_until(lambda: client.status is not None and client.status.draining)
     assert leader.wait_for(phase="Draining")["ready"] is False
     assert leader.get("/ready")[0] == 503
-    assert follower.popen.poll() is None, "it waits until what is under way has been answered"
+    assert member.popen.poll() is None, "it waits until running requests have been answered"
     late = client.submit(PROMPTS[1], 5)
     client.read_until(lambda: late in client.failed)
     assert client.failed[late].code == "draining"
@@ -168,10 +170,10 @@ def test_drains_let_requests_finish_for_one_pod_and_for_all(replica: Start) -> N
     assert (client.finish[running], len(client.tokens[running])) == ("length", 700)
     client.close()
     assert leader.popen.wait(60) == 0
-    assert follower.popen.wait(60) == 0
+    assert member.popen.wait(60) == 0
 
 
-def test_a_second_signal_ends_everything_at_once(replica: Start) -> None:
+def test_a_second_signal_stops_the_drain(replica: Start) -> None:
     pods = replica(1, "--tp", "1", "--drain-timeout", "600")
     leader = pods.all[0]
     leader.wait_for(phase="Ready")
@@ -180,7 +182,7 @@ def test_a_second_signal_ends_everything_at_once(replica: Start) -> None:
     leader.wait_for(phase="Draining")
     leader.popen.send_signal(signal.SIGTERM)
     client.read_until(lambda: len(client.tokens[running]) > 20)
-    assert leader.popen.poll() is None, "the signal that follows /drain asks for the same"
+    assert leader.popen.poll() is None, "the first signal after /drain counts as the same request"
     leader.popen.send_signal(signal.SIGTERM)
     assert leader.popen.wait(60) == 0
     client.close()

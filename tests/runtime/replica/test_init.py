@@ -1,4 +1,4 @@
-"""Process 1 of a container: orphans are reaped, signals are passed on, the exit code is the launcher's."""
+"""Process 1 of a container: it reaps orphans, forwards signals, and exits with the launcher's code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.frontend.served import RUNTIME, eventually
 
 _PROGRAM = """
 import ctypes, os, signal, subprocess, sys
-ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come to this process, as to process 1
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
 from minisgl.replica.init import run_as_init
 run_as_init()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
@@ -46,7 +46,7 @@ def test_orphans_are_reaped_and_signals_reach_the_launcher() -> None:
         assert init.wait(60) == 7
 
 
-def test_a_launcher_that_was_killed_is_told_like_a_shell_does() -> None:
+def test_a_killed_launcher_gives_the_exit_code_of_a_shell() -> None:
     code = "import os, signal; from minisgl.replica.init import run_as_init; run_as_init(); os.kill(os.getpid(), 9)"
     done = subprocess.run([sys.executable, "-c", code], check=False, env={**os.environ, "PYTHONPATH": str(RUNTIME)})
     assert done.returncode == 128 + 9

@@ -1,4 +1,4 @@
-"""Real launchers against a peer that the test plays: what they refuse, and what they do when the other one fails."""
+"""Real launchers with a link to a fake peer: which pods they reject, and how they handle failures of the peer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from minisgl.replica.messages import (
 )
 from support.frontend.served import eventually
 from support.launcher.engine_pods import Pods
-from support.launcher.link_peer import LinkPeer, accept_follower, dial_leader
+from support.launcher.link_peer import LinkPeer, accept_member, dial_leader
 from support.tiny_checkpoint import tiny_checkpoint
 
 Start = Callable[..., Pods]
@@ -80,19 +80,19 @@ def _killed(begin: StartRanks, message: str = "rank1 (pid 7) was killed") -> Ran
     )
 
 
-def test_the_leader_takes_only_pods_of_its_own(replica: Start) -> None:
+def test_the_leader_accepts_only_pods_of_its_replica(replica: Start) -> None:
     pods = replica()
     leader = pods.add()
     leader.wait_for(phase="Waiting", progress="waiting for m-r0-1")
     assert leader.get("/ready") == (503, b'{"ready":false,"reason":"Waiting: waiting for m-r0-1"}')
-    strangers: dict[str, dict[str, Any]] = {
+    rejected: dict[str, dict[str, Any]] = {
         "its revision is 'b', that of pod 0 is 'a'": {"revision": "b"},
         "its tensor parallel is 4": {"tensor_parallel": 4},
         "its replica is 'm-r1'": {"replica": "m-r1"},
         "pod index 2 is out of range": {"pod_index": 2},
         "its link version is 99": {"version": 99},
     }
-    for words, fields in strangers.items():
+    for words, fields in rejected.items():
         peer = dial_leader(pods.ports["link"])
         peer.send(_join(**fields))
         assert words in peer.receive(Rejected).message
@@ -110,7 +110,7 @@ def test_the_leader_takes_only_pods_of_its_own(replica: Start) -> None:
     assert leader.popen.wait(60) == 0
 
 
-def test_failed_starts_use_up_the_budget_and_then_the_leader_stays_and_says_why(replica: Start) -> None:
+def test_after_too_many_failed_starts_the_leader_stays_and_reports_the_failure(replica: Start) -> None:
     pods = replica("--max-restarts", "2")
     leader = pods.add()
     peer = _joined(pods)
@@ -136,7 +136,7 @@ def test_failed_starts_use_up_the_budget_and_then_the_leader_stays_and_says_why(
     assert leader.popen.wait(60) == 0
 
 
-def test_budget_and_order_of_epochs_outlive_the_leader(replica: Start) -> None:
+def test_restart_budget_and_order_of_epochs_outlive_the_leader(replica: Start) -> None:
     pods = replica("--max-restarts", "1")
     leader = pods.add()
     peer = _joined(pods)
@@ -157,7 +157,7 @@ def test_budget_and_order_of_epochs_outlive_the_leader(replica: Start) -> None:
     peer.close()
 
 
-def test_what_a_restart_cannot_cure_is_not_tried_again(replica: Start) -> None:
+def test_a_permanent_start_error_is_not_retried(replica: Start) -> None:
     pods = replica()
     leader = pods.add()
     peer = _joined(pods)
@@ -179,12 +179,12 @@ def test_what_a_restart_cannot_cure_is_not_tried_again(replica: Start) -> None:
     assert (status["restarts"], status["epoch"][1]) == (0, 1)
 
 
-def test_a_lost_link_ends_the_epoch_and_the_pod_may_come_back(replica: Start) -> None:
+def test_a_lost_link_ends_the_epoch_and_the_pod_may_join_again(replica: Start) -> None:
     pods = replica()
     leader = pods.add()
     first = _joined(pods)
     begin = first.receive(StartRanks)
-    # Newest wins: a pod that was replaced may be back before its old connection has timed out.
+    # The newest link wins: a replaced pod may join before its old connection has timed out.
     second = dial_leader(pods.ports["link"])
     second.send(_join(pod="m-r0-1"))
     second.receive(Accepted)
@@ -194,14 +194,14 @@ def test_a_lost_link_ends_the_epoch_and_the_pod_may_come_back(replica: Start) ->
     second.close()
     status = leader.wait_for(phase="Waiting")
     assert "the link to its pod m-r0-1 was lost" in status["last_failure"]["message"]
-    assert leader.children() == {}, "its own rank is gone before the pod may come back"
+    assert leader.children() == {}, "the rank of pod 0 is dead before the pod may join again"
     third = _joined(pods)
     assert third.receive(StartRanks).epoch[1] == 3
     first.close()
     third.close()
 
 
-def test_a_pod_that_says_nothing_is_lost(replica: Start) -> None:
+def test_a_silent_pod_is_lost(replica: Start) -> None:
     pods = replica()
     leader = pods.add()
     peer = dial_leader(pods.ports["link"], silent=True)
@@ -213,7 +213,7 @@ def test_a_pod_that_says_nothing_is_lost(replica: Start) -> None:
     peer.close()
 
 
-def test_a_replica_that_is_ended_while_it_starts_tells_its_pods(replica: Start) -> None:
+def test_a_leader_that_is_stopped_during_a_start_releases_its_pods(replica: Start) -> None:
     pods = replica()
     leader = pods.add()
     peer = _joined(pods)
@@ -233,7 +233,7 @@ def test_a_replica_that_is_ended_while_it_starts_tells_its_pods(replica: Start) 
         (("--tp", "1", "--ranks-per-pod", "1"), "InvalidModel", "config.json"),
     ],
 )
-def test_a_model_that_cannot_be_served_fails_without_a_start(
+def test_a_model_that_cannot_be_served_fails_before_any_rank_starts(
     flags: tuple[str, ...], reason: str, words: str, replica: Start, tmp_path: Path
 ) -> None:
     broken = tmp_path / "model"
@@ -250,39 +250,37 @@ def test_a_model_that_cannot_be_served_fails_without_a_start(
     assert leader.popen.wait(60) == 0
 
 
-def test_a_follower_keeps_its_ranks_only_as_long_as_its_link(replica: Start) -> None:
+def test_a_member_pod_keeps_its_ranks_only_as_long_as_its_link(replica: Start) -> None:
     pods = replica()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pods.ports["link"] = listener.getsockname()[1]
-        follower = pods.add(index=1)
-        leader = accept_follower(listener)
+        member = pods.add(index=1)
+        leader = accept_member(listener)
         join = leader.receive(Join)
         assert (join.pod, join.pod_index, join.revision, join.topology.node) == ("m-r0-1", 1, "a", "node-1")
-        assert follower.get("/ready")[0] == 503
+        assert member.get("/ready")[0] == 503
         leader.send(Rejected("its revision is 'a', that of pod 0 'b'"))
         leader.close()
-        follower.wait_for(
-            phase="Waiting", progress="pod 0 has rejected this pod: its revision is 'a', that of pod 0 'b'"
-        )
+        member.wait_for(phase="Waiting", progress="pod 0 has rejected this pod: its revision is 'a', that of pod 0 'b'")
 
-        leader = accept_follower(listener)
+        leader = accept_member(listener)
         leader.receive(Join)
         leader.send(Accepted())
         begin = StartRanks(epoch=(5, 1), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host="")
         leader.send(begin)
-        follower.wait_for(ready=True)
-        eventually(lambda: "rank1" in follower.children())
+        member.wait_for(ready=True)
+        eventually(lambda: "rank1" in member.children())
         leader.close()
-        leader = accept_follower(listener)
+        leader = accept_member(listener)
         leader.receive(Join)
-        assert "rank1" not in follower.children(), "a pod joins without any rank running"
+        assert "rank1" not in member.children(), "a pod joins without running ranks"
 
         leader.send(Accepted())
         leader.send(StartRanks(epoch=(5, 2), rendezvous="tcp://127.0.0.1:9", first_device=None, nccl_host=""))
-        eventually(lambda: "rank1" in follower.children())
+        eventually(lambda: "rank1" in member.children())
         leader.send(KillRanks((5, 1)))
         leader.receive(RankProgress)
-        follower.kill_rank(1)
+        member.kill_rank(1)
         ended = leader.receive(RankEnded)
         assert (ended.epoch, ended.rank, ended.exit_code, ended.terminated_by_us) == ((5, 2), 1, -9, False)
 
@@ -293,25 +291,25 @@ def test_a_follower_keeps_its_ranks_only_as_long_as_its_link(replica: Start) -> 
 
         leader.send(GaveUp("rank0 was killed"))
         leader.close()
-        leader = accept_follower(listener)
+        leader = accept_member(listener)
         leader.receive(Join)
-        follower.wait_for(phase="Failed", progress="the replica has failed: rank0 was killed")
+        member.wait_for(phase="Failed", progress="the replica has failed: rank0 was killed")
         leader.send(Accepted())
-        follower.wait_for(phase="Waiting", ready=True)
+        member.wait_for(phase="Waiting", ready=True)
 
-        follower.popen.send_signal(signal.SIGTERM)
+        member.popen.send_signal(signal.SIGTERM)
         leader.receive(DrainRequested)
-        assert follower.popen.poll() is None
+        assert member.popen.poll() is None
         leader.send(Drained())
-        assert follower.popen.wait(60) == 0
+        assert member.popen.wait(60) == 0
         leader.close()
 
 
-def test_a_follower_without_a_leader_ends_at_once(replica: Start) -> None:
+def test_a_member_pod_without_a_leader_stops_immediately(replica: Start) -> None:
     pods = replica()
-    follower = pods.add(index=1)
-    eventually(lambda: "cannot be reached" in follower.log.read_text())
-    status = follower.status()
+    member = pods.add(index=1)
+    eventually(lambda: "cannot be reached" in member.log.read_text())
+    status = member.status()
     assert (status["phase"], status["ready"], status["pod_index"]) == ("Waiting", False, 1)
-    follower.popen.send_signal(signal.SIGTERM)
-    assert follower.popen.wait(60) == 0
+    member.popen.send_signal(signal.SIGTERM)
+    assert member.popen.wait(60) == 0

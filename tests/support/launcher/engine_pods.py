@@ -1,4 +1,4 @@
-"""`minisgl engine` as pods run it, but with processes of this machine for pods."""
+"""`minisgl engine` as in pods, but as processes of this machine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from support.frontend.served import RUNTIME, eventually, launched_by
 from support.launcher.ports import free_port, free_ports
 
 PORTS = ("control", "scheduler", "link", "rendezvous", "plans")
-# Rank n gets its plans at that of the plans plus n.
+# Rank n receives its plans on the plans port plus n.
 _MOST_RANKS = 8
 
 
 class EnginePod:
-    """One launcher. Its state directory and its log go on when it is started again, as those of a container."""
+    """One launcher. Its state directory and its log outlive restarts, as those of a container."""
 
     def __init__(self, folder: Path, index: int, flags: tuple[str, ...], ports: dict[str, int]) -> None:
         self.name = f"m-r0-{index}"
@@ -55,7 +55,7 @@ class EnginePod:
             )
 
     def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
-        """HTTP status and body; 0 when nobody answers."""
+        """Return HTTP status and body; status 0 when the port does not answer."""
         try:
             request = urllib.request.Request(self.url + path, method=method)
             with urllib.request.urlopen(request, timeout=10) as answer:
@@ -70,7 +70,7 @@ class EnginePod:
         return json.loads(body) if code == 200 else {"phase": ""}
 
     def wait_for(self, seconds: float = 240.0, **fields: Any) -> dict[str, Any]:
-        """Until the status has these values; returns it."""
+        """Wait until the status has these values; returns it."""
         deadline = time.monotonic() + seconds
         while True:
             status = self.status()
@@ -87,7 +87,7 @@ class EnginePod:
         return launched_by(self.popen.pid)
 
     def kill_rank(self, rank: int) -> float:
-        """When, on the monotonic clock."""
+        """Kill the process of a rank; returns the time on the monotonic clock."""
         os.kill(self.children()[f"rank{rank}"], signal.SIGKILL)
         return time.monotonic()
 
@@ -97,7 +97,7 @@ class EnginePod:
 
 
 class Pods:
-    """The pods of one replica, on ports of their own; pod numbers grow from 0."""
+    """Pods of one replica, with their own ports; pods are numbered from 0."""
 
     def __init__(self, folder: Path, model: Path, *flags: str) -> None:
         first = free_ports(len(PORTS) + _MOST_RANKS)

@@ -1,7 +1,7 @@
-"""`python -m support.launcher.group SPECS`: a launcher for groups of stubs, to be signalled and killed by tests.
+"""`python -m support.launcher.group SPECS`: a launcher for groups of stub processes, which tests signal and kill.
 
-Prints one JSON line `{"run_directory", "pids"}` when all are ready, and `closed` when nobody new may
-come to the stub frontend.
+Prints one JSON line `{"run_directory", "pids"}` when all are ready, and `closed` when no new client
+may connect to the stub frontend.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minisgl.launcher.supervisor import Supervisor
 
 class Launch(msgspec.Struct, kw_only=True):
     groups: dict[str, list[list[ProcessSpec]]]
-    """For each group, what to start at first, at the first restart, and so on; the last of these from then on."""
+    """Group → specs of the first start, of the first restart, and so on; the last entry is used for all later ones."""
     startup_timeout: float = 30.0
     drain_timeout: float = 30.0
     max_restarts: int = 0

@@ -1,4 +1,4 @@
-"""The other end of a link between launchers, played by a test."""
+"""Fake peer of a link between launchers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class LinkPeer(Generic[T]):
-    """Messages but pings, in their order. It says that it is there as often as a launcher, unless it is `silent`."""
+    """Receives all messages but pings, in order. Sends pings as often as a launcher, unless it is `silent`."""
 
     def __init__(self, connection: socket.socket, decoder: msgspec.json.Decoder[Any], *, silent: bool = False) -> None:
         self._link: Link[T] = Link(connection, decoder)
@@ -34,13 +34,13 @@ class LinkPeer(Generic[T]):
         self._link.socket.sendall(data)
 
     def receive(self, kind: type[Any], seconds: float = 60.0) -> Any:
-        """The next message; it must be of this kind."""
+        """Return the next message, which must be of this kind."""
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._link.socket, selectors.EVENT_READ)
             while not self._messages:
                 left = deadline - time.monotonic()
-                assert left > 0, f"no {kind.__name__} came"
+                assert left > 0, f"no {kind.__name__} was received"
                 if selector.select(left):
                     self._messages += [each for each in self._link.receive() if not isinstance(each, Ping)]
         message = self._messages.pop(0)
@@ -48,7 +48,7 @@ class LinkPeer(Generic[T]):
         return message
 
     def wait_for_end(self, seconds: float = 30.0) -> None:
-        """Until the other side closes."""
+        """Wait until the peer closes the link."""
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._link.socket, selectors.EVENT_READ)
@@ -71,18 +71,18 @@ class LinkPeer(Generic[T]):
 
 
 def dial_leader(port: int, seconds: float = 60.0, *, silent: bool = False) -> LinkPeer[FromLeader]:
-    """A follower's end; waits until the leader listens."""
+    """Connect as a member pod; waits until the leader listens."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             return LinkPeer(socket.create_connection(("127.0.0.1", port), 5), from_leader, silent=silent)
         except ConnectionRefusedError:
-            assert time.monotonic() < deadline, "nobody listens"
+            assert time.monotonic() < deadline, "the leader does not listen"
             time.sleep(0.02)
 
 
-def accept_follower(listener: socket.socket, seconds: float = 60.0) -> LinkPeer[ToLeader]:
-    """The leader's end."""
+def accept_member(listener: socket.socket, seconds: float = 60.0) -> LinkPeer[ToLeader]:
+    """Accept a link as the leader."""
     listener.settimeout(seconds)
     accepted, _ = listener.accept()
     return LinkPeer(accepted, to_leader)

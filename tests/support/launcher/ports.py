@@ -1,4 +1,4 @@
-"""Ports for programs that are told where to listen."""
+"""Free ports for programs that get their ports as flags."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import random
 import socket
 
-# Below what Linux gives to outgoing connections (net.ipv4.ip_local_port_range, from 32768), any of which could take a
-# port between our look at it and a program's bind, or while that program is started again.
+# Below the ports of outgoing connections (net.ipv4.ip_local_port_range, from 32768 on), any of which could take a port
+# between the check here and a program's bind, or while that program restarts.
 _FIRST, _LAST = 10_000, 29_999
 _handed_out: set[int] = set()
 
 
 def _share() -> range:
-    """The ports of this worker of a parallel run. What another worker was given looks free while nobody listens there:
-    before its program does, and while that is started again."""
+    """Ports of this worker of a parallel run. A port of another worker looks free while its program starts or
+    restarts."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    # A worker that takes the place of one that crashed has a number of its own.
+    # A worker that replaces a crashed one has a new number.
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers
     ports = range(_FIRST, _LAST + 1)
     size = len(ports) // workers
@@ -28,8 +28,8 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports that nobody listens on, and that this process was not given before."""
-    # Tests that seed the common generator must not meet on the same ports.
+    """Return the first of `count` consecutive free ports that this process has not handed out before."""
+    # Tests that seed the global generator must not get the same ports.
     choices, share = random.SystemRandom(), _share()
     while True:
         first = choices.randint(share[0], share[-count])
@@ -42,7 +42,7 @@ def free_ports(count: int) -> int:
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         try:
-            # On every address, as the programs that listen on all of them.
+            # On all addresses, as programs that listen on all of them.
             probe.bind(("", port))
         except OSError:
             return False

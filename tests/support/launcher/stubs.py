@@ -1,4 +1,4 @@
-"""Process targets for the launcher's tests. Each says what it does by files in a directory that the test watches."""
+"""Process targets for tests of the launcher. Each reports by files in a directory that the test watches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from minisgl.launcher.child import Control
 
 class StubConfig(msgspec.Struct, kw_only=True):
     notes: str
-    """Directory for the files."""
+    """Directory of these files."""
     words: str = ""
     exit_code: int = 0
     drain_until: str = ""
-    """File whose appearance ends the drain; empty: at once."""
+    """The drain ends when this file exists; empty: immediately."""
 
 
 class StubError(CodedError):
@@ -28,7 +28,7 @@ class StubError(CodedError):
 
 
 def serve(raw: msgspec.Raw, control: Control) -> None:
-    """Ready at once, then until killed."""
+    """Become ready, then run until killed."""
     _config(raw)
     control.ready()
     signal.pause()
@@ -56,7 +56,7 @@ def raise_after_ready(raw: msgspec.Raw, control: Control) -> None:
 
 
 def front(raw: msgspec.Raw, control: Control) -> None:
-    """Like a frontend: SIGTERM drains; told that the launcher gives up, it notes the reason and ends."""
+    """Act as a frontend: drain after SIGTERM; write the reason and exit when the launcher gives up."""
     config = _config(raw)
     end = threading.Event()
 

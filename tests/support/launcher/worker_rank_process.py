@@ -1,4 +1,4 @@
-"""Rank 1 of an engine on a CPU, in a process of its own."""
+"""Rank 1 of an engine on a CPU, in its own process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from multiprocessing.process import BaseProcess
 from minisgl.config import EngineConfig
 
 
-def start_follower(config: EngineConfig, address: str) -> tuple[BaseProcess, str]:
-    """The process and the address on which it takes plans."""
+def start_worker_rank(config: EngineConfig, address: str) -> tuple[BaseProcess, str]:
+    """Start the process; returns it and the address on which it receives plans."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_main, args=(config, address, theirs), daemon=True)
