@@ -1,1 +1,1 @@
-"""Routing: which replica gets a request, and what becomes of it when that replica is lost, drains or refuses it."""
+"""Routing: picks the replica for a request, and retries the request when that replica is lost, drains or refuses it."""

@@ -1,4 +1,4 @@
-"""A flush of the prefix caches of several engines, answered as one."""
+"""Flushes of the prefix caches of several engines, each answered with one message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from minisgl.wire.messages import Flushed
 
 
 class CacheFlushes:
-    """`answer` gets the sum once every engine has answered or is lost."""
+    """`answer` receives the sum of the freed pages once every engine has answered or was lost."""
 
     def __init__(self, answer: Callable[[Flushed], None]) -> None:
         self._answer = answer

@@ -1,8 +1,8 @@
 """Between the requests of a worker and the replicas: decides which replica gets each request, and what happens to it
 when that replica is lost, drains or refuses it. No sockets, no clock.
 
-A request that has produced no output is resubmitted to another replica, or waits until one can take it. One that has
-produced output fails: what another replica would generate need not continue what this one began. Every attempt has an
+A request without output is resubmitted to another replica, or waits until one can take it. One whose client has output
+fails: the tokens of another replica need not continue it. Every attempt has an
 identifier of its own on the wire, so late messages about an earlier attempt match no request.
 """
 
@@ -48,7 +48,7 @@ class _Request:
 
     id: bytes
     submit: Submit | None
-    """None: it has produced output and is not resubmitted."""
+    """None: it has output and is not resubmitted."""
     files: FileHashes | None
     """Tokenizer files that its token ids belong to."""
     attempt_id: bytes
@@ -79,17 +79,21 @@ class Dispatcher:
         deliver: Callable[[Ack | Failed | Tokens | PromptLogprobs], None],
         send: Callable[[str, Submit | Abort], None],
         reencode: Callable[[bytes], None],
+        has_output: Callable[[bytes], bool],
         stale_seconds: float = STALE_SECONDS,
     ) -> None:
         """A request waits for a replica for at most `queue_seconds`. A replica with requests that has sent nothing for
         `stall_seconds` counts as lost; after `stale_seconds` it gets no new requests. `reencode` receives requests
-        without output whose token ids belong to tokenizer files that are no longer in use: submit them again."""
+        without output whose token ids belong to tokenizer files that are no longer in use: submit them again.
+        `has_output` tells whether output of a request was sent to its client; tokens alone, as those of an incomplete
+        character, are none."""
         self.replicas = Replicas(stale_seconds)
         self._queue_seconds = queue_seconds
         self._stall_seconds = stall_seconds
         self._deliver = deliver
         self._send = send
         self._reencode = reencode
+        self._has_output = has_output
         self._requests: dict[bytes, _Request] = {}
         """Requests by the session's identifiers."""
         self._attempts: dict[str, dict[bytes, _Request]] = {}
@@ -132,7 +136,7 @@ class Dispatcher:
         for request in attempts.values():
             request.losses += 1
             request.replica = None
-            if request.submit is None:
+            if self._is_final(request):
                 self._fail(request, code, message)
             elif request.losses >= MAX_ENGINE_LOSSES:
                 self._fail(request, code, f"{message}; it was the second engine to be lost with this request")
@@ -171,7 +175,7 @@ class Dispatcher:
         self._end_attempt(request)
         if failed.code == DRAINING:
             self.replicas.mark_draining(address)
-        if request.submit is None or failed.code not in (QUEUE_FULL, DRAINING):
+        if self._is_final(request) or failed.code not in (QUEUE_FULL, DRAINING):
             self._fail(request, failed.code, failed.message)
             return
         if failed.code == QUEUE_FULL:
@@ -201,10 +205,11 @@ class Dispatcher:
         for row in np.flatnonzero(first | last).tolist():
             attempt_id = tokens.ids[row * REQUEST_ID_BYTES : (row + 1) * REQUEST_ID_BYTES]
             if (request := attempts.get(attempt_id)) is not None:
-                request.submit = None
                 if last[row]:
                     self._end_attempt(request)
                     self._forget(request)
+                else:
+                    self._is_final(request)
 
     def tick(self) -> list[str]:
         """Time has passed. Returns the addresses of replicas that count as lost because they were silent."""
@@ -286,9 +291,15 @@ class Dispatcher:
     def _move_unstarted(self, address: str) -> None:
         """Resubmit requests without output elsewhere, if another replica can take them: here they might wait long."""
         if any(replica.address != address for replica in self.replicas.routable):
-            for request in [one for one in self._attempts[address].values() if one.submit is not None]:
+            for request in [one for one in self._attempts[address].values() if not self._is_final(one)]:
                 self._abort_attempt(request)
                 self._resubmit(request)
+
+    def _is_final(self, request: _Request) -> bool:
+        """Return whether this attempt of a request is the last; then its prompt is no longer needed."""
+        if request.submit is not None and self._has_output(request.id):
+            request.submit = None
+        return request.submit is None
 
     def _abort_attempt(self, request: _Request) -> None:
         if request.replica is not None:

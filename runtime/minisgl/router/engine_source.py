@@ -1,4 +1,4 @@
-"""Where a worker finds engines and their tokenizer files: on this machine, or by name in a cluster."""
+"""Sources of engines and their tokenizer files: this machine, or a DNS name and HTTP in a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's end of the connection to one peer."""
+"""The connection of a worker to one peer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from zmq.utils.monitor import recv_monitor_message
 from minisgl.wire.sockets import open_socket, try_send
 
 MAX_FRAMES_PER_CYCLE: Final = 256
-"""Taken from one socket before the others get theirs."""
+"""Most frames that are taken from one socket before the others get their turn."""
 MAX_BACKLOG: Final = 1 << 16
-"""Messages that may wait for a peer that does not read, before it counts as gone."""
+"""Most messages that wait for a peer that does not read; with more it counts as lost."""
 
 _CONNECT_TIMEOUT_MS: Final = 2000
-"""The kernel tries for two minutes to reach an address whose packets are dropped, and longer apart each time."""
+"""The kernel would try for two minutes to reach an address whose packets are dropped, with growing pauses."""
 
 
 class Link:
-    """A DEALER that is connected to one peer, what waits to be sent there, and whether the peer was lost."""
+    """A DEALER socket that is connected to one peer, with the messages that wait to be sent there."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self._context = context
@@ -35,8 +35,8 @@ class Link:
         self.reconnect()
 
     def reconnect(self) -> None:
-        """Forget the peer and what waits for it, and connect under a new identity: nothing that was meant for the old
-        peer can reach the next."""
+        """Drop the connection and all waiting messages, and connect under a new identity: no message for the old peer
+        can reach the next one."""
         self.close()
         self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, b"t" + secrets.token_bytes(16))
@@ -63,7 +63,7 @@ class Link:
             self._lost = True
 
     def receive(self, ready: Mapping[Any, int]) -> list[bytes]:
-        """Frames that have come, where `ready` says that some have."""
+        """Return the frames that have arrived, if `ready` reports the socket as readable."""
         frames: list[bytes] = []
         if not ready.get(self._socket, 0) & zmq.POLLIN:
             return frames
@@ -75,14 +75,14 @@ class Link:
         return frames
 
     def receive_rest(self) -> list[bytes]:
-        """All that a lost peer had sent: its last words may be the ends of answers."""
+        """Return all frames that a lost peer had sent: they may contain the ends of answers."""
         frames: list[bytes] = []
         while more := self.receive({self._socket: zmq.POLLIN}):
             frames += more
         return frames
 
     def take_lost(self) -> bool:
-        """Whether the peer was lost since the last call."""
+        """Return whether the peer was lost since the last call."""
         while self._socket is not None and self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
             self._lost |= recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED
         lost, self._lost = self._lost, False

@@ -92,6 +92,7 @@ class Router:
             deliver=session.receive,
             send=self._send,
             reencode=self._on_reencode,
+            has_output=session.has_output,
             stale_seconds=source.stale_seconds,
         )
         self._replicas = self._dispatcher.replicas

@@ -1,1 +1,1 @@
-"""Text to token ids and back: chat templates, encoding, incremental decoding, stop strings. Knows no HTTP."""
+"""Text to token ids and back: chat templates, encoding, incremental decoding, stop strings. Imports no HTTP code."""

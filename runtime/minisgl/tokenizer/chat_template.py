@@ -1,4 +1,4 @@
-"""A checkpoint's chat template, rendered as transformers renders it: the same text, in a sandbox."""
+"""Renders a checkpoint's chat template to the same text as transformers, in a sandbox."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from minisgl.tokenizer.errors import PromptError
 from minisgl.wire.text import ChatMessage
 
 MAX_RENDERED_CHARACTERS: Final = 32 << 20
-"""Beyond this a template is not formatting a conversation any more."""
+"""Longest text that a template may make, in characters."""
 
 _MAX_ERROR_CHARACTERS: Final = 300
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's tokens for training; here its body is rendered as it is."""
+    """`{% generation %}` marks the assistant's tokens for training; only its body is rendered here."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's way)
 
@@ -76,7 +76,7 @@ def _strftime_now(format: str) -> str:
 
 
 class ChatTemplate:
-    """`source` is Jinja from the checkpoint, `special_tokens` the strings it may name (`bos_token` …).
+    """Chat template with the Jinja source of a checkpoint and the special tokens that it may use (`bos_token` …).
 
     A template that cannot be compiled fails each chat request, not the process: completions still work.
     """
@@ -106,12 +106,12 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt's text, by default with the beginning of the assistant's turn. `variables` are the template's
-        own; they cannot replace what every template is given. Raises PromptError."""
+        """Return the prompt's text, by default with the beginning of the assistant's turn. `variables` are further
+        variables of the template; they cannot replace the standard ones. Raises PromptError."""
         if self._template is None:
             raise PromptError(
                 "chat_template_error",
-                f"the model's chat template cannot be compiled ({self._error}): use /v1/completions, or repair it",
+                f"the model's chat template cannot be compiled ({self._error}): fix it, or use /v1/completions",
             )
         turns = [self._turn(message, n) for n, message in enumerate(messages)]
         pieces: list[str] = []
@@ -131,8 +131,8 @@ class ChatTemplate:
                 if size > MAX_RENDERED_CHARACTERS:
                     raise PromptError(
                         "chat_template_error",
-                        f"the model's chat template made more than {MAX_RENDERED_CHARACTERS} characters of these "
-                        "messages",
+                        f"the model's chat template renders these messages to more than {MAX_RENDERED_CHARACTERS} "
+                        "characters; send less",
                         "messages",
                     )
                 pieces.append(piece)
@@ -158,7 +158,7 @@ class ChatTemplate:
             if "tool_calls" not in self.source:
                 raise PromptError(
                     "chat_template_error",
-                    "the model's chat template knows no tool calls: leave them out",
+                    "the model's chat template does not support tool calls; remove them",
                     f"messages[{number}].tool_calls",
                 )
             turn["tool_calls"] = message.tool_calls

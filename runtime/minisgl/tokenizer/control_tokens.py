@@ -1,12 +1,12 @@
-"""Keeps the text of chat messages from being read as control tokens.
+"""Keeps user text from being parsed as control tokens (prompt injection).
 
-A template puts control tokens (`<|im_end|>`) around contents, and the tokenizer then finds them by their text, so a
-content that spells one could end its turn and begin another in anybody's name. Contents are therefore marked before
-they are rendered: a character that the request does not contain goes behind the first character of everything in a
-content that is a control token or could become one together with its neighbours. After rendering, the marks are taken
-out again and their positions kept. A control token that spans one was spelled, at least in part, by a content: the text
-is cut there and the parts are encoded one by one, which gives ordinary tokens for the same characters. Where nothing
-is forged, which is nearly always, the tokens are exactly those of the rendered text.
+A template puts control tokens (`<|im_end|>`) around contents, and the tokenizer then finds them by their text. A
+content that contains one could end its turn and begin another in any role. Contents are therefore escaped before they
+are rendered: a mark, a character that the request does not contain, is inserted behind the first character of
+everything in a content that is a control token or could become one together with its neighbours. After rendering, the
+marks are removed and their positions kept. A control token that spans a mark comes, at least in part, from a content:
+the text is cut there and the parts are encoded one by one, which gives ordinary tokens for the same characters. Where
+nothing is injected, which is nearly always, the tokens are exactly those of the rendered text.
 """
 
 from __future__ import annotations
@@ -26,72 +26,71 @@ _MARKS: Final = range(0xE000, 0xF900)
 """Private use characters: no template treats them as space, and they have no upper or lower case."""
 
 
-class MarkedMessages(msgspec.Struct, frozen=True):
+class EscapedMessages(msgspec.Struct, frozen=True):
     messages: Sequence[ChatMessage]
     mark: str
-    """The character of the marks; empty when no content needs one."""
+    """Character that is inserted as a mark; empty when no content needs one."""
 
 
 class RenderedChat(msgspec.Struct, frozen=True):
     text: str
     marks: Sequence[int] = ()
-    """Ascending positions in `text`. A control token that begins before one and ends behind it is forged."""
+    """Ascending positions in `text`. A control token that begins before one and ends behind it is injected."""
 
 
 class ControlTokens:
-    """Control tokens are the special ones, and the others that the chat template writes itself: some checkpoints do
-    not flag the borders of their turns as special."""
+    """Control tokens of a checkpoint: the special ones, and others that the chat template contains, because some
+    checkpoints do not flag the tokens around turns as special."""
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
         self._tokenizer = tokenizer
         control = {
             token_id: token
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            # A token of one character has no inside to cut at, and none is known.
+            # A token of one character has no position to cut at; no checkpoint has such a control token.
             if len(token.content.strip()) > 1 and (token.special or token.content in template)
         }
         self._ids = frozenset(control)
-        # Splits a text like any control token, without swallowing spaces of its neighbours.
+        # Splits a text like any control token, without stripping spaces around it.
         self._separator = next((token.content for token in control.values() if not (token.lstrip or token.rstrip)), "")
-        self._all = _Finder(token.content for token in control.values())
-        # What a model said before may hold markers that the template itself looks for, as `</think>` to drop old
-        # thoughts. Only those that are not special, and only in the assistant's turns.
-        self._assistant = _Finder(
+        self._all = _ControlTokenFinder(token.content for token in control.values())
+        # Earlier answers of the model may contain markers that the template looks for, such as `</think>` to drop old
+        # reasoning. Only markers that are not special, and only in the assistant's turns.
+        self._assistant = _ControlTokenFinder(
             token.content for token in control.values() if token.special or not _looks_for(template, token.content)
         )
 
-    def mark(self, messages: Sequence[ChatMessage]) -> MarkedMessages:
-        """The messages with a mark wherever a control token could be forged."""
-        forged = any(self._finder(message).positions(text) for message in messages for text in _texts(_fields(message)))
-        if not forged:
-            return MarkedMessages(messages, "")
+    def escape(self, messages: Sequence[ChatMessage]) -> EscapedMessages:
+        """Return the messages with a mark wherever a control token could be injected."""
+        if not any(self._finder(one).positions(text) for one in messages for text in _texts(_fields(one))):
+            return EscapedMessages(messages, "")
         mark = _unused_character([text for message in messages for text in _texts(_fields(message))])
-        return MarkedMessages([self._marked(message, mark) for message in messages], mark)
+        return EscapedMessages([self._escaped(message, mark) for message in messages], mark)
 
-    def _marked(self, message: ChatMessage, mark: str) -> ChatMessage:
+    def _escaped(self, message: ChatMessage, mark: str) -> ChatMessage:
         finder = self._finder(message)
         name, content, call_id, calls = _mapped(
             _fields(message), lambda text: _insert(text, finder.positions(text), mark)
         )
         return ChatMessage(message.role, content, name, call_id, calls)
 
-    def _finder(self, message: ChatMessage) -> _Finder:
+    def _finder(self, message: ChatMessage) -> _ControlTokenFinder:
         return self._assistant if message.role == "assistant" else self._all
 
-    def unmark(self, rendered: str, mark: str) -> RenderedChat:
-        """Take the marks out of a rendered text."""
+    def unescape(self, rendered: str, mark: str) -> RenderedChat:
+        """Remove the marks from a rendered text and keep their positions."""
         if not mark or mark not in rendered:
             return RenderedChat(rendered)
         pieces = rendered.split(mark)
         return RenderedChat("".join(pieces), [*accumulate(map(len, pieces[:-1]))])
 
     def encode(self, chat: RenderedChat) -> list[int]:
-        """Token ids of the text; its control tokens are those that the template wrote."""
+        """Return the token ids of the text; only the template's own control tokens become ones."""
         return self._encode_pieces([_Piece(chat.text, chat.marks, "")])
 
     def _encode_pieces(self, pieces: Sequence[_Piece]) -> list[int]:
-        """Token ids of all pieces. A piece with injected control tokens is cut, and its parts are encoded in turn; each
-        has fewer marks, so this ends."""
+        """Return the token ids of all pieces. A piece with injected control tokens is cut and its parts are encoded in
+        turn; each has fewer marks, so this ends."""
         encodings = self._tokenizer.encode_batch(
             [piece.separator + piece.text for piece in pieces], add_special_tokens=False
         )
@@ -104,7 +103,7 @@ class ControlTokens:
         return ids
 
     def _injected(self, encoding: Encoding, piece: _Piece) -> list[int]:
-        """Positions in the piece's text at which injected control tokens must be cut."""
+        """Return the positions in the piece's text at which injected control tokens must be cut."""
         if not piece.marks:
             return []
         shift = len(piece.separator)
@@ -122,8 +121,7 @@ class _Piece(msgspec.Struct, frozen=True):
     text: str
     marks: Sequence[int]
     separator: str
-    """Stands before the text when it is encoded, so that it is not taken for the beginning of a text, where some
-    tokenizers add a space."""
+    """Control token that is encoded before the text, because some tokenizers add a space at the beginning of a text."""
 
     def cut(self, cuts: Sequence[int], separator: str) -> list[_Piece]:
         pieces = []
@@ -134,15 +132,15 @@ class _Piece(msgspec.Struct, frozen=True):
         return pieces
 
 
-class _Finder:
-    """Finds where control tokens begin in a text, or could begin once something is put before or behind it."""
+class _ControlTokenFinder:
+    """Finds where control tokens begin in a text, or could begin with other text before or behind it."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         known = sorted(set(tokens))
         rests: dict[str, list[str]] = {}
         for token in known:
             rests.setdefault(token[0], []).append(re.escape(token[1:]))
-        # One character is consumed and the rest looked at, so that overlapping matches are found as well; and each
+        # Only one character is consumed and the rest is a lookahead, so that overlapping matches are found too; each
         # branch begins with a literal, which keeps the scan of a long text fast.
         branches = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
         self._pattern = re.compile("|".join(branches)) if branches else None
@@ -151,11 +149,11 @@ class _Finder:
         self._longest = max(map(len, known), default=1)
 
     def positions(self, text: str) -> list[int]:
-        """Ascending positions for marks."""
+        """Return the ascending positions at which marks are needed."""
         if self._pattern is None:
             return []
         found = {match.end() for match in self._pattern.finditer(text)}
-        # A template may put the text between others as it is, or stripped of its outer spaces.
+        # A template may insert the text unchanged, or without its outer spaces.
         for stripped in {text, text.rstrip()}:
             for n in range(1, min(self._longest, len(stripped) + 1)):
                 if stripped[-n:] in self._prefixes:
@@ -167,24 +165,24 @@ class _Finder:
 
 
 def _looks_for(template: str, token: str) -> bool:
-    """Whether the template tests contents for the token or splits them at it."""
+    """Return whether the template tests contents for the token or splits them at it."""
     quoted = rf"(?:'{re.escape(token)}'|\"{re.escape(token)}\")"
     return re.search(rf"{quoted}\s+(?:not\s+)?in\b|split\(\s*{quoted}", template) is not None
 
 
 def _unused_character(texts: Sequence[str]) -> str:
     candidates = map(chr, _MARKS)
-    # A text that holds all 6,400 of them has no meaning to anybody: it may lose one of its characters.
+    # A text that contains all 6,400 of them means nothing: it may lose one of its characters.
     return next((mark for mark in candidates if not any(mark in text for text in texts)), chr(_MARKS.stop - 1))
 
 
 def _fields(message: ChatMessage) -> list[Any]:
-    """Everything that a client writes into a message."""
+    """Return all fields of a message that contain text of the client."""
     return [message.name, message.content, message.tool_call_id, message.tool_calls]
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text within a JSON value, keys included."""
+    """Iterate over all texts within a JSON value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -197,8 +195,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """The JSON value with every text in it changed, keys included: no key that templates ask for looks like a control
-    token."""
+    """Return the JSON value with every text in it changed, keys included: no key that templates use looks like a
+    control token."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):

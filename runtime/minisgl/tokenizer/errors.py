@@ -10,10 +10,8 @@ class TokenizerError(CodedError):
 
 
 class PromptError(CodedError):
-    """A request whose prompt cannot be encoded: its client's fault, and nobody else's problem.
-
-    `code` is stable; `param` is the field of the request that is to blame.
-    """
+    """A prompt that cannot be encoded, because of its request alone. `code` is stable; `param` names the field of the
+    request that is wrong."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(code, message)

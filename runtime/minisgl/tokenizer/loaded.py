@@ -13,7 +13,7 @@ from minisgl.wire.text import SamplingDefaults
 
 
 class LoadedTokenizer(msgspec.Struct, frozen=True, eq=False):
-    """What a worker needs of the tokenizer files, all from the same ones."""
+    """Everything that a worker needs from one set of tokenizer files."""
 
     encoder: PromptEncoder
     token_bytes: TokenBytes
@@ -22,6 +22,6 @@ class LoadedTokenizer(msgspec.Struct, frozen=True, eq=False):
 
 
 def load(directory: str | Path) -> LoadedTokenizer:
-    """Raises TokenizerError."""
+    """Load the tokenizer files in a directory. Raises TokenizerError."""
     files = load_model_files(directory)
     return LoadedTokenizer(PromptEncoder(files), TokenBytes(files.tokenizer), files.defaults, files.hashes)

@@ -21,7 +21,7 @@ TOKENIZER_FILES: Final = (
     "chat_template.json",
     "generation_config.json",
 )
-"""Every file that decides how text becomes token ids and what is sampled by default."""
+"""All files that determine how text becomes token ids, and the default sampling parameters."""
 
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -32,20 +32,20 @@ _REMEDY: Final = (
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tokenizer takes from a checkpoint."""
+    """Contents of the tokenizer files of a checkpoint."""
 
     tokenizer: Tokenizer
     special_tokens: dict[str, str]
-    """`bos_token`, `eos_token` …, as the chat template knows them; absent where the model has none."""
+    """`bos_token`, `eos_token` …, under the names in the chat template; absent where the model has none."""
     chat_template: str | None
     add_bos_token: bool | None
-    """An explicit setting, which wins over tokenizer.json; None: not said."""
+    """Explicit setting, which overrides tokenizer.json; None: not set."""
     defaults: SamplingDefaults
     hashes: dict[str, str]
 
 
 def hash_tokenizer_files(directory: str | Path) -> dict[str, str]:
-    """File name → sha256 (hex) of each tokenizer file that is there: `ModelCard.tokenizer_hashes`."""
+    """Return file name → sha256 (hex) of each existing tokenizer file, as in `ModelCard.tokenizer_hashes`."""
     root = Path(directory)
     return {
         name: hashlib.sha256((root / name).read_bytes()).hexdigest()
@@ -60,7 +60,7 @@ def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> list[st
 
 
 def load_model_files(directory: str | Path) -> ModelFiles:
-    """Raises TokenizerError where a file is missing or broken."""
+    """Read the tokenizer files of a checkpoint. Raises TokenizerError where one is missing or broken."""
     root = Path(directory)
     config = _read_json(root / "tokenizer_config.json")
     special_tokens = _special_tokens(_read_json(root / "special_tokens_map.json"), config)
@@ -81,14 +81,14 @@ def _load_tokenizer(root: Path) -> Tokenizer:
         if (root / "tokenizer.model").is_file():
             raise TokenizerError(
                 "tokenizer_missing",
-                f"{root} has only a sentencepiece tokenizer.model, which is not read: {_REMEDY}",
+                f"{root} has only a sentencepiece tokenizer.model, which is not supported: {_REMEDY}",
             )
         raise TokenizerError("tokenizer_missing", f"{path} does not exist: {_REMEDY}")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError("tokenizer_broken", f"{path} cannot be read ({error}): {_REMEDY}") from error
-    # Both are settings of training time that some checkpoints carry along; they would cut or lengthen prompts.
+    # Both are settings from training that some checkpoints contain; they would cut or lengthen prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -116,7 +116,7 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
-    """A file of its own wins over tokenizer_config.json, as in transformers."""
+    """Return the template; a separate file overrides tokenizer_config.json, as in transformers."""
     if (root / "chat_template.jinja").is_file():
         return (root / "chat_template.jinja").read_text("utf-8")
     template = _read_json(root / "chat_template.json").get("chat_template", config.get("chat_template"))

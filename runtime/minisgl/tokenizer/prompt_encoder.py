@@ -1,4 +1,4 @@
-"""From requests to prompt token ids, many at a time; a request that cannot be encoded fails alone."""
+"""Requests to prompt token ids, many at a time; a request that cannot be encoded fails alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Prompt: TypeAlias = "array[int]"
 
 
 class PromptEncoder:
-    """Thread-safe: nothing changes after construction."""
+    """Encodes prompts and answers questions about the tokenizer. Immutable, so thread-safe."""
 
     def __init__(self, files: ModelFiles) -> None:
         self._tokenizer = files.tokenizer
@@ -33,7 +33,7 @@ class PromptEncoder:
         self._names = TokenBytes(files.tokenizer)
 
     def encode(self, requests: Sequence[Generate]) -> list[Prompt | PromptError]:
-        """The prompt of each request, or what is wrong with it."""
+        """Return the prompt of each request, or its error."""
         results: list[Prompt | PromptError | None] = [None] * len(requests)
         texts: dict[int, str] = {}
         # The choices of a request follow each other: their prompt is encoded once.
@@ -58,7 +58,7 @@ class PromptEncoder:
         return [result for result in results if result is not None]
 
     def encoded(self, request: Encode) -> Encoded | PromptError:
-        """Answer to the question for the tokens of a text or a conversation."""
+        """Return the tokens of a text or a conversation."""
         try:
             ids = self._control.encode(self._render(request))
             if request.add_special_tokens and ids[: len(self._prefix)] != self._prefix:
@@ -68,7 +68,7 @@ class PromptEncoder:
         return Encoded(id=request.id, tokens=array("i", ids).tobytes(), names=[self._names.name(i) for i in ids])
 
     def decoded(self, request: Decode) -> Decoded | PromptError:
-        """Answer to the question for the text of tokens."""
+        """Return the text of tokens."""
         tokens = array("i", request.tokens)
         if unknown := next((t for t in tokens if t < 0 or self._tokenizer.id_to_token(t) is None), None):
             return PromptError("invalid_token", f"token id {unknown} is not in the tokenizer's vocabulary", "tokens")
@@ -97,9 +97,9 @@ class PromptEncoder:
                 "messages",
             )
         begins_answer = isinstance(request, Generate) or request.add_generation_prompt
-        marked = self._control.mark(request.messages)
-        text = self._template.render(marked.messages, request.template_variables, add_generation_prompt=begins_answer)
-        return self._control.unmark(text, marked.mark)
+        escaped = self._control.escape(request.messages)
+        text = self._template.render(escaped.messages, request.template_variables, add_generation_prompt=begins_answer)
+        return self._control.unescape(text, escaped.mark)
 
     def _encode_texts(self, texts: list[str]) -> list[Prompt | PromptError]:
         try:
@@ -107,7 +107,7 @@ class PromptEncoder:
         except BaseException as error:
             if len(texts) == 1:
                 return [_prompt_error(error)]
-            # One of them spoils the batch; the others must not pay for it.
+            # One text fails the whole batch; the others must not fail with it.
             return [result for text in texts for result in self._encode_texts([text])]
         results: list[Prompt | PromptError] = []
         for encoding in encodings:
@@ -118,20 +118,20 @@ class PromptEncoder:
         return results
 
     def _finish(self, ids: list[int]) -> Prompt:
-        """With the BOS that the tokenizer adds by default, once: a template or a prompt may bring its own."""
+        """Return the ids with the BOS that the tokenizer adds by default, once: a template or prompt may contain it."""
         prefix = self._prefix
         if prefix and ids[: len(prefix)] != prefix:
             ids = prefix + ids
         if not ids:
             if self._bos_id is None:
                 raise PromptError(
-                    "empty_prompt", "the prompt is empty, and this model has no token to begin a text with", "prompt"
+                    "empty_prompt", "the prompt is empty, and this model has no BOS token; send some text", "prompt"
                 )
             ids = [self._bos_id]
         return array("i", ids)
 
     def _default_prefix(self, files: ModelFiles) -> list[int]:
-        """What the tokenizer puts before a text. What it may put behind one (an EOS) has no place in a prompt."""
+        """Return the tokens that the tokenizer adds before a text. A prompt gets none that it adds behind (an EOS)."""
         if files.add_bos_token is not None:
             return [self._bos_id] if files.add_bos_token and self._bos_id is not None else []
         bare = files.tokenizer.encode("a", add_special_tokens=False).ids
@@ -146,7 +146,7 @@ def same_prompt(one: Generate | Question, other: Generate | Question) -> bool:
         return False
     if (one.prompt, one.tokens, one.messages) != (other.prompt, other.tokens, other.messages):
         return False
-    # To be equal is not enough: a template writes 1, 1.0 and True in three ways.
+    # Equality is not enough: a template renders 1, 1.0 and True in three ways.
     return one.messages is None or _exactly(one) == _exactly(other)
 
 

@@ -1,4 +1,4 @@
-"""Stop strings: where an answer ends, and how much of it is safe to send before that is known."""
+"""Stop strings: the end of an answer, and the text that is safe to send before it is known."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ class StopStrings:
     """Looks for the earliest of several strings in a text that arrives in pieces.
 
     Only a suffix that is a proper prefix of some stop string is held back: everything before it can never become part
-    of a match. The stop string itself is not part of the answer. The match that is complete first counts, and of
-    those that are complete at the same character the longest, so the answer does not depend on how the text is cut
-    into pieces.
+    of a match. The stop string itself is not part of the answer. The first complete match counts, and of several that
+    end at the same character the longest, so the answer does not depend on how the text is cut into pieces.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
@@ -22,15 +21,20 @@ class StopStrings:
         self._held = ""
         self.stopped = False
 
+    def reset(self) -> None:
+        """Begin the same answer again."""
+        self._held = ""
+        self.stopped = False
+
     def push(self, piece: str, may_stop: bool = True) -> str:
-        """The text that is safe to send now. After a match (`stopped`) there is none. What matches while the answer
-        must not stop is text like any other."""
+        """Add text and return the part that is safe to send now; nothing after a match (`stopped`). Without `may_stop`
+        stop strings are ordinary text."""
         if not self._stops:
             return piece
         if self.stopped or not piece:
             return ""
         # A match that is complete now ends in the new piece, and of the text before it only the held part matters. That
-        # may hold a shorter match whole, which came when the answer must not stop.
+        # part may contain a whole shorter match, which arrived without `may_stop`.
         held, text = len(self._held), self._held + piece
         starts = ((stop, text.find(stop, max(held - len(stop) + 1, 0))) for stop in self._stops)
         found = [(at + len(stop), at) for stop, at in starts if at >= 0]
@@ -44,12 +48,12 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """The held text, when the answer ended for another reason."""
+        """Return the held text, when the answer has ended for another reason."""
         held, self._held = self._held, ""
         return held
 
     def _partial(self, text: str) -> int:
-        """Length of the longest suffix that is a proper prefix of a stop string."""
+        """Return the length of the longest suffix that is a proper prefix of a stop string."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             suffix = text[-length:]
             if any(len(stop) > length and stop.startswith(suffix) for stop in self._stops):

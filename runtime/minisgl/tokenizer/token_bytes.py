@@ -1,8 +1,8 @@
 """The bytes that each token adds to a text.
 
-Decoding token by token with a tokenizer's own `decode` means to decode a window of tokens again at every step, and to
-guess from replacement characters whether one is complete. With the bytes of each token, the rest is the standard
-library's incremental UTF-8 decoder.
+To decode token by token with a tokenizer's own `decode`, one must decode a window of tokens at every step, and guess
+from replacement characters whether a character is complete. With the bytes of each token, the incremental UTF-8 decoder
+of the standard library does the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The printable stand-in of each byte in byte-level BPE (Radford et al., GPT-2)."""
+    """Return the byte for each printable character that replaces it in byte-level BPE (Radford et al., GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -27,7 +27,7 @@ _ALPHABET: Final = _byte_level_alphabet()
 
 
 class TokenBytes:
-    """Bytes by token id, worked out when a token is seen first."""
+    """Bytes by token id, computed when a token is first used."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -44,33 +44,33 @@ class TokenBytes:
         self._texts: dict[int, str | None] = {}
 
     def is_special(self, token: int) -> bool:
-        """Special tokens have no text."""
+        """True for special tokens, which have no text."""
         return token in self._special
 
-    def inside(self, token: int) -> bytes:
-        """What the token adds within a text; nothing for special tokens and ids that the tokenizer does not know."""
+    def bytes_inside(self, token: int) -> bytes:
+        """Return the bytes that the token adds within a text; none for special tokens and unknown ids."""
         known = self._cache.get(token)
         if known is None:
             known = self._cache[token] = self._compute(token)
         return known
 
     def text(self, token: int) -> str | None:
-        """What `inside` gives, decoded; None where it is no UTF-8 by itself."""
+        """Return the same as text; None where the bytes alone are not valid UTF-8."""
         try:
             return self._texts[token]
         except KeyError:
-            text = self._texts[token] = _decoded(self.inside(token))
+            text = self._texts[token] = _decoded(self.bytes_inside(token))
             return text
 
     def name(self, token: int) -> bytes:
-        """What to call the token in a list of tokens: its bytes, or the text of a special token."""
+        """Return the name of the token in a list of tokens: its bytes, or the text of a special token."""
         if token in self._special:
             return (self._tokenizer.id_to_token(token) or "").encode()
-        return self.inside(token)
+        return self.bytes_inside(token)
 
-    def at_start(self, token: int) -> bytes:
-        """What the token adds at the very beginning of a text, where some decoders drop one space."""
-        inside = self.inside(token)
+    def bytes_at_start(self, token: int) -> bytes:
+        """Return the bytes that the token adds at the beginning of a text, where some decoders drop one space."""
+        inside = self.bytes_inside(token)
         if inside.startswith(b" ") and self._tokenizer.decode([token]) == inside[1:].decode("utf-8", "replace"):
             return inside[1:]
         return inside
@@ -85,7 +85,7 @@ class TokenBytes:
             try:
                 return bytes(_ALPHABET[character] for character in text)
             except KeyError:
-                # An added token: its text is what it says.
+                # An added token, which stands for its own text.
                 return text.encode()
         decoded = self._tokenizer.decode([*self._anchor, token])
         return decoded.removeprefix(self._anchor_text).encode()

@@ -28,6 +28,8 @@ KINDS = ({"tokenizer.json": "a" * 64}, {"tokenizer.json": "b" * 64})
 PROMPTS = (b"\0" * 512, b"\1" * 512)
 """The same in the token ids of either tokenizer."""
 RETRY_SECONDS = 10.0
+WITH_TEXT, WITHOUT_TEXT = 5, 6
+"""Tokens."""
 REPLICAS = 3
 
 STATUS = Status(
@@ -71,7 +73,12 @@ class Dispatching(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.dispatcher = Dispatcher(
-            RETRY_SECONDS, 60.0, deliver=self.on_delivered, send=self.on_sent, reencode=self.on_reencode
+            RETRY_SECONDS,
+            60.0,
+            deliver=self.on_delivered,
+            send=self.on_sent,
+            reencode=self.on_reencode,
+            has_output=lambda request_id: request_id in self.have_output,
         )
         self.kind = 0
         self.dispatcher.set_files_in_use(KINDS[0])
@@ -81,6 +88,8 @@ class Dispatching(RuleBasedStateMachine):
         self.count = 0
         self.given: dict[bytes, list[int]] = {}
         """Indices of the tokens that each request was given."""
+        self.have_output: set[bytes] = set()
+        """Requests that were given a token with text."""
         self.ends: dict[bytes, str] = {}
         self.acks: set[bytes] = set()
         self.cancelled: set[bytes] = set()
@@ -99,8 +108,14 @@ class Dispatching(RuleBasedStateMachine):
                 self.ends[message.id] = message.code
             case Tokens():
                 rows = message.rows()
-                for request_id, index, finish in zip(rows.ids, rows.index.tolist(), rows.finish.tolist(), strict=True):
+                columns = (rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist())
+                for request_id, index, token, finish in zip(*columns, strict=True):
                     if request_id in self.given and request_id not in self.cancelled and request_id not in self.ends:
+                        if index == 0:
+                            assert request_id not in self.have_output, "begun again after output"
+                            self.given[request_id].clear()
+                        if token == WITH_TEXT:
+                            self.have_output.add(request_id)
                         assert index == len(self.given[request_id]), "a hole, or a token given twice"
                         self.given[request_id].append(index)
                         if finish:
@@ -119,7 +134,7 @@ class Dispatching(RuleBasedStateMachine):
             server.aborted.add(message.id)
 
     def on_reencode(self, request_id: bytes) -> None:
-        assert not self.given[request_id] and request_id not in self.encoding
+        assert request_id not in self.have_output and request_id not in self.encoding
         self.encoding.add(request_id)
 
     # What happens to it.
@@ -191,15 +206,20 @@ class Dispatching(RuleBasedStateMachine):
         if (picked := self.pick(number, data)) is not None:
             self.dispatcher.acked(picked[0].address, Ack(picked[1]))
 
-    @rule(number=st.integers(0, REPLICAS - 1), data=st.data(), finish=st.sampled_from([None, None, "stop"]))
-    def token(self, number: int, data: st.DataObject, finish: FinishReason | None) -> None:
+    @rule(
+        number=st.integers(0, REPLICAS - 1),
+        data=st.data(),
+        token=st.sampled_from([WITH_TEXT, WITHOUT_TEXT]),
+        finish=st.sampled_from([None, None, "stop"]),
+    )
+    def token(self, number: int, data: st.DataObject, token: int, finish: FinishReason | None) -> None:
         if (picked := self.pick(number, data)) is not None:
             server, wire_id = picked
             index = server.requests[wire_id]
             server.requests[wire_id] += 1
             if finish:
                 del server.requests[wire_id]
-            self.dispatcher.tokens(server.address, row(wire_id, index, 5, finish))
+            self.dispatcher.tokens(server.address, row(wire_id, index, token, finish))
 
     @rule(
         number=st.integers(0, REPLICAS - 1),
@@ -266,7 +286,14 @@ TestDispatching = Dispatching.TestCase
 
 def test_a_replica_that_refuses_what_has_tokens_already_drains_all_the_same() -> None:
     given: list[Any] = []
-    dispatcher = Dispatcher(RETRY_SECONDS, 60.0, deliver=given.append, send=lambda *_: None, reencode=lambda _: None)
+    dispatcher = Dispatcher(
+        RETRY_SECONDS,
+        60.0,
+        deliver=given.append,
+        send=lambda *_: None,
+        reencode=lambda _: None,
+        has_output=lambda _: True,
+    )
     dispatcher.set_files_in_use(KINDS[0])
     server, request_id = Server(0), b"%016d" % 1
     dispatcher.add(server.address)

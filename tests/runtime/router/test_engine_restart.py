@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from array import array
+from typing import Any
+
+import msgspec
+import pytest
 
 from minisgl.router.dispatcher import Dispatcher
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.messages import WIRE_VERSION, Abort, Ack, FinishReason, SamplingParams, Submit, Welcome
-from minisgl.wire.text import Accepted, Cancel, Finished, Generate, TextFailed, Texts
+from minisgl.wire.text import Accepted, Cancel, Finished, Generate, ScoredToken, TextFailed, Texts
 from support.frontend.fake_scheduler import card, row
+from support.frontend.scored_answers import scores
 from support.tiny_tokenizers import byte_level
 
 TOKENIZER = byte_level()
@@ -30,6 +35,7 @@ class Machine:
             deliver=self.session.receive,
             send=lambda _, message: self.at_engine.append(message),
             reencode=lambda _: None,
+            has_output=self.session.has_output,
             stale_seconds=math.inf,
         )
         self.dispatcher.set_files_in_use(FILES)
@@ -39,6 +45,7 @@ class Machine:
         self.texts: dict[bytes, str] = {}
         self.ends: dict[bytes, Finished | TextFailed] = {}
         self.accepted: list[bytes] = []
+        self.scored: list[ScoredToken] = []
 
     def start_engine(self, epoch: int) -> None:
         self.at_engine = []
@@ -52,9 +59,9 @@ class Machine:
         self.session.close()
         self.take()
 
-    def ask(self, number: int) -> bytes:
+    def ask(self, number: int, **params: Any) -> bytes:
         request_id = b"%016d" % number
-        assert self.session.begin(Generate(id=request_id, prompt="Hi", params=SamplingParams(max_tokens=8)))
+        assert self.session.begin(Generate(id=request_id, prompt="Hi", params=SamplingParams(max_tokens=8, **params)))
         self.session.encoded(request_id, array("i", TOKENIZER.encode("Hi").ids))
         self.take()
         return request_id
@@ -66,7 +73,11 @@ class Machine:
         self.take()
 
     def give_token(self, submit: Submit, index: int, text: str, finish: FinishReason | None = None) -> None:
-        self.dispatcher.tokens(ENGINE, row(submit.id, index, TOKENIZER.encode(text).ids[0], finish))
+        self.give(submit, index, TOKENIZER.encode(text).ids[0], finish)
+
+    def give(self, submit: Submit, index: int, token: int, finish: FinishReason | None = None) -> None:
+        message = row(submit.id, index, token, finish)
+        self.dispatcher.tokens(ENGINE, msgspec.structs.replace(message, logprobs={0: scores([token], 1)}))
         self.take()
 
     def pass_time(self, seconds: float) -> list[str]:
@@ -95,6 +106,7 @@ class Machine:
                 case Texts():
                     for request_id, text in message.rows():
                         self.texts[request_id] = self.texts.get(request_id, "") + text
+                    self.scored += [one for scored in message.scored.values() for one in scored]
                     self.ends |= {end.id: end for end in message.finished}
 
 
@@ -133,6 +145,42 @@ def test_requests_without_output_are_answered_by_the_next_epoch() -> None:
         assert (machine.texts[request_id], end.completion_tokens) == ("yz", 2)
     assert machine.texts[streaming] == "x"
     assert machine.dispatcher.resubmitted == 3
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"stop": ("yes",)}, {"stop": ("yes",), "logprobs": 1}], ids=["plain", "stop", "logprobs"]
+)
+def test_tokens_without_text_are_no_output_and_are_forgotten(params: dict[str, Any]) -> None:
+    machine, _ = serving(0)
+    request_id = machine.ask(1, **params)
+    machine.accept(0)
+    # The first byte of a character, and with stop strings also the beginning of one.
+    if params:
+        machine.give_token(machine.submits[0], 0, "y")
+    machine.give(machine.submits[0], len(params and [1]), TOKENIZER.encode("é").ids[0])
+    assert machine.texts == {}
+    machine.kill_engine()
+    assert not machine.ends
+    machine.start_engine(2)
+    for index, text in enumerate("ab"):
+        machine.give_token(machine.submits[0], index, text, "length" if text == "b" else None)
+    end = machine.ends[request_id]
+    assert isinstance(end, Finished)
+    assert (machine.texts[request_id], end.completion_tokens) == ("ab", 2)
+    assert [one.offset for one in machine.scored] == ([0, 1] if "logprobs" in params else [])
+
+
+def test_tokens_without_text_do_not_survive_a_change_of_the_tokenizer() -> None:
+    machine, _ = serving(0)
+    request_id = machine.ask(1)
+    machine.give(machine.submits[0], 0, TOKENIZER.encode("é").ids[0])
+    machine.kill_engine()
+    assert machine.session.begin_reencode(request_id) is not None
+    machine.session.encoded(request_id, array("i", TOKENIZER.encode("Hi").ids))
+    machine.take()
+    machine.start_engine(2)
+    machine.give_token(machine.submits[0], 0, "a", "length")
+    assert machine.texts == {request_id: "a"}
 
 
 def test_the_seed_and_the_order_of_resubmitted_requests_stay() -> None:

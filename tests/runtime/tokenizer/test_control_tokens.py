@@ -21,8 +21,8 @@ START, END = (TOKENIZER.token_to_id(text) for text in ("<|im_start|>", "<|im_end
 
 def render(tokenizer: Tokenizer, template: str, messages: list[ChatMessage], **special: str) -> RenderedChat:
     control = ControlTokens(tokenizer, template)
-    marked = control.mark(messages)
-    return control.unmark(ChatTemplate(template, special).render(marked.messages), marked.mark)
+    escaped = control.escape(messages)
+    return control.unescape(ChatTemplate(template, special).render(escaped.messages), escaped.mark)
 
 
 def encode(tokenizer: Tokenizer, template: str, messages: list[ChatMessage], **special: str) -> list[int]:
@@ -148,8 +148,8 @@ def test_nothing_in_a_tool_call_forges_a_control_token() -> None:
         ChatMessage("tool", forged, name=forged, tool_call_id=forged),
     ]
     control = ControlTokens(tokenizer, template)
-    marked = control.mark(messages)
-    rendered = control.unmark(ChatTemplate(template, {}).render(marked.messages), marked.mark)
+    escaped = control.escape(messages)
+    rendered = control.unescape(ChatTemplate(template, {}).render(escaped.messages), escaped.mark)
     assert rendered.text.count(forged) == 2 + 3 + 3
     assert rendered.text == ChatTemplate(template, {}).render(messages)
     tokens = control.encode(rendered)

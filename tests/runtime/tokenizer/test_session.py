@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minisgl.tokenizer.errors import PromptError
-from minisgl.tokenizer.scored_tokens import EchoedPrompt
+from minisgl.tokenizer.logprobs import EchoLogprobs
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.messages import (
@@ -410,7 +410,7 @@ def test_an_echo_of_text_is_what_was_written() -> None:
     table = TokenBytes(tokenizer)
     prompt = array("i", tokenizer.encode("Hello é").ids)
     for text, echoed in (("Hello é", "Hello é"), (None, "<s> Hello é")):
-        echo = EchoedPrompt(table, prompt, text)
+        echo = EchoLogprobs(table, prompt, text)
         assert echo.text == echoed
         scored = echo.first() + echo.scored(1, scores(prompt[1:].tolist(), 0))
         assert echo.missing == 0

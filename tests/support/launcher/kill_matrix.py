@@ -60,7 +60,7 @@ QUEUED_STREAMS: Final = 12
 QUEUED_PLAIN: Final = 4
 RUNNING_TOKENS: Final = 1500
 QUEUED_TOKENS: Final = 60
-LONG_PROMPT: Final = "Count on " * 400
+LONG_PROMPT: Final = "Count on " * 800
 """Prompt of the running requests. Its prefill takes many steps of STEP_TOKENS, so that a kill meets it."""
 STEP_TOKENS: Final = 16
 _RESUBMITTED: Final = "minisgl:requests_retried_total"

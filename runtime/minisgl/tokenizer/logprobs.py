@@ -1,7 +1,7 @@
 """Log-probabilities of tokens, in step with the text that they make.
 
-Text is held back while it could become a stop string, and a token must not be reported before its text is: it may
-turn out to lie behind the end of the answer.
+Text is held back while it could become a stop string. A token must not be reported before its text, because it may turn
+out to be behind the end of the answer.
 """
 
 from __future__ import annotations
@@ -19,39 +19,44 @@ from minisgl.wire.messages import TokenLogprobs
 from minisgl.wire.text import ScoredToken
 
 
-class ScoredAnswer:
-    """The tokens of one answer, from when they are sampled until their text is given."""
+class AnswerLogprobs:
+    """Tokens of one answer with their log-probabilities, from sampling until their text is delivered."""
 
     def __init__(self, table: TokenBytes, offset: int) -> None:
-        """`offset`: characters before the answer, those of an echoed prompt."""
+        """`offset` is the number of characters before the answer, those of an echoed prompt."""
         self._table = table
-        self._sampled = self._given = offset
+        self._offset = self._sampled = self._delivered = offset
         self._held: deque[ScoredToken] = deque()
 
+    def reset(self) -> None:
+        """Begin the same answer again."""
+        self._sampled = self._delivered = self._offset
+        self._held.clear()
+
     def add(self, token: int, added: bytes, scores: TokenLogprobs) -> None:
-        """A token that adds these bytes. Raises ValidationError when there are no scores of one token."""
+        """Add a token that adds these bytes. Raises ValidationError unless the scores are those of one token."""
         logprobs, tops = unpack(self._table, scores, 1)
         self._held.append(ScoredToken(self._table.name(token), added, self._sampled, logprobs[0], tops[0]))
 
     def sampled(self, characters: int) -> None:
-        """The text of all tokens so far has grown by this."""
+        """Count the characters by which the text of all tokens has grown."""
         self._sampled += characters
 
-    def give(self, characters: int, *, whole: bool = False) -> list[ScoredToken]:
-        """So many more characters of the answer are given; `whole`: the last of what was sampled. The tokens that
-        begin in what has been given."""
-        self._given += characters
-        given = []
-        while self._held and (whole or self._held[0].offset < self._given):
-            given.append(self._held.popleft())
-        return given
+    def deliver(self, characters: int, *, whole: bool = False) -> list[ScoredToken]:
+        """Count characters of the answer that are delivered now, with `whole` all that were sampled. Returns the tokens
+        that begin in the delivered text."""
+        self._delivered += characters
+        delivered = []
+        while self._held and (whole or self._held[0].offset < self._delivered):
+            delivered.append(self._held.popleft())
+        return delivered
 
 
-class EchoedPrompt:
-    """The text of a prompt, and where in it each of its tokens is."""
+class EchoLogprobs:
+    """Text of an echoed prompt, with the offset and the log-probability of each of its tokens."""
 
     def __init__(self, table: TokenBytes, prompt: array[int], text: str | None) -> None:
-        """`text`: what the client wrote; None: it sent tokens."""
+        """`text` is the client's prompt; None if it sent token ids."""
         self._table = table
         self._tokens = prompt
         self._added: list[bytes] = []
@@ -61,9 +66,9 @@ class EchoedPrompt:
         length = 0
         for token in prompt:
             name = table.name(token)
-            # A special token that the tokenizer put there by itself is no part of what the client wrote.
+            # A special token that the tokenizer has added is not part of the client's prompt.
             written = not table.is_special(token) or text is None or text.startswith(name.decode(), length)
-            added = (name if any(self._added) else table.at_start(token) or name) if written else b""
+            added = (name if any(self._added) else table.bytes_at_start(token) or name) if written else b""
             self._added.append(added)
             self._offsets.append(length if text is None else min(length, len(text)))
             pieces.append(utf8.decode(added))
@@ -74,19 +79,19 @@ class EchoedPrompt:
 
     @property
     def missing(self) -> int:
-        """Tokens whose scores have not come yet."""
+        """Number of tokens whose scores have not arrived."""
         return len(self._tokens) - self._next
 
     def first(self) -> list[ScoredToken]:
-        """The first token, which has no log-probability."""
+        """Return the first token, which has no log-probability."""
         self._next = 1
         return [self._scored(0, None, [])]
 
     def scored(self, start: int, scores: TokenLogprobs) -> list[ScoredToken]:
-        """The tokens from `start` on. Raises ValidationError for scores that do not fit."""
+        """Return the next tokens, from `start` on. Raises ValidationError for scores that do not fit."""
         count = len(scores.chosen) // 4
         if start != self._next or count > self.missing:
-            raise msgspec.ValidationError("the scores of a prompt came out of order")
+            raise msgspec.ValidationError("the scores of a prompt are out of order")
         self._next += count
         logprobs, tops = unpack(self._table, scores, count)
         return [self._scored(start + n, logprobs[n], tops[n]) for n in range(count)]
@@ -96,7 +101,8 @@ class EchoedPrompt:
 
 
 def unpack(table: TokenBytes, scores: TokenLogprobs, count: int) -> tuple[list[float], list[list[tuple[bytes, float]]]]:
-    """Of each of `count` tokens: its log-probability, and the likeliest names with theirs."""
+    """Return for each of `count` tokens its log-probability, and names and log-probabilities of the most likely ones.
+    Raises ValidationError where lengths differ."""
     chosen = np.frombuffer(scores.chosen, "<f4")
     if len(chosen) != count or len(scores.top) != len(scores.top_ids) or (count and len(scores.top) % (4 * count)):
         raise msgspec.ValidationError("the columns of log-probabilities differ in length")
