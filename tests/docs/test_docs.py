@@ -106,7 +106,7 @@ def test_api_page_names_every_code_of_tokenizer_and_scheduler_with_its_status() 
     """Those that end requests; others end processes, which the frontend does not outlive, or have no frontend yet."""
     packages = [ROOT / "runtime/minisgl" / package for package in ("router", "tokenizer", "scheduler")]
     sources = "".join(path.read_text() for package in packages for path in package.rglob("*.py"))
-    ends = "Failed|Failure|RequestError|PromptError|ChatTemplateError|_fail|_end_failed|_lose|lost|_expel"
+    ends = "Failed|Failure|RequestError|PromptError|ChatTemplateError|_fail|_end_failed|_lose|lost|_drop_client"
     found = set(re.findall(rf'\b(?:{ends})\((?:[^"()]|\(\))*"([a-z_]+)"', sources))
     assert {"queue_full", "engine_stalled", "client_dropped", "draining", "duplicate_request"} <= found
     assert {code: errors._STATUS.get(code, 500) for code in found}.items() <= _documented_codes().items()

@@ -213,7 +213,7 @@ def test_a_graph_gives_bitwise_what_an_eager_step_gives(checkpoint: Path) -> Non
 @pytest.mark.captures
 def test_random_load_with_groups_of_all_sizes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads a page that is not its own, or a position that is not written yet, gets NaN and fails."""
-    for name, value in (("SMALLEST_GROUP", 2), ("LEAST_SAVED_TOKENS", 1), ("LEAST_SAVED_SHARE", 0.0)):
+    for name, value in (("MIN_GROUP_ROWS", 2), ("MIN_SAVED_TOKENS", 1), ("MIN_SAVED_SHARE", 0.0)):
         monkeypatch.setattr(shared_prefixes, name, value)
     engine = create_engine(config(checkpoint, "cuda", rows=24, longest=512, max_step_tokens=1024))
     RandomLoad(engine, max_step_tokens=1024, seed=1).run(seconds=15)

@@ -59,7 +59,7 @@ def check_radix(cache: RadixCache) -> set[int]:
         pages += node.pages.tolist()
         evictable += len(node.pages) if node.locks == 0 else 0
         if node.locks == 0 and not node.children:
-            assert any(entry[2] is node and entry[0] == node.stamp for entry in cache._heap), "a leaf was forgotten"
+            assert any(entry[2] is node and entry[0] == node.last_used for entry in cache._heap), "a leaf was forgotten"
     assert len(pages) == len(set(pages)) == cache.num_pages, "a page is cached twice"
     assert evictable == cache.evictable_pages
     return set(pages)

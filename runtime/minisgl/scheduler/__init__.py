@@ -1,1 +1,1 @@
-"""Queue, admission to the batch, pages, prefix cache, batch plans and the step loop. Knows no models or kernels."""
+"""Queue, admission to the batch, pages, prefix cache, step plans and the step loop. Imports no models or kernels."""

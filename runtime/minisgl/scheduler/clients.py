@@ -1,4 +1,4 @@
-"""The clients of a scheduler: one ROUTER socket, and for each client a queue that never blocks the step loop."""
+"""Clients of a scheduler: one ROUTER socket, and a queue per client that never blocks the step loop."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_BACKLOG_BYTES: Final = 64 << 20
-"""What a client that does not read may owe us before it is dropped."""
+"""Limit of the messages queued for a client that does not read; a client that exceeds it is dropped."""
 MAX_MESSAGES_PER_POLL: Final = 64
-"""Taken in between two steps, so that a burst of requests cannot stall those that run."""
+"""Messages received between two steps, so that a burst of requests cannot stall running ones."""
 
 
 class _Client:
+    """A connection and the messages that its socket did not accept yet."""
+
     def __init__(self, identity: bytes, number: int, name: str) -> None:
         self.identity = identity
         self.number = number
@@ -46,7 +48,7 @@ class _Client:
 
 
 class Clients:
-    """Clients are numbered in the order of their first HELLO; a number is never used again."""
+    """Clients numbered in the order of their HELLO; a number is never reused."""
 
     def __init__(
         self,
@@ -58,12 +60,12 @@ class Clients:
         replica: str = "",
         revision: str = "",
     ) -> None:
-        """Bind `address`; everything else is for the answer to a HELLO, see `Welcome`."""
+        """Bind `address`; the other arguments are for the answer to a HELLO, see `Welcome`."""
         self._socket = open_socket(context, zmq.ROUTER)
         try:
             self._socket.bind(address)
         except zmq.ZMQError:
-            # A socket that stays open would hold up the end of its context, and with it the process, for ever.
+            # An open socket would block the termination of its context, and with it the process, forever.
             self._socket.close()
             raise
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -71,13 +73,13 @@ class Clients:
         self._welcome = Welcome(version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision)
         self._by_identity: dict[bytes, _Client] = {}
         self._by_number: dict[int, _Client] = {}
-        self._expelled: dict[bytes, _Client] = {}
-        """By identity; their backlog is the message that tells them so, until it can be sent."""
+        self._dropped: dict[bytes, _Client] = {}
+        """Dropped clients by identity; the backlog of each is the message that reports it, until it can be sent."""
         self._next_number = 0
-        self._gone: list[int] = []
+        self._disconnected: list[int] = []
 
     def receive(self, wait_ms: int) -> Iterator[tuple[int, ToScheduler]]:
-        """Messages of greeted clients, with the client's number; waits for the first at most `wait_ms`."""
+        """Messages of clients that have said HELLO, with the client's number; waits up to `wait_ms` for the first."""
         if wait_ms and not self._socket.poll(wait_ms):
             return
         for _ in range(MAX_MESSAGES_PER_POLL):
@@ -87,30 +89,32 @@ class Clients:
             try:
                 message = self._codec.decode(frames[0] if len(frames) == 1 else b"")
             except WireError as error:
-                self._expel(identity, identity.hex(), "invalid_message", str(error))
+                self._drop_client(identity, identity.hex(), "invalid_message", str(error))
                 continue
             if isinstance(message, Hello):
-                self._greet(identity, message)
+                self._handle_hello(identity, message)
             elif (client := self._by_identity.get(identity)) is not None:
                 yield client.number, message
 
-    def take_gone(self) -> list[int]:
-        """Numbers of clients that went away since the last call."""
-        gone, self._gone = self._gone, []
-        return gone
+    def take_disconnected(self) -> list[int]:
+        """Numbers of clients that disconnected since the last call."""
+        disconnected, self._disconnected = self._disconnected, []
+        return disconnected
 
     def send(self, number: int, message: FromScheduler) -> None:
+        """Queue a message to one client; a number that is not in use is ignored."""
         client = self._by_number.get(number)
         if client is not None:
             self._send(client, self._codec.encode(message))
 
     def broadcast(self, message: FromScheduler) -> None:
+        """Queue a message to every client."""
         frame = self._codec.encode(message)
         for client in list(self._by_number.values()):
             self._send(client, frame)
 
     def send_step(self, output: StepOutput, now: float) -> None:
-        """One message to each client that has rows in the step. `now`: by the scheduler's clock."""
+        """Queue one message to each client that has rows in the step. `now`: seconds, by the scheduler's clock."""
         for failure in output.failures:
             self.send(failure.client, Failed(failure.id, failure.code, failure.message))
         for number, prompt in output.prompt_logprobs:
@@ -124,25 +128,25 @@ class Clients:
             return
         for number in np.unique(output.client).tolist():
             rows = np.flatnonzero(output.client == number)
-            self.send(number, _tokens(output, rows, _of_rows(output.logprobs, rows), _of_rows(waits, rows)))
+            self.send(number, _tokens(output, rows, _select_rows(output.logprobs, rows), _select_rows(waits, rows)))
 
     def flush(self) -> None:
-        """Try again what peers could not take before."""
-        for client in [*self._by_number.values(), *self._expelled.values()]:
+        """Retry messages that the sockets of clients did not accept before."""
+        for client in [*self._by_number.values(), *self._dropped.values()]:
             while client.backlog and self._try_send(client, client.backlog[0]):
                 client.backlog_bytes -= len(client.backlog.popleft())
-        self._expelled = {identity: client for identity, client in self._expelled.items() if client.backlog}
+        self._dropped = {identity: client for identity, client in self._dropped.items() if client.backlog}
 
     def close(self, linger_ms: int = 0) -> None:
-        """What was sent may still leave within `linger_ms`, while the socket's context ends."""
+        """Close the socket; sent messages may still leave within `linger_ms`, while the socket's context terminates."""
         self._socket.close(linger=linger_ms)
 
-    def _greet(self, identity: bytes, hello: Hello) -> None:
+    def _handle_hello(self, identity: bytes, hello: Hello) -> None:
         if hello.version not in (WIRE_VERSION, WIRE_VERSION - 1):
-            reason = f"wire version {hello.version} is not understood, only {WIRE_VERSION}: update the older side"
-            self._expel(identity, hello.client, "wire_version", reason)
+            reason = f"wire version {hello.version} is not supported, only {WIRE_VERSION}; update the older side"
+            self._drop_client(identity, hello.client, "wire_version", reason)
             return
-        # A client that says HELLO again has started anew: what it asked for before is nobody's now.
+        # A client that sends HELLO again has restarted: the requests of the old process are aborted.
         self._forget(identity)
         client = _Client(identity, self._next_number, hello.client)
         self._next_number += 1
@@ -157,7 +161,8 @@ class Clients:
         client.backlog.append(frame)
         client.backlog_bytes += len(frame)
         if client.backlog_bytes > MAX_BACKLOG_BYTES:
-            self._expel(client.identity, client.name, "client_dropped", "it does not read what it asked for")
+            reason = f"the client does not read its messages: more than {MAX_BACKLOG_BYTES >> 20} MiB are queued"
+            self._drop_client(client.identity, client.name, "client_dropped", reason)
 
     def _try_send(self, client: _Client, frame: bytes) -> bool:
         try:
@@ -167,28 +172,29 @@ class Clients:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            logger.info("client %s is gone", client.name)
+            logger.info("client %s disconnected", client.name)
             self._forget(client.identity)
             return False
         return True
 
-    def _expel(self, identity: bytes, name: str, code: str, reason: str) -> None:
-        """Serve a client no more, and tell it at the next flush: it must not wait for answers that never come."""
-        logger.warning("client %s is dropped: %s", name[:80], reason)
+    def _drop_client(self, identity: bytes, name: str, code: str, reason: str) -> None:
+        """Stop serving a client; the next flush sends it the reason, so that it does not wait for answers forever."""
+        logger.warning("client %s dropped: %s", name[:80], reason)
         self._forget(identity)
-        client = self._expelled[identity] = _Client(identity, -1, name)
+        client = self._dropped[identity] = _Client(identity, -1, name)
         client.backlog.append(self._codec.encode(Failed(b"", code, reason)))
 
     def _forget(self, identity: bytes) -> None:
-        self._expelled.pop(identity, None)
+        self._dropped.pop(identity, None)
         client = self._by_identity.pop(identity, None)
         if client is not None:
             del self._by_number[client.number]
             client.backlog.clear()
-            self._gone.append(client.number)
+            self._disconnected.append(client.number)
 
 
-def _of_rows(by_row: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
+def _select_rows(by_row: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
+    """The entries of `rows`, by their index in `rows`."""
     if not by_row:
         return by_row
     return {index: by_row[row] for index, row in enumerate(rows.tolist()) if row in by_row}

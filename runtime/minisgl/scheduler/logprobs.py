@@ -1,4 +1,4 @@
-"""Log-probabilities of a step, cut to what each request asks and put into messages."""
+"""Log-probabilities of a step, reduced to the number that each request wants, as messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from minisgl.wire.messages import PromptLogprobs, TokenLogprobs
 from minisgl.wire.plan import IntArray, LogprobColumns, PromptPart, RowLogprobs
 
 MESSAGE_TOKENS: Final = 2048
-"""Prompt tokens in one message: with all the likeliest tokens that may be asked, an eighth of the largest message."""
+"""Prompt tokens in one message: with the largest `prompt_logprobs`, an eighth of the largest message."""
 
 
 def row_logprobs(
     table: RequestTable, reported: RowLogprobs, sampled: IntArray, slots: IntArray
 ) -> dict[int, TokenLogprobs]:
-    """By row of `slots`, the rows that clients get; `sampled` are the slots of the step's result."""
+    """Messages by row of `slots`, the rows that clients receive; `sampled` [S] are the slots of the step's result."""
     row_of = {slot: row for row, slot in enumerate(slots.tolist())}
     messages = {}
     for i, slot in enumerate(sampled[reported.rows].tolist()):
@@ -27,12 +27,13 @@ def row_logprobs(
 
 
 def prompt_logprobs(table: RequestTable, parts: tuple[PromptPart, ...]) -> Iterator[tuple[int, PromptLogprobs]]:
-    """Client and message of what a step says of prompts, nothing twice; before the step's tokens are collected."""
+    """Client and message for the prompt tokens of a step, each token once. Call it before the step's tokens are
+    collected."""
     for part in parts:
         request = table.request(part.slot)
         if table.phase[part.slot] == Phase.ENDING:
             continue
-        assert part.start == request.prompt_logprobs_from, "a prompt's log-probabilities come in order"
+        assert part.start == request.prompt_logprobs_from, "log-probabilities of a prompt are out of order"
         count = len(part.columns.chosen)
         request.prompt_logprobs_from += count
         for first in range(0, count, MESSAGE_TOKENS):

@@ -1,4 +1,4 @@
-"""Drives an engine with a scheduler's plans, one step ahead of the results when steps overlap."""
+"""Runs a scheduler's plans on an engine, one step ahead of the results when steps overlap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from minisgl.scheduler.step_output import StepOutput
 
 
 class StepLoop:
-    """Without overlap a step is launched when the result of the one before is complete. With overlap step n + 1 is
+    """Launches plans and completes results, in order.
+
+    Without overlap a step is launched when the result of the one before is complete. With overlap step n + 1 is
     launched before the result of step n is read, so that planning and bookkeeping hide behind the device."""
 
     def __init__(self, scheduler: Scheduler, engine: Engine) -> None:
@@ -21,7 +23,7 @@ class StepLoop:
         self._pending: deque[Any] = deque()
 
     def step(self) -> StepOutput | None:
-        """Launch the next step if there is one, and complete the oldest that is due; None: none was due."""
+        """Launch the next step, if any, and complete the oldest one that is due; None when no step was due."""
         plan = self.scheduler.plan()
         if plan is not None:
             self._pending.append(self.engine.launch(plan))

@@ -1,4 +1,4 @@
-"""Who owns each page of the KV pool."""
+"""Ownership of the pages of the KV pool."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ NO_PAGES: Final[IntArray] = np.empty(0, np.int32)
 
 
 class Owner:
-    """Every page has exactly one owner at any time. Plain ints: they are compared with whole columns in every step."""
+    """Owner of a page; every page has exactly one. Plain ints, since every step compares them with whole columns."""
 
     FREE: Final = 0
     ROW: Final = 1
-    """A request's own: nobody else reads it."""
+    """One request; no other request reads the page."""
     CACHE: Final = 2
-    """The prefix cache's: any request that has locked it may read it, nobody writes it."""
+    """The prefix cache: requests that have locked the page read it, and no request writes it."""
 
 
 class PagePool:
     """A stack of free pages, and the owner of every page."""
 
     def __init__(self, num_pages: int, shuffle: np.random.Generator | None = None) -> None:
-        """`shuffle`: hand out free pages in random order, and keep a list of the freed ones (for audits)."""
+        """`shuffle`: allocate free pages in random order and keep a list of the freed ones, for audits."""
         self.owner: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
-        # The lowest page lies on top, so that a fresh pool hands out 0, 1, 2, …
+        # The lowest page is on top, so that a new pool allocates 0, 1, 2, …
         self._stack: IntArray = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
         self._free = num_pages
         self._shuffle = shuffle
@@ -36,6 +36,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
+        """Number of free pages."""
         return self._free
 
     def allocate(self, count: int) -> IntArray:
@@ -48,13 +49,14 @@ class PagePool:
         self.owner[pages] = Owner.ROW
         return pages
 
-    def give_to_cache(self, pages: IntArray) -> None:
-        assert (self.owner[pages] == Owner.ROW).all(), "only a row's own pages can move into the cache"
+    def transfer_to_cache(self, pages: IntArray) -> None:
+        """Make the prefix cache the owner of `pages`, which a row owned."""
+        assert (self.owner[pages] == Owner.ROW).all(), "the cache can only take pages that a row owns"
         self.owner[pages] = Owner.CACHE
 
     def release(self, pages: IntArray) -> None:
-        """Pages whose owner lets go of them; no launched step may still write them."""
-        assert (self.owner[pages] != Owner.FREE).all(), "page freed twice"
+        """Free `pages`; no launched step may still write them."""
+        assert (self.owner[pages] != Owner.FREE).all(), "a page is freed twice"
         self.owner[pages] = Owner.FREE
         self._stack[self._free : self._free + len(pages)] = pages
         self._free += len(pages)
@@ -62,7 +64,7 @@ class PagePool:
             self._freed.append(pages)
 
     def take_freed(self) -> IntArray:
-        """Pages that were freed since the last call and are free still or again; empty unless auditing."""
+        """Pages that were freed since the last call, even if allocated again; empty unless auditing."""
         if not self._freed:
             return NO_PAGES
         freed = np.unique(np.concatenate(self._freed))

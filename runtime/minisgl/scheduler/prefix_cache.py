@@ -1,4 +1,4 @@
-"""What the scheduler wants of a prefix cache, and the cache that keeps nothing."""
+"""Interface of prefix caches, and the cache that keeps nothing."""
 
 from __future__ import annotations
 
@@ -9,58 +9,65 @@ from minisgl.wire.plan import IntArray
 
 
 class PrefixCache(Protocol):
-    """Maps token prefixes to KV pages, whole pages only. A handle names a cached prefix; the root handle names
-    the empty one. Pages of a locked prefix stay; those of unlocked ones can be evicted."""
+    """Map from token prefixes to KV pages, whole pages only. A handle stands for a cached prefix, the root handle for
+    the empty one. Pages of a locked prefix stay; pages of unlocked prefixes can be evicted."""
 
     @property
-    def root(self) -> Any: ...
+    def root(self) -> Any:
+        """Handle of the empty prefix."""
+        ...
 
     @property
     def evictable_pages(self) -> int:
-        """Pages that `evict` could give back now."""
+        """Number of pages that `evict` can return now."""
         ...
 
     @property
     def num_pages(self) -> int:
-        """All pages in the cache, locked or not."""
+        """Number of pages in the cache, locked or not."""
         ...
 
     def match(self, tokens: IntArray, salt: bytes = b"") -> tuple[Any, IntArray]:
-        """Handle and pages of the longest prefix of `tokens` that is cached under this `salt`. Locks nothing: the
-        caller does, before anything else happens to the cache."""
+        """Handle and pages of the longest prefix of `tokens` that is cached under this `salt`. The caller locks it
+        before any other call changes the cache."""
         ...
 
-    def lock(self, handle: Any) -> None: ...
+    def lock(self, handle: Any) -> None:
+        """Keep the pages of the prefix `handle` until as many calls of `unlock`."""
+        ...
 
-    def unlock(self, handle: Any) -> None: ...
+    def unlock(self, handle: Any) -> None:
+        """Undo one `lock`."""
+        ...
 
     def pages_freed_by_unlock(self, handle: Any) -> int:
-        """Pages that become evictable when the prefix `handle` is unlocked once."""
+        """Number of pages that become evictable when the prefix `handle` is unlocked once."""
         ...
 
     def has_continuation(self, handle: Any, tokens: IntArray) -> bool:
-        """Whether the cache has, or would not want, the first page of `tokens` behind the prefix `handle`."""
+        """True when the cache does not need the first page of `tokens` behind the prefix `handle`: it has one already,
+        or keeps none."""
         ...
 
     def insert(self, handle: Any, tokens: IntArray, pages: IntArray) -> tuple[Any, int]:
-        """Extend the prefix `handle` by whole pages of `tokens`, whose KV lies in `pages`.
+        """Extend the prefix `handle` by whole pages of `tokens`, whose KV is in `pages`.
 
-        Returns the handle of the extended prefix and how many leading pages of the extension the cache already
-        had: these of `pages` stay the caller's, the others are the cache's from now on.
+        Returns the handle of the extended prefix and the number of leading pages of the extension that the cache
+        already had: the caller keeps these of `pages`, and the cache owns the others from now on.
         """
         ...
 
     def evict(self, count: int) -> IntArray:
-        """Give back `min(count, evictable_pages)` pages, the least recently used first."""
+        """Remove and return `min(count, evictable_pages)` pages, the least recently used first."""
         ...
 
     def discard(self, handle: Any) -> IntArray:
-        """Forget the unlocked pages of the prefix `handle` and what is cached behind them; gives them back."""
+        """Remove and return the unlocked pages of the prefix `handle` and all pages cached behind them."""
         ...
 
 
 class NaiveCache:
-    """No sharing: every request computes its own prompt."""
+    """Cache without entries: every request computes its own prompt."""
 
     root = None
     evictable_pages = 0

@@ -1,4 +1,4 @@
-"""Entry of rank 0's process: start the engine, size the scheduler by it, serve."""
+"""Entry point of rank 0's process: start the engine, configure the scheduler from its sizes, serve."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from minisgl.scheduler.server import serve
 from minisgl.wire.messages import ModelCard
 
 _LAST_ANSWERS_MS: Final = 2000
-"""How long the last answers of a drained scheduler may take to leave."""
+"""Time for the last messages of a drained scheduler to leave."""
 
 
 class SchedulerProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher tells rank 0."""
+    """Configuration of rank 0's process, written by the launcher."""
 
     engine: EngineConfig
     address: str
-    """Where clients connect: `ipc://…` or `tcp://…`."""
+    """Address for clients: `ipc://…` or `tcp://…`."""
     followers: tuple[str, ...] = ()
-    """Addresses on which ranks 1, 2, … take plans, in this order."""
+    """Addresses on which ranks 1, 2, … receive plans, in this order."""
     model_name: str
     revision: str = ""
-    """Of the weights."""
+    """Commit of the weights."""
     replica: str = ""
     replica_revision: str = ""
-    """`Welcome.revision`."""
+    """Revision of the replica, see `Welcome.revision`."""
     drains: bool = False
-    """SIGTERM asks it to finish what is under way."""
+    """SIGTERM makes the process drain instead of stop."""
     tokenizer_hashes: dict[str, str] = {}
     epoch: tuple[int, int] = (0, 0)
     max_waiting: int = 1 << 20
@@ -49,7 +49,7 @@ def pack_epoch(epoch: tuple[int, int]) -> int:
 
 
 def scheduler_config(engine: EngineConfig, limits: EngineLimits) -> SchedulerConfig:
-    """`limits` are those of the engine that was started with `engine`."""
+    """Configuration of the scheduler for an engine with these `limits`, which was started with `engine`."""
     return SchedulerConfig(
         **msgspec.structs.asdict(limits),
         max_step_tokens=engine.max_step_tokens,
@@ -67,9 +67,11 @@ def run(
     stop: threading.Event,
     draining: threading.Event | None = None,
 ) -> None:
-    """Serve until `stop` is set, or until everything is answered once `draining` is. `ready` is called with the bound
-    address and the model card once clients can connect. Whatever the engine raises goes through: the process ends
-    with it."""
+    """Serve until `stop` is set, or until all requests have ended once `draining` is set.
+
+    `ready` is called with the bound address and the model card once clients can connect. Exceptions of the engine
+    are raised: the process must exit.
+    """
     engine = create_engine()
     context: zmq.Context[Any] = zmq.Context()
     try:

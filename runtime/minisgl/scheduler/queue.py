@@ -1,4 +1,4 @@
-"""Requests that wait for a row: by priority, then in the order of arrival."""
+"""Requests that wait for a row, by priority and then by arrival."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from minisgl.scheduler.request import Request
 
 
 class WaitingQueue:
-    """A heap, and an index by id. Entries that were removed are skipped when they come up, and cleared away when they
-    are the most."""
+    """Heap with an index by id. Removed entries are skipped when they reach the top, and dropped when they are the
+    majority."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Request]] = []
@@ -19,6 +19,7 @@ class WaitingQueue:
         return len(self._by_id)
 
     def push(self, request: Request) -> None:
+        """Add a request that is not queued."""
         assert request.id not in self._by_id
         self._by_id[request.id] = request
         heapq.heappush(self._heap, (request.priority_key, request))
@@ -27,6 +28,7 @@ class WaitingQueue:
             heapq.heapify(self._heap)
 
     def peek(self) -> Request | None:
+        """The next request; None when the queue is empty."""
         while self._heap:
             request = self._heap[0][1]
             if self._by_id.get(request.id) is request:
@@ -35,6 +37,7 @@ class WaitingQueue:
         return None
 
     def pop(self) -> Request:
+        """Remove and return the next request; the queue is not empty."""
         request = self.peek()
         assert request is not None
         heapq.heappop(self._heap)
@@ -42,4 +45,5 @@ class WaitingQueue:
         return request
 
     def remove(self, request_id: bytes) -> Request | None:
+        """Remove and return a request; None when it is not queued."""
         return self._by_id.pop(request_id, None)

@@ -1,4 +1,4 @@
-"""A radix tree over pages of token ids (the idea: SGLang, arXiv 2312.07104), with eviction in O(log n)."""
+"""Radix tree over pages of token ids (the idea is that of SGLang, arXiv 2312.07104), with eviction in O(log n)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from minisgl.wire.plan import IntArray
 
 
 class Node:
-    """An edge of the tree: `tokens` continue the parent's prefix, `pages` hold their KV."""
+    """Edge of the tree: `tokens` continue the parent's prefix, and `pages` hold their KV."""
 
-    __slots__ = ("children", "locks", "pages", "parent", "stamp", "tokens")
+    __slots__ = ("children", "last_used", "locks", "pages", "parent", "tokens")
 
-    def __init__(self, parent: Node | None, tokens: IntArray, pages: IntArray, stamp: int) -> None:
+    def __init__(self, parent: Node | None, tokens: IntArray, pages: IntArray, last_used: int) -> None:
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
         self.children: dict[bytes, Node] = {}
         self.locks = 0
-        self.stamp = stamp
+        self.last_used = last_used
 
 
 class _SaltedRoot(Node):
-    """The empty prefix of the requests with one salt."""
+    """Empty prefix of the requests with one salt."""
 
     __slots__ = ("salt",)
 
@@ -36,11 +36,11 @@ class _SaltedRoot(Node):
 
 
 class RadixCache:
-    """A tree for requests without a salt, and one for each salt in use.
+    """One tree for requests without a salt, and one for each salt in use.
 
-    Invariants: a node's locks ≥ the sum of its children's locks, so below an unlocked node everything is
-    unlocked; `evictable_pages` is the pages of all unlocked nodes; every unlocked leaf has an entry in the heap
-    with its present stamp. Other heap entries are stale and skipped."""
+    Invariants: a node's locks ≥ the sum of its children's locks, so all nodes below an unlocked one are unlocked;
+    `evictable_pages` counts the pages of all unlocked nodes; every unlocked leaf has an entry in the heap with its
+    current `last_used`. Other heap entries are stale and skipped."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -67,19 +67,19 @@ class RadixCache:
             if node.locks == 0:
                 self.evictable_pages -= len(node.pages)
             node.locks += 1
-            node.stamp = self._clock
+            node.last_used = self._clock
             node = node.parent
 
     def unlock(self, handle: Node) -> None:
         self._clock += 1
         node: Node | None = handle
         while node is not None:
-            assert node.locks > 0, "prefix unlocked more often than locked"
+            assert node.locks > 0, "a prefix is unlocked more often than locked"
             node.locks -= 1
-            node.stamp = self._clock
+            node.last_used = self._clock
             if node.locks == 0:
                 self.evictable_pages += len(node.pages)
-                self._offer(node)
+                self._push_evictable(node)
             node = node.parent
 
     def pages_freed_by_unlock(self, handle: Node) -> int:
@@ -105,19 +105,19 @@ class RadixCache:
         self._nodes += 1
         self.num_pages += len(leaf.pages)
         self.evictable_pages += len(leaf.pages)
-        self._offer(leaf)
+        self._push_evictable(leaf)
         return leaf, matched
 
     def evict(self, count: int) -> IntArray:
         taken: list[IntArray] = []
         missing = count
         while missing > 0 and self._heap:
-            stamp, _, node = self._heap[0]
-            if not self._evictable(node, stamp):
+            last_used, _, node = self._heap[0]
+            if not self._evictable(node, last_used):
                 heapq.heappop(self._heap)
                 continue
             if len(node.pages) > missing:
-                # A prefix of what the node caches is as good as before: only its tail goes.
+                # The first pages of the node remain a valid prefix: only its tail is evicted.
                 taken.append(node.pages[-missing:])
                 node.pages = node.pages[:-missing]
                 node.tokens = node.tokens[: len(node.pages) * self.page_size]
@@ -150,11 +150,11 @@ class RadixCache:
         self._nodes -= len(gone)
         self.num_pages -= len(pages)
         self.evictable_pages -= len(pages)
-        self._offer(parent)
+        self._push_evictable(parent)
         return pages
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the roots, parents first."""
+        """All nodes except the roots, parents first."""
         stack = [child for root in (self.root, *self.salted.values()) for child in root.children.values()]
         while stack:
             node = stack.pop()
@@ -162,8 +162,8 @@ class RadixCache:
             stack.extend(node.children.values())
 
     def _walk(self, node: Node, tokens: IntArray) -> tuple[Node, int, list[IntArray]]:
-        """Follow `tokens` down from `node`; split the last node where it matches in part. Returns the node
-        reached, the number of pages matched and these pages."""
+        """Follow `tokens` down from `node`; split the last node where it matches in part. Returns the node reached, the
+        number of pages matched and these pages."""
         page = self.page_size
         position, end = 0, len(tokens) // page * page
         path: list[IntArray] = []
@@ -184,12 +184,12 @@ class RadixCache:
         return node, position // page, path
 
     def _split(self, node: Node, count: int) -> Node:
-        """Cut off the first `count` pages of `node` as its new parent. `node` keeps the rest, so handles of
-        requests that have locked it stay at the end of their prefix."""
+        """Move the first `count` pages of `node` to a new parent. `node` keeps the rest, so the handles of requests
+        that have locked it still stand for their whole prefix."""
         assert node.parent is not None
         assert 0 < count < len(node.pages)
         cut = count * self.page_size
-        upper = Node(node.parent, node.tokens[:cut], node.pages[:count], node.stamp)
+        upper = Node(node.parent, node.tokens[:cut], node.pages[:count], node.last_used)
         upper.locks = node.locks
         node.parent.children[node.tokens[: self.page_size].tobytes()] = upper
         node.parent, node.tokens, node.pages = upper, node.tokens[cut:], node.pages[count:]
@@ -197,16 +197,16 @@ class RadixCache:
         self._nodes += 1
         return upper
 
-    def _evictable(self, node: Node, stamp: int) -> bool:
-        return node.stamp == stamp and node.locks == 0 and not node.children and node.parent is not None
+    def _evictable(self, node: Node, last_used: int) -> bool:
+        return node.last_used == last_used and node.locks == 0 and not node.children and node.parent is not None
 
-    def _offer(self, node: Node) -> None:
-        """Put a leaf that became evictable on the heap; let go of a salt that nobody uses any more."""
-        if not self._evictable(node, node.stamp):
+    def _push_evictable(self, node: Node) -> None:
+        """Push a leaf that became evictable onto the heap; drop the root of a salt that is no longer in use."""
+        if not self._evictable(node, node.last_used):
             if isinstance(node, _SaltedRoot) and not node.locks and not node.children:
                 del self.salted[node.salt]
             return
-        heapq.heappush(self._heap, (node.stamp, id(node), node))
+        heapq.heappush(self._heap, (node.last_used, id(node), node))
         if len(self._heap) > 2 * self._nodes + 64:
             self._heap = [entry for entry in self._heap if self._evictable(entry[2], entry[0])]
             heapq.heapify(self._heap)
@@ -217,4 +217,4 @@ class RadixCache:
         del parent.children[leaf.tokens[: self.page_size].tobytes()]
         leaf.parent = None
         self._nodes -= 1
-        self._offer(parent)
+        self._push_evictable(parent)

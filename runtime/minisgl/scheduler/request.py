@@ -1,13 +1,13 @@
-"""The life of a request, written once: QUEUED → PREFILL → DECODE → (PREEMPTING → QUEUED) → ended.
+"""Life cycle of a request: QUEUED → PREFILL → DECODE → (PREEMPTING → QUEUED) → ended.
 
-With overlap a step is launched before the result of the one before it is known, so what the host knows of a row
-is one step late. That lag lives here and nowhere else, in one column: `in_flight` counts the launched steps that
-hold the row and are not collected yet. Two rules follow from it:
+With overlap a step is launched before the result of the previous one is known, so the host's knowledge of a row is
+one step late. Only this module handles that lag, in one column: `in_flight` counts the launched steps that contain
+the row and are not collected yet. Two rules follow from it:
 
-- A row that ends, or has to give way, while it is in flight takes part in no further plan, keeps its row and its
-  pages until the last of these steps is collected, and only then lets go of them (`settled`).
-- The result of a step counts for a row unless the row has ended: a request whose EOS is learnt late has run one
-  step more, and that step's token is dropped.
+- A row that ends or is preempted while it is in flight takes part in no further plan. It keeps its row and pages until
+  the last of these steps is collected, and frees them then (`settled`).
+- The result of a step counts for a row unless the row has ended: a request whose EOS is known one step late has run
+  one more step, and the token of that step is dropped.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ STOP, LENGTH, ABORT, ERROR = (FINISH_REASONS.index(reason) for reason in ("stop"
 
 
 class Phase:
-    """Of a row. A request without a row is queued or gone. Plain ints: they are compared with columns in every step."""
+    """Phase of a row; a request without a row is queued or has ended. Plain ints, since every step compares them with
+    columns."""
 
     EMPTY: Final = 0
     PREFILL: Final = 1
-    """Some of its prompt is not launched yet."""
+    """Part of the prompt is not launched yet."""
     DECODE: Final = 2
     PREEMPTING: Final = 3
-    """Gives way to others; goes back to the queue once settled."""
+    """Frees its pages for other rows; the request returns to the queue once the row is settled."""
     ENDING: Final = 4
-    """Has its finish reason; its row and pages are released once settled."""
+    """The request has its finish reason; row and pages are released once the row is settled."""
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """The part of a request that is touched only when it changes state."""
+    """Fields of a request that are used only when it changes its phase."""
 
     id: bytes
     client: int
     tokens: IntArray
-    """Prompt and the output so far, as of the last time it was queued."""
+    """Prompt and output up to the last time that the request was queued."""
     prompt_length: int
     limit: int
-    """Most tokens of prompt and output together."""
+    """Maximum number of tokens of prompt and output together."""
     params: SamplingParams
     """Checked and with `max_tokens` and `seed` set; temperature 0 is greedy, top_k 0 keeps all tokens."""
     stop_token_ids: frozenset[int]
@@ -55,50 +56,51 @@ class Request(msgspec.Struct, kw_only=True):
     priority: int
     deadline_ms: int
     arrival: int
-    """Order of arrival; kept over a preemption."""
+    """Order of arrival; a preemption does not change it."""
     cache_salt: bytes
     prompt_logprobs_from: int
     """Index of the next prompt token whose log-probability is to be reported; `prompt_length`: none is left."""
     queued_at: float
-    """`Scheduler.now` when it arrived."""
+    """`Scheduler.now` at arrival."""
     admitted_at: float = 0.0
-    """And when it first got a row."""
+    """`Scheduler.now` at the first admission to a row."""
     slot: int | None = None
     cached: int | None = None
-    """Prompt tokens that the first admission found in the cache: what usage reports."""
+    """Prompt tokens that the first admission found in the cache; reported as usage."""
     preemptions: int = 0
 
     @property
     def cacheable_tokens(self) -> IntArray:
-        """What may come from the prefix cache: all that need not be computed for the sake of its logits."""
+        """Tokens whose KV may come from the prefix cache: all but those whose logits are needed."""
         if self.prompt_logprobs_from < self.prompt_length:
             return self.tokens[: self.prompt_logprobs_from - 1]
         return self.tokens[:-1]
 
     @property
     def priority_key(self) -> tuple[int, int]:
-        """Smaller goes first."""
+        """Sort key: requests with a smaller key run first."""
         return (-self.priority, self.arrival)
 
 
 class Completed(msgspec.Struct, frozen=True):
-    """What the host learnt from one step, a row for each token that counts. Columns of equal length."""
+    """Tokens of one step that count: columns of equal length, one row per token."""
 
     slots: IntArray
     index: IntArray
-    """Of the token in the answer."""
+    """Index of the token in the answer."""
     tokens: IntArray
     finish: NDArray[np.uint8]
+    """Index into FINISH_REASONS."""
 
     def __getitem__(self, rows: NDArray[np.bool_]) -> Completed:
         return Completed(self.slots[rows], self.index[rows], self.tokens[rows], self.finish[rows])
 
 
 class RequestTable:
-    """Structure of arrays over the rows of the batch. A row's sequence in three marks:
+    """Structure of arrays over the rows of the batch. Three marks divide the sequence of a row:
 
         0 ........ computed ................ length ........ limit
-        KV launched        known to the host       most that it may become
+        KV launched        known to the host       maximum length
 
     In decode `computed` is `length - 1` plus the tokens that are sampled by launched steps and not collected yet.
     """
@@ -117,27 +119,28 @@ class RequestTable:
         self.cached = column()
         self.num_pages = column()
         self.inserted = column()
-        """Leading pages that the prefix cache has seen."""
+        """Number of leading pages that were offered to the prefix cache."""
         self.client = column()
         self.ids = np.zeros(rows, f"V{REQUEST_ID_BYTES}")
-        # Zeroed memory is mapped on first touch: these two cost what requests really use.
+        # Zeroed memory is mapped on first use: these two take only the memory that requests use.
         self.tokens: IntArray = np.zeros((rows, max_length), np.int32)
         self.page_table: IntArray = np.zeros((rows, max_pages), np.int32)
         self.requests: list[Request | None] = [None] * rows
         self.in_prefill: set[int] = set()
         self.unsettled: set[int] = set()
-        """Rows that are PREEMPTING or ENDING."""
+        """PREEMPTING and ENDING rows."""
         self.num_in_use = 0
         self._free_rows = list(range(rows - 1, -1, -1))
         self._eos_ids = frozenset(eos_ids)
-        # By token: how many can end by it, rows with this stop id or all (1). The last entry is that of −1, the
-        # token that there is not.
+        # Per token: number of rows with this stop id, plus 1 for an EOS id. The last entry stands for −1, the missing
+        # token.
         self._may_end: IntArray = np.zeros(vocab_size + 1, np.int32)
         self._may_end[[token for token in eos_ids if 0 <= token < vocab_size]] = 1
         self._may_end[-1] = 1
 
     @property
     def has_free_row(self) -> bool:
+        """True when `admit` can be called."""
         return bool(self._free_rows)
 
     def request(self, slot: int) -> Request:
@@ -147,9 +150,9 @@ class RequestTable:
         return request
 
     def admit(self, request: Request, cached_pages: IntArray, own_pages: IntArray, page_size: int) -> int:
-        """QUEUED → PREFILL, behind a cached prefix."""
+        """QUEUED → PREFILL, behind a cached prefix. Returns the slot."""
         slot = self._free_rows.pop()
-        assert self.phase[slot] == Phase.EMPTY and self.in_flight[slot] == 0, "a row in flight was handed out"
+        assert self.phase[slot] == Phase.EMPTY and self.in_flight[slot] == 0, "a row in flight was given to a request"
         length = len(request.tokens)
         cached, total = len(cached_pages), len(cached_pages) + len(own_pages)
         self.phase[slot] = Phase.PREFILL
@@ -175,8 +178,8 @@ class RequestTable:
         return slot
 
     def launch_prefill(self, slot: int, count: int) -> bool:
-        """A step computes the next `count` tokens of the prompt. True: the prompt is complete with it, so the
-        step samples the next token: PREFILL → DECODE."""
+        """A step computes the next `count` tokens of the prompt. True when they complete the prompt: PREFILL → DECODE,
+        and the step samples the next token."""
         self.computed[slot] += count
         if self.computed[slot] < self.prefill_end[slot]:
             return False
@@ -189,28 +192,28 @@ class RequestTable:
         self.computed[slots] = positions + 1
 
     def launch(self, slots: IntArray) -> IntArray:
-        """The step with these rows is launched. Returns its mask over all rows, for `collect`."""
+        """Count the launched step of these rows. Returns its mask over all rows, for `collect`."""
         mask = np.zeros(len(self.phase), np.int32)
         mask[slots] = 1
         self.in_flight += mask
         return mask
 
     def decodable(self) -> IntArray:
-        """Rows that the next step can decode, in the order of rows. A row whose last token is in flight is not:
-        its length is known ahead."""
+        """Slots that the next step can decode, in ascending order; not those whose last token is in flight, since their
+        length is known ahead."""
         rows: NDArray[np.bool_] = (self.phase == Phase.DECODE) & (self.computed < self.limit - 1)
         return rows.nonzero()[0].astype(np.int32)
 
     def prefilling(self) -> list[Request]:
-        """Rows whose prompt is not fully launched, best first."""
+        """Requests whose prompt is not completely launched, by priority."""
         if not self.in_prefill:
             return []
         return sorted(map(self.request, self.in_prefill), key=lambda request: request.priority_key)
 
     def collect(self, mask: IntArray, sampled: IntArray, tokens: IntArray) -> Completed:
-        """The result of a launched step: the rows of `mask` took part, `sampled` of them got `tokens`.
+        """Process the result of a launched step with the rows of `mask`: its slots `sampled` have the new `tokens`.
 
-        Rows that end with it are ENDING afterwards; `finish` holds the reason.
+        Rows that end with the step are ENDING afterwards; `Completed.finish` is the reason.
         """
         self.in_flight -= mask
         if self.unsettled:
@@ -221,7 +224,7 @@ class RequestTable:
         self.tokens[sampled, before] = tokens
         self.length[sampled] = after
         finish = np.zeros(len(sampled), np.uint8)
-        # Nearly every step ends nobody: two look-ups over the batch tell, the details are for the few.
+        # Few steps end a request: two look-ups over the batch find the rows that need a closer look.
         ends = (self._may_end.take(tokens, mode="wrap") > 0) | (after >= self.limit.take(sampled))
         if np.count_nonzero(ends):
             for row in ends.nonzero()[0].tolist():
@@ -229,10 +232,10 @@ class RequestTable:
         return Completed(sampled, before - self.prompt_length.take(sampled), tokens, finish)
 
     def _finish(self, slot: int, token: int) -> int:
-        """Whether the newest token ends the row, and why: its code in FINISH_REASONS, 0 if it goes on."""
+        """Index into FINISH_REASONS if the newest token ends the row, otherwise 0."""
         request = self.request(slot)
         if token < 0:
-            # The logits were not finite: there is no token.
+            # The logits were not finite, so the row has no token.
             self.length[slot] -= 1
             reason = ERROR
         elif (token in self._eos_ids and not request.params.ignore_eos) or token in request.stop_token_ids:
@@ -246,7 +249,7 @@ class RequestTable:
 
     def end(self, slot: int) -> None:
         """PREFILL, DECODE or PREEMPTING → ENDING."""
-        assert self.phase[slot] not in (Phase.EMPTY, Phase.ENDING), "a row ends once"
+        assert self.phase[slot] not in (Phase.EMPTY, Phase.ENDING), "a row ended twice"
         self.phase[slot] = Phase.ENDING
         self.in_prefill.discard(slot)
         self.unsettled.add(slot)
@@ -259,13 +262,13 @@ class RequestTable:
         self.unsettled.add(slot)
 
     def settled(self) -> list[int]:
-        """PREEMPTING and ENDING rows that no launched step holds any more."""
+        """PREEMPTING and ENDING slots that are in no launched step any more."""
         if not self.unsettled:
             return []
         return sorted(slot for slot in self.unsettled if self.in_flight[slot] == 0)
 
     def release(self, slot: int) -> Request:
-        """A settled row becomes free; a preempted request takes along the tokens that it has by now."""
+        """Free a settled row and return its request; a preempted request keeps its tokens."""
         assert slot in self.unsettled and self.in_flight[slot] == 0, "a launched step may still write this row"
         request = self.request(slot)
         if self.phase[slot] == Phase.PREEMPTING:
@@ -282,5 +285,6 @@ class RequestTable:
         return request
 
     def pages(self, slot: int) -> IntArray:
+        """Pages of a row, in the order of its tokens."""
         count = int(self.num_pages[slot])
         return self.page_table[slot, :count] if count else NO_PAGES

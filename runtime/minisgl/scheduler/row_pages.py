@@ -80,7 +80,7 @@ class RowPages:
         pages = table.page_table[slot, seen:full]
         longer, known = self.cache.insert(prefix, tokens, pages)
         assert known == 0
-        self.pool.give_to_cache(pages)
+        self.pool.transfer_to_cache(pages)
         self.cache.lock(longer)
         self.cache.unlock(prefix)
         self._prefixes[slot] = longer
@@ -99,7 +99,7 @@ class RowPages:
             if full > seen:
                 new = table.page_table[slot, seen:full]
                 _, known = self.cache.insert(prefix, table.tokens[slot, seen * page : full * page], new)
-                self.pool.give_to_cache(new[known:])
+                self.pool.transfer_to_cache(new[known:])
         self.cache.unlock(prefix)
         if damaged:
             self.pool.release(self.cache.discard(prefix))

@@ -18,7 +18,7 @@ from minisgl.scheduler.queue import WaitingQueue
 from minisgl.scheduler.request import ERROR, Completed, Phase, Request, RequestTable
 from minisgl.scheduler.row_pages import RowPages
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
-from minisgl.scheduler.step_output import DEADLINE_MESSAGE, Counters, Failure, RequestError, StepOutput
+from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Counters, Failure, RequestError, StepOutput
 from minisgl.scheduler.validation import request_from_submit
 from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Submit
 from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, IntArray, StepPlan, StepResult
@@ -41,26 +41,30 @@ RETRY_STEPS = 64
 class _Launched(msgspec.Struct, frozen=True):
     step: int
     mask: IntArray
-    """[rows] 1 for the rows that took part."""
+    """[rows] 1 for the rows of the step."""
     sampled: IntArray
+    """[S] slots of the rows that sample."""
 
 
 class Scheduler:
-    """Call `plan` and `complete` in turn, each result in the order of its plan; with overlap the result of a plan
-    is completed after the next one is made."""
+    """Decides which rows run in each step.
+
+    Call `plan` and `complete` in turn, results in the order of their plans; with overlap the result of a plan is
+    completed after the next plan is made.
+    """
 
     def __init__(self, config: SchedulerConfig, epoch: int = 0) -> None:
         page = config.page_size
         if config.num_pages * page < config.max_model_len:
             raise ValueError(
                 f"{config.num_pages} pages of {page} tokens cannot hold one request of max_model_len "
-                f"{config.max_model_len}: lower it, or give more memory"
+                f"{config.max_model_len}; lower max_model_len or give the pool more memory"
             )
         self.config = config
         self.epoch = epoch
         self.counters = Counters()
         self.now = 0.0
-        """Seconds, by a clock of the caller's, who sets it: times in the counters are by it."""
+        """Seconds on a clock of the caller, who sets it before each call; times in the counters use it."""
         self.table = RequestTable(
             rows=config.max_running,
             max_length=config.max_model_len,
@@ -86,14 +90,15 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """True while a request has not ended or a launched step is not completed."""
         return bool(self.table.num_in_use or len(self.queue) or self._launched)
 
     def submit(self, message: Submit, client: int = 0) -> None:
         """Queue a request. Raises RequestError."""
         if message.id in self._unfinished:
-            raise RequestError("duplicate_request", "a request with this id is being served already")
+            raise RequestError("duplicate_request", "a request with this id is already running")
         if len(self.queue) >= self.config.max_waiting:
-            raise RequestError("queue_full", f"{len(self.queue)} requests are waiting already; retry later")
+            raise RequestError("queue_full", f"{len(self.queue)} requests are already waiting; retry later")
         request = request_from_submit(message, client=client, arrival=self._arrivals, now=self.now, config=self.config)
         self._arrivals += 1
         self._unfinished[request.id] = request
@@ -106,7 +111,7 @@ class Scheduler:
         self.counters.prompt_tokens += request.prompt_length
 
     def abort(self, request_id: bytes) -> bool:
-        """End a request without an answer; False when it is not (or no longer) known."""
+        """End a request without an answer. False when the id is unknown or the request has ended."""
         request = self._unfinished.pop(request_id, None)
         if request is None:
             return False
@@ -117,7 +122,7 @@ class Scheduler:
         return True
 
     def drop_client(self, client: int) -> None:
-        """The client is gone: abort what it asked for."""
+        """Abort all requests of a client that disconnected."""
         for request in list(self._unfinished.values()):
             if request.client == client:
                 self.abort(request.id)
@@ -134,11 +139,11 @@ class Scheduler:
             request = heapq.heappop(self._deadlines)[2]
             if self._unfinished.get(request.id) is request:
                 self.abort(request.id)
-                failures.append(Failure(request.client, request.id, "deadline_exceeded", DEADLINE_MESSAGE))
+                failures.append(Failure(request.client, request.id, "deadline_exceeded", DEADLINE_EXCEEDED_MESSAGE))
         return failures
 
     def plan(self) -> StepPlan | None:
-        """The next step; None when nothing can run before a launched step is collected or a request arrives."""
+        """Plan the next step. None when no row can run before a launched step is completed or a request arrives."""
         for slot in self.table.settled():
             self._release(slot)
         if self._step % RETRY_STEPS == 0:
@@ -188,9 +193,9 @@ class Scheduler:
         return plan
 
     def complete(self, result: StepResult) -> StepOutput:
-        """Take in the result of the oldest launched step."""
+        """Process the result of the oldest launched step."""
         launched = self._launched.popleft()
-        assert result.step == launched.step, "results come in the order of their plans"
+        assert result.step == launched.step, "results are out of order"
         table = self.table
         of_prompts = list(prompt_logprobs(table, result.prompt_logprobs)) if result.prompt_logprobs else []
         done = table.collect(launched.mask, launched.sampled, result.tokens)
@@ -216,7 +221,7 @@ class Scheduler:
         )
 
     def _forget_ended(self, done: Completed) -> list[Failure]:
-        """Forget the requests that ended with this step; failures of those without a token."""
+        """Forget the requests that ended with this step. Returns the failures of those without a token."""
         failures = []
         ended = np.flatnonzero(done.finish)
         for slot, finish in zip(done.slots[ended].tolist(), done.finish[ended].tolist(), strict=True):
@@ -235,7 +240,8 @@ class Scheduler:
         return {row: (r.admitted_at - r.queued_at, r.admitted_at) for row, r in requests.items()}
 
     def _plan_decode(self, updates: list[IntArray]) -> tuple[IntArray, IntArray]:
-        """Rows that decode in this step and the positions of their input tokens; pages where they need one."""
+        """Rows that decode in this step and the positions of their input tokens. Rows that need a page receive one; the
+        changes of page tables are appended to `updates`."""
         table = self.table
         slots = self._shortest_first(table.decodable())
         positions = table.computed.take(slots)
@@ -244,7 +250,7 @@ class Scheduler:
         if count:
             if count > self.pages.available:
                 slots = self._preempt_for_pages(slots, needs_page)
-                # Some rows pause while others grow.
+                # Some rows pause while others grow, which changes the order by length.
                 self._ordered_key = None
                 positions = table.computed[slots]
                 needs_page = positions >= table.num_pages[slots] * self.config.page_size
@@ -258,13 +264,13 @@ class Scheduler:
         return slots, positions
 
     def _shortest_first(self, rows: IntArray) -> IntArray:
-        """Shortest first: attention takes rows in this order, and rows of like length end together, which is worth 2
-        to 7 % of its time where lengths differ much."""
+        """`rows` by length, shortest first. Attention processes rows in this order, so that rows of similar length end
+        together: worth 2 to 7 % of its time where lengths differ much."""
         key = rows.tobytes()
         if key != self._ordered_key:
             self._ordered_key = key
             self._ordered = rows[self.table.computed.take(rows).argsort(kind="stable")]
-        # Else each of them has grown by one token since: a slot that changes hands is out of at least one plan.
+        # Otherwise each row has grown by one token since: a slot given to another request skips at least one plan.
         return self._ordered
 
     def _plan_prefill(self, budget: int) -> tuple[list[tuple[int, int, int, int]], list[Request]]:
@@ -333,9 +339,11 @@ class Scheduler:
         return int((tokens / self.config.page_size).sum())
 
     def _preempt_for_pages(self, slots: IntArray, needs_page: NDArray[np.bool_]) -> IntArray:
-        """Too few pages for the rows that need one: preempt the worst requests, and return the rows that decode
-        in this step. A preempted row that is in flight lets go of its pages one step later; until then rows that
-        get no page pause."""
+        """Preempt the requests of lowest priority when rows that need a page outnumber the available pages.
+
+        Returns the rows that decode in this step. A preempted row that is in flight frees its pages one step later;
+        until then rows without a page pause.
+        """
         table = self.table
         running = [request for request in table.requests if request is not None and request.slot is not None]
         running = [r for r in running if table.phase[r.slot] in (Phase.PREFILL, Phase.DECODE)]

@@ -1,4 +1,4 @@
-"""The process of rank 0: clients in front, the step loop behind."""
+"""Main loop of rank 0's process: messages of clients, then the next step."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ import msgspec
 
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
-from minisgl.scheduler.step_output import DEADLINE_MESSAGE, RequestError
+from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, RequestError
 from minisgl.wire.messages import Abort, Ack, Failed, Flush, Flushed, Status, Submit, ToScheduler
 
 logger = logging.getLogger(__name__)
 
 STATUS_SECONDS: Final = 0.1
+"""Interval at which every client receives `Status`."""
 IDLE_WAIT_MS: Final = 100
+"""Longest wait for a message while there is no work."""
 
 DRAIN_NOTICE_SECONDS: Final = 0.5
-"""How long a draining scheduler stays at least: a request that is on its way to it gets an answer, and not silence."""
-_DRAINING: Final = "this replica ends: send the request to another one, or again in a moment"
+"""Shortest life of a draining scheduler: requests that are in transit are refused instead of lost."""
+_DRAINING: Final = "replica is shutting down; retry"
 
 
 def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: threading.Event | None = None) -> None:
-    """Run until `stop` is set, or until nothing is left to do once `draining` is. An exception of the engine ends it:
-    whoever watches the process tells the clients."""
+    """Serve clients until `stop` is set, or until all requests have ended once `draining` is set.
+
+    Exceptions of the engine are raised; the launcher, which watches the process, informs the clients.
+    """
     scheduler = loop.scheduler
     end_not_before: float | None = None
-    # The loop makes no reference cycles, so the collector would only pause it: it runs when there is nothing to do.
+    # The loop makes no reference cycles, so collections would only pause it: they run while there is no work.
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -39,16 +43,16 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: thr
     while not stop.is_set():
         if draining is not None and draining.is_set():
             if end_not_before is None:
-                # At once, so that no client sends more.
+                # Report the draining state immediately, so that no client sends more requests.
                 end_not_before, next_status = time.monotonic() + DRAIN_NOTICE_SECONDS, 0.0
             elif not scheduler.has_work and time.monotonic() >= end_not_before:
                 clients.flush()
                 return
         for number, message in clients.receive(0 if scheduler.has_work else IDLE_WAIT_MS):
-            # Before the message: a client that has started anew may ask for the same ids again.
-            _drop_gone(loop, clients)
-            _take(loop, clients, number, message, is_draining=end_not_before is not None)
-        _drop_gone(loop, clients)
+            # Before the message: a client that has restarted may use the same request ids again.
+            _drop_disconnected_clients(loop, clients)
+            _handle_message(loop, clients, number, message, is_draining=end_not_before is not None)
+        _drop_disconnected_clients(loop, clients)
         if scheduler.has_work:
             idle_turns = 0
             scheduler.now = time.monotonic()
@@ -58,8 +62,8 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: thr
         else:
             idle_turns += 1
             if idle_turns == 2:
-                # A wait has passed and nobody came: at once it would be in the way of a client's next request.
-                # What is alive need not be looked at again: with a large cache that takes a tenth of a second.
+                # Only after a whole wait without messages, so that it does not delay a client's next request. Live
+                # objects are frozen: with a large cache, scanning them again takes a tenth of a second.
                 gc.collect()
                 gc.freeze()
         now = time.monotonic()
@@ -90,19 +94,21 @@ def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
     )
 
 
-def _drop_gone(loop: StepLoop, clients: Clients) -> None:
-    for number in clients.take_gone():
+def _drop_disconnected_clients(loop: StepLoop, clients: Clients) -> None:
+    for number in clients.take_disconnected():
         loop.scheduler.drop_client(number)
 
 
-def _take(loop: StepLoop, clients: Clients, number: int, message: ToScheduler, *, is_draining: bool) -> None:
+def _handle_message(
+    loop: StepLoop, clients: Clients, number: int, message: ToScheduler, *, is_draining: bool
+) -> None:
     match message:
         case Submit() if is_draining:
             clients.send(number, Failed(message.id, "draining", _DRAINING))
         case Submit():
             loop.scheduler.now = time.monotonic()
             if 0 < message.deadline_ms <= time.time_ns() // 1_000_000:
-                clients.send(number, Failed(message.id, "deadline_exceeded", DEADLINE_MESSAGE))
+                clients.send(number, Failed(message.id, "deadline_exceeded", DEADLINE_EXCEEDED_MESSAGE))
                 return
             try:
                 loop.scheduler.submit(message, number)

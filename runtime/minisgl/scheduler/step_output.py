@@ -1,4 +1,4 @@
-"""What comes out of the scheduler: news for clients, refusals and counters."""
+"""Results of the scheduler: tokens for clients, failures and counters."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from minisgl.errors import CodedError
 from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, PromptLogprobs, TokenLogprobs
 from minisgl.wire.plan import IntArray
 
-DEADLINE_MESSAGE: Final = "the request's deadline passed before its answer was complete"
+DEADLINE_EXCEEDED_MESSAGE: Final = "the deadline of the request passed before its answer was complete"
 
 
 class RequestError(CodedError):
-    """A request that cannot be served, with the stable code that its client gets."""
+    """A request is refused; its client receives the stable code."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An accepted request that ends without its answer."""
+    """An accepted request that ends without a complete answer."""
 
     client: int
     id: bytes
@@ -29,7 +29,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True):
-    """News for the clients. Columns of equal length, a row for each token; `ids` has dtype V16."""
+    """Tokens for the clients of one step: columns of equal length, one row per token; `ids` has dtype V16."""
 
     ids: NDArray[np.void]
     client: IntArray
@@ -39,30 +39,30 @@ class StepOutput(msgspec.Struct, frozen=True):
     cached: IntArray
     failures: list[Failure]
     logprobs: dict[int, TokenLogprobs] = {}
-    """By row, of those that ask for them."""
+    """Log-probabilities by row, where the request wants them."""
     prompt_logprobs: list[tuple[int, PromptLogprobs]] = []
-    """With the client each is for; they come before the rows."""
+    """Client and message; clients receive these before the rows."""
     started: dict[int, tuple[float, float]] = {}
-    """By row, of first tokens: how long the request was queued, and when it got its place, by the scheduler's clock."""
+    """First tokens by row: seconds in the queue, and the time of admission on the scheduler's clock."""
 
 
 class Counters(msgspec.Struct):
-    """Since start."""
+    """Totals since start. Fields that `Status` has too are reported to clients."""
 
     steps: int = 0
     mixed_steps: int = 0
-    """Steps with decode rows and prefill segments."""
+    """Steps with both decode rows and prefill segments."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prefill_tokens: int = 0
-    """Computed by prefill segments; after preemptions also tokens that were generated before."""
+    """Tokens computed by prefill segments; after a preemption also generated tokens."""
     generated_tokens: int = 0
     preemptions: int = 0
     finished: int = 0
     evicted_pages: int = 0
     queue_times: list[int] = msgspec.field(default_factory=lambda: [0] * (len(QUEUE_TIME_EDGES) + 1))
-    """As `Status.queue_times`."""
+    """See `Status.queue_times`."""
     queue_seconds: float = 0.0
     step_sizes: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_TOKENS_EDGES) + 1))
-    """As `Status.step_sizes`."""
+    """See `Status.step_sizes`."""
     step_tokens: int = 0

@@ -135,14 +135,14 @@ def test_a_client_that_is_dropped_is_told(
     gone: list[int] = []
     while not gone:
         clients.send(0, Failed(bytes(16), "code", "x" * 100_000))
-        gone = clients.take_gone()
+        gone = clients.take_disconnected()
     last = None
     while last is None or last.id:
         clients.flush()
         last = expect(lazy, Failed)
     assert last.code == "client_dropped"
     clients.flush()
-    assert not clients._expelled
+    assert not clients._dropped
 
 
 def test_an_address_that_cannot_be_bound_ends_the_process(tmp_path: Path) -> None:

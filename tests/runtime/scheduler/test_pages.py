@@ -27,9 +27,9 @@ def test_freeing_a_page_twice_is_caught() -> None:
 def test_only_a_rows_page_can_move_to_the_cache() -> None:
     pool = PagePool(4)
     pages = pool.allocate(2)
-    pool.give_to_cache(pages)
+    pool.transfer_to_cache(pages)
     with pytest.raises(AssertionError):
-        pool.give_to_cache(pages)
+        pool.transfer_to_cache(pages)
     pool.release(pages)
     assert pool.free == 4
 

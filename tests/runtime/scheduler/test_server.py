@@ -211,7 +211,7 @@ def test_a_client_that_does_not_read_is_dropped_and_blocks_nobody(
     message = Failed(bytes(16), "code", "x" * 100_000)
     for _ in range(10_000):
         clients.send(0, message)
-        gone += clients.take_gone()
+        gone += clients.take_disconnected()
         if gone:
             break
     assert gone == [0]

@@ -120,7 +120,7 @@ def test_whether_groups_pay_is_asked_again_as_rows_grow() -> None:
 
 def test_requests_with_a_common_prompt_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hash model checks every group that a plan names."""
-    monkeypatch.setattr(shared_prefixes, "LEAST_SAVED_TOKENS", 1)
+    monkeypatch.setattr(shared_prefixes, "MIN_SAVED_TOKENS", 1)
     harness = Harness(rows=20, pages=128, budget=64)
     prompt = list(range(10, 30))
     answers = [harness.submit([*prompt, 50 + number], max_tokens=20, ignore_eos=True) for number in range(24)]

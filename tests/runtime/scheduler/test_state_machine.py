@@ -17,7 +17,7 @@ from minisgl.scheduler import shared_prefixes
 from support.scheduling import Answer, Harness
 
 # Groups of the sizes that a test has; the hash model checks each that a plan names.
-SMALL_GROUPS = {"SMALLEST_GROUP": 2, "LEAST_SAVED_TOKENS": 1, "LEAST_SAVED_SHARE": 0.0}
+SMALL_GROUPS = {"MIN_GROUP_ROWS": 2, "MIN_SAVED_TOKENS": 1, "MIN_SAVED_SHARE": 0.0}
 
 
 class SchedulerMachine(RuleBasedStateMachine):
