@@ -1,4 +1,4 @@
-"""One step's inputs, packed on the host into a single int32 buffer and sliced on the device."""
+"""Inputs of one step, packed on the host into a single int32 buffer and sliced on the device."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from minisgl.wire.shared_prefixes import decode_prefixes
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """Views into one int32 buffer. D decode rows first, then P segments; T tokens, S sampled rows."""
+    """Views into one int32 buffer: D decode rows first, then P segments; T tokens, S sampled rows."""
 
     slots: torch.Tensor
-    """[T]"""
+    """[T] slot of each token"""
     positions: torch.Tensor
-    """[T]"""
+    """[T] position of each token in its sequence"""
     sample_slots: torch.Tensor
-    """[S]"""
+    """[S] slots of the rows that sample"""
     sample_positions: torch.Tensor
     """[S] number of tokens before the sampled one."""
     sample_rows: torch.Tensor
-    """[S] token after which each row samples."""
+    """[S] index of the token after which each row samples."""
     filtered_rows: torch.Tensor
-    """[F] those of the S rows with top-k, top-p or min-p whose logits nothing else changes."""
+    """[F] indices of the S rows with top-k, top-p or min-p whose logits no processor changes."""
     prefill_tokens: torch.Tensor
     """[T − D]"""
     prefill_slots: torch.Tensor
@@ -66,15 +66,15 @@ def dummy_plan(slot: int, *, decode: int = 0, prompts: Sequence[int] = ()) -> St
 
 
 class PackedStep:
-    """A plan, expanded to what kernels read. The first five parts have the same place in every pure decode step of
-    one size, so a CUDA graph can read them there."""
+    """A plan, expanded to the inputs of the kernels. The first five parts have the same offsets in every pure decode
+    step of one size, so a CUDA graph can read them there."""
 
     def __init__(
         self, plan: StepPlan, tables: Tables, decode_rows: int | None = None, cascade: CascadeLayout | None = None
     ) -> None:
-        """`decode_rows`: pad a pure decode step to this many rows with the dummy slot. `cascade`: lay out what the
-        decode rows share."""
-        tables.note_new_rows(plan.new_rows)
+        """`decode_rows`: pad a pure decode step to this number of rows with the dummy slot. `cascade`: the layout for
+        shared prefixes; None: ignore them."""
+        tables.record_filters(plan.new_rows)
         self.sampled_slots = plan.sampled_slots
         self.decode_slots, self.decode_positions = plan.decode_slots, plan.decode_positions
         if decode_rows is not None and (padding := decode_rows - len(plan.decode_slots)):
@@ -94,15 +94,17 @@ class PackedStep:
 
     @property
     def num_decode(self) -> int:
+        """Number of decode rows, with padding."""
         return len(self.decode_slots)
 
     @property
     def num_segments(self) -> int:
+        """Number of prefill segments."""
         return len(self.prefill_lengths)
 
     @property
     def graph_size(self) -> int:
-        """Numbers in the parts that a CUDA graph reads."""
+        """Size of the parts that a CUDA graph reads."""
         return sum(map(len, self._parts[:5]))
 
     def _decode_parts(self) -> list[IntArray]:
@@ -156,7 +158,7 @@ class PackedStep:
         return torch.from_numpy(buffer)
 
     def view(self, buffer: torch.Tensor) -> DeviceStep:
-        """The packed `buffer` [≥ size] int32 on the device, sliced."""
+        """Slices of the packed `buffer` [≥ size] int32 on the device."""
         parts = iter(torch.split(buffer[: self.size], [len(part) for part in self._parts]))
         return DeviceStep(
             slots=next(parts),

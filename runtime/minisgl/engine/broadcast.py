@@ -1,4 +1,4 @@
-"""Rank 0's side of tensor parallelism: every plan goes to the followers before rank 0 executes it."""
+"""Broadcast of plans from rank 0 to the worker ranks, before rank 0 executes them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from minisgl.wire.plan import StepPlan, StepResult
 from minisgl.wire.sockets import open_socket, try_send
 
 QUEUE_PLANS: Final = 16
-"""Plans that may wait on each side of a follower's socket. Collectives keep ranks within a step or two of each other,
-so a fuller queue means that the follower is stuck."""
+"""Plans that may wait on each side of a worker rank's socket. Collectives keep ranks within a step or two of each
+other, so a fuller queue means that the worker rank is stuck."""
 
 STOP: Final = b""
-"""The frame after which a follower ends cleanly."""
+"""Frame after which a worker rank stops without an error."""
 
 _STOP_LINGER_MS: Final = 2000
 
 
 class PlanBroadcast:
-    """One PUSH socket per follower: unlike PUB, it never drops a frame silently."""
+    """One PUSH socket per worker rank: unlike PUB, it never drops a frame silently."""
 
     def __init__(self, context: zmq.Context[Any], addresses: Sequence[str]) -> None:
-        """`addresses` of ranks 1, 2, …, on which `follower.PlanSource` listens."""
+        """`addresses` of ranks 1, 2, …, where a `PlanReceiver` listens."""
         self._sockets = []
         for address in addresses:
             socket = open_socket(context, zmq.PUSH, limit=QUEUE_PLANS)
@@ -34,16 +34,17 @@ class PlanBroadcast:
             self._sockets.append(socket)
 
     def send(self, frame: bytes) -> None:
-        """Raises EngineError when a follower's queue is full: without this plan it can only diverge."""
+        """Send a plan to all worker ranks. Raises EngineError when a queue is full, since a rank that misses a plan
+        diverges."""
         for rank, socket in enumerate(self._sockets, 1):
             if not try_send(socket, [frame]):
                 raise EngineError(
                     "follower_stuck",
-                    f"rank {rank} does not take plans any more; see its log for the cause and start all ranks again",
+                    f"rank {rank} does not receive plans any more; see its log for the cause and restart all ranks",
                 )
 
     def close(self) -> None:
-        """Tell the followers to end, and give the message a moment to leave."""
+        """Stop the worker ranks, and allow the message some time to leave."""
         for socket in self._sockets:
             try_send(socket, [STOP])
             socket.close(linger=_STOP_LINGER_MS)
@@ -51,7 +52,7 @@ class PlanBroadcast:
 
 
 class TensorParallelEngine:
-    """Implements `interface.Engine` for a group of ranks; the scheduler need not know how many they are."""
+    """Implements `interface.Engine` for a group of ranks."""
 
     def __init__(self, engine: Engine, broadcast: PlanBroadcast) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""An engine without a GPU: one worker thread stands in for the device, so that launching does not wait."""
+"""Engine without a GPU: one worker thread takes the place of the device, so that launching does not wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from minisgl.wire.plan import StepPlan, StepResult
 
 
 class CpuEngine:
-    """Implements `interface.Engine`. torch releases the interpreter lock while it computes: the scheduler goes on."""
+    """Implements `interface.Engine`. torch releases the interpreter lock while it computes, so the scheduler
+    continues."""
 
     def __init__(
         self, runner: Runner, parallel: TensorParallel, limits: EngineLimits, stats: EngineStats, *, audit: bool
@@ -40,7 +41,7 @@ class CpuEngine:
     def close(self) -> None:
         self._worker.shutdown(wait=True)
         self._parallel.close()
-        # Weights and pool: whoever still holds the engine must not keep them from the next one.
+        # Free weights and pool even if a reference to this engine remains.
         del self.runner
 
     def _run(self, plan: StepPlan) -> StepResult:

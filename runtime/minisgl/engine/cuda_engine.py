@@ -1,4 +1,4 @@
-"""An engine on a CUDA device: everything is queued on one stream, and the host waits only for finished results."""
+"""Engine on a CUDA device: all work is queued on one stream, and the host waits only for results."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from minisgl.engine.step_guard import StepGuard
 from minisgl.wire.plan import StepPlan, StepResult
 
 _RING: Final = 4
-"""Launched steps whose staging memory may be in use: one more than are ever in flight."""
+"""Number of staging buffers: one more than the steps that are ever in flight."""
 
 
 class _Staging:
-    """Pinned memory of one launched step: what goes to the device, and what comes back."""
+    """Pinned memory of one launched step: inputs for the device, and results."""
 
     def __init__(self, capacity: int, max_running: int, ranks: int) -> None:
         self.step = -1
-        """Of the step that is not collected yet; −1: free."""
+        """Number of the step that is not collected yet; −1: free."""
         self._input = torch.empty(capacity, dtype=torch.int32, pin_memory=True)
         self._tokens = torch.empty(max_running, dtype=torch.int32, pin_memory=True)
         self._hashes = torch.empty(ranks, dtype=torch.int64, pin_memory=True)
@@ -37,7 +37,8 @@ class _Staging:
         self._done = torch.cuda.Event()
 
     def upload(self, packed: PackedStep, buffer: torch.Tensor) -> torch.Tensor:
-        """Queue the one copy of a step's inputs to `buffer`; where they are too large, to memory of their own."""
+        """Queue the copy of a step's inputs to `buffer`, or to new memory where they are too large for it. Returns the
+        memory."""
         if packed.size > len(self._input):
             self._input = torch.empty(packed.size, dtype=torch.int32, pin_memory=True)
         if packed.size > len(buffer):
@@ -53,7 +54,7 @@ class _Staging:
         report: torch.Tensor | None,
         processors: StepLogitsProcessors | None,
     ) -> None:
-        """Queue the copies of a step's results; `processors` reads the `report`."""
+        """Queue the copies of a step's results; `processors` decodes the `report`."""
         self._processors = processors
         self._report = None
         if report is not None:
@@ -66,7 +67,7 @@ class _Staging:
         self._done.record()
 
     def wait(self) -> tuple[StepResult, list[int]]:
-        """The result and hashes, once they are there. Afterwards the input's copy is over as well."""
+        """Wait for the copies; the result and the hashes. The copy of the inputs is complete as well afterwards."""
         self._done.synchronize()
         tokens = self._tokens[: self._sampled].numpy().copy()
         step, self.step = self.step, -1
@@ -97,7 +98,8 @@ class CudaEngine:
         self._parallel = parallel
         self._compare_ranks = audit and parallel.size > 1
         self._stream = torch.cuda.Stream()
-        # Holds all but unusual steps: per token three values, per row some fifteen and a few page updates.
+        # Large enough for all but unusual steps: three values per token, and per row about fifteen and some page
+        # updates.
         capacity = 4 * max_step_tokens + 32 * limits.max_running + 1024
         self._upload = torch.zeros(capacity, dtype=torch.int32, device=runner.tables.page_table.device)
         self._ring = [_Staging(capacity, limits.max_running, parallel.size) for _ in range(_RING)]
@@ -124,13 +126,13 @@ class CudaEngine:
         self._stream.synchronize()
         self._graphs.clear()
         self._parallel.close()
-        # Weights and pool: whoever still holds the engine must not keep them from the next one.
+        # Free weights and pool even if a reference to this engine remains.
         del self.runner, self._upload, self._ring
         torch.cuda.empty_cache()
 
     def _launch(self, plan: StepPlan) -> _Staging:
         staging = self._ring[self._launched % _RING]
-        assert staging.step < 0, "a step is launched while the one that is four steps older is not collected"
+        assert staging.step < 0, "a step is launched before the step four before it is collected"
         self._launched += 1
         staging.step = plan.step
         graph = self._graphs.find(plan)
@@ -151,7 +153,7 @@ class CudaEngine:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         runner, step = self.runner, packed.view(buffer)
         if buffer is not self._upload:
-            # The graph reads slots and positions where they were when it was captured.
+            # The graph reads slots and positions at the address of its capture.
             self._upload[: packed.graph_size].copy_(buffer[: packed.graph_size])
         runner.apply_updates(step)
         graph.replay(runner.attention_batch(packed, step))

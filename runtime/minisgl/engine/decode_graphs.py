@@ -1,4 +1,4 @@
-"""CUDA graphs of pure decode steps: embed, layers, head, sample, and write the next input token, in one launch."""
+"""CUDA graphs of pure decode steps: embedding, layers, head, sampling and the next input tokens, in one launch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from minisgl.wire.plan import StepPlan
 
 
 def graph_sizes(largest: int) -> list[int]:
-    """Batch sizes that get a graph, up to and with `largest`; dense, so that few rows are padding."""
+    """Batch sizes with a graph, up to and including `largest`; dense, so that few rows are padding."""
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, *range(24, 257, 8), *range(272, 513, 16), *range(544, largest, 32)]
     return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
 
 
 def cascade_sizes(largest: int) -> list[int]:
-    """Batch sizes that get another graph for rows that share a prefix; coarser, for such batches are large."""
+    """Batch sizes with a second graph for rows that share a prefix; coarser, since such batches are large."""
     sizes = [*range(32, 257, 32), *range(320, 513, 64), *range(640, largest, 128)]
     return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
 
 
 class DecodeGraph:
-    """One captured step of `size` rows. It reads its rows at the beginning of the upload buffer."""
+    """Captured step of `size` rows. It reads its rows at the beginning of the upload buffer."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class DecodeGraph:
         upload: torch.Tensor,
         pool: Any,
     ) -> None:
-        """Run once to load and tune kernels, then capture, on the current stream. Every row is the dummy one.
-        `cascade`: attend by the layout of what rows share."""
+        """Run the step once to load and tune kernels, then capture it, on the current stream. All rows have the dummy
+        slot. `cascade`: the layout for shared prefixes."""
         self.size = size
         self.cascade = cascade
         self._attention = attention
@@ -54,7 +54,7 @@ class DecodeGraph:
         torch.cuda.current_stream().synchronize()
 
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads (NCCL's watchdog) may call CUDA meanwhile: only this one is held to what a capture allows.
+        # Other threads (NCCL's watchdog) may call CUDA meanwhile: only this thread must obey the rules of a capture.
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             logits = runner.logits(packed, step, batch, attention)
@@ -62,24 +62,27 @@ class DecodeGraph:
             """[size] int32, valid until the next replay."""
         finally:
             self._graph.capture_end()
-        # Not owned: graphs are replayed one at a time, so all of them may put their logits in the same memory.
+        # Borrowed: graphs are replayed one at a time, so all of them may write their logits to the same memory.
         self.logits = _borrow(logits)
         """[size, vocab_local], valid until the next replay of any graph."""
 
     def replay(self, batch: AttentionBatch) -> None:
+        """Queue the step; `tokens` and `logits` hold its results."""
         self._attention.prepare(batch)
         self._graph.replay()
 
 
 class DecodeGraphs:
+    """All captured decode steps, with and without shared prefixes."""
+
     def __init__(self) -> None:
-        # Both by size, the smallest first.
+        # Both in ascending order of size.
         self._plain: list[DecodeGraph] = []
         self._cascade: list[DecodeGraph] = []
 
     def capture(self, runner: Runner, largest: int, upload: torch.Tensor, progress: Callable[[float], None]) -> None:
-        """Graphs up to and with `largest` rows: largest first, so that the smaller ones find room in the memory of the
-        larger."""
+        """Capture graphs up to and including `largest` rows, the largest first, so that smaller ones reuse its
+        memory."""
         pool = torch.cuda.graph_pool_handle()
         kinds: list[tuple[list[DecodeGraph], list[int], CascadeLayout | None]]
         kinds = [(self._plain, graph_sizes(largest), None)]
@@ -96,8 +99,8 @@ class DecodeGraphs:
                 progress(done / total)
 
     def find(self, plan: StepPlan) -> DecodeGraph | None:
-        """The smallest graph that holds the step, one that makes use of what its rows share if it can; None: the step
-        must run eagerly."""
+        """The smallest graph that fits the step, preferably one for shared prefixes where its rows have any; None when
+        the step must run eagerly."""
         if len(plan.prefill_slots) or not len(plan.decode_slots):
             return None
         rows = len(plan.decode_slots)
@@ -105,7 +108,7 @@ class DecodeGraphs:
         return shared or _smallest(self._plain, rows)
 
     def clear(self) -> None:
-        """Graphs hold on to NCCL's communicator: they go before the group does."""
+        """Drop all graphs: they refer to NCCL's communicator, so they must be freed before the group."""
         self._plain.clear()
         self._cascade.clear()
 
@@ -115,8 +118,8 @@ def _smallest(graphs: list[DecodeGraph], rows: int) -> DecodeGraph | None:
     return graphs[index] if index < len(graphs) else None
 
 
-class _Memory:
-    """Device memory that somebody else owns, as an array of bytes."""
+class _BorrowedMemory:
+    """Device memory with another owner, as an array of bytes."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -128,7 +131,7 @@ class _Memory:
 
 
 def _borrow(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor at the same place that does not keep the memory from being used again."""
+    """A tensor at the same address that does not keep the memory allocated."""
     assert tensor.is_contiguous()
-    memory = torch.as_tensor(_Memory(tensor.data_ptr(), tensor.nbytes), device=tensor.device)
+    memory = torch.as_tensor(_BorrowedMemory(tensor.data_ptr(), tensor.nbytes), device=tensor.device)
     return memory.view(tensor.dtype).view(tensor.shape)

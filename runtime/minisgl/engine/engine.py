@@ -1,4 +1,4 @@
-"""Start one rank's engine."""
+"""Start of one rank's engine."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from minisgl.models.weights import load_weights
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
-"""Called with a phase (`meet`, `load`, `pool`, `capture`) and its share done, 0..1."""
+"""Called with a phase (`meet`, `load`, `pool`, `capture`) and its completed share, 0..1."""
 
 _GRAPH_BYTES: Final = 8 << 20
-"""Of one CUDA graph besides its logits: its nodes, and the activations of a decode step."""
+"""Memory of one CUDA graph besides its logits: its nodes, and the activations of a decode step."""
 
 
 def create_engine(config: EngineConfig, progress: Progress | None = None) -> CpuEngine | CudaEngine:
-    """Load the model and allocate everything; with tensor parallelism, wait for the other ranks.
+    """Load the model and allocate all memory; with tensor parallelism, wait for the other ranks.
 
-    Raises ModelError, RendezvousError, BackendUnavailable or EngineError: each says what to do next.
+    Raises ModelError, RendezvousError, BackendUnavailable or EngineError, whose messages contain the remedy.
     """
     report = progress or (lambda phase, share: None)
     clock = StartClock()
@@ -52,7 +52,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
     if max_model_len > model_config.max_model_len:
         raise EngineError(
             "max_model_len_too_large",
-            f"the model reaches {model_config.max_model_len} tokens, so --max-model-len {max_model_len} is too much",
+            f"--max-model-len {max_model_len} exceeds the model's limit of {model_config.max_model_len} tokens",
         )
     model_config.check_sliding_window(max_model_len)
     model_config.check_tensor_parallel(config.tensor_parallel)
@@ -74,7 +74,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
 
 @dataclass
 class _EngineBuilder:
-    """Phases of a start, in their order: model, pool, graphs."""
+    """Phases of a start, in order: model, KV pool, graphs."""
 
     _config: EngineConfig
     _model_config: ModelConfig
@@ -85,6 +85,7 @@ class _EngineBuilder:
     _clock: StartClock
 
     def build(self) -> CpuEngine | CudaEngine:
+        """Run all phases. Raises as `create_engine`."""
         config, parallel, device, clock = self._config, self._parallel, self._device, self._clock
         preload = Preload() if device.type == "cuda" else None
         self._free_before = kv_pool.free_memory(device)
@@ -153,11 +154,11 @@ class _EngineBuilder:
         if self._config.max_model_len is not None:
             raise EngineError(
                 "kv_pool_too_small",
-                f"the KV pool holds {tokens} tokens, fewer than --max-model-len {self._max_model_len}: lower it, or "
-                "allow more memory (--num-pages, --memory-fraction, --tp)",
+                f"the KV pool holds {tokens} tokens, fewer than --max-model-len {self._max_model_len}; lower it, or "
+                "give the pool more memory (--num-pages, --memory-fraction, --tp)",
             )
         logger.warning(
-            "the KV pool holds %d tokens: no request may be longer, although the model reaches %d",
+            "the KV pool holds %d tokens; requests are limited to this length, although the model's limit is %d",
             tokens,
             self._max_model_len,
         )
@@ -193,7 +194,8 @@ class _EngineBuilder:
         )
 
     def _cuda_pool_bytes(self) -> int:
-        """What this rank's share of the device leaves after weights, workspaces, the largest step and the graphs."""
+        """Bytes that remain of this rank's share of the device after weights, workspaces, the largest step and
+        graphs."""
         config, model = self._config, self._model
         step_bytes = measure_step(
             self._build_runner(0),
@@ -208,7 +210,7 @@ class _EngineBuilder:
         if self._cascade is not None:
             count += len(cascade_sizes(self._largest_graph))
         graphs = 2 * logits + count * _GRAPH_BYTES
-        # Allocated once a row asks for penalties: it must fit beside a full pool.
+        # Allocated when the first row has penalties; it must fit beside a full pool.
         counts = config.max_running * model.config.vocab_size * 4
         return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - counts
 
@@ -225,13 +227,13 @@ def _device(config: EngineConfig) -> torch.device:
     if config.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise EngineError("no_cuda", "no CUDA device is usable here; start with --device cpu, or check the driver")
+        raise EngineError("no_cuda", "no CUDA device is available; start with --device cpu, or check the driver")
     index = config.rank if config.device_index is None else config.device_index
     if index >= torch.cuda.device_count():
         raise EngineError(
             "too_few_devices",
-            f"rank {config.rank} of {config.tensor_parallel} wants device {index}: {torch.cuda.device_count()} "
-            "are visible; use a smaller --tp or show more devices (CUDA_VISIBLE_DEVICES)",
+            f"rank {config.rank} of {config.tensor_parallel} needs device {index}, but {torch.cuda.device_count()} "
+            "are visible; use a smaller --tp or make more devices visible (CUDA_VISIBLE_DEVICES)",
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)

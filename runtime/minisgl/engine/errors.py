@@ -1,4 +1,4 @@
-"""What can go wrong with an engine from outside."""
+"""Errors of an engine that its callers handle."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from minisgl.errors import CodedError
 
 
 class EngineError(CodedError):
-    """The engine cannot start or go on as asked. `code` is stable; the message says what to do next."""
+    """The engine cannot start or continue. `code` is stable; the message contains the remedy."""

@@ -1,4 +1,4 @@
-"""What the scheduler sees of an engine. No torch here: the scheduler's tests and benchmark use stub engines."""
+"""Interface of engines for the scheduler. It does not import torch: tests and benchmarks use stub engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisgl.wire.plan import StepPlan, StepResult
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes that the started engine settled on, equal on all ranks."""
+    """Sizes of the started engine, equal on all ranks."""
 
     num_pages: int
     page_size: int
@@ -21,24 +21,24 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
-    """Counters since start; benchmarks and tests read them."""
+    """Totals since start, for benchmarks and tests."""
 
     steps: int = 0
     graph_replays: int = 0
     eager_decode_steps: int = 0
-    """Pure decode steps that did not run as a CUDA graph although the device is CUDA."""
+    """Pure decode steps on a CUDA device that did not run as a CUDA graph."""
     cascade_steps: int = 0
-    """Steps whose decode rows read what they share once."""
+    """Steps that read shared prefixes of decode rows once."""
     mixed_steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     parameter_bytes: int = 0
     kv_pool_bytes: int = 0
     start_seconds: dict[str, float] = {}
-    """By phase of the start, in their order: `imports`, `device` (its context, and the other ranks), `load`, `kernels`
-    (libraries that bring them), `warm_up` (the largest step), `pool`, `capture`."""
+    """Duration of each phase of the start, in order: `imports`, `device` (its context, and the other ranks), `load`,
+    `kernels` (importing their libraries), `warm_up` (the largest step), `pool`, `capture`."""
     compiled_kernels: int = 0
-    """Of our own, compiled during the start because they were not ahead of time."""
+    """Number of our kernels that were compiled during the start because they were not built ahead of time."""
     prefill_backend: str = ""
     decode_backend: str = ""
     transport: str = ""
@@ -53,8 +53,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
 
 class Engine(Protocol):
-    """Executes plans strictly in the order of `launch`. At most two launched plans are not collected yet. After a step
-    that failed, both raise EngineError `engine_failed`."""
+    """Executes plans strictly in the order of `launch`. At most two launched plans are not collected yet. After a
+    failed step, `launch` and `collect` raise EngineError `engine_failed`."""
 
     @property
     def limits(self) -> EngineLimits: ...
@@ -63,13 +63,13 @@ class Engine(Protocol):
     def stats(self) -> EngineStats: ...
 
     def launch(self, plan: StepPlan) -> Any:
-        """Start the step and return a handle; does not wait for the device."""
+        """Start the step and return a handle, without waiting for the device."""
         ...
 
     def collect(self, handle: Any) -> StepResult:
-        """Wait for a launched step. Handles are collected in the order of their launch."""
+        """Wait for a launched step. Handles must be collected in the order of their launch."""
         ...
 
     def close(self) -> None:
-        """Finish what was launched and free the device. Once, and nothing after it but `limits` and `stats`."""
+        """Finish launched steps and free the device. Call it once; only `limits` and `stats` may be used afterwards."""
         ...

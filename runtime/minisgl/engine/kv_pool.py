@@ -13,7 +13,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.errors import EngineError
 
 _CPU_SHARE: Final = 0.25
-"""Of the memory that is available on a machine without GPU, all its ranks together."""
+"""Share of the available memory of a machine without GPU, for all its ranks together."""
 
 _LARGEST_IMBALANCE: Final = 0.1
 
@@ -22,7 +22,7 @@ _CGROUP_FILES: Final = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-"""Limit and use of this container's memory, in the second and in the first version of cgroups."""
+"""Files with limit and usage of the container's memory, in version 2 and version 1 of cgroups."""
 
 
 def page_bytes(shape: AttentionShape, layers: int) -> int:
@@ -31,22 +31,24 @@ def page_bytes(shape: AttentionShape, layers: int) -> int:
 
 
 def check_memory_balance(free: list[int]) -> None:
-    """`free` bytes of every rank's device before anything was loaded. Raises EngineError, on every rank alike."""
+    """Compare the `free` bytes of all ranks' devices before loading. Raises EngineError, on all ranks alike, when they
+    differ too much."""
     if min(free) < (1 - _LARGEST_IMBALANCE) * max(free):
         listed = ", ".join(f"rank {rank}: {bytes_ / 2**30:.1f} GiB" for rank, bytes_ in enumerate(free))
         raise EngineError(
             "memory_imbalance",
-            f"free memory differs by more than {_LARGEST_IMBALANCE:.0%} between the ranks ({listed}); every rank gets "
-            "the pool of the smallest, so stop what else uses the fuller devices",
+            f"free memory differs by more than {_LARGEST_IMBALANCE:.0%} between the ranks ({listed}), and every rank "
+            "gets the pool of the smallest; stop other processes that use these devices",
         )
 
 
 def num_pages_for_budget(
     parallel: TensorParallel, *, pool_bytes: int, bytes_per_page: int, pages_per_row: int, rows: int
 ) -> int:
-    """Pages that every rank can hold, and no more than `rows` sequences of `pages_per_row` pages can fill.
+    """Pages that every rank can hold, at most the number that `rows` sequences of `pages_per_row` pages can fill.
 
-    `pool_bytes` is what this rank has for its pool. Raises EngineError, on every rank alike, when that is nothing.
+    `pool_bytes` is the memory for this rank's pool. Raises EngineError, on all ranks alike, when it is too small for a
+    page on some rank.
     """
     available = parallel.gather_int(pool_bytes)
     pages = min(available) // bytes_per_page
@@ -83,14 +85,14 @@ def allocate(shape: AttentionShape, *, layers: int, num_pages: int, audit: bool)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of free memory: of the device, or what is available to this process on a machine without GPU."""
+    """Free bytes of the device, or the memory available to this process on a machine without GPU."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return _available_ram()
 
 
 def cpu_pool_bytes(available: int, ranks: int) -> int:
-    """What one of `ranks` processes on a machine without GPU takes for its pool."""
+    """Bytes for the pool of each of `ranks` processes on a machine without GPU."""
     return int(available * _CPU_SHARE) // ranks
 
 

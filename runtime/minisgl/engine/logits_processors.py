@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
-from minisgl.wire.plan import EMPTY, IntArray, LogprobColumns, PromptPart, RowLogprobs, StepPlan
+from minisgl.wire.plan import EMPTY, IntArray, LogprobColumns, PromptLogprobPart, RowLogprobs, StepPlan
 
 
 class DeviceLogitsProcessors(NamedTuple):
@@ -87,7 +87,7 @@ class StepLogitsProcessors:
         tensors = torch.split(buffer, [len(part) for part in self._parts])
         return DeviceLogitsProcessors._make((*tensors, self._unfiltered, self._tops))
 
-    def unpack(self, report: IntArray) -> tuple[RowLogprobs | None, tuple[PromptPart, ...]]:
+    def unpack(self, report: IntArray) -> tuple[RowLogprobs | None, tuple[PromptLogprobPart, ...]]:
         """`report` [N, 1 + 2 K], as `logprobs.report` returns it: the sampled rows, then the prompts' tokens."""
         tops = (report.shape[1] - 1) // 2
         values = report.view(np.float32)
@@ -96,7 +96,7 @@ class StepLogitsProcessors:
         rows = RowLogprobs(self._logprob_rows, columns[:first]) if first else None
         parts = []
         for prompt in self._prompts:
-            parts.append(PromptPart(prompt.slot, prompt.start, columns[first : first + len(prompt.rows)]))
+            parts.append(PromptLogprobPart(prompt.slot, prompt.start, columns[first : first + len(prompt.rows)]))
             first += len(prompt.rows)
         return rows, tuple(parts)
 

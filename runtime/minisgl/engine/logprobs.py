@@ -1,4 +1,4 @@
-"""Log-probabilities of the raw distribution: before temperature, penalties and bias."""
+"""Log-probabilities of the raw distribution, before temperature, penalties and bias."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 import torch
 
 PROMPT_CHUNK: Final = 256
-"""Prompt positions whose logits exist at a time."""
+"""Number of prompt positions whose logits are in memory at a time."""
 
 
 def report(logits: torch.Tensor, chosen: torch.Tensor, tops: int) -> torch.Tensor:
-    """int32 [N, 1 + 2 K]: the chosen token's log-probability, the ids of the K = min(`tops`, vocab) likeliest tokens
-    and their log-probabilities (float bits), best first.
+    """Report as int32 [N, 1 + 2 K]: log-probability of the sampled token (float bits), ids of the K = min(`tops`,
+    vocab) most likely tokens, and their log-probabilities (float bits), best first.
 
-    `logits` [N, vocab] over the whole vocabulary, `chosen` [N] token ids; −1 counts as token 0.
+    `logits` [N, vocab] cover the whole vocabulary; `chosen` [N] are the sampled token ids, where −1 counts as token 0.
     """
     logits = logits.float()
     total = logits.logsumexp(1, keepdim=True)

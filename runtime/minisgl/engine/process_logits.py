@@ -9,8 +9,8 @@ import torch
 from minisgl.engine.logits_processors import DeviceLogitsProcessors
 
 MASKED: Final = -1e30
-"""The logit of a token that must not be chosen. Finite, since a row with an infinite logit counts as damaged, and
-far from float32's end, since temperatures down to 1e-5 divide it."""
+"""Logit of a masked token. Finite, since a row with an infinite logit counts as damaged, and far from the limit of
+float32, since temperatures down to 1e-5 divide it."""
 
 _IN_PROMPT: Final = 1
 _ONCE: Final = 2

@@ -1,4 +1,4 @@
-"""Measure what a step takes besides weights and pool, by running the largest one."""
+"""Memory of a step besides weights and pool, measured by running the largest step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from minisgl.engine.runner import Runner
 
 
 def measure_step(runner: Runner, *, max_step_tokens: int, max_running: int, max_model_len: int) -> int:
-    """Peak bytes of an eager step with `max_step_tokens` prompt tokens and as many sampled rows as there can be.
+    """Peak bytes of an eager step with `max_step_tokens` prompt tokens and the maximum number of sampled rows.
 
-    All its rows are the dummy one, so it needs no page of the pool; its tokens mean nothing.
+    All rows have the dummy slot, so the step needs no page of the pool; its tokens are arbitrary.
     """
     segments = min(max_running, max_step_tokens)
     lengths = [max_step_tokens // segments] * segments

@@ -1,4 +1,4 @@
-"""A model's steps on tensors without memory: which of our own kernels an engine will launch, known without a GPU."""
+"""Dry run of a model's steps on tensors without memory, which shows without a GPU which of our kernels it launches."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from minisgl.wire.plan import StepPlan
 _DEVICE: Final = torch.device("cuda")
 _PAGES: Final = 64
 _PREFILL_TOKENS: Final = (1, 2, 3, 4, 5, 8, 9, 16, 17, 100, 200, 400, 700, 1000, 2000, 8192)
-"""Kernels are compiled apart for sizes that are 1 or a multiple of 16, and written apart for few rows; those of experts
-have larger tiles for more rows."""
+"""Prompt lengths that reach all variants: kernels are specialized for sizes that are 1 or a multiple of 16, and for few
+rows; kernels of experts have larger tiles for more rows."""
 _SAMPLED_ROWS: Final = (1, 2, 16, 17)
 
 
 def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_running: int) -> None:
-    """Run decode steps of all sizes that are captured, and steps with prompts, on one of `tensor_parallel` ranks. To be
-    called where `cuda` tensors have no memory and launches are recorded."""
-    config = _few_layers(config)
-    parallel = _OneOf(tensor_parallel)
+    """Run decode steps of all sizes that are captured, and steps with prompts, on one of `tensor_parallel` ranks. Call
+    it where `cuda` tensors have no memory and kernel launches are recorded."""
+    config = _representative_layers(config)
+    parallel = _SingleRank(tensor_parallel)
     dtype = getattr(torch, config.dtype)
     model = Decoder(config, parallel, dtype, _DEVICE)
     max_model_len = config.max_model_len
@@ -45,7 +45,7 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
     tables = Tables(max_running, shape.pages_per_row, kv.dummy_page, config.vocab_size, _DEVICE)
     fits = cascade_backend.why_not(shape) is None
     cascade = cascade_backend.CascadeDecode(shape, max_running) if fits else None
-    nothing = _NoAttention()
+    nothing = _NullAttention()
     decode: DecodeBackend = nothing
     if balanced_backend.why_not(shape) is None:
         decode = balanced_backend.BalancedDecode(shape, nothing)
@@ -64,7 +64,7 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
             _step(runner, plan, PackedStep(plan, tables))
     for rows in _SAMPLED_ROWS:
         slots = torch.empty(rows, dtype=torch.int32, device=_DEVICE)
-        # The model's logits, and those that penalties and biases have changed.
+        # Logits of the model, and float32 logits after penalties and biases.
         for logits_dtype in (dtype, torch.float32):
             logits = torch.empty((rows, config.vocab_size), dtype=logits_dtype, device=_DEVICE)
             parameters = tables.sampling_rows(slots, slots)
@@ -72,9 +72,9 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
             sample(logits, parameters, 0, top_k_top_p_thresholds(logits, parameters))
 
 
-def _few_layers(config: ModelConfig) -> ModelConfig:
-    """The first layer, which has none before it, launches other kernels than the second; those between first and last
-    launch what these two do, and layers with experts launch others than those without."""
+def _representative_layers(config: ModelConfig) -> ModelConfig:
+    """The model with only the layers that launch different kernels: the first one, which has no layer before it, a
+    later one, and one of each kind where some layers have experts."""
     moe = config.moe
     if moe is None:
         return msgspec.structs.replace(config, num_layers=2)
@@ -88,8 +88,8 @@ def _step(runner: Runner, plan: StepPlan, packed: PackedStep) -> None:
     runner.run(plan, packed, step)
 
 
-class _OneOf(TensorParallel):
-    """A rank without the others; what it would have from them it does without."""
+class _SingleRank(TensorParallel):
+    """A rank without its peers, whose collectives only launch kernels."""
 
     def __init__(self, size: int) -> None:
         super().__init__(device=_DEVICE)
@@ -98,12 +98,12 @@ class _OneOf(TensorParallel):
             self._one_shot = OneShotAllReduce(self.rank, torch.empty(size, dtype=torch.int64, device=_DEVICE))
 
 
-class _NoAttention:
-    """Other libraries' kernels: nothing of ours."""
+class _NullAttention:
+    """Attention backend of another library: it launches none of our kernels."""
 
     name = "none"
 
-    def for_graph(self, size: int) -> _NoAttention:
+    def for_graph(self, size: int) -> _NullAttention:
         return self
 
     def prepare(self, batch: AttentionBatch) -> None: ...

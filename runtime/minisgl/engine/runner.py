@@ -1,4 +1,4 @@
-"""The device's side of a step: apply the plan's changes, run the model, sample."""
+"""Execution of a step on the device: apply the plan's changes, run the model, sample."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def attention_shape(
 
 
 class Runner:
-    """One rank's model with its tables. Nothing here waits for the device."""
+    """Model and tables of one rank. No method waits for the device."""
 
     def __init__(
         self, model: Decoder, parallel: TensorParallel, kv: PagedKV, tables: Tables, attention: PagedAttention
@@ -44,15 +44,15 @@ class Runner:
         self.tables = tables
         self.attention = attention
         self.logits_hook: LogitsHook | None = None
-        """For tests: called with every plan that samples and its logits [S, vocab], which are valid until the next
-        step. With tensor parallelism it is set on every rank or on none: the ranks' logits are gathered for it."""
+        """Test hook, called with every plan that samples and its logits [S, vocab], which are valid until the next
+        step. Set it on all ranks or on none: the logits of all ranks are gathered for it."""
         self._model = model
         self._parallel = parallel
         self.kv = kv
         self._sampler = Sampler(tables, parallel, model.vocab_start, model.config.vocab_size)
 
     def apply_updates(self, step: DeviceStep) -> None:
-        """What the plan changes in the tables, before any forward pass of the step."""
+        """Apply the changes of a plan to the tables, before the forward pass of its step."""
         if len(step.poison_pages):
             self.kv.poison(step.poison_pages.long())
         if step.new_rows.shape[1]:
@@ -63,6 +63,7 @@ class Runner:
             self.tables.set_pages(step.page_updates)
 
     def attention_batch(self, packed: PackedStep, step: DeviceStep) -> AttentionBatch:
+        """The step as attention backends read it."""
         d = packed.num_decode
         return AttentionBatch(
             page_table=self.tables.page_table,
@@ -80,14 +81,14 @@ class Runner:
     def logits(
         self, packed: PackedStep, step: DeviceStep, batch: AttentionBatch, attention: PagedAttention
     ) -> torch.Tensor:
-        """[S, vocab_local] of the rows that sample. `attention` was prepared for `batch`."""
+        """Logits [S, vocab_local] of the rows that sample. `attention` must be prepared for `batch`."""
         rows = step.sample_rows if packed.num_segments else None
         return self._model.local_logits(self._hidden(step, batch, attention, rows))
 
     def _hidden(
         self, step: DeviceStep, batch: AttentionBatch, attention: PagedAttention, rows: torch.Tensor | None
     ) -> torch.Tensor:
-        """[S, hidden] of `rows`, or [T, hidden]."""
+        """Hidden states [S, hidden] of the tokens `rows`, or of all tokens [T, hidden]."""
         tables = self.tables
         tokens, locations = step_inputs(
             step.slots, step.positions, step.prefill_tokens, tables.page_table, tables.last_token, self.kv.page_size
@@ -96,11 +97,13 @@ class Runner:
         return self._model.forward(tokens, step.positions, attention, rows)
 
     def call_hook(self, plan: StepPlan, logits: torch.Tensor) -> None:
+        """Call the test hook with `logits` [S, vocab_local] of all ranks."""
         if self.logits_hook is not None:
             full = self._parallel.all_gather_last_dim(logits)
             self.logits_hook(plan, full[:, : self._model.config.vocab_size])
 
     def sample(self, logits: torch.Tensor, step: DeviceStep) -> torch.Tensor:
+        """Tokens [S] int32 without filters and processors; they become the next inputs of their rows."""
         tokens = self._sampler.sample(logits, step.sample_slots, step.sample_positions)
         self.tables.set_last_tokens(step.sample_slots, tokens)
         return tokens
@@ -124,8 +127,8 @@ class Runner:
         return self._sampler.report(logits, tokens, processors)
 
     def run(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The whole step, eagerly. Returns the sampled tokens [S] int32 on the device, and the step's
-        log-probabilities, which `StepLogitsProcessors.unpack` reads."""
+        """Run the whole step eagerly. Returns the sampled tokens [S] int32 on the device, and the log-probabilities of
+        the step, which `StepLogitsProcessors.unpack` decodes."""
         self.apply_updates(step)
         batch = self.attention_batch(packed, step)
         self.attention.prepare(batch)

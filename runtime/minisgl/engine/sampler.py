@@ -1,4 +1,4 @@
-"""From logits to tokens: every rank holds a shard of the vocabulary and all of them settle on the same tokens."""
+"""Sampling: every rank has the logits of a shard of the vocabulary, and all ranks obtain the same tokens."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
 
 
 class Sampler:
+    """Samples the tokens of a step on one rank, whose shard begins at vocabulary index `vocab_start`."""
+
     def __init__(self, tables: Tables, parallel: TensorParallel, vocab_start: int, vocab_size: int) -> None:
         self._tables = tables
         self._parallel = parallel
@@ -23,17 +25,17 @@ class Sampler:
         self._vocab_size = vocab_size
 
     def sample(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Tokens [S] int32 for this rank's `logits` [S, vocab_local], without top-k, top-p or min-p; −1 where the
-        logits are not finite. Capturable in a CUDA graph.
+        """Sample tokens [S] int32 from this rank's `logits` [S, vocab_local], without top-k, top-p and min-p; −1 where
+        the logits are not finite. A CUDA graph can capture it.
 
-        Ranks exchange one (score, index) pair a row: random numbers belong to vocabulary indices, so the best of the
-        ranks' bests is the best of all.
+        Ranks exchange one (score, index) pair per row: random numbers belong to vocabulary indices, so the best of
+        the ranks' best scores is the best of all.
         """
         values, indices = sample(logits, self._tables.sampling_rows(slots, positions), self._vocab_start)
         if self._parallel.size == 1:
             return indices
         all_values, all_indices = self._parallel.all_gather_pairs(values, indices)
-        # The first of equal values is the lowest rank's, whose indices are lower.
+        # argmax returns the first of equal values, which is that of the lowest rank and therefore the lowest index.
         return all_indices.gather(0, all_values.argmax(0, keepdim=True))[0].int()
 
     def sample_filtered(
@@ -90,5 +92,5 @@ class Sampler:
         return torch.cat([report(self._whole(head(hidden[rows])), next_, processors.tops) for rows, next_ in parts])
 
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """[N, vocab_local] on each rank to [N, vocab] on all."""
+        """Gather [N, vocab_local] of each rank to [N, vocab] on all ranks."""
         return self._parallel.all_gather_last_dim(logits)[:, : self._vocab_size]

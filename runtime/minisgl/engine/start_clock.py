@@ -1,4 +1,4 @@
-"""How long each phase of a rank's start takes."""
+"""Duration of each phase of a rank's start."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 
 
 class StartClock:
-    """Runs from its making on. A phase lasts from the end of the one before it."""
+    """Stopwatch that starts with its creation. A phase lasts from the end of the one before it."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        """By phase, in their order."""
+        """Seconds by phase, in order."""
         self._since = time.monotonic()
 
     def end(self, phase: str, device: torch.device) -> None:
-        """`phase` is over once the device has done what was asked of it."""
+        """End `phase` when the device has finished its queued work."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         now = time.monotonic()

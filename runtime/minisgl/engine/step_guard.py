@@ -1,4 +1,4 @@
-"""After a step that failed there are no more: its effects on the tables are lost, and other ranks may have had them."""
+"""Refusal of steps after a failed one: its effects on the tables are lost, while other ranks may have applied them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from minisgl.engine.errors import EngineError
 
 
 class StepGuard:
+    """Remembers the first failure of a step."""
+
     def __init__(self) -> None:
         self._cause = ""
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around the work of a step. Raises EngineError, and does none of it, when that of an earlier step failed."""
+        """Context of the work of a step. Raises EngineError before the work when an earlier step has failed."""
         if self._cause:
             raise EngineError(
-                "engine_failed", f"an earlier step failed ({self._cause}); the engine must be started again"
+                "engine_failed", f"an earlier step failed ({self._cause}); restart the engine"
             )
         try:
             yield
         except BaseException as error:
-            # Not the error itself: its frames hold on to the step's tensors.
+            # Only the text: the frames of the error refer to the tensors of the step.
             self._cause = str(error) or repr(error)
             raise

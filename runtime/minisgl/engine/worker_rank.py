@@ -1,4 +1,4 @@
-"""Ranks above 0: execute rank 0's plans in their order, and nothing else."""
+"""Worker ranks (ranks above 0): execute the plans of rank 0 in order."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from minisgl.wire.plan import StepPlan
 from minisgl.wire.sockets import open_socket
 
 _POLL_MS: Final = 100
-"""How often a waiting follower looks whether it shall stop."""
+"""Interval at which an idle worker rank checks whether it must stop."""
 
 _IN_FLIGHT: Final = 2
 
 
-class PlanSource:
-    """The socket on which one follower takes plans."""
+class PlanReceiver:
+    """Socket on which one worker rank receives plans."""
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self._socket = open_socket(context, zmq.PULL, limit=QUEUE_PLANS)
@@ -30,23 +30,23 @@ class PlanSource:
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self, timeout_ms: int) -> bytes | None:
-        """The next frame; None when there was none within `timeout_ms`."""
+        """The next frame; None when none arrives within `timeout_ms`."""
         return self._socket.recv() if self._socket.poll(timeout_ms) else None
 
     def close(self) -> None:
         self._socket.close()
 
 
-def follow(engine: Engine, source: PlanSource, *, stop: threading.Event) -> None:
-    """Execute plans until rank 0 says that it ends, or `stop` is set.
+def run_plans(engine: Engine, source: PlanReceiver, *, stop: threading.Event) -> None:
+    """Execute plans until rank 0 sends STOP, or `stop` is set.
 
-    Raises EngineError when a plan is missing or out of order, and whatever the engine raises: the caller's process
-    must then end with an error, for the ranks do not agree any more.
+    Raises EngineError when a plan is missing or out of order, and all errors of the engine. The process must then exit
+    with an error, since the ranks may have diverged.
     """
     pending: deque[Any] = deque()
     last: tuple[int, int] | None = None
     while not stop.is_set():
-        # Only a follower that has nothing to launch waits for results: its device never runs dry.
+        # Wait for results only when there is no plan to launch, so that the device never idles.
         frame = source.receive(0 if pending else _POLL_MS)
         if frame is None:
             if pending:
@@ -70,7 +70,7 @@ def _check_order(plan: StepPlan, last: tuple[int, int] | None) -> None:
         raise EngineError(
             "plan_gap",
             f"expected plan {expected[1]} of epoch {expected[0]} but got plan {plan.step} of epoch {plan.epoch}: "
-            "plans were lost between rank 0 and this rank, so all ranks must be started again",
+            "plans were lost between rank 0 and this rank; restart all ranks",
         )
 
 
@@ -81,15 +81,15 @@ def run(
     ready: Callable[[str], None],
     stop: threading.Event,
 ) -> None:
-    """Entry of a follower's process. `ready` is called with the bound address before the engine starts, because rank
-    0 sends its first plan as soon as its own engine is up. Raises what `follow` raises."""
+    """Entry point of a worker rank's process. `ready` is called with the bound address before the engine starts,
+    because rank 0 sends its first plan as soon as its own engine is ready. Raises as `run_plans`."""
     context: zmq.Context[Any] = zmq.Context()
-    source = PlanSource(context, address)
+    source = PlanReceiver(context, address)
     try:
         ready(source.address)
         engine = create_engine()
         try:
-            follow(engine, source, stop=stop)
+            run_plans(engine, source, stop=stop)
         finally:
             engine.close()
     finally:

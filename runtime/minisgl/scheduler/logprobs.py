@@ -7,7 +7,7 @@ from typing import Final
 
 from minisgl.scheduler.request import Phase, RequestTable
 from minisgl.wire.messages import PromptLogprobs, TokenLogprobs
-from minisgl.wire.plan import IntArray, LogprobColumns, PromptPart, RowLogprobs
+from minisgl.wire.plan import IntArray, LogprobColumns, PromptLogprobPart, RowLogprobs
 
 MESSAGE_TOKENS: Final = 2048
 """Prompt tokens in one message: with the largest `prompt_logprobs`, an eighth of the largest message."""
@@ -26,7 +26,7 @@ def row_logprobs(
     return messages
 
 
-def prompt_logprobs(table: RequestTable, parts: tuple[PromptPart, ...]) -> Iterator[tuple[int, PromptLogprobs]]:
+def prompt_logprobs(table: RequestTable, parts: tuple[PromptLogprobPart, ...]) -> Iterator[tuple[int, PromptLogprobs]]:
     """Client and message for the prompt tokens of a step, each token once. Call it before the step's tokens are
     collected."""
     for part in parts:

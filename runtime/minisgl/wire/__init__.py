@@ -1,1 +1,1 @@
-"""Message structs and sockets between the processes. Knows nothing of the other packages."""
+"""Message structs and sockets between the processes. Imports no other package."""

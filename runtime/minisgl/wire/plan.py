@@ -1,8 +1,8 @@
-"""The plan of one engine step: what rank 0's scheduler decides and every rank executes in the same order.
+"""Plan of one engine step: the scheduler on rank 0 makes it, and all ranks execute plans in the same order.
 
-A plan is one packed int32 buffer, so that it is one frame to a follower and one copy to a GPU. Engines execute
-plans strictly in order: everything that changes a device table (page table, sampling parameters, token ids)
-travels inside a plan, so nothing can overtake a step that still reads or writes the table.
+A plan is one packed int32 buffer: one frame to a worker rank, and one copy to a GPU. Every change of a device table
+(page table, sampling parameters, token ids) is part of a plan, so it cannot overtake a step that still reads or writes
+the table.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ _HEADER: Final = 12
 
 
 class PlanError(ValueError):
-    """A frame that is not a plan of this wire version."""
+    """A frame is not a valid plan of this wire version."""
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. All arrays are int32 views into `buffer`; D decode rows, P prefill segments, T prefill tokens,
-    U page-table updates, N new rows, Z poisoned pages, C numbers of logits processors, X of shared
-    prefixes.
+    """One step. All arrays are int32 views into `buffer`: D decode rows, P prefill segments, T prefill tokens,
+    U page-table updates, N new rows, Z poisoned pages, C numbers of logits processors, X of shared prefixes.
 
     Execution order within a step: poison, new rows' parameters, page-table updates, then the forward pass. In
     each layer the KV of *all* tokens of the step is stored before any attention reads it: a segment may start
     behind a prefix that another segment of the same step computes.
 
-    A decode row's input token is the one that the engine sampled last for its slot. The rows whose next token is
-    sampled are, in this order: all decode rows, then the prefill segments with `sample` set. Sampling for a row
+    The input token of a decode row is the last one that the engine sampled for its slot. A step samples the next
+    token of all decode rows and then of the prefill segments with `sample` set, in this order. Sampling for a row
     is keyed on (seed, p) where p is the number of tokens before the sampled one: `decode_positions + 1`, or
     `prefill_starts + prefill_lengths`.
     """
@@ -55,11 +54,11 @@ class StepPlan(msgspec.Struct, frozen=True):
     prefill_slots: IntArray
     """[P]"""
     prefill_starts: IntArray
-    """[P] first position computed: positions before it are in the KV pool already, or stored in this step."""
+    """[P] first position computed: earlier positions are in the KV pool or stored in this step."""
     prefill_lengths: IntArray
     """[P] number of tokens computed, ≥ 1."""
     prefill_sample: IntArray
-    """[P] 1: the segment ends its prompt, so a token is sampled after it."""
+    """[P] 1: the segment ends its prompt, and a token is sampled after it."""
     prefill_tokens: IntArray
     """[T] token ids of the segments, one after the other."""
     page_updates: IntArray
@@ -83,6 +82,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         return np.concatenate((self.decode_slots, self.prefill_slots[self.prefill_sample == 1]))
 
     def encode(self) -> bytes:
+        """The plan as one frame."""
         return self.buffer.tobytes()
 
     @staticmethod
@@ -157,7 +157,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class LogprobColumns(msgspec.Struct, frozen=True):
-    """Log-probabilities of the raw distribution at N positions, with the K likeliest tokens each, best first."""
+    """Log-probabilities of the raw distribution at N positions, with the K most likely tokens of each, best first."""
 
     chosen: FloatArray
     """[N]"""
@@ -171,16 +171,16 @@ class LogprobColumns(msgspec.Struct, frozen=True):
 
 
 class RowLogprobs(msgspec.Struct, frozen=True):
-    """Of the sampled tokens whose rows ask for them."""
+    """Log-probabilities of sampled tokens, for the rows that report them."""
 
     rows: IntArray
     """[N] indices into `StepResult.tokens`."""
     columns: LogprobColumns
-    """K is the largest that any row of the step asks."""
+    """K is the largest number that any row of the step wants."""
 
 
-class PromptPart(msgspec.Struct, frozen=True):
-    """Of the prompt tokens `start`, `start + 1`, … of one row."""
+class PromptLogprobPart(msgspec.Struct, frozen=True):
+    """Log-probabilities of the prompt tokens `start`, `start + 1`, … of one row."""
 
     slot: int
     start: int
@@ -188,10 +188,10 @@ class PromptPart(msgspec.Struct, frozen=True):
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """What one step returned. `tokens` [S] int32 in the order of `StepPlan.sampled_slots`; −1 where the logits
-    were not finite: that request ends in an error, the others go on."""
+    """Result of one step. `tokens` [S] int32 in the order of `StepPlan.sampled_slots`; −1 where the logits were not
+    finite: that request ends with an error, the others continue."""
 
     step: int
     tokens: IntArray
     logprobs: RowLogprobs | None = None
-    prompt_logprobs: tuple[PromptPart, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobPart, ...] = ()

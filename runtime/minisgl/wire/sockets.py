@@ -1,5 +1,7 @@
-"""ZMQ sockets with limits, and typed messages on them. The same code for `ipc://` on one machine and `tcp://`
-between hosts. Nothing here ever blocks a sender: a peer that does not read is the caller's decision."""
+"""ZMQ sockets with limits, and typed messages on them, for `ipc://` on one machine and `tcp://` between hosts.
+
+Sending never blocks: the caller decides what to do when a peer does not read.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,16 @@ import msgspec
 import zmq
 
 MAX_MESSAGE_BYTES: Final = 16 << 20
-"""libzmq drops a peer that sends more. The largest honest message is a prompt of 4 bytes a token."""
+"""Size limit; libzmq drops a peer that exceeds it. The largest valid message is a prompt with 4 bytes per token."""
 
 QUEUE_MESSAGES: Final = 4096
-"""Messages that may wait for one peer before `send` says that it is full."""
+"""Limit of the messages queued for one peer."""
 
 T = TypeVar("T")
 
 
 class WireError(Exception):
-    """A message that cannot be understood: its sender speaks another version, or is not one of ours."""
+    """A message cannot be decoded: its sender has another wire version, or is not part of the system."""
 
 
 def url_host(host: str) -> str:
@@ -27,8 +29,8 @@ def url_host(host: str) -> str:
 
 
 def open_socket(context: zmq.Context[Any], kind: int, *, limit: int = QUEUE_MESSAGES) -> Any:
-    """A socket of `kind` with our limits: bounded queues and messages, no lingering at close, and on tcp a
-    heartbeat that notices a lost host within 6 s."""
+    """Open a socket of `kind` with bounded queues and messages, without linger at close, and on tcp with a heartbeat
+    that detects a lost host within 6 s."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, limit)
@@ -39,34 +41,35 @@ def open_socket(context: zmq.Context[Any], kind: int, *, limit: int = QUEUE_MESS
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.IPV6, 1)
     if kind == zmq.ROUTER:
-        # An unknown peer is an error to the sender instead of a silent drop. Who connects again does so under a new
-        # identity: with ROUTER_HANDOVER and heartbeats, peers that take over an identity from one that goes away
+        # Sending to an unknown peer raises instead of dropping silently. A peer that reconnects must use a new
+        # identity: with ROUTER_HANDOVER and heartbeats, peers that take over an identity while its owner disconnects
         # make libzmq 4.3.5 abort the process (stream_engine_base.cpp: !_io_error).
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     return socket
 
 
 class Codec(Generic[T]):
-    """Encode messages and decode those of one tagged union."""
+    """Encodes messages, and decodes messages of one tagged union."""
 
     def __init__(self, union: Any) -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
 
     def encode(self, message: msgspec.Struct) -> bytes:
+        """The message as msgpack."""
         return self._encoder.encode(message)
 
     def decode(self, frame: bytes | memoryview) -> T:
-        """Raises WireError."""
+        """The message in a frame. Raises WireError."""
         try:
             return self._decoder.decode(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            # The last two: text that is not UTF-8, and lists nested thousands deep in a field that is not ours.
-            raise WireError(f"message of {len(frame)} bytes not understood: {error}") from error
+            # The last two are for text that is not UTF-8, and lists nested thousands deep in unknown fields.
+            raise WireError(f"cannot decode a message of {len(frame)} bytes: {error}") from error
 
 
 def try_send(socket: Any, frames: list[bytes]) -> bool:
-    """Send without blocking. False: the peer's queue is full or the peer is gone."""
+    """Send without blocking. False when the queue of the peer is full or the peer has disconnected."""
     try:
         socket.send_multipart(frames, zmq.NOBLOCK, copy=True)
     except (zmq.Again, zmq.error.ZMQError) as error:

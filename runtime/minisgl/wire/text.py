@@ -1,8 +1,8 @@
 """Messages between a frontend and its tokenizer workers, encoded as msgpack: text in, text out.
 
-A worker connects to one address of its frontend and serves it alone. It tells its state (`WorkerState`) several times
-a second and at every change, so a frontend that starts late or anew needs no handshake. Request identifiers are the
-16 random bytes of `wire.messages`; a request stays with one worker, so its cancellation cannot overtake it.
+A worker connects to one address and serves a single frontend. It sends its state (`WorkerState`) several times a second
+and at every change, so a frontend that starts late or restarts needs no handshake. Request identifiers are the 16
+random bytes of `wire.messages`; a request stays with one worker, so its cancellation cannot overtake it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One turn of a conversation, its content parts joined to one text."""
+    """One message of a conversation, its content parts joined to one text."""
 
     role: Role
     content: str | None
-    """None only where an assistant's turn consists of tool calls."""
+    """None only in messages of the assistant that consist of tool calls."""
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[Any] | None = None
-    """As chat templates expect them: `{"id", "type", "function": {"name", "arguments": object}}`."""
+    """In the form that chat templates expect: `{"id", "type", "function": {"name", "arguments": object}}`."""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
@@ -40,7 +40,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     tokens: bytes | None = None
     """int32"""
     template_variables: dict[str, Any] = {}
-    """For the chat template, beside its own."""
+    """Additional variables of the chat template."""
     echo: bool = False
     """The answer begins with the prompt's text."""
     params: SamplingParams
@@ -48,17 +48,17 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     deadline_ms: int = 0
     """Unix time in ms after which the request ends in an error; 0: none."""
     cache_salt: str = ""
-    """Requests share cached prefixes only with those of the same salt."""
+    """Requests share cached prefixes only with requests of the same salt."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """The client is gone. Nothing more is said of the request; unknown ids are ignored."""
+    """The client has disconnected: no more messages about the request are sent. Unknown ids are ignored."""
 
     id: bytes
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checkpoint's generation_config.json recommends where a request leaves a parameter out."""
+    """Defaults of sampling parameters, from the checkpoint's generation_config.json."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -68,87 +68,88 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The model as the worker sees it: what the scheduler says, and what its own files say."""
+    """The served model, described by the scheduler and by the worker's tokenizer files."""
 
     card: ModelCard
     epoch: tuple[int, int]
-    """Of several replicas, the latest."""
+    """The latest epoch of all replicas."""
     defaults: SamplingDefaults
     names: tuple[str, ...] = ()
-    """By which requests may call it; empty: by the card's alone."""
+    """Names that requests may use for the model; empty: only the card's name."""
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """At least one; the first is the answer's where the request names none."""
+        """At least one name; answers to requests without a model name use the first."""
         return self.names or (self.card.name,)
 
 
 class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
-    """Where the worker stands. `model` is None while no scheduler has welcomed it: `reason` says why."""
+    """State of a worker. `model` is None until a scheduler has sent its `Welcome`; `reason` explains why."""
 
     version: int
     at: float
-    """When it was said, on the clock that all processes of a machine share (`time.monotonic`)."""
+    """Time of sending, on the clock that all processes of a machine share (`time.monotonic`)."""
     model: ServedModel | None
     status: Status | None
-    """The scheduler's last word; of several, their sums."""
+    """Last status of the scheduler; the sum over several schedulers."""
     reason: str = ""
     replicas: tuple[ReplicaView, ...] = ()
-    """Where engines are found by name: all that were found."""
+    """All replicas that the worker knows."""
     retried: int = 0
-    """How often a request was tried again with another engine, or a later epoch of it; since the worker's start."""
+    """Requests resubmitted to another engine, or to a later epoch of the same one, since the worker started."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """The scheduler has queued the request: from now on it ends in `Finished` or `TextFailed`."""
+    """The scheduler has queued the request, which will end with `Finished` or `TextFailed`."""
 
     id: bytes
     prompt_tokens: int
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of an answer."""
+    """End of an answer."""
 
     id: bytes
     reason: Literal["stop", "length"]
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens that came from the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     completion_tokens: int
-    """Sampled tokens, with the one that ended the answer."""
+    """Sampled tokens, including the one that ended the answer."""
     wait: FirstTokenWait | None = None
-    """None: the scheduler did not say."""
+    """None: not reported by the scheduler."""
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
     """A token of an answer or an echoed prompt, with its log-probability."""
 
     name: bytes
-    """What the vocabulary calls it: its bytes, or the text of a special token."""
+    """Name in the vocabulary: the bytes of the token, or the text of a special token."""
     text: bytes
-    """What it adds to the text: nothing for a special token. All of them together are the text in UTF-8."""
+    """Bytes that the token adds to the text, none for a special token; concatenated they are the text in UTF-8."""
     offset: int
-    """Characters of the choice's text that are complete before it."""
+    """Number of complete characters of the choice's text before the token."""
     logprob: float | None
-    """None: the first token of a prompt has nothing that it could follow from."""
+    """None for the first token of a prompt, which has no context."""
     top: list[tuple[bytes, float]]
-    """Names of the likeliest tokens, best first."""
+    """Names and log-probabilities of the most likely tokens, best first."""
 
 
 class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_defaults=True):
-    """What one step gave to the requests of this frontend; an ended request's last text comes with its end. Echoed
-    prompts come as the first texts of their answers."""
+    """Texts of one step for the requests of a frontend; the last text of a request is sent with its end. Echoed prompts
+    are the first texts of their answers."""
 
     ids: bytes
     """16 bytes for each text."""
     texts: list[str]
     finished: list[Finished]
     counts: list[int]
-    """Tokens that each request has sampled so far."""
+    """Number of tokens that each request has sampled so far."""
     scored: dict[int, list[ScoredToken]] = {}
-    """Of the rows that asked for log-probabilities, by row: the tokens whose text is given."""
+    """Tokens of the texts by row, for requests with log-probabilities."""
 
     def rows(self) -> list[tuple[bytes, str]]:
+        """Request and text of each row. Raises ValidationError when the columns differ in length."""
         if len(self.ids) != len(self.texts) * REQUEST_ID_BYTES or len(self.counts) != len(self.texts):
             raise msgspec.ValidationError("the columns of a texts message differ in length")
         step = REQUEST_ID_BYTES
@@ -156,26 +157,26 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_default
 
 
 class TextFailed(msgspec.Struct, frozen=True, kw_only=True, tag="text_failed"):
-    """A request that ended without a full answer, or was never accepted. `code` is stable, see docs."""
+    """A request ended without a complete answer, or was not accepted. `code` is stable, see docs/api.md."""
 
     id: bytes
     code: str
     message: str
     param: str | None = None
-    """The field of the request that is to blame, in OpenAI's spelling."""
+    """Field of the request that caused the error, in OpenAI's spelling."""
 
 
 class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode", omit_defaults=True):
-    """Ask for the token ids of a text or a conversation; exactly one of the two is given."""
+    """Query for the token ids of a text or a conversation; exactly one of the two is set."""
 
     id: bytes
     messages: tuple[ChatMessage, ...] | None = None
     prompt: str | None = None
     template_variables: dict[str, Any] = {}
     add_special_tokens: bool = True
-    """Put the tokens before a text that the tokenizer has there by default."""
+    """Prepend the tokens that the tokenizer prepends by default."""
     add_generation_prompt: bool = True
-    """Begin the assistant's turn behind the messages."""
+    """Append the beginning of the assistant's message."""
 
 
 class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):
@@ -185,11 +186,11 @@ class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):
     tokens: bytes
     """int32"""
     names: list[bytes]
-    """What the vocabulary calls each token."""
+    """Name of each token in the vocabulary."""
 
 
 class Decode(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
-    """Ask for the text of token ids, special tokens included."""
+    """Query for the text of token ids, including special tokens."""
 
     id: bytes
     tokens: bytes
@@ -204,7 +205,7 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag="decoded"):
 
 
 class Describe(msgspec.Struct, frozen=True, kw_only=True, tag="describe"):
-    """Ask what clients that use the tokenizer themselves must know of it."""
+    """Query for the properties of the tokenizer that clients need to use it themselves."""
 
     id: bytes
 
@@ -214,7 +215,7 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag="described"):
 
     id: bytes
     special_tokens: dict[str, str]
-    """`bos_token`, `eos_token` …; absent where the model has none."""
+    """Special tokens by role (`bos_token`, `eos_token`, …), without those that the model does not define."""
     chat_template: str | None
     add_bos_token: bool
 

@@ -16,7 +16,7 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.engine import create_engine
 from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
-from minisgl.engine.worker_rank import PlanSource, follow
+from minisgl.engine.worker_rank import PlanReceiver, run_plans
 from minisgl.wire.plan import PlanError, StepPlan, StepResult
 from support.launcher.worker_rank_process import start_worker_rank
 from support.plans import Segment, make_plan, new_row
@@ -53,19 +53,19 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 
 @pytest.fixture
-def source(context: zmq.Context[Any]) -> Iterator[PlanSource]:
-    source = PlanSource(context, "tcp://127.0.0.1:*")
+def source(context: zmq.Context[Any]) -> Iterator[PlanReceiver]:
+    source = PlanReceiver(context, "tcp://127.0.0.1:*")
     yield source
     source.close()
 
 
-def _follow(source: PlanSource) -> RecordingEngine:
+def _follow(source: PlanReceiver) -> RecordingEngine:
     engine = RecordingEngine()
-    follow(engine, source, stop=threading.Event())
+    run_plans(engine, source, stop=threading.Event())
     return engine
 
 
-def test_plans_are_executed_in_order_until_rank_0_ends(context: zmq.Context[Any], source: PlanSource) -> None:
+def test_plans_are_executed_in_order_until_rank_0_ends(context: zmq.Context[Any], source: PlanReceiver) -> None:
     leader = RecordingEngine()
     engine: Engine = TensorParallelEngine(leader, PlanBroadcast(context, [source.address]))
     for step in range(5):
@@ -92,7 +92,7 @@ def test_plans_are_executed_in_order_until_rank_0_ends(context: zmq.Context[Any]
     ],
 )
 def test_a_gap_in_the_plans_is_an_error(
-    context: zmq.Context[Any], source: PlanSource, plans: list[StepPlan], message: str
+    context: zmq.Context[Any], source: PlanReceiver, plans: list[StepPlan], message: str
 ) -> None:
     broadcast = PlanBroadcast(context, [source.address])
     for plan in plans:
@@ -103,7 +103,7 @@ def test_a_gap_in_the_plans_is_an_error(
     broadcast.close()
 
 
-def test_a_frame_that_is_no_plan_is_an_error(context: zmq.Context[Any], source: PlanSource) -> None:
+def test_a_frame_that_is_no_plan_is_an_error(context: zmq.Context[Any], source: PlanReceiver) -> None:
     broadcast = PlanBroadcast(context, [source.address])
     broadcast.send(b"nonsense")
     with pytest.raises(PlanError):
@@ -111,18 +111,18 @@ def test_a_frame_that_is_no_plan_is_an_error(context: zmq.Context[Any], source: 
     broadcast.close()
 
 
-def test_a_follower_that_is_told_to_stop_does(source: PlanSource) -> None:
+def test_a_follower_that_is_told_to_stop_does(source: PlanReceiver) -> None:
     stop = threading.Event()
     stop.set()
     engine = RecordingEngine()
-    follow(engine, source, stop=stop)
+    run_plans(engine, source, stop=stop)
     assert engine.events == []
 
 
-def test_a_follower_that_does_not_read_is_noticed(context: zmq.Context[Any], source: PlanSource) -> None:
+def test_a_follower_that_does_not_read_is_noticed(context: zmq.Context[Any], source: PlanReceiver) -> None:
     broadcast = PlanBroadcast(context, [source.address])
     frame = b"x" * (1 << 20)
-    with pytest.raises(EngineError, match="rank 1 does not take plans") as refused:
+    with pytest.raises(EngineError, match="rank 1 does not receive plans") as refused:
         for _ in range(100 * QUEUE_PLANS):
             broadcast.send(frame)
     assert refused.value.code == "follower_stuck"

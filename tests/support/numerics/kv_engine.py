@@ -14,7 +14,7 @@ import numpy as np
 
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
-from minisgl.wire.plan import LogprobColumns, PromptPart, RowLogprobs, StepPlan, StepResult
+from minisgl.wire.plan import LogprobColumns, PromptLogprobPart, RowLogprobs, StepPlan, StepResult
 from minisgl.wire.shared_prefixes import decode_prefixes
 
 MASK = (1 << 64) - 1
@@ -110,7 +110,7 @@ class KvEngine:
         rows = list(asked)
         return RowLogprobs(np.array(rows, np.int32), columns(tokens[rows].tolist(), max(asked.values())))
 
-    def _prompt_scores(self, plan: StepPlan) -> Iterator[PromptPart]:
+    def _prompt_scores(self, plan: StepPlan) -> Iterator[PromptLogprobPart]:
         segments = (plan.prefill_slots, plan.prefill_starts, plan.prefill_lengths)
         for slot, start, length in zip(*(column.tolist() for column in segments), strict=True):
             row = self.processors.get(slot)
@@ -121,7 +121,7 @@ class KvEngine:
             if first < end:
                 assert row.prompt[first:end].size == end - first, "the engine is not told the next prompt tokens"
                 scores = [float(int(self.kv[self._address(slot, i - 1)]) % 1000) for i in range(first, end)]
-                yield PromptPart(slot, first, columns(scores, row.prompt_logprobs))
+                yield PromptLogprobPart(slot, first, columns(scores, row.prompt_logprobs))
 
     def _execute(self, plan: StepPlan) -> np.ndarray:
         for slot in plan.new_rows[0].tolist():

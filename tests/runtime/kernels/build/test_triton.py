@@ -120,7 +120,7 @@ def test_a_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
-def test_a_rehearsal_of_few_layers_launches_what_all_layers_do(
+def test_a_rehearsal_of_representative_layers_launches_what_all_layers_do(
     arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch, layers=4, head_dim=128))
@@ -128,7 +128,7 @@ def test_a_rehearsal_of_few_layers_launches_what_all_layers_do(
     with launches.recorded(HOPPER):
         rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
     few = len(launches)
-    monkeypatch.setattr(rehearsal, "_few_layers", lambda config: config)
+    monkeypatch.setattr(rehearsal, "_representative_layers", lambda config: config)
     with launches.recorded(HOPPER):
         rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
     assert len(launches) == few
