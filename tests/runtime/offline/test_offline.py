@@ -322,7 +322,7 @@ def test_an_error_names_the_invalid_option(options: dict[str, Any], words: str) 
 def test_a_length_beyond_the_pool_or_the_model_is_refused() -> None:
     with pytest.raises(EngineError, match="fewer than --max-model-len 512"):
         LLM(tiny_checkpoint(), device="cpu", num_pages=4, max_model_len=512)
-    with pytest.raises(EngineError, match="the model reaches 2048 tokens"):
+    with pytest.raises(EngineError, match="exceeds the model's limit of 2048 tokens"):
         LLM(tiny_checkpoint(), device="cpu", max_model_len=4096)
 
 
