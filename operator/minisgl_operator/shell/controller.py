@@ -296,17 +296,14 @@ class Controller:
         return 0.0 if self._listed_at is None else asyncio.get_running_loop().time() - self._listed_at
 
     def _page(self) -> str:
-        now = metrics.Snapshot(
-            depth=self.queue.depth,
-            adds=self.queue.adds,
-            retries=self.queue.retries,
-            longest_running=self.queue.longest_running(),
+        return metrics.render(
+            self._counts,
+            self.queue,
+            models=len(self.store.models()),
             resync_age=self._resync_age(),
             loop_lag=self._lag.seconds,
             leader=self._is_leader(),
-            models=len(self.store.models()),
         )
-        return metrics.render(self._counts, now)
 
 
 def _is_edited(body: Manifest) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+from minisgl_operator.shell.workqueue import WorkQueue
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _RECONCILE_EDGES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -31,29 +32,17 @@ class Metrics:
         self.requests[method, status] += 1
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Values at the moment of a scrape."""
-
-    depth: int
-    adds: int
-    retries: int
-    longest_running: float
-    resync_age: float
-    loop_lag: float
-    leader: bool
-    models: int
-
-
-def render(metrics: Metrics, now: Snapshot) -> str:
-    """Text in the Prometheus format 0.0.4."""
+def render(
+    metrics: Metrics, work: WorkQueue[Any], *, models: int, resync_age: float, loop_lag: float, leader: bool
+) -> str:
+    """Text in the Prometheus format 0.0.4. Times are in seconds."""
     page = _Page()
     queue, controller = 'name="inferencemodel"', 'controller="inferencemodel"'
-    page.gauge("workqueue_depth", "Models that wait for a worker.", now.depth, queue)
-    page.counter("workqueue_adds_total", "Times that a model was added to the queue.", {queue: now.adds})
-    page.counter("workqueue_retries_total", "Times that a model failed and was requeued.", {queue: now.retries})
+    page.gauge("workqueue_depth", "Models that wait for a worker.", work.depth, queue)
+    page.counter("workqueue_adds_total", "Times that a model was added to the queue.", {queue: work.adds})
+    page.counter("workqueue_retries_total", "Times that a model failed and was requeued.", {queue: work.retries})
     longest = "workqueue_longest_running_processor_seconds"
-    page.gauge(longest, "Age of the oldest reconcile that is running.", now.longest_running, queue)
+    page.gauge(longest, "Age of the oldest reconcile that is running.", work.longest_running(), queue)
     reconciles = {f'{controller},result="{result}"': count for result, count in metrics.reconciles.items()}
     page.counter("controller_runtime_reconcile_total", "Reconciles by result.", reconciles)
     page.histogram(
@@ -70,10 +59,10 @@ def render(metrics: Metrics, now: Snapshot) -> str:
     page.counter("minisgl_operator_apply_total", "Children applied, skipped without a change, or rejected.", applies)
     probes = {f'result="{result}"': count for result, count in metrics.probes.items()}
     page.counter("minisgl_operator_probes_total", "Status probes of launchers and frontends by result.", probes)
-    page.gauge("minisgl_operator_models", "InferenceModels that the operator manages.", now.models)
-    page.gauge("minisgl_operator_resync_age_seconds", "Time since the last full list.", now.resync_age)
-    page.gauge("minisgl_operator_event_loop_lag_seconds", "Delay of the event loop.", now.loop_lag)
-    page.gauge("minisgl_operator_leader", "1 while this process holds the Lease.", int(now.leader))
+    page.gauge("minisgl_operator_models", "InferenceModels that the operator manages.", models)
+    page.gauge("minisgl_operator_resync_age_seconds", "Time since the last full list.", resync_age)
+    page.gauge("minisgl_operator_event_loop_lag_seconds", "Delay of the event loop.", loop_lag)
+    page.gauge("minisgl_operator_leader", "1 while this process holds the Lease.", int(leader))
     return page.text()
 
 

@@ -48,7 +48,7 @@ def as_status(
 ) -> list[dict[str, Any]]:
     """The conditions as `status.conditions`. lastTransitionTime changes only when `status` does."""
     before = {condition["type"]: condition for condition in previous.get("conditions") or ()}
-    result, time = [], timestamp(now)
+    result, time = [], now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     for type, condition in conditions.items():
         last = before.get(type.value, {})
         result.append(
@@ -62,8 +62,3 @@ def as_status(
             }
         )
     return result
-
-
-def timestamp(moment: datetime) -> str:
-    """Time in the format of Kubernetes: UTC, whole seconds."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -10,7 +12,7 @@ from minisgl_operator.shell.client import Client, Connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
 from minisgl_operator.shell.health import Health, LoopLag
-from minisgl_operator.shell.metrics import Metrics, Snapshot, render
+from minisgl_operator.shell.metrics import Metrics, render
 from support.cluster.inference_models import DEFAULTS
 
 
@@ -60,17 +62,9 @@ def test_prometheus_can_parse_the_metrics() -> None:
     counts.requested("PATCH", 200)
     counts.applies["Service", "skipped"] += 3
     counts.probes["unreachable"] += 1
-    now = Snapshot(
-        depth=4,
-        adds=9,
-        retries=2,
-        longest_running=1.5,
-        resync_age=12,
-        loop_lag=0.25,
-        leader=True,
-        models=7,
-    )
-    families = {family.name: family for family in text_string_to_metric_families(render(counts, now))}
+    queue: Any = SimpleNamespace(depth=4, adds=9, retries=2, longest_running=lambda: 1.5)
+    page = render(counts, queue, models=7, resync_age=12, loop_lag=0.25, leader=True)
+    families = {family.name: family for family in text_string_to_metric_families(page)}
     values = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in families.values()
