@@ -43,7 +43,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may use the API and the admin API."""
+    """Access to the API and to the admin API."""
 
     api_keys: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Where servers of this API differ or say nothing: what this one does."""
+"""Behaviour of this server where servers of this API differ or document nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def refused(response: httpx.Response, status: int = 400) -> tuple[str, str]:
 
 
 @BOTH
-def test_max_tokens_are_never_cut_silently(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
+def test_max_tokens_are_never_reduced_silently(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
     stack.scheduler.answer = answer_with([-EOS])
     prompt = answered(stack, path, body)["usage"]["prompt_tokens"]
     left = CONTEXT - prompt
@@ -75,7 +75,7 @@ def test_max_tokens_are_never_cut_silently(stack: FrontendStack, path: str, body
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_last_value_that_is_taken(
+def test_limits_of_ranges(
     stack: FrontendStack, path: str, body: dict[str, Any], fine: dict[str, Any], wrong: dict[str, Any], param: str
 ) -> None:
     stack.scheduler.answer = answer_with([-EOS])
@@ -83,7 +83,7 @@ def test_the_last_value_that_is_taken(
     assert refused(stack.http.post(path, json=body | wrong)) == (param, "invalid_value")
 
 
-def test_the_most_log_probabilities(stack: FrontendStack) -> None:
+def test_limits_of_logprobs(stack: FrontendStack) -> None:
     stack.scheduler.answer = scored_answer([*ids("a"), -EOS])
     answered(stack, "/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 20})
     answered(stack, "/v1/completions", COMPLETION | {"logprobs": 20})
@@ -101,11 +101,11 @@ def test_the_most_log_probabilities(stack: FrontendStack) -> None:
     ],
 )
 @BOTH
-def test_numbers_are_no_strings(stack: FrontendStack, path: str, body: dict[str, Any], field: str) -> None:
+def test_strings_are_not_accepted_as_numbers(stack: FrontendStack, path: str, body: dict[str, Any], field: str) -> None:
     assert refused(stack.http.post(path, json=body | {field: "1"})) == (field, "invalid_value")
 
 
-def test_no_tokens_at_all(stack: FrontendStack) -> None:
+def test_max_tokens_of_zero(stack: FrontendStack) -> None:
     stack.scheduler.answer = answer_with(ids("a"))
     answer = answered(stack, "/v1/completions", COMPLETION | {"max_tokens": 0})
     assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("", 0)
@@ -129,7 +129,7 @@ def test_no_tokens_at_all(stack: FrontendStack) -> None:
         *((status, "server_error") for status in (500, 503)),
     ],
 )
-def test_the_type_of_an_error_is_that_of_its_status(status: int, kind: str) -> None:
+def test_the_type_of_an_error_follows_its_status(status: int, kind: str) -> None:
     error = ApiError(status, "a_code", "what is wrong", "messages[0].role")
     assert msgspec.json.decode(error.body())["error"] == {
         "message": "what is wrong",
@@ -158,7 +158,7 @@ def test_every_code_is_documented() -> None:
 
 
 @BOTH
-def test_an_answer_has_the_name_that_was_asked_for(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
+def test_a_response_has_the_requested_model_name(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
     stack.scheduler.answer = answer_with([-EOS])
     for given, name in ((None, "org/tiny"), ("org/tiny", "org/tiny"), ("default", "default")):
         assert answered(stack, path, body | {"model": given})["model"] == name
@@ -187,8 +187,7 @@ def test_an_unknown_model_is_named_in_the_error_with_the_served_ones(
 
 
 @BOTH
-def test_what_counts(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
-    """The token that ends an answer does; a prompt once, with its cached tokens."""
+def test_usage_counts_the_eos_token_and_a_prompt_once(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
     stack.scheduler.answer = answer_with([*ids("ab"), -EOS], cached=2)
     usage = answered(stack, path, body | {"n": 2})["usage"]
     prompt = len(stack.scheduler.received(Submit)[0].prompt) // 4
@@ -201,7 +200,7 @@ def test_what_counts(stack: FrontendStack, path: str, body: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("change", [{}, {"stop_token_ids": [ids("c")[0]]}, {"stop": "c"}], ids=["eos", "token", "text"])
-def test_log_probabilities_are_those_of_the_text(stack: FrontendStack, change: dict[str, Any]) -> None:
+def test_logprobs_cover_the_text_only(stack: FrontendStack, change: dict[str, Any]) -> None:
     last = EOS if not change else ids("c")[0]
     ends = "stop" not in change
     stack.scheduler.answer = scored_answer([*ids("ab"), -last if ends else last])
@@ -217,7 +216,7 @@ def test_log_probabilities_are_those_of_the_text(stack: FrontendStack, change: d
 
 @BOTH
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_character_that_is_cut_is_flushed_as_a_full_decode_has_it(
+def test_a_partial_character_at_the_end_is_decoded_as_in_a_full_decode(
     stack: FrontendStack, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     tokens = ids("ok 🙂")
@@ -229,7 +228,7 @@ def test_a_character_that_is_cut_is_flushed_as_a_full_decode_has_it(
         choices = [msgspec.json.decode(event)["choices"][0] for event in events]
         texts = [choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices]
         empty = [text for text in texts if not text]
-        assert len(empty) == (2 if "messages" in body else 1), "only the first of a chat and the last are empty"
+        assert len(empty) == (2 if "messages" in body else 1), "first event of a chat, and last event"
         text = "".join(texts)
     else:
         choice = response.json()["choices"][0]
@@ -237,7 +236,7 @@ def test_a_character_that_is_cut_is_flushed_as_a_full_decode_has_it(
     assert text == TOKENIZER.decode(tokens[:-2]) == "ok \ufffd"
 
 
-def test_text_of_a_chat_is_no_control_token_and_that_of_a_prompt_is(stack: FrontendStack) -> None:
+def test_control_tokens_are_parsed_in_prompts_but_not_in_messages(stack: FrontendStack) -> None:
     stack.scheduler.answer = answer_with([-EOS])
     text = "<|im_end|>"
     counts = []
@@ -267,7 +266,9 @@ def test_seeds_have_64_bits() -> None:
 # A lost engine
 
 
-def test_a_lost_engine_is_not_ready_and_serves_nobody(make_stack: Callable[..., FrontendStack]) -> None:
+def test_without_an_engine_the_server_is_not_ready_and_rejects_requests(
+    make_stack: Callable[..., FrontendStack],
+) -> None:
     stack = make_stack()
     stack.scheduler.close()
     assert refused(stack.wait_until_ready(False), 503)[1] == "not_ready"

@@ -1,4 +1,4 @@
-"""Clients that leave: whatever the request is waiting for, what it holds is free at once."""
+"""Clients that disconnect: in every phase, what the request holds is freed immediately."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def post(body: dict[str, Any], path: str = "/v1/chat/completions") -> bytes:
 
 
 def metric(stack: FrontendStack, line: str) -> float:
-    """The value on the line of /metrics that matches; 0 when there is none."""
+    """Return the value on the line of /metrics that matches, 0 without one."""
     found = re.search(rf"^{line} (\S+)$", stack.http.get("/metrics").text, re.MULTILINE)
     return float(found.group(1)) if found else 0.0
 
@@ -41,12 +41,12 @@ def disconnects(stack: FrontendStack, phase: str) -> float:
 
 def assert_left(stack: FrontendStack, phase: str) -> None:
     eventually(lambda: disconnects(stack, phase) == 1)
-    # Only the scrape itself is under way.
+    # Only the scrape itself is in progress.
     for each, count in (("reading", 1), ("tokenizing", 0), ("waiting", 0), ("generating", 0)):
         assert metric(stack, rf'minisgl:frontend_inflight{{.*phase="{each}"}}') == count, each
 
 
-def test_while_the_body_is_sent(make_stack: MakeStack) -> None:
+def test_disconnect_while_the_body_is_sent(make_stack: MakeStack) -> None:
     stack = make_stack()
     with connect(stack) as client:
         client.sendall(post(CHAT)[:-5])
@@ -55,7 +55,7 @@ def test_while_the_body_is_sent(make_stack: MakeStack) -> None:
     assert not stack.scheduler.received(Submit)
 
 
-def test_before_the_scheduler_has_queued_it(make_stack: MakeStack) -> None:
+def test_disconnect_before_the_scheduler_has_queued_the_request(make_stack: MakeStack) -> None:
     stack = make_stack()
     with connect(stack) as client:
         client.sendall(post(CHAT))
@@ -64,18 +64,18 @@ def test_before_the_scheduler_has_queued_it(make_stack: MakeStack) -> None:
     assert_left(stack, "tokenizing")
 
 
-def test_while_its_prompt_is_encoded(make_stack: MakeStack) -> None:
+def test_disconnect_while_the_prompt_is_encoded(make_stack: MakeStack) -> None:
     stack = make_stack()
     with connect(stack) as client:
         client.sendall(post({"prompt": "a b " * 400_000}, "/v1/completions"))
         eventually(lambda: metric(stack, r'minisgl:frontend_inflight{.*phase="tokenizing"}') == 1)
     assert_left(stack, "tokenizing")
-    assert stack.http.post("/v1/completions", json={"prompt": [1] * 1000}).status_code == 400, "the worker goes on"
+    assert stack.http.post("/v1/completions", json={"prompt": [1] * 1000}).status_code == 400, "the worker still runs"
     assert not stack.scheduler.received(Submit)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_while_it_waits_for_its_first_token(make_stack: MakeStack, stream: bool) -> None:
+def test_disconnect_before_the_first_token(make_stack: MakeStack, stream: bool) -> None:
     stack = make_stack()
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     with connect(stack) as client:
@@ -86,7 +86,7 @@ def test_while_it_waits_for_its_first_token(make_stack: MakeStack, stream: bool)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_while_it_is_answered(make_stack: MakeStack, stream: bool) -> None:
+def test_disconnect_during_the_response(make_stack: MakeStack, stream: bool) -> None:
     stack = make_stack()
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     with connect(stack) as client:
@@ -97,7 +97,7 @@ def test_while_it_is_answered(make_stack: MakeStack, stream: bool) -> None:
     assert metric(stack, r'vllm:request_success_total{.*finished_reason="abort"}') == 1
 
 
-def test_after_the_answer_is_no_disconnect(make_stack: MakeStack) -> None:
+def test_closing_after_the_response_is_not_a_disconnect(make_stack: MakeStack) -> None:
     stack = make_stack()
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0], "length")]
     with connect(stack) as client:
@@ -110,7 +110,7 @@ def test_after_the_answer_is_no_disconnect(make_stack: MakeStack) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_with_a_second_request_behind_the_first(make_stack: MakeStack, stream: bool) -> None:
+def test_disconnect_with_a_pipelined_request(make_stack: MakeStack, stream: bool) -> None:
     stack = make_stack()
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     with connect(stack) as client:

@@ -1,4 +1,4 @@
-"""A real server with many streams: clients leave at any time, and then the server is told to end."""
+"""A real server with many streams: clients disconnect at any time, and then the server gets SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.tiny_checkpoint import tiny_checkpoint
 STREAMS = 200
 SECONDS_TO_IDLE = 5.0
 SLACK = 3
-"""Other tests take the processor meanwhile."""
+"""Factor on time limits: other tests use the processor too."""
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def _split(line: str) -> tuple[str, str]:
 
 
 def freed_by_flush(served: Served) -> int:
-    """Cached pages that the administration gives back."""
-    told = [line["message"] for line in served.lines() if "admin API listening" in line["message"]]
-    url = f"http://{urlsplit(served.url).hostname}:{told[0].rpartition(' ')[2]}/flush_cache"
+    """Flush the prefix cache and return the number of freed pages."""
+    lines = [line["message"] for line in served.lines() if "admin API listening" in line["message"]]
+    url = f"http://{urlsplit(served.url).hostname}:{lines[0].rpartition(' ')[2]}/flush_cache"
     request = urllib.request.Request(url, method="POST", headers={"authorization": "Bearer root-key"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         return int(json.loads(answer.read())["freed_pages"])
@@ -65,7 +65,7 @@ def address_of(served: Served) -> tuple[str, int]:
 
 
 async def one_stream(address: tuple[str, int], number: int, leave: random.Random) -> str:
-    """Ask, and leave after a random part of the way; what was seen of the answer."""
+    """Send a request and disconnect at a random point. Return where that was."""
     reader, writer = await asyncio.open_connection(*address)
     body = json.dumps(
         {
@@ -99,7 +99,7 @@ async def one_stream(address: tuple[str, int], number: int, leave: random.Random
     return place
 
 
-def test_everything_is_idle_again(served: Served) -> None:
+def test_all_resources_are_free_after_disconnects(served: Served) -> None:
     address = address_of(served)
 
     async def all_streams() -> list[str]:
@@ -128,7 +128,7 @@ def test_everything_is_idle_again(served: Served) -> None:
     def aborted() -> list[dict[str, Any]]:
         return [line for line in served.lines() if line["message"].startswith("aborted")]
 
-    # By way of the launcher, which is behind.
+    # Log lines arrive through the launcher, which is slower.
     eventually(lambda: len(aborted()) >= left)
     assert len(aborted()) == left
     assert not [line for line in served.lines() if "traceback" in line or line["level"] in ("error", "critical")]
@@ -138,7 +138,7 @@ def test_everything_is_idle_again(served: Served) -> None:
     assert freed_by_flush(served) == 0
 
 
-def test_sigterm_lets_every_stream_complete(served: Served) -> None:
+def test_every_stream_completes_after_sigterm(served: Served) -> None:
     address = address_of(served)
 
     async def all_streams() -> list[bytes]:
@@ -162,7 +162,7 @@ def test_sigterm_lets_every_stream_complete(served: Served) -> None:
         return await asyncio.gather(*streams)
 
     for answer in asyncio.run(all_streams()):
-        # The last part of a chunked answer is the empty one.
+        # The last chunk of a complete response is empty.
         assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"), answer[-300:]
         assert answer.count(b'"finish_reason":"length"') == 1
     assert served.popen.wait(60) == 0

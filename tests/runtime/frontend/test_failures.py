@@ -1,4 +1,4 @@
-"""Processes that die, stall or end: never a truncated success, and /ready tells the truth."""
+"""Processes that crash, stall or stop: never a truncated success, and /ready reports the state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MakeStack = Callable[..., FrontendStack]
 
 
 class Answer:
-    """A request in a thread: a stream whose text is read as it comes, or a whole answer."""
+    """A request in a thread: a stream whose text is read as it arrives, or a full response."""
 
     def __init__(self, stack: FrontendStack, stream: bool) -> None:
         self.text = ""
@@ -62,7 +62,7 @@ class Answer:
 def assert_broken(streamed: Answer, whole: Answer, code: str) -> None:
     streamed.result()
     whole.result()
-    assert isinstance(streamed.error, httpx.RemoteProtocolError), "the connection breaks"
+    assert isinstance(streamed.error, httpx.RemoteProtocolError), "the connection is closed without an end"
     assert f'"code":"{code}"' in streamed.text
     assert "[DONE]" not in streamed.text
     assert whole.response is not None
@@ -72,7 +72,7 @@ def assert_broken(streamed: Answer, whole: Answer, code: str) -> None:
 
 
 def two_answers(stack: FrontendStack) -> tuple[Answer, Answer]:
-    """A stream that has begun, and a whole answer that the engine has queued."""
+    """A stream that has begun, and a request for a full response that the engine has queued."""
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     streamed, whole = Answer(stack, True), Answer(stack, False)
     streamed.wait_for_start()
@@ -81,7 +81,7 @@ def two_answers(stack: FrontendStack) -> tuple[Answer, Answer]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_dead_scheduler_fails_all_answers_and_a_new_one_is_used(make_stack: MakeStack, workers: int) -> None:
+def test_a_lost_scheduler_fails_all_requests_and_a_new_one_is_used(make_stack: MakeStack, workers: int) -> None:
     stack = make_stack(workers=workers)
     streamed, whole = two_answers(stack)
     stack.scheduler.close()
@@ -98,7 +98,7 @@ def test_a_dead_scheduler_fails_all_answers_and_a_new_one_is_used(make_stack: Ma
     assert after.json()["choices"][0]["message"]["content"] == "ok"
 
 
-def test_a_dead_worker_fails_its_answers(make_stack: MakeStack) -> None:
+def test_a_killed_tokenizer_worker_fails_its_requests(make_stack: MakeStack) -> None:
     stack = make_stack(workers=1)
     streamed, whole = two_answers(stack)
     pid = stack.workers[0].pid
@@ -110,20 +110,20 @@ def test_a_dead_worker_fails_its_answers(make_stack: MakeStack) -> None:
     stack.wait_until_ready()
 
 
-def test_an_engine_that_gives_this_server_up_is_a_lost_one(make_stack: MakeStack) -> None:
+def test_an_engine_that_drops_this_client_counts_as_lost(make_stack: MakeStack) -> None:
     stack = make_stack()
     streamed, whole = two_answers(stack)
-    stack.scheduler.send(Failed(b"", "client_dropped", "it does not read what it asked for"))
+    stack.scheduler.send(Failed(b"", "client_dropped", "the client does not read"))
     assert_broken(streamed, whole, "client_dropped")
 
 
 @pytest.mark.parametrize("code", ["engine_stalled", "draining", "wire_version"])
-def test_lost_engines_are_worth_another_try(code: str) -> None:
+def test_errors_of_lost_engines_are_retryable(code: str) -> None:
     error = ApiError.from_code(code, "the engine is lost")
     assert (error.status, error.headers["retry-after"]) == (503, "1")
 
 
-def test_a_message_from_outside_fails_all_answers(make_stack: MakeStack) -> None:
+def test_fail_all_ends_all_requests_with_its_message(make_stack: MakeStack) -> None:
     stack = make_stack()
     streamed, whole = two_answers(stack)
     stack.server.fail_all("rank1 has died")
@@ -133,7 +133,7 @@ def test_a_message_from_outside_fails_all_answers(make_stack: MakeStack) -> None
     assert len(stack.scheduler.wait_for(Abort, 2)) == 2
 
 
-def test_what_is_too_large_for_a_message_fails_alone(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_too_large_for_a_message_fails_alone(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("wire.sockets", "frontend.tokenizers", "router.worker"):
         monkeypatch.setattr(f"minisgl.{module}.MAX_MESSAGE_BYTES", 16_000)
     stack = make_stack()
@@ -145,10 +145,10 @@ def test_what_is_too_large_for_a_message_fails_alone(make_stack: MakeStack, monk
         lines = response.iter_lines()
         next(line for line in lines if '"text":"a"' in line)
         for path, body in (
-            # The question fits, and its answer does not.
+            # The request fits, and its reply does not.
             ("/tokenize", {"prompt": "é" * 4_000}),
             ("/detokenize", {"tokens": [EOS] * 3_900}),
-            # The question does not.
+            # The request does not.
             ("/detokenize", {"tokens": [1] * 5_000}),
             ("/tokenize", {"prompt": "a" * 17_000}),
             ("/v1/completions", {"prompt": [1] * 5_000, "n": 2}),
@@ -173,15 +173,15 @@ def test_not_ready_before_the_scheduler_has_answered(make_stack: MakeStack) -> N
     assert stack.http.post("/v1/completions", json={"prompt": "a"}).status_code == 503
 
 
-def test_not_ready_when_the_engine_is_silent(make_stack: MakeStack) -> None:
+def test_not_ready_without_recent_status_of_the_engine(make_stack: MakeStack) -> None:
     stack = make_stack(stale_seconds=0.3)
-    stack.scheduler.speaks = False
+    stack.scheduler.sends_status = False
     assert "no status from the engine" in stack.wait_until_ready(False).text
-    stack.scheduler.speaks = True
+    stack.scheduler.sends_status = True
     stack.wait_until_ready()
 
 
-def test_a_scheduler_that_does_not_queue_in_time_is_an_error(make_stack: MakeStack) -> None:
+def test_a_request_that_is_not_queued_in_time_fails(make_stack: MakeStack) -> None:
     # Long enough for the request to be on its way to the scheduler.
     stack = make_stack(accept_seconds=2.0)
     response = stack.http.post("/v1/chat/completions", json=CHAT | {"stream": True})
@@ -189,7 +189,7 @@ def test_a_scheduler_that_does_not_queue_in_time_is_an_error(make_stack: MakeSta
     assert stack.scheduler.wait_for(Abort)[0].id == stack.scheduler.received(Submit)[0].id
 
 
-def test_a_silent_stream_is_kept_open_by_comments(make_stack: MakeStack) -> None:
+def test_a_silent_stream_gets_keepalive_comments(make_stack: MakeStack) -> None:
     stack = make_stack(ping_seconds=0.05)
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     with stack.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True, "max_tokens": 1}) as response:
@@ -203,7 +203,7 @@ def test_a_silent_stream_is_kept_open_by_comments(make_stack: MakeStack) -> None
     assert '"content":"a"' in rest[-3]
 
 
-def test_an_orderly_end_completes_what_runs(make_stack: MakeStack) -> None:
+def test_running_requests_complete_during_shutdown(make_stack: MakeStack) -> None:
     stack = make_stack()
     streamed, whole = two_answers(stack)
     stack.server.stop()
@@ -226,7 +226,7 @@ def assert_listener_closes(stack: FrontendStack) -> None:
             return
 
 
-def test_what_does_not_end_in_time_ends_in_an_error(make_stack: MakeStack) -> None:
+def test_requests_that_exceed_the_drain_time_end_in_an_error(make_stack: MakeStack) -> None:
     stack = make_stack(drain_seconds=0.2)
     streamed, whole = two_answers(stack)
     stack.server.stop()
@@ -234,7 +234,7 @@ def test_what_does_not_end_in_time_ends_in_an_error(make_stack: MakeStack) -> No
     stack.join()
 
 
-def test_a_second_signal_ends_at_once(make_stack: MakeStack) -> None:
+def test_a_second_signal_ends_running_requests_immediately(make_stack: MakeStack) -> None:
     stack = make_stack(drain_seconds=600)
     streamed, whole = two_answers(stack)
     stack.server.stop()
@@ -268,7 +268,7 @@ def config(**changes: Any) -> FrontendConfig:
     return FrontendConfig(tokenizer_addresses=("ipc:///nowhere",), **changes)
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_the_error_names_a_port_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -279,7 +279,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_a_host_that_is_not_ours_is_named() -> None:
+def test_the_error_names_the_flag_for_a_host_that_is_not_local() -> None:
     with pytest.raises(ServerError, match="--host"):
         FrontendServer(config(host="203.0.113.1", port=0))
     with pytest.raises(ServerError, match="--host") as raised:

@@ -54,7 +54,7 @@ def is_accepted(parse: Any, body: dict[str, Any]) -> bool:
 
 
 def compares(body: dict[str, Any]) -> bool:
-    """Whether two numbers of the body must fit together, which no schema can say."""
+    """Whether the parser compares two numbers of the body, which no schema can express."""
     given = {name for name, value in body.items() if value is not None}
     most = {"max_tokens", "max_completion_tokens", "max_new_tokens"}
     return bool(given & {"min_tokens", "min_new_tokens", "best_of"}) or ("n" in given and bool(given & most))
@@ -70,7 +70,7 @@ def compares(body: dict[str, Any]) -> bool:
     ],
     ids=["chat", "completion", "native", "native, empty"],
 )
-def test_any_value_of_any_field(parse: Any, kind: Any, start: dict[str, Any]) -> None:
+def test_the_schema_allows_any_field_exactly_as_the_parser_does(parse: Any, kind: Any, start: dict[str, Any]) -> None:
     schema = validator(kind.__name__)
     fields = st.sampled_from([*kind.__struct_fields__, "unknown"])
 
@@ -84,7 +84,7 @@ def test_any_value_of_any_field(parse: Any, kind: Any, start: dict[str, Any]) ->
     check()
 
 
-def test_any_messages() -> None:
+def test_the_schema_allows_messages_exactly_as_the_parser_does() -> None:
     schema = validator("ChatBody")
 
     @settings(max_examples=200, deadline=None)
@@ -96,7 +96,7 @@ def test_any_messages() -> None:
     check()
 
 
-def test_any_sampling_parameter_of_generate() -> None:
+def test_the_schema_allows_sampling_parameters_of_generate_exactly_as_the_parser_does() -> None:
     schema = validator("NativeBody")
 
     @settings(max_examples=200, deadline=None)
@@ -129,10 +129,10 @@ def test_any_sampling_parameter_of_generate() -> None:
         ("DetokenizeBody", {"tokens": [512]}, False),
     ],
 )
-def test_what_the_served_model_allows(kind: str, body: dict[str, Any], valid: bool) -> None:
+def test_the_schema_has_names_and_vocabulary_of_the_served_model(kind: str, body: dict[str, Any], valid: bool) -> None:
     model = ServedModel(card=card("org/tiny", vocab_size=512), epoch=(1, 1), defaults=SamplingDefaults())
     assert validator(kind, model).is_valid(body) == valid
-    assert openapi(None) == openapi(None), "nothing is left of the model"
+    assert openapi(None) == openapi(None), "the document of a model leaves nothing behind"
     assert validator("DetokenizeBody").is_valid({"tokens": [512]})
 
 
@@ -140,7 +140,7 @@ def test_the_document_is_served(stack: FrontendStack) -> None:
     document = stack.http.get("/openapi.json").json()
     assert document["openapi"] == "3.1.0"
     for path in document["paths"]:
-        # A POST without a body is refused everywhere, and the error has the published form.
+        # A POST without a body is rejected everywhere, and the error has the published form.
         error = stack.http.post(path, content=b"")
         assert error.status_code == 400
         jsonschema.validate(error.json(), document["components"]["schemas"]["Error"])

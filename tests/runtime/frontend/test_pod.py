@@ -1,4 +1,4 @@
-"""`minisgl frontend` as a pod runs it: engines at an address of their own, probes, and the way out."""
+"""`minisgl frontend` as a pod runs it: discovery of engines, probes, and shutdown."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def frontend(tmp_path: Path) -> Iterator[FrontendPod]:
     made.close()
 
 
-def test_from_no_engine_to_the_last_stream(frontend: FrontendPod) -> None:
+def test_life_of_a_frontend_pod(frontend: FrontendPod) -> None:
     assert frontend.control.get("/live").json() == {"ready": True, "reason": ""}
     assert frontend.control.get("/startup").status_code == 200
     not_ready = frontend.control.get("/ready")
@@ -128,7 +128,7 @@ def test_from_no_engine_to_the_last_stream(frontend: FrontendPod) -> None:
         "waiting": 0,
     }
 
-    # Its engine starts anew while a request waits: the client notices nothing.
+    # The engine restarts while a request waits: the client does not notice.
     engine.scheduler.reset()
     engine.scheduler.answer = lambda submit: [Ack(submit.id)]
     with frontend.http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as stream:
@@ -140,12 +140,12 @@ def test_from_no_engine_to_the_last_stream(frontend: FrontendPod) -> None:
             continue
         (submit,) = engine.scheduler.wait_for(Submit)
 
-        # Told to end, it is not ready at once.
+        # After SIGTERM it is not ready immediately.
         frontend.popen.send_signal(signal.SIGTERM)
         eventually(lambda: frontend.control.get("/ready").status_code == 503)
         assert frontend.control.get("/status").json()["draining"] is True
 
-        # Five seconds later nobody is let in, and the stream goes on to its end.
+        # Five seconds later new requests are rejected, and the stream continues to its end.
         def is_refused() -> bool:
             try:
                 httpx.get(f"{frontend.http.base_url}/health", timeout=WAIT_SECONDS)
@@ -164,20 +164,20 @@ def test_from_no_engine_to_the_last_stream(frontend: FrontendPod) -> None:
     assert frontend.popen.wait(WAIT_SECONDS) == 0
 
 
-def test_a_tokenizer_that_dies_is_started_again_with_the_files_that_are_there(frontend: FrontendPod) -> None:
+def test_a_killed_tokenizer_is_restarted_with_the_files_in_use(frontend: FrontendPod) -> None:
     engine = frontend.start_engine(saying("xyz"))
     fetched = len(engine.files.requests)
     killed = launched_by(frontend.popen.pid)["tokenizer0"]
     os.kill(killed, signal.SIGKILL)
     eventually(lambda: launched_by(frontend.popen.pid).get("tokenizer0", killed) != killed)
-    # It may still be so for a moment that nobody has noticed.
+    # For a moment the loss may be unnoticed.
     eventually(lambda: frontend.http.post("/v1/chat/completions", json=CHAT).status_code == 200)
     assert frontend.control.get("/ready").status_code == 200
     assert len(engine.files.requests) == fetched
 
 
 class InThread:
-    """The same server in this process, with a shorter way out."""
+    """The same server in this process, with a shorter shutdown."""
 
     def __init__(self, path: Path, answer: Callable[[Submit], list[FromScheduler]], leave_seconds: float = 0.5) -> None:
         self.pods = Pods()
@@ -207,7 +207,7 @@ class InThread:
         eventually(lambda: self.control.get("/ready").status_code == 200)
 
     def stop(self) -> None:
-        """As SIGTERM does."""
+        """Stop as after SIGTERM."""
         self._server.stop()
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class InThread:
         self.pods.close()
 
 
-def test_drain_by_http_ends_nothing(tmp_path: Path) -> None:
+def test_drain_by_http_keeps_running_requests(tmp_path: Path) -> None:
     server = InThread(tmp_path, saying("xyz"))
     assert server.control.get("/drain").status_code == 202
     assert server.control.post("/drain").json() == {"draining": True}
@@ -231,7 +231,7 @@ def test_drain_by_http_ends_nothing(tmp_path: Path) -> None:
     server.close()
 
 
-def test_who_comes_while_it_leaves_is_served(tmp_path: Path) -> None:
+def test_requests_that_arrive_during_leave_time_are_served(tmp_path: Path) -> None:
     server = InThread(tmp_path, saying("xyz"), leave_seconds=600)
     server.stop()
     eventually(lambda: server.control.get("/ready").status_code == 503)
@@ -240,7 +240,7 @@ def test_who_comes_while_it_leaves_is_served(tmp_path: Path) -> None:
     server.close()
 
 
-def test_a_stream_whose_engine_dies_ends_in_an_error_and_a_reset(tmp_path: Path) -> None:
+def test_a_stream_whose_engine_is_lost_ends_in_an_error(tmp_path: Path) -> None:
     server = InThread(tmp_path, lambda submit: [Ack(submit.id), row(submit.id, 0, token("x"))])
     with server.http.stream("POST", "/v1/chat/completions", json={**UNNAMED, "stream": True}) as stream:
         lines = stream.iter_lines()

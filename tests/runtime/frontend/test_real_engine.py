@@ -1,4 +1,4 @@
-"""The fields that the engine acts on, through the official client and a whole server with a tiny model."""
+"""Fields that the engine acts on, through the official client and a complete server with a tiny model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client(url: str) -> openai.OpenAI:
 
 
 def content(client: openai.OpenAI, **fields: Any) -> str:
-    """Of the one choice; `extra` are fields that the client does not know by name."""
+    """Return the text of the only choice; `extra`: fields that the client does not know."""
     answer = client.chat.completions.create(**GREEDY, extra_body=fields)
     return answer.choices[0].message.content or ""
 
@@ -59,8 +59,8 @@ def test_seeds_and_n(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("field", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_penalties_change_an_answer_that_repeats_itself(client: openai.OpenAI, url: str, field: str) -> None:
-    # The greedy answer repeats a token at once; with the penalty another one is likelier.
+def test_penalties_change_repetitive_text(client: openai.OpenAI, url: str, field: str) -> None:
+    # Greedy text repeats a token immediately; with the penalty another one is more likely.
     strong = {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 100}[field]
     (q,), (z,) = tokens_of(url, "q"), tokens_of(url, "z")
     bias = {"logit_bias": {str(q): 50, str(z): 49}}
@@ -75,7 +75,7 @@ def test_logit_bias(client: openai.OpenAI, url: str) -> None:
     assert "q" not in content(client, logit_bias={str(token): -100})
 
 
-def test_stops(client: openai.OpenAI, url: str) -> None:
+def test_stop_strings_and_stop_tokens(client: openai.OpenAI, url: str) -> None:
     (q, z) = tokens_of(url, "q")[0], tokens_of(url, "z")[0]
     bias = {"logit_bias": {str(q): 100}}
     assert content(client, **bias, stop="qqq") == ""
@@ -93,12 +93,12 @@ def test_logprobs(client: openai.OpenAI) -> None:
     text = b"".join(bytes(entry.bytes or []) for entry in entries)
     assert text.decode("utf-8", "replace") == choice.message.content
     for entry in entries:
-        assert entry.logprob == entry.top_logprobs[0].logprob, "greedy takes the likeliest"
+        assert entry.logprob == entry.top_logprobs[0].logprob, "greedy sampling takes the most likely token"
         tops = [top.logprob for top in entry.top_logprobs]
         assert len(tops) == 3 and tops == sorted(tops, reverse=True)
 
 
-def test_logprobs_are_those_of_the_model_itself(client: openai.OpenAI, url: str) -> None:
+def test_logprobs_are_unchanged_by_sampling_parameters(client: openai.OpenAI, url: str) -> None:
     def first(**fields: Any) -> tuple[str, list[tuple[str, float]]]:
         request = GREEDY | {"max_tokens": 1, "logprobs": True, "top_logprobs": 5}
         choice = client.chat.completions.create(**(request | fields)).choices[0]
@@ -106,17 +106,17 @@ def test_logprobs_are_those_of_the_model_itself(client: openai.OpenAI, url: str)
         (entry,) = choice.logprobs.content
         return entry.token, [(top.token, top.logprob) for top in entry.top_logprobs]
 
-    plain, likeliest = first()
+    plain, top = first()
     forced = "z" if plain == "q" else "q"
     (token,) = tokens_of(url, forced)
     changes = {"temperature": 2, "presence_penalty": 2, "logit_bias": {str(token): 100}}
     other, still = first(**changes, seed=1, extra_body={"repetition_penalty": 2})
     assert other == forced
-    assert [token for token, _ in still] == [token for token, _ in likeliest]
-    assert [logprob for _, logprob in still] == pytest.approx([logprob for _, logprob in likeliest], abs=1e-4)
+    assert [token for token, _ in still] == [token for token, _ in top]
+    assert [logprob for _, logprob in still] == pytest.approx([logprob for _, logprob in top], abs=1e-4)
 
 
-def test_the_upper_half_of_a_seed_counts(client: openai.OpenAI) -> None:
+def test_the_upper_32_bits_of_a_seed_matter(client: openai.OpenAI) -> None:
     def sampled(seed: int) -> str | None:
         answer = client.chat.completions.create(model="default", messages=USER, max_tokens=16, seed=seed)
         return answer.choices[0].message.content
@@ -124,7 +124,7 @@ def test_the_upper_half_of_a_seed_counts(client: openai.OpenAI) -> None:
     assert len({sampled(5), sampled(5 + 2**32), sampled(5 + 2**62)}) == 3
 
 
-def test_scores_of_a_prompt_are_those_of_its_generation(client: openai.OpenAI, url: str) -> None:
+def test_prompt_logprobs_equal_those_of_generation(client: openai.OpenAI, url: str) -> None:
     prompt = tokens_of(url, "The quick brown")
     request = {"model": "default", "temperature": 0, "logprobs": 1}
     made = client.completions.create(prompt=prompt, max_tokens=4, **request).choices[0]
@@ -160,7 +160,7 @@ def test_streams_and_concurrency(client: openai.OpenAI, url: str) -> None:
     assert asyncio.run(many()) == [plain] * 8
 
 
-def test_a_prompt_that_is_too_long_says_so_in_clients_words(client: openai.OpenAI) -> None:
+def test_a_prompt_that_is_too_long_has_the_error_that_clients_expect(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(model="default", prompt="x" * 50_000)
     assert "This model's maximum context length is" in str(raised.value)
@@ -168,8 +168,8 @@ def test_a_prompt_that_is_too_long_says_so_in_clients_words(client: openai.OpenA
     assert raised.value.code == "context_length_exceeded"
 
 
-def test_every_eos_of_the_checkpoint_ends_an_answer(tmp_path: Path) -> None:
-    """Also one that the tokenizer knows nothing of."""
+def test_every_eos_token_of_the_checkpoint_ends_a_choice(tmp_path: Path) -> None:
+    """Including one that the tokenizer does not know."""
     model = tmp_path / "model"
     shutil.copytree(tiny_checkpoint(), model)
     generation = json.loads((model / "generation_config.json").read_text())
@@ -182,7 +182,7 @@ def test_every_eos_of_the_checkpoint_ends_an_answer(tmp_path: Path) -> None:
         served.wait_until_ready()
 
         def end(token: int, **fields: Any) -> tuple[str, int]:
-            """Of an answer in which this token is always the likeliest."""
+            """Return the finish reason of text in which this token is always the most likely."""
             body = {"prompt": "Hello", "temperature": 0, "max_tokens": 3, "logit_bias": {str(token): 100}}
             answer = httpx.post(f"{served.url}/v1/completions", json=body | fields, timeout=60).json()
             return answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]

@@ -1,4 +1,4 @@
-"""The links to tokenizer workers, with a worker that the test plays."""
+"""Links to tokenizer workers, with fake workers."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ READY = WorkerState(
 )
 
 
-class PlayedWorker:
+class FakeWorker:
     def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
         self._socket = open_socket(context, zmq.DEALER)
         self._socket.connect(address)
 
-    async def say(self, *messages: msgspec.Struct | bytes) -> None:
+    async def send(self, *messages: msgspec.Struct | bytes) -> None:
         for message in messages:
             await self._socket.send(message if isinstance(message, bytes) else msgspec.msgpack.encode(message))
 
-    async def hear(self) -> Generate | Cancel:
+    async def receive(self) -> Generate | Cancel:
         frame = await asyncio.wait_for(self._socket.recv(), WAIT_SECONDS)
         return msgspec.msgpack.decode(frame, type=Generate | Cancel)  # type: ignore[arg-type]
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self._socket.close(linger=0)
 
 
 class Links:
-    def __init__(self, tokenizers: TokenizerPool, workers: list[PlayedWorker]) -> None:
+    def __init__(self, tokenizers: TokenizerPool, workers: list[FakeWorker]) -> None:
         self.tokenizers = tokenizers
         self.workers = workers
 
@@ -84,77 +84,77 @@ async def links(tmp_path: Path) -> AsyncIterator[Links]:
     tokenizers = TokenizerPool(addresses, 60, RequestTracker(RequestLimits()))
     tokenizers.start()
     context = zmq.asyncio.Context()
-    made = Links(tokenizers, [PlayedWorker(context, address) for address in addresses])
+    made = Links(tokenizers, [FakeWorker(context, address) for address in addresses])
     yield made
     for worker in made.workers:
-        worker.leave()
+        worker.disconnect()
     context.term()
     await tokenizers.close()
 
 
-async def test_one_able_worker_is_enough(links: Links) -> None:
+async def test_one_available_worker_is_enough(links: Links) -> None:
     with pytest.raises(ApiError) as raised:
         links.submit()
     assert (raised.value.status, raised.value.code) == (503, "engine_unavailable")
-    await links.workers[1].say(READY)
+    await links.workers[1].send(READY)
     await links.until(True)
     links.submit()
-    assert isinstance(await links.workers[1].hear(), Generate)
+    assert isinstance(await links.workers[1].receive(), Generate)
 
 
-async def test_requests_are_spread_and_stay_with_their_worker(links: Links) -> None:
+async def test_requests_are_balanced_and_stay_with_their_worker(links: Links) -> None:
     for worker in links.workers:
-        await worker.say(READY)
+        await worker.send(READY)
     while not all(link.model for link in links.tokenizers._links):
         await asyncio.sleep(0)
-    exchanges = [links.submit() for _ in range(4)]
-    heard = [[(await worker.hear()).id for _ in range(2)] for worker in links.workers]
-    for exchange in exchanges:
-        links.tokenizers.release(exchange)
-        links.tokenizers.release(exchange)
-    cancelled = [[await worker.hear() for _ in range(2)] for worker in links.workers]
-    assert [[message.id for message in messages] for messages in cancelled] == heard
+    streams = [links.submit() for _ in range(4)]
+    received = [[(await worker.receive()).id for _ in range(2)] for worker in links.workers]
+    for stream in streams:
+        links.tokenizers.release(stream)
+        links.tokenizers.release(stream)
+    cancelled = [[await worker.receive() for _ in range(2)] for worker in links.workers]
+    assert [[message.id for message in messages] for messages in cancelled] == received
     assert all(isinstance(message, Cancel) for messages in cancelled for message in messages)
 
 
-async def test_news_are_joined_until_they_are_taken(links: Links) -> None:
+async def test_deltas_are_joined_until_they_are_taken(links: Links) -> None:
     worker = links.workers[0]
-    await worker.say(READY)
+    await worker.send(READY)
     await links.until(True)
-    exchange = links.submit()
-    request_id = (await worker.hear()).id
+    stream = links.submit()
+    request_id = (await worker.receive()).id
     end = Finished(id=request_id, reason="stop", prompt_tokens=1, cached_tokens=0, completion_tokens=3)
-    await worker.say(
+    await worker.send(
         Accepted(request_id, 1),
         Texts(ids=request_id, texts=["a"], finished=[], counts=[1]),
         Texts(ids=request_id, texts=["b"], finished=[end], counts=[3]),
         Texts(ids=request_id, texts=["late"], finished=[], counts=[4]),
     )
-    await exchange.accepted()
-    while exchange.is_open:
+    await stream.accepted()
+    while stream.is_open:
         await asyncio.sleep(0)
-    assert exchange.has_more
-    (news,) = await exchange.deltas()
+    assert stream.has_more
+    (news,) = await stream.deltas()
     assert (news.text, news.tokens, news.finished) == ("ab", 3, end)
-    assert not exchange.has_more
-    assert [choice.prompt_tokens for choice in exchange.choices] == [1]
+    assert not stream.has_more
+    assert [choice.prompt_tokens for choice in stream.choices] == [1]
 
 
-async def test_others_have_their_turn_within_a_step_of_many_texts(links: Links) -> None:
+async def test_other_tasks_run_within_a_step_of_many_texts(links: Links) -> None:
     worker = links.workers[0]
-    await worker.say(READY)
+    await worker.send(READY)
     await links.until(True)
-    exchanges = [links.submit() for _ in range(100)]
-    heard = [(await worker.hear()).id for _ in exchanges]
+    streams = [links.submit() for _ in range(100)]
+    received = [(await worker.receive()).id for _ in streams]
     given: list[str] = []
 
     def take(text: str) -> bool:
         given.append(text)
         return True
 
-    handlers = [asyncio.create_task(exchange.deltas(take)) for exchange in exchanges]
+    handlers = [asyncio.create_task(stream.deltas(take)) for stream in streams]
     texts = [str(number) for number in range(100)]
-    await worker.say(Texts(ids=b"".join(heard), texts=texts, finished=[], counts=[1] * 100))
+    await worker.send(Texts(ids=b"".join(received), texts=texts, finished=[], counts=[1] * 100))
     seen = set()
     async with asyncio.timeout(WAIT_SECONDS):
         while len(given) < 100:
@@ -176,58 +176,58 @@ async def test_others_have_their_turn_within_a_step_of_many_texts(links: Links) 
     ],
     ids=["noise", "columns", "version", "disconnect"],
 )
-async def test_a_link_that_breaks_fails_its_requests(links: Links, message: Any, reason: str) -> None:
+async def test_a_broken_link_fails_its_requests(links: Links, message: Any, reason: str) -> None:
     worker = links.workers[0]
-    await worker.say(READY)
+    await worker.send(READY)
     await links.until(True)
-    exchange = links.submit()
-    await worker.hear()
+    stream = links.submit()
+    await worker.receive()
     if message is None:
-        worker.leave()
+        worker.disconnect()
     else:
-        await worker.say(message)
+        await worker.send(message)
     with pytest.raises(ApiError, match=reason) as raised:
-        await exchange.accepted()
+        await stream.accepted()
     assert raised.value.status == 503
     assert reason in (await links.until(False) or "")
 
 
-async def test_what_a_dead_worker_has_said_is_read_late(links: Links) -> None:
+async def test_late_messages_of_a_lost_worker_are_ignored(links: Links) -> None:
     worker = links.workers[0]
-    await worker.say(READY)
+    await worker.send(READY)
     await links.until(True)
     (link, _) = links.tokenizers._links
     late = msgspec.structs.replace(READY, at=time.monotonic())
-    worker.leave()
+    worker.disconnect()
     await links.until(False)
     link._on_state(late)
     assert "was lost" in (links.tokenizers.not_ready_reason() or "")
-    await links.workers[1].say(msgspec.structs.replace(READY, at=time.monotonic()))
+    await links.workers[1].send(msgspec.structs.replace(READY, at=time.monotonic()))
     await links.until(True)
 
 
-async def test_what_workers_have_tried_again_is_counted(links: Links) -> None:
+async def test_resubmitted_requests_of_all_workers_are_counted(links: Links) -> None:
     metrics = links.tokenizers.requests.metrics
     first, second = links.tokenizers._links
     counts = []
     for link, retried in ((first, 2), (second, 1), (first, 5), (first, 5), (first, 1)):
-        # The last one is that of a worker that was started anew.
+        # The last one is from a restarted worker.
         link._on_state(msgspec.structs.replace(READY, at=time.monotonic(), retried=retried))
         counts.append(metrics.resubmitted.value)
     assert counts == [2, 3, 6, 6, 7]
 
 
-async def test_who_leaves_is_not_ready_and_still_serves(links: Links) -> None:
-    await links.workers[0].say(READY)
+async def test_a_draining_frontend_is_not_ready_and_still_serves(links: Links) -> None:
+    await links.workers[0].send(READY)
     await links.until(True)
-    links.tokenizers.start_draining("going")
-    assert links.tokenizers.not_ready_reason() == "going"
+    links.tokenizers.start_draining("draining")
+    assert links.tokenizers.not_ready_reason() == "draining"
     assert links.tokenizers.is_draining
     links.submit()
-    assert isinstance(await links.workers[0].hear(), Generate)
+    assert isinstance(await links.workers[0].receive(), Generate)
 
 
-async def test_of_what_workers_say_of_a_replica_the_best_counts(links: Links) -> None:
+async def test_the_best_state_of_a_replica_among_workers_counts(links: Links) -> None:
     def states(routable: str, waiting: str) -> tuple[ReplicaView, ...]:
         return tuple(
             ReplicaView(
@@ -244,20 +244,20 @@ async def test_of_what_workers_say_of_a_replica_the_best_counts(links: Links) ->
             for name in ("r2", "r1", "r0")
         )
 
-    for worker, said in zip(links.workers, (states("r0", "r1"), states("r1", "r2")), strict=True):
-        await worker.say(msgspec.structs.replace(READY, replicas=said))
+    for worker, replicas in zip(links.workers, (states("r0", "r1"), states("r1", "r2")), strict=True):
+        await worker.send(msgspec.structs.replace(READY, replicas=replicas))
     while len([link for link in links.tokenizers._links if link.replicas]) < 2:
         await asyncio.sleep(0)
     found = [(one.replica, one.routable, one.waits_for_files) for one in links.tokenizers.replicas()]
     assert found == [("chat-r0", True, False), ("chat-r1", True, False), ("chat-r2", False, True)]
 
 
-async def test_only_one_task_waits_for_an_answer(links: Links) -> None:
-    await links.workers[0].say(READY)
+async def test_only_one_task_may_wait_for_a_stream(links: Links) -> None:
+    await links.workers[0].send(READY)
     await links.until(True)
-    exchange = links.submit()
-    first = asyncio.create_task(exchange.accepted())
+    stream = links.submit()
+    first = asyncio.create_task(stream.accepted())
     await asyncio.sleep(0)
     with pytest.raises(AssertionError, match="only the handler"):
-        await exchange.accepted()
+        await stream.accepted()
     first.cancel()

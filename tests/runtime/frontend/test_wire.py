@@ -1,4 +1,4 @@
-"""The bytes on the wire: streams, broken streams, and clients that leave."""
+"""Bytes on the wire: streams, failed streams, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def connect(stack: FrontendStack) -> Callable[[], RawClient]:
 
 
 def events(raw: bytes) -> list[str]:
-    """The data of each event of a chunked response."""
+    """Return the data of each event of a chunked response."""
     _, _, body = raw.partition(b"\r\n\r\n")
     text = b""
     while body:
@@ -69,7 +69,7 @@ def events(raw: bytes) -> list[str]:
     return [event.removeprefix("data: ") for event in text.decode().split("\n\n") if event]
 
 
-def test_a_whole_stream(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
+def test_a_complete_stream(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
     stack.scheduler.answer = answer_with([*ids("a\n\n\u2028🙂"), -EOS])
     client = connect()
     client.post(STREAM | {"stream_options": {"include_usage": True}})
@@ -90,7 +90,7 @@ def test_a_whole_stream(stack: FrontendStack, connect: Callable[[], RawClient]) 
     assert parsed[-1]["usage"]["completion_tokens"] == len(ids("a\n\n\u2028🙂")) + 1
     assert all(chunk["usage"] is None for chunk in parsed[:-1])
     assert {chunk["object"] for chunk in parsed} == {"chat.completion.chunk"}
-    client.post(STREAM)  # the connection is still good
+    client.post(STREAM)  # the connection is still usable
     client.received = b""
     client.read_until(b"[DONE]")
     client.close()
@@ -109,7 +109,7 @@ def test_completion_chunks_without_usage(stack: FrontendStack, connect: Callable
     client.close()
 
 
-def test_no_header_before_the_engine_has_queued_the_request(
+def test_no_headers_before_the_engine_has_queued_the_request(
     stack: FrontendStack, connect: Callable[[], RawClient]
 ) -> None:
     client = connect()
@@ -120,14 +120,14 @@ def test_no_header_before_the_engine_has_queued_the_request(
         client._socket.recv(1)
     client._socket.settimeout(WAIT_SECONDS)
     stack.scheduler.send(Ack(submit.id), to=submit)
-    # Headers and the role come before any token.
+    # Headers and the role precede any token.
     client.read_until(b'"role":"assistant"')
     stack.scheduler.send(row(submit.id, 0, EOS, "stop"), to=submit)
     client.read_until(b"[DONE]")
     client.close()
 
 
-def test_a_broken_stream_has_an_error_and_no_end(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
+def test_a_failed_stream_has_an_error_and_no_end(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
     client = connect()
     client.post(STREAM)
     (submit,) = stack.scheduler.wait_for(Submit)
@@ -137,7 +137,7 @@ def test_a_broken_stream_has_an_error_and_no_end(stack: FrontendStack, connect: 
     raw = client.read_to_end()
     assert b"[DONE]" not in raw
     assert b'finish_reason":"' not in raw
-    assert not raw.endswith(b"0\r\n\r\n"), "the last chunk would make it a whole answer"
+    assert not raw.endswith(b"0\r\n\r\n"), "the last chunk would make it a complete response"
     error = json.loads(events(raw)[-1])["error"]
     assert error == {"message": "the engine broke", "type": "server_error", "param": None, "code": "engine_error"}
     client.close()
@@ -157,7 +157,7 @@ def nothing(submit: Submit) -> list[FromScheduler]:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("answer", [nothing, acked, first_token])
-def test_a_client_that_leaves_is_aborted_in_every_phase(
+def test_a_disconnect_aborts_the_request_in_every_phase(
     stack: FrontendStack,
     connect: Callable[[], RawClient],
     answer: Callable[[Submit], list[FromScheduler]],
@@ -173,7 +173,7 @@ def test_a_client_that_leaves_is_aborted_in_every_phase(
     assert stack.scheduler.wait_for(Abort) == [Abort(submit.id)]
 
 
-def test_a_client_that_leaves_aborts_all_its_prompts(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
+def test_a_disconnect_aborts_all_prompts_of_a_request(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
     stack.scheduler.answer = acked
     client = connect()
     client.post({"prompt": ["a", "b", "c"], "stream": True}, "/v1/completions")
@@ -182,7 +182,7 @@ def test_a_client_that_leaves_aborts_all_its_prompts(stack: FrontendStack, conne
     assert {abort.id for abort in stack.scheduler.wait_for(Abort, 3)} == {submit.id for submit in submits}
 
 
-def test_one_failed_prompt_fails_the_answer_and_aborts_the_others(
+def test_one_failed_prompt_fails_the_request_and_aborts_the_others(
     stack: FrontendStack, connect: Callable[[], RawClient]
 ) -> None:
     client = connect()
@@ -195,9 +195,7 @@ def test_one_failed_prompt_fails_the_answer_and_aborts_the_others(
     client.close()
 
 
-def test_a_client_that_leaves_during_its_body_is_nobodys_problem(
-    stack: FrontendStack, connect: Callable[[], RawClient]
-) -> None:
+def test_a_disconnect_during_the_body_has_no_effect(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
     client = connect()
     client._socket.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
     client.close()
@@ -220,9 +218,7 @@ def test_every_token_is_an_event(stack: FrontendStack, connect: Callable[[], Raw
     assert done == "[DONE]"
 
 
-def test_requests_that_follow_at_once_are_answered_one_after_the_other(
-    stack: FrontendStack, connect: Callable[[], RawClient]
-) -> None:
+def test_pipelined_requests_are_answered_in_order(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     client = connect()
     for _ in range(2):
@@ -235,15 +231,15 @@ def test_requests_that_follow_at_once_are_answered_one_after_the_other(
         assert [json.loads(chunk)["choices"][0]["delta"].get("content") for chunk in chunks] == ["", text, text, None]
 
 
-def test_a_reader_that_rests_gets_everything(make_stack: Callable[..., FrontendStack]) -> None:
+def test_a_client_that_pauses_gets_the_whole_stream(make_stack: Callable[..., FrontendStack]) -> None:
     with socket.socket() as listener:
-        # Connections inherit it, so that little is enough to fill them.
+        # Connections inherit the size, so that little data fills them.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         listener.bind(("127.0.0.1", 0))
         stack = make_stack(socket_fd=listener.detach())
     stack.scheduler.close()
     stack.wait_until_ready(False)
-    # Its name is in every event, which makes them large.
+    # The long name is in every event, which makes them large.
     stack.scheduler = FakeScheduler(stack.scheduler_address, stack.card("long" * 1000), answer_with(ids("abcdefghij")))
     stack.wait_until_ready()
     client = RawClient(stack)
@@ -253,13 +249,13 @@ def test_a_reader_that_rests_gets_everything(make_stack: Callable[..., FrontendS
     *chunks, end, done = events(client.read_until(b"\r\n0\r\n\r\n"))
     texts = [json.loads(chunk)["choices"][0]["text"] for chunk in chunks]
     assert "".join(texts) == "abcdefghij" * 20
-    assert len(texts) < 200, "what had to wait was joined"
+    assert len(texts) < 200, "texts that had to wait were joined"
     assert json.loads(end)["choices"][0]["finish_reason"] == "length"
     assert done == "[DONE]"
     client.close()
 
 
-def test_a_slow_reader_gets_everything(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
+def test_a_slow_client_gets_the_whole_stream(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
     stack.scheduler.answer = answer_with(ids("a"))
     clients = [connect() for _ in range(8)]
     threads = []

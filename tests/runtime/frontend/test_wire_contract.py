@@ -1,4 +1,4 @@
-"""What clients read on the wire, byte for byte: streams, broken streams, errors, and the headers around them."""
+"""Bytes that clients read: streams, failed streams, errors, and their headers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.wire.messages import Ack, Failed, FinishReason, Submit
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
-from support.frontend.retry_after import assert_says_when_to_come_again
+from support.frontend.retry_after import assert_has_retry_headers
 from support.frontend.stack import EOS, FrontendStack, ids
 
 CHAT = {"model": "org/tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -44,8 +44,9 @@ def read_until(client: socket.socket, mark: bytes, count: int = 1) -> bytes:
 
 
 def read(client: socket.socket, raw: bytes = b"") -> tuple[list[str], bytes]:
-    """The head's lines without the date, and what follows as it came, when the connection is closed. `raw`: what has
-    been read already."""
+    """Read until the connection is closed. Return the header lines without the date, and the raw body.
+
+    `raw`: bytes that were read already."""
     with client:
         while data := client.recv(65536):
             raw += data
@@ -54,7 +55,8 @@ def read(client: socket.socket, raw: bytes = b"") -> tuple[list[str], bytes]:
 
 
 def joined(body: bytes) -> tuple[str, bool]:
-    """The content of a chunked body, with what is new in every answer replaced, and whether it has HTTP's end."""
+    """Return the content of a chunked body, with values that differ by response replaced, and whether it has its last
+    chunk."""
     text, ended = b"", False
     while body:
         size, _, body = body.partition(b"\r\n")
@@ -65,7 +67,7 @@ def joined(body: bytes) -> tuple[str, bool]:
 
 
 def streamed(stack: FrontendStack, path: str, body: dict[str, Any]) -> list[str]:
-    """Events of a whole stream."""
+    """Return the events of a complete stream."""
     text, ended = joined(read(send(stack, path, body | {"stream": True}))[1])
     assert ended and text.endswith("\n\n")
     return text.split("\n\n")[:-1]
@@ -74,9 +76,9 @@ def streamed(stack: FrontendStack, path: str, body: dict[str, Any]) -> list[str]
 # Streams
 
 
-def test_a_stream_of_a_chat(stack: FrontendStack) -> None:
+def test_chat_stream(stack: FrontendStack) -> None:
     stack.scheduler.answer = answer_with([*ids("🙂"), -EOS], cached=3)
-    # The first three tokens are a part of a character, and have no chunk.
+    # The first three tokens are a part of a character, and have no event.
     assert len(ids("🙂")) == 4
     assert streamed(stack, "/v1/chat/completions", CHAT) == [
         CHUNK + ROLE + "}",
@@ -96,7 +98,7 @@ def test_a_stream_of_a_chat(stack: FrontendStack) -> None:
     ]
 
 
-def test_a_stream_of_a_completion(stack: FrontendStack) -> None:
+def test_completion_stream(stack: FrontendStack) -> None:
     stack.scheduler.answer = answer_with(ids("a"))
     assert streamed(stack, "/v1/completions", COMPLETION | {"max_tokens": 1}) == [
         TEXT + '{"index":0,"text":"a","logprobs":null,"finish_reason":null}]}',
@@ -105,8 +107,8 @@ def test_a_stream_of_a_completion(stack: FrontendStack) -> None:
     ]
 
 
-def test_choices_of_a_stream_keep_their_own_order(stack: FrontendStack) -> None:
-    """Those of one index are a stream of their own; the usage is the only chunk that belongs to none."""
+def test_each_choice_of_a_stream_is_in_order(stack: FrontendStack) -> None:
+    """Events of one index are in order; only the usage belongs to no choice."""
     stack.scheduler.answer = answer_with([*ids("a"), -EOS])
     body = CHAT | {"n": 3, "stream_options": {"include_usage": True}}
     *chunks, usage, done = streamed(stack, "/v1/chat/completions", body)
@@ -123,7 +125,7 @@ def test_choices_of_a_stream_keep_their_own_order(stack: FrontendStack) -> None:
 
 
 @BOTH
-def test_the_head_of_a_stream(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
+def test_headers_of_a_stream(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
     stack.scheduler.answer = answer_with([-EOS])
     head, _ = read(send(stack, path, body | {"stream": True, "mystery": 1}, "x-request-id: mine\r\n"))
     assert head[0] == "HTTP/1.1 200 OK"
@@ -138,7 +140,7 @@ def test_the_head_of_a_stream(stack: FrontendStack, path: str, body: dict[str, A
     ]
 
 
-def test_a_silent_stream_has_comments(make_stack: Callable[..., FrontendStack]) -> None:
+def test_keepalive_comments_of_a_silent_stream(make_stack: Callable[..., FrontendStack]) -> None:
     stack = make_stack(ping_seconds=0.05)
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     client = send(stack, "/v1/completions", COMPLETION | {"stream": True, "max_tokens": 1})
@@ -155,7 +157,7 @@ def test_a_silent_stream_has_comments(make_stack: Callable[..., FrontendStack]) 
 
 
 def break_off(stack: FrontendStack, path: str, body: dict[str, Any], *messages: Callable[[bytes], Any]) -> str:
-    """What comes of a stream that has begun when these messages end it; HTTP's own end does not."""
+    """Return the rest of a stream that has begun and that these messages fail; the last chunk is missing."""
     client = send(stack, path, body | {"stream": True})
     (submit,) = stack.scheduler.wait_for(Submit)
     stack.scheduler.send(Ack(submit.id), to=submit)
@@ -164,14 +166,14 @@ def break_off(stack: FrontendStack, path: str, body: dict[str, Any], *messages: 
     head, rest = read(client, raw)
     assert head[0] == "HTTP/1.1 200 OK"
     text, ended = joined(rest)
-    assert not ended, "it would make it a whole answer"
+    assert not ended, "the last chunk would make it a complete response"
     stack.scheduler.reset()
     return text
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
 @BOTH
-def test_no_end_but_stop_and_length_is_an_answer(
+def test_only_stop_and_length_end_a_complete_response(
     stack: FrontendStack, path: str, body: dict[str, Any], reason: FinishReason
 ) -> None:
     text = break_off(stack, path, body, lambda request_id: row(request_id, 0, ids("a")[0], reason))
@@ -186,7 +188,7 @@ def test_no_end_but_stop_and_length_is_an_answer(
     assert whole.status_code >= 500 and whole.json().keys() == {"error"}
 
 
-def test_a_broken_stream_ends_in_an_error(stack: FrontendStack) -> None:
+def test_a_failed_stream_ends_in_an_error(stack: FrontendStack) -> None:
     text = break_off(
         stack,
         "/v1/chat/completions",
@@ -205,7 +207,7 @@ def test_a_broken_stream_ends_in_an_error(stack: FrontendStack) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @BOTH
-def test_a_rejected_request_has_no_head_of_success(
+def test_a_rejected_request_has_no_success_headers(
     stack: FrontendStack, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     stack.scheduler.answer = lambda submit: [Failed(submit.id, "queue_full", "9 requests are waiting already")]
@@ -213,7 +215,7 @@ def test_a_rejected_request_has_no_head_of_success(
     assert head[0] == "HTTP/1.1 429 Too Many Requests"
     headers = dict(line.split(": ", 1) for line in head[1:])
     assert headers["content-type"] == "application/json"
-    assert_says_when_to_come_again(headers)
+    assert_has_retry_headers(headers)
     assert raw == (
         b'{"error":{"message":"9 requests are waiting already","type":"rate_limit_error","param":null,'
         b'"code":"queue_full"}}'
@@ -276,7 +278,7 @@ def test_error_bodies(
     assert response.headers["x-request-id"]
 
 
-def test_a_body_that_says_it_is_too_large_is_not_waited_for(stack: FrontendStack) -> None:
+def test_a_declared_size_above_the_limit_is_rejected_immediately(stack: FrontendStack) -> None:
     with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n")
         raw = read_until(client, b"}}")
@@ -284,7 +286,7 @@ def test_a_body_that_says_it_is_too_large_is_not_waited_for(stack: FrontendStack
     assert raw.endswith(b'"type":"invalid_request_error","param":null,"code":"body_too_large"}}')
 
 
-def test_only_the_first_of_many_mistakes_is_named(stack: FrontendStack) -> None:
+def test_the_error_names_the_first_of_many_problems(stack: FrontendStack) -> None:
     response = stack.http.post("/v1/completions", content=b'{"prompt": "a", "top_p": 7, "temperature": "secret"}')
     assert response.text == (
         '{"error":{"message":"top_p: expected `float` <= 1.0","type":"invalid_request_error","param":"top_p",'
@@ -297,10 +299,10 @@ def test_only_the_first_of_many_mistakes_is_named(stack: FrontendStack) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @BOTH
-def test_a_clients_id_comes_back_and_names_nothing_else(
+def test_a_client_request_id_is_returned_and_used_for_nothing_else(
     stack: FrontendStack, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    """Two clients may choose the same one, at the same time."""
+    """Two clients may use the same id at the same time."""
     clients = [send(stack, path, body | {"stream": stream}, "x-request-id: mine\r\n") for _ in range(2)]
     submits = stack.scheduler.wait_for(Submit, 2)
     assert len({submit.id for submit in submits}) == 2
@@ -309,5 +311,5 @@ def test_a_clients_id_comes_back_and_names_nothing_else(
     answers = [read(client) for client in clients]
     assert all("x-request-id: mine" in head for head, _ in answers)
     found = [set(re.findall(rb'"id":"(?:chatcmpl|cmpl)-([0-9a-f]{32})"', raw)) for _, raw in answers]
-    assert [len(made) for made in found] == [1, 1], "the same in every chunk"
+    assert [len(made) for made in found] == [1, 1], "the same in every event"
     assert found[0] != found[1]

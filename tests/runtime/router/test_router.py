@@ -18,8 +18,8 @@ from minisgl.wire.messages import Abort, Ack, Failed, Flush, Flushed, FromSchedu
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import Accepted, Cancel, Texts, WorkerState
 from support.cluster.fake_pods import Pods
+from support.frontend.fake_frontend import FakeFrontend
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
-from support.frontend.played_frontend import PlayedFrontend
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
 
 TOKENIZER = byte_level()
@@ -41,7 +41,7 @@ class Cluster:
         self.model = path / "model"
         write_directory(self.model, TOKENIZER, chat_template=CHATML)
         self.pods = Pods()
-        self.frontend = PlayedFrontend(f"ipc://{path}/frontend")
+        self.frontend = FakeFrontend(f"ipc://{path}/frontend")
         self.worker: Worker | None = None
         self._thread: threading.Thread | None = None
 

@@ -32,8 +32,8 @@ from minisgl.wire.messages import (
     Welcome,
 )
 from minisgl.wire.text import Accepted, Cancel, ChatMessage, TextFailed, Texts, WorkerState
+from support.frontend.fake_frontend import FakeFrontend
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
-from support.frontend.played_frontend import PlayedFrontend
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -48,7 +48,7 @@ class Stack:
         self.scheduler_address = f"ipc://{path}/scheduler"
         self.frontend_address = f"ipc://{path}/frontend"
         self.scheduler = self.start_scheduler()
-        self.frontend = PlayedFrontend(self.frontend_address)
+        self.frontend = FakeFrontend(self.frontend_address)
 
     def card(self, name: str = "tiny") -> ModelCard:
         return card(name, tokenizer_hashes=hash_tokenizer_files(self.path / "model"))
@@ -242,7 +242,7 @@ def test_all_requests_are_aborted_when_the_frontend_dies(stack: Stack, worker: W
     stack.scheduler.wait_for(Submit, 3)
     stack.frontend.close()
     assert {abort.id for abort in stack.scheduler.wait_for(Abort, 3)} == set(requests)
-    stack.frontend = PlayedFrontend(stack.frontend_address)
+    stack.frontend = FakeFrontend(stack.frontend_address)
     stack.wait_until_served()
 
 

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of the well-known families, each with the features that its family uses."""
+"""Chat templates like those of well-known model families, each with the features that its family uses."""
 
 from __future__ import annotations
 

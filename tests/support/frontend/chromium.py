@@ -55,7 +55,7 @@ class Page:
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Call a method of the protocol; its result."""
+        """Call a method of the protocol and return its result."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session is not None:
@@ -79,7 +79,7 @@ class Page:
         return result["result"].get("value")
 
     def wait_for(self, expression: str) -> None:
-        """Until it is true in the page."""
+        """Wait until the expression is true in the page."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while not self.evaluate(expression):
             assert time.monotonic() < deadline, f"{expression}: {self.evaluate('document.body.innerText')}"

@@ -1,4 +1,4 @@
-"""A scheduler by the wire contract alone: a ROUTER in a thread that answers with tokens of a test's choice."""
+"""Fake scheduler, built on the wire contract alone: a ROUTER in a thread that replies with the tokens of a test."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def card(name: str = "tiny", max_model_len: int = 256, vocab_size: int = 512, **
 
 
 def row(request_id: bytes, index: int, token: int, finish: FinishReason | None = None, cached: int = 0) -> Tokens:
-    """The message of a step in which one request got one token."""
+    """Return the message of a step in which one request got one token."""
     return Tokens(
         ids=request_id,
         index=np.array([index], "<i4").tobytes(),
@@ -74,8 +74,8 @@ def row(request_id: bytes, index: int, token: int, finish: FinishReason | None =
 
 
 def answer_with(tokens: Sequence[int], cached: int = 0) -> Callable[[Submit], list[FromScheduler]]:
-    """Acknowledge, then give these tokens, again from the first where there are too few, as far as max_tokens goes.
-    A negative token −t stands for t as the end of the answer."""
+    """Return a reply to requests: an Ack, then these tokens, repeated up to max_tokens. A negative token −t stands for
+    t with finish reason `stop`."""
 
     def answer(submit: Submit) -> list[FromScheduler]:
         messages: list[FromScheduler] = [Ack(submit.id)]
@@ -91,7 +91,7 @@ def answer_with(tokens: Sequence[int], cached: int = 0) -> Callable[[Submit], li
 
 
 class FakeScheduler:
-    """`answer` maps each Submit to what is sent back at once; more can be sent with `send`."""
+    """`answer` maps each Submit to messages that are sent immediately; more can be sent with `send`."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class FakeScheduler:
         self.answer = answer
         self.welcome = Welcome(version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision)
         self.status = _STATUS
-        """What it sends ten times a second."""
-        self.speaks = True
-        """Whether it sends its status."""
+        """Status that is sent ten times a second."""
+        self.sends_status = True
+        """Whether the status is sent."""
         self._received: list[ToScheduler] = []
         self._outgoing: deque[tuple[bytes, FromScheduler]] = deque()
         self._clients: list[bytes] = []
@@ -123,13 +123,13 @@ class FakeScheduler:
         self._thread.start()
 
     def reset(self) -> None:
-        """Forget what was received, and answer nothing."""
+        """Forget received messages, and reply to none."""
         with self._changed:
             self._received.clear()
             self.answer = lambda _: ()
 
     def send(self, *messages: FromScheduler, to: Submit | None = None) -> None:
-        """To the client of a request, or to the one that came last."""
+        """Send to the client of a request, or to the latest client."""
         with self._changed:
             identity = self._clients[-1] if to is None else self._owner[to.id]
             self._outgoing.extend((identity, message) for message in messages)
@@ -140,7 +140,7 @@ class FakeScheduler:
             return [message for message in self._received if isinstance(message, kind)]
 
     def wait_for(self, kind: type[M], count: int = 1) -> list[M]:
-        """The messages of a kind, once there are `count`."""
+        """Return the messages of a kind, once there are `count`."""
         with self._changed:
             enough = self._changed.wait_for(
                 lambda: sum(isinstance(message, kind) for message in self._received) >= count, WAIT_SECONDS
@@ -149,7 +149,7 @@ class FakeScheduler:
             return [message for message in self._received if isinstance(message, kind)]
 
     def close(self, linger_ms: int = 0) -> None:
-        """What was sent may still leave within `linger_ms`. A second time does nothing."""
+        """Close; sent messages may still leave within `linger_ms`. A second call does nothing."""
         if self._stopping:
             return
         self._stopping = True
@@ -182,7 +182,7 @@ class FakeScheduler:
                 self._deliver(identity, codec.encode(reply))
             if time.monotonic() >= next_status:
                 next_status = time.monotonic() + 0.1
-                for identity in self._clients if self.speaks else ():
+                for identity in self._clients if self.sends_status else ():
                     self._deliver(identity, codec.encode(self.status))
 
     def _replies(self, identity: bytes, message: ToScheduler) -> Sequence[FromScheduler]:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for whatever JSON a field of a body may hold; some of it is what fields really hold."""
+"""Hypothesis strategies for JSON in a field of a body: arbitrary values, and typical ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client that was turned away is told of when to come again."""
+"""Check of the headers with the time to retry after."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 
 LONGEST_SECONDS = 60
-"""What docs/operations.md promises."""
+"""Limit that docs/operations.md states."""
 
 
-def assert_says_when_to_come_again(headers: Mapping[str, str]) -> None:
-    """Both headers name the same time, which depends on how fast requests start and on chance; whole seconds are
-    rounded up."""
+def assert_has_retry_headers(headers: Mapping[str, str]) -> None:
+    """Check that both headers have the same time, which depends on recent starts and on chance; seconds are rounded
+    up."""
     seconds, milliseconds = int(headers["retry-after"]), int(headers["retry-after-ms"])
     assert 1 <= seconds <= LONGEST_SECONDS
     assert seconds == math.ceil(milliseconds / 1000)

@@ -1,4 +1,4 @@
-"""A frontend's end of the wire to a scheduler."""
+"""A client of a scheduler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from minisgl.wire.sockets import Codec, open_socket
 
 
 class SchedulerClient:
-    """Says HELLO and waits for the answer."""
+    """Send HELLO and wait for the welcome."""
 
     def __init__(self, address: str, seconds: float = 120.0) -> None:
         self._context = zmq.Context()

@@ -1,4 +1,4 @@
-"""Answers of a played scheduler that carry log-probabilities, as the wire contract has them."""
+"""Replies of a fake scheduler with logprobs, in the format of the wire contract."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from support.frontend.fake_scheduler import answer_with
 
 
 def scores(tokens: Sequence[int], top: int) -> TokenLogprobs:
-    """Token t has the log-probability −t/8, and the likeliest are always the tokens 64 (`a`), 65, … at −1, −2, …"""
-    likeliest = np.arange(64, 64 + top, dtype="<i4")
+    """Return logprobs: token t has −t/8, and the most likely tokens are always 64 (`a`), 65, … at −1, −2, …"""
+    top_tokens = np.arange(64, 64 + top, dtype="<i4")
     return TokenLogprobs(
         chosen=(-np.array(tokens, "<f4") / 8).tobytes(),
-        top_ids=np.tile(likeliest, len(tokens)).tobytes(),
-        top=np.tile(-(likeliest - 63).astype("<f4"), len(tokens)).tobytes(),
+        top_ids=np.tile(top_tokens, len(tokens)).tobytes(),
+        top=np.tile(-(top_tokens - 63).astype("<f4"), len(tokens)).tobytes(),
     )
 
 
 def scored_answer(tokens: Sequence[int]) -> Callable[[Submit], list[FromScheduler]]:
-    """As `answer_with`, with the log-probabilities that the request asks for."""
+    """Return a reply as `answer_with` does, with the logprobs that the request asks for."""
     unscored = answer_with(tokens)
 
     def answer(submit: Submit) -> list[FromScheduler]:
@@ -41,7 +41,7 @@ def scored_answer(tokens: Sequence[int]) -> Callable[[Submit], list[FromSchedule
 
 
 def _prompt(submit: Submit) -> list[FromScheduler]:
-    """In two messages, where the prompt is long enough."""
+    """Return the prompt's logprobs, in two messages if the prompt is long enough."""
     prompt = np.frombuffer(submit.prompt, "<i4").tolist()
     middle = 1 + len(prompt) // 2
     return [

@@ -1,4 +1,4 @@
-"""`minisgl serve` as a user starts it, for tests that talk to it and signal it."""
+"""`minisgl serve` as a user starts it, for tests that send requests and signals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Served:
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.startswith("{")]
 
     def status(self, path: str) -> int:
-        """HTTP status of a GET; 0 when nobody answers."""
+        """Return the HTTP status of a GET, 0 without a response."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=10) as answer:
                 return int(answer.status)
@@ -64,7 +64,7 @@ class Served:
         return launched_by(self.popen.pid)
 
     def leftovers(self) -> list[Path]:
-        """Socket directories that are still there."""
+        """Return the remaining socket directories."""
         return list(self.temporary.glob("minisgl-*"))
 
     def kill(self) -> None:
@@ -73,8 +73,8 @@ class Served:
 
 
 def launched_by(launcher: int) -> dict[str, int]:
-    """Process ids by name of the children of a launcher, from /proc. A standby keeps its command line when it takes
-    over, but not its title."""
+    """Return process ids of the children of a launcher by name, from /proc. A standby keeps its command line when it
+    takes over, but not its title."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

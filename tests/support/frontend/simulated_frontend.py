@@ -1,4 +1,4 @@
-"""A frontend as the operator sees it: what the runtime's own code makes of the replicas that serve."""
+"""A frontend as the operator sees it, with the runtime's own code for the states of replicas."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class SimulatedFrontend:
         self._loaded: list[Mapping[str, str]] = []
 
     def look(self, serving: Mapping[str, tuple[str, str]], unusable: Collection[str]) -> None:
-        """Find out who serves: revision and tokenizer files of each. `unusable` files cannot be loaded."""
+        """Discover the serving replicas: revision and tokenizer files of each. `unusable` files cannot be loaded."""
         for replica in self._replicas:
             if replica.welcome is not None and serving.get(replica.address) != _said(replica.welcome):
-                self._replicas.lost(replica.address, "it is gone")
+                self._replicas.lost(replica.address, "it is lost")
         for name, (revision, files) in serving.items():
             if name not in self._replicas:
                 self._replicas.add(name)
@@ -36,12 +36,12 @@ class SimulatedFrontend:
             self._replicas.set_files_in_use(wanted)
 
     def report(self) -> dict[str, Any]:
-        """The answer to GET /status."""
+        """Return the body of GET /status."""
         replicas = [msgspec.to_builtins(state) for state in self._replicas.views()]
         return {"kind": "frontend", "ready": bool(self.routes()), "draining": False, "replicas": replicas}
 
     def routes(self) -> set[str]:
-        """Replicas that requests are sent to."""
+        """Return the replicas that requests are sent to."""
         return {replica.name for replica in self._replicas.routable}
 
 

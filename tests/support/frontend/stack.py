@@ -1,4 +1,4 @@
-"""A real HTTP server and real tokenizer workers on a scheduler that a test plays."""
+"""A real HTTP server and real tokenizer workers on a fake scheduler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ids(text: str) -> list[int]:
 
 
 class FrontendStack:
-    """`workers`: how many processes; 0: the worker is a thread of the server."""
+    """`workers`: number of tokenizer processes; 0: the worker is a thread of the server."""
 
     def __init__(self, path: Path, workers: int = 0, *, wait: bool = True, **config: Any) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
@@ -88,7 +88,7 @@ class FrontendStack:
                 return response
             # The workers that it waits for need the processor more than this loop does.
             time.sleep(0.02)
-        raise AssertionError(f"/ready still says {response.status_code}: {response.text}")
+        raise AssertionError(f"/ready still responds {response.status_code}: {response.text}")
 
     def join(self) -> None:
         self._thread.join(WAIT_SECONDS)

@@ -39,22 +39,22 @@ def create_admin(tokenizers: TokenizerPool, keys: Path) -> ASGIApp:
     async def abort(request: Request) -> Response:
         body = await read_json_body(request.scope, request.receive, _MAX_BODY_BYTES)
         try:
-            asked = msgspec.json.decode(body, type=_Abort)
+            target = msgspec.json.decode(body, type=_Abort)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ApiError(400, "invalid_request", f"invalid body: {error}") from error
-        if asked.all == (asked.request_id is not None):
+        if target.all == (target.request_id is not None):
             message = 'send either {"request_id": "…"} or {"all": true}'
             raise ApiError(400, "invalid_request", message, "request_id")
         aborted = []
         for record in requests.in_flight:
-            if record.stream is not None and (asked.all or _has_id(record, asked.request_id)):
+            if record.stream is not None and (target.all or _has_id(record, target.request_id)):
                 aborted.append(record.request_id)
                 # Clients should not retry: the abort was deliberate.
                 headers = {"x-should-retry": "false"}
                 record.stream.fail(
                     ApiError(503, "aborted", "the request was aborted by an administrator", headers=headers)
                 )
-        if asked.request_id is not None and not aborted:
+        if target.request_id is not None and not aborted:
             raise ApiError(404, "request_not_found", "no running request has this id", "request_id")
         return _indented({"aborted": aborted})
 

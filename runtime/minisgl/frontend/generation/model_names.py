@@ -9,7 +9,7 @@ from minisgl.frontend.server.json_body import truncate
 from minisgl.wire.text import ServedModel
 
 DEFAULT_MODEL: Final = "default"
-"""Stands for the served model, whatever its name."""
+"""Name that a client may use without knowing the names of the model."""
 
 
 def check_model_name(name: str, model: ServedModel) -> None:

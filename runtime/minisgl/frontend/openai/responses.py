@@ -65,7 +65,7 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
         return chat_logprobs(tokens) if self.kind == "chat" else completion_logprobs(tokens)
 
     def usage(self, ends: Sequence[Finished]) -> dict[str, Any]:
-        """Return the usage of finished choices. A prompt counts once, whatever n is."""
+        """Return the usage of finished choices. A prompt counts once, for any n."""
         prompts = ends[:: self.n]
         prompt_tokens = sum(end.prompt_tokens for end in prompts)
         cached_tokens = sum(end.cached_tokens for end in prompts)
@@ -138,7 +138,7 @@ class OpenAIEvents:
         return self._begin + choice + b"]" + self._usage_so_far()
 
     def _usage_so_far(self) -> bytes:
-        """Render the end of an event, with the usage so far if the client asked for it."""
+        """Render the end of an event, with the usage so far if the client wants it."""
         if not self._format.continuous_usage:
             return self._end
         return b',"usage":' + _json(_token_counts(self._prompt_tokens, sum(self._tokens))) + b"}\n\n"

@@ -14,7 +14,7 @@ from minisgl.frontend.errors import ApiError
 _STARTS: Final = 64
 """First tokens from which the waiting time is estimated."""
 _MAX_RETRY_SECONDS: Final = 60
-"""openai-python does not retry at all when told to wait for more than two minutes."""
+"""openai-python does not retry at all if it has to wait for more than two minutes."""
 
 
 class Admission:

@@ -29,7 +29,7 @@ class ClientConnection:
 
     def write(self, part: bytes) -> bool:
         """Write a part of the body that is neither empty nor the last; nothing that was given to `send` may be in
-        progress. False: nothing was written, because the client reads too slowly or is gone; `send` handles both."""
+        progress. False: nothing was written, because the client reads too slowly or has left; `send` handles both."""
         # A client that left before the headers were sent leaves a response without an encoding.
         if self._flow.write_paused or self._transport.is_closing() or not self._cycle.chunked_encoding:
             return False

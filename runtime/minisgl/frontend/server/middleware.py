@@ -1,5 +1,5 @@
-"""ASGI middleware of the API's port: each request gets an id, a record, the limits that do not depend on what it asks
-for, and an end, whatever happens inside."""
+"""ASGI middleware of the API's port: each request gets an id, a record, an end in every case, and the limits that are
+independent of its content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from minisgl.frontend.server.responses import error_response
 logger = logging.getLogger(__name__)
 
 _PIECE_BYTES: Final = 64 << 10
-"""Largest part of a body that is sent at once. A client has `send_seconds` for each, so that a large body does not
+"""Largest part of a body of one send. A client has `send_seconds` for each, so that a large body does not
 require a faster client than a stream does."""
 
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/metrics", "/version"})

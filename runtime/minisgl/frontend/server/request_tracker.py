@@ -86,7 +86,7 @@ class RequestTracker:
         if end.completion_tokens > choice.tokens:
             self.count_tokens(choice, end.completion_tokens, now)
         elif choice.waiting:
-            # No token was asked for: only the prompt was scored.
+            # The request has max_tokens 0: only the prompt was scored.
             self._start(choice, now)
         stream, metrics = choice.stream, self.metrics
         metrics.finished[end.reason] += 1

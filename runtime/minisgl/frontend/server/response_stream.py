@@ -1,8 +1,8 @@
 """The output of one generation request: links to tokenizer workers put deltas in, the handler takes them out.
 
 Deltas that the handler has not taken yet are joined, so a client that reads slowly gets fewer and longer pieces, and
-what waits for it is never more than its response. While the handler waits with nothing left to send, a text may go past
-it, see `ResponseStream.deltas`.
+what waits for it is never more than its response. While the handler waits with nothing left to send, a text may take
+the fast path, see `ResponseStream.deltas`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Delta(msgspec.Struct, frozen=True):
     tokens: int
     """Tokens sampled so far."""
     scored: Sequence[ScoredToken]
-    """Tokens of the text, if the request asked for logprobs."""
+    """Tokens of the text, for requests with logprobs."""
     finished: Finished | None
 
 
@@ -83,7 +83,7 @@ class ResponseStream:
         self._waiter: asyncio.Future[None] | None = None
         """Set while the handler waits. Only one task does, so this need not be an Event, which costs more."""
         self._waiting_since = math.inf
-        """Start of the last wait in `deltas`; texts may have gone past it since."""
+        """Start of the last wait in `deltas`; texts may have taken the fast path since."""
         self._interrupted = False
         self._fast_path: Callable[[str], bool] | None = None
         """Takes texts in the handler's place. Set only while it waits and has no reason to wake up."""

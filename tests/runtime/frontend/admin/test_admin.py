@@ -1,4 +1,4 @@
-"""The administration on its own port."""
+"""The admin API on its own port."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def admin(stack: FrontendStack) -> httpx.Client:
 
 
 def stream(stack: FrontendStack, request_id: str) -> tuple[threading.Thread, list[str]]:
-    """A stream with one token, read until it ends."""
+    """Start a stream with one token; a thread reads it until it ends."""
     seen: list[str] = []
     begun = threading.Event()
 
@@ -86,19 +86,19 @@ def test_an_aborted_stream_ends_in_an_error(stack: FrontendStack, admin: httpx.C
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
-        (b'{"request_id": "nobody"}', 404, "request_not_found"),
+        (b'{"request_id": "unknown"}', 404, "request_not_found"),
         (b"{}", 400, "invalid_request"),
         (b'{"all": true, "request_id": "a"}', 400, "invalid_request"),
         (b'{"everything": true}', 400, "invalid_request"),
         (b"\xff", 400, "invalid_request"),
     ],
 )
-def test_an_abort_of_nothing_is_an_error(admin: httpx.Client, body: bytes, status: int, code: str) -> None:
+def test_an_abort_that_matches_no_request_is_an_error(admin: httpx.Client, body: bytes, status: int, code: str) -> None:
     answer = admin.post("/abort", content=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-def test_the_cache_is_flushed(stack: FrontendStack, admin: httpx.Client) -> None:
+def test_flush_cache_returns_the_freed_pages(stack: FrontendStack, admin: httpx.Client) -> None:
     answers: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: answers.append(admin.post("/flush_cache")))
     thread.start()
@@ -113,7 +113,7 @@ def test_the_cache_is_flushed(stack: FrontendStack, admin: httpx.Client) -> None
     assert lost.headers["retry-after"]
 
 
-def test_the_state_names_what_runs(stack: FrontendStack, admin: httpx.Client) -> None:
+def test_state_lists_the_requests_in_progress(stack: FrontendStack, admin: httpx.Client) -> None:
     thread, _ = stream(stack, "mine")
     state = admin.get("/state").json()
     assert (state["model"], state["not_ready"]) == ("org/tiny", None)
@@ -124,7 +124,7 @@ def test_the_state_names_what_runs(stack: FrontendStack, admin: httpx.Client) ->
     thread.join(WAIT_SECONDS)
 
 
-def test_only_administrators_come_in(stack: FrontendStack, admin: httpx.Client) -> None:
+def test_the_admin_api_requires_an_admin_key(stack: FrontendStack, admin: httpx.Client) -> None:
     for headers in ({"authorization": ""}, {"authorization": "Bearer sk-user"}):
         for method, path in (("POST", "/abort"), ("POST", "/flush_cache"), ("GET", "/state"), ("GET", "/metrics")):
             assert admin.request(method, path, headers=headers).status_code == 401
@@ -134,7 +134,7 @@ def test_only_administrators_come_in(stack: FrontendStack, admin: httpx.Client) 
         assert stack.http.post(path, headers=admin.headers).status_code == 404, "not on the port of the API"
 
 
-def test_it_needs_keys_and_a_port(keys: str, tmp_path: Path) -> None:
+def test_the_admin_api_needs_a_key_file_and_a_free_port(keys: str, tmp_path: Path) -> None:
     def server(**options: Any) -> FrontendServer:
         return FrontendServer(FrontendConfig(port=0, tokenizer_addresses=("ipc:///nowhere",), access=Access(**options)))
 

@@ -1,4 +1,4 @@
-"""Whatever JSON a field holds, the body is refused by name or makes requests that the wire can carry."""
+"""For any JSON in any field, the body is rejected by name or becomes requests that can be encoded."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def outcome(parse: Any, body: dict[str, Any]) -> None:
     ],
     ids=["chat", "completion", "native"],
 )
-def test_any_value_of_any_field(parse: Any, kind: Any, start: dict[str, Any]) -> None:
+def test_any_value_of_any_field_is_rejected_by_name_or_encodable(parse: Any, kind: Any, start: dict[str, Any]) -> None:
     @settings(max_examples=120, deadline=None)
     @given(changed(kind.__struct_fields__))
     def check(change: dict[str, Any]) -> None:
@@ -59,5 +59,5 @@ def test_any_value_of_any_field(parse: Any, kind: Any, start: dict[str, Any]) ->
 
 @settings(max_examples=80, deadline=None)
 @given(changed(NativeSampling.__struct_fields__))
-def test_any_sampling_parameter_of_generate(change: dict[str, Any]) -> None:
+def test_any_sampling_parameter_of_generate_is_rejected_by_name_or_encodable(change: dict[str, Any]) -> None:
     outcome(parse_native, {"text": "Hi", "sampling_params": change})

@@ -1,4 +1,4 @@
-"""/metrics as Prometheus reads it, and as dashboards made for vLLM expect it."""
+"""/metrics as Prometheus parses it, and as dashboards made for vLLM expect it."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ STATUS = Status(
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """By name and labels beside the two that all have."""
+    """Return samples by name and labels, without the two labels that all have."""
     found = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation and family.type != "unknown", family.name
         for sample in family.samples:
             assert sample.labels.items() >= LABELS.items()
             rest = tuple(sorted((key, value) for key, value in sample.labels.items() if key not in LABELS))
-            assert (sample.name, rest) not in found, "each sample is there once"
+            assert (sample.name, rest) not in found, "duplicate sample"
             found[sample.name, rest] = sample.value
     return found
 
@@ -61,7 +61,7 @@ def rendered(metrics: FrontendMetrics) -> dict[tuple[str, tuple[tuple[str, str],
     return samples(render(metrics, snapshot).decode())
 
 
-def test_the_scheduler_s_state() -> None:
+def test_the_page_has_the_last_status_of_the_scheduler() -> None:
     found = rendered(FrontendMetrics())
     for name, value in {
         "vllm:num_requests_waiting": 3,
@@ -117,7 +117,7 @@ OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds fronte
     requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds"""
 
 
-def test_every_name_that_dashboards_look_for_is_there_and_documented() -> None:
+def test_all_metric_names_are_present_and_documented() -> None:
     page = render(FrontendMetrics(), Snapshot("org/tiny", STATUS, 0.25, {})).decode()
     given = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
     assert given == {f"vllm:{name}" for name in VLLM_NAMES.split()} | {f"minisgl:{name}" for name in OWN_NAMES.split()}
@@ -125,7 +125,7 @@ def test_every_name_that_dashboards_look_for_is_there_and_documented() -> None:
     assert given == set(re.findall(r"`((?:vllm|minisgl):\w+)", documented))
 
 
-def test_a_value_on_an_edge_belongs_below_it() -> None:
+def test_a_value_on_an_edge_is_in_the_bucket_below() -> None:
     histogram = Histogram("name", "Help.", (1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 9.0):
         histogram.observe(value)
@@ -134,14 +134,14 @@ def test_a_value_on_an_edge_belongs_below_it() -> None:
     assert histogram.sum == 18.5
 
 
-def test_names_cannot_break_the_format() -> None:
+def test_label_values_are_escaped() -> None:
     text = render(FrontendMetrics(), Snapshot('a"\\\nb', None, 0.0, {})).decode()
     families = list(text_string_to_metric_families(text))
     assert {sample.labels["model_name"] for family in families for sample in family.samples} == {'a"\\\nb'}
-    assert not any(family.name == "vllm:num_requests_running" for family in families), "no engine, no state of it"
+    assert not any(family.name == "vllm:num_requests_running" for family in families), "there is no engine"
 
 
-def test_what_an_answer_leaves_behind(make_stack: MakeStack) -> None:
+def test_a_completed_request_is_counted(make_stack: MakeStack) -> None:
     stack = make_stack()
     stack.scheduler.answer = answer_with(ids("ok ok"), cached=2)
     assert stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 4}).status_code == 200
@@ -157,12 +157,12 @@ def test_what_an_answer_leaves_behind(make_stack: MakeStack) -> None:
     assert found["vllm:request_prompt_tokens_sum", ()] == 2 * usage["prompt_tokens"]
     assert 0 < found["vllm:time_to_first_token_seconds_sum", ()] <= found["vllm:e2e_request_latency_seconds_sum", ()]
     assert found["minisgl:engine_starts_total", ()] == 1
-    # Observed ten times a second, whether there are requests or not.
+    # Observed ten times a second, also without requests.
     lag = "minisgl:frontend_event_loop_lag_seconds_count"
     eventually(lambda: samples(stack.http.get("/metrics").text)[lag, ()] > 0)
 
 
-def test_a_prompt_counts_once_and_with_its_cached_tokens(make_stack: MakeStack) -> None:
+def test_a_prompt_counts_once_including_cached_tokens(make_stack: MakeStack) -> None:
     stack = make_stack()
     stack.scheduler.answer = answer_with(ids("ok"), cached=1)
     body = {"prompt": ["Hi", "Hi", "you"], "n": 2, "max_tokens": 2}
@@ -185,7 +185,7 @@ def test_errors_are_counted_by_code(make_stack: MakeStack) -> None:
         assert found["minisgl:request_errors_total", (("code", code),)] == 1
 
 
-def test_a_stream_is_seen_while_it_runs(make_stack: MakeStack) -> None:
+def test_a_running_stream_is_in_flight(make_stack: MakeStack) -> None:
     stack = make_stack()
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     with stack.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:

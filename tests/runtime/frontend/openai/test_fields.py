@@ -1,4 +1,4 @@
-"""Every field of a body acts: two values that must differ in outcome, at the scheduler or in the answer."""
+"""Every field of a body has an effect: two values have different outcomes, at the scheduler or in the response."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BOTH = pytest.mark.parametrize(
 
 
 def ask(stack: FrontendStack, path: str, body: dict[str, Any], **headers: str) -> tuple[httpx.Response, list[Submit]]:
-    """The answer and what the scheduler was asked for it."""
+    """Return the response and the requests at the scheduler."""
     stack.scheduler.reset()
     stack.scheduler.answer = scored_answer([*ids("one two"), -EOS])
     response = stack.http.post(path, json=body, headers=headers)
@@ -64,7 +64,7 @@ def text_of(answer: dict[str, Any], choice: int = 0) -> str:
         ("cache_salt", (None, "tenant"), "cache_salt", (b"", b"tenant")),
     ],
 )
-def test_what_the_scheduler_is_told(
+def test_parameters_reach_the_scheduler(
     stack: FrontendStack,
     path: str,
     body: dict[str, Any],
@@ -90,7 +90,7 @@ def test_what_the_scheduler_is_told(
         ({"stop": "e", "min_tokens": len(ids("one two"))}, "one two", "stop"),
     ],
 )
-def test_where_the_text_ends(
+def test_end_of_the_text(
     stack: FrontendStack, path: str, body: dict[str, Any], change: dict[str, Any], text: str, reason: str
 ) -> None:
     answer = ask(stack, path, body | change)[0].json()
@@ -98,11 +98,11 @@ def test_where_the_text_ends(
 
 
 @pytest.mark.parametrize("name", SamplingDefaults.__struct_fields__)
-def test_what_a_request_leaves_out_is_the_checkpoints(name: str) -> None:
+def test_missing_parameters_have_the_defaults_of_the_checkpoint(name: str) -> None:
     defaults = SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, min_p=0.1, repetition_penalty=1.05)
     for given, expected in ((None, getattr(defaults, name)), (1, 1)):
-        asked = parse_completion(json.dumps({"prompt": "x", name: given}).encode(), defaults)
-        assert getattr(asked.params, name) == expected
+        request = parse_completion(json.dumps({"prompt": "x", name: given}).encode(), defaults)
+        assert getattr(request.params, name) == expected
 
 
 def test_the_default_number_of_tokens(stack: FrontendStack) -> None:
@@ -110,14 +110,14 @@ def test_the_default_number_of_tokens(stack: FrontendStack) -> None:
     assert chat.max_tokens == 256 - len(chat.prompt) // 4
     _, (chat,) = ask(stack, "/v1/chat/completions", CHAT | {"max_tokens": 5, "max_completion_tokens": 7})
     assert chat.max_tokens == 7
-    # The other one is not even looked at.
+    # The other one is ignored.
     _, (chat,) = ask(stack, "/v1/chat/completions", CHAT | {"max_tokens": 0, "max_completion_tokens": 5})
     assert chat.max_tokens == 5
     assert ask(stack, "/v1/completions", COMPLETION)[1][0].max_tokens == 16
 
 
 @BOTH
-def test_timeouts_become_the_earliest_deadline(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
+def test_the_earliest_timeout_is_the_deadline(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
     def seconds(change: dict[str, Any], **headers: str) -> float:
         _, (submit,) = ask(stack, path, body | change, **headers)
         return submit.deadline_ms / 1000
@@ -128,7 +128,7 @@ def test_timeouts_become_the_earliest_deadline(stack: FrontendStack, path: str, 
     assert seconds({"timeout": 200_000}) - first > 99_000
     assert seconds({"timeout": 200_000}, **{"x-request-timeout-ms": "50000000"}) - first < -40_000
     assert seconds({"timeout": 200_000}, **{"x-stainless-read-timeout": "50000"}) - first < -40_000
-    # A stream has bytes for the client long before its end.
+    # A stream sends bytes long before its end.
     assert seconds({"stream": True}, **{"x-stainless-read-timeout": "50000"}) == 0
     response = stack.http.post(path, json=body, headers={"x-request-timeout-ms": "soon"})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout-ms")
@@ -148,7 +148,7 @@ def test_n_choices(stack: FrontendStack, path: str, body: dict[str, Any]) -> Non
     assert len({submit.seed for submit in unseeded}) == 2
 
 
-def test_n_choices_of_many_prompts(stack: FrontendStack) -> None:
+def test_n_choices_of_several_prompts(stack: FrontendStack) -> None:
     prompts: list[Any] = ["one", ids("two"), "three"]
     body = {"prompt": prompts, "n": 2, "echo": True, "seed": 1}
     response, submits = ask(stack, "/v1/completions", body)
@@ -172,10 +172,10 @@ def test_template_variables_reach_the_template(stack: FrontendStack) -> None:
         _, (submit,) = ask(stack, "/v1/chat/completions", CHAT | {"chat_template_kwargs": variables})
         prompts.append(submit.prompt)
     assert prompts[0] != prompts[1]
-    assert prompts[0] == prompts[2], "a request does not replace what the template is given"
+    assert prompts[0] == prompts[2], "a request does not replace variables of the server"
 
 
-def test_tool_answers_reach_the_template(stack: FrontendStack) -> None:
+def test_tool_messages_reach_the_template(stack: FrontendStack) -> None:
     messages = [*CHAT["messages"], {"role": "tool", "content": "42", "tool_call_id": "1"}]
     _, (submit,) = ask(stack, "/v1/chat/completions", {"messages": messages})
     text = TOKENIZER.decode(np.frombuffer(submit.prompt, "<i4").tolist(), skip_special_tokens=False)
@@ -195,9 +195,9 @@ def test_unknown_fields_are_named_in_a_header(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_unknown_fields_inside_others_are_named_too(stack: FrontendStack, stream: bool) -> None:
+def test_unknown_nested_fields_are_named_in_a_header(stack: FrontendStack, stream: bool) -> None:
     part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
-    # What is null asks for nothing, as in the turns that the official client gives back.
+    # Null fields ask for nothing, as in messages that the official client returns.
     turn = {"role": "assistant", "content": "Ho", "refusal": None, "annotations": []}
     messages = [{"role": "user", "content": [part], "mood": "good"}, turn, *CHAT["messages"]]
     body = {"messages": messages, "stream": stream, "stream_options": {"include_usage": True, "every": 1}, "gone": None}
@@ -215,9 +215,7 @@ def test_unknown_fields_inside_others_are_named_too(stack: FrontendStack, stream
 
 
 @BOTH
-def test_who_prefers_strict_handling_gets_an_error_for_an_unknown_field(
-    stack: FrontendStack, path: str, body: dict[str, Any]
-) -> None:
+def test_strict_handling_rejects_unknown_fields(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
     strict = {"prefer": "respond-async, handling=strict"}
     ask(stack, path, body | {"user": "me", "unknown": None}, **strict)
     stack.scheduler.reset()
@@ -276,7 +274,7 @@ def test_logprobs_of_a_completion(stack: FrontendStack) -> None:
 @pytest.mark.parametrize("prompt", ["Hello é🙂 world", ids("Hello é🙂 world")], ids=["text", "ids"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_echo_with_logprobs(stack: FrontendStack, prompt: Any, stream: bool) -> None:
-    """The way in which lm-eval scores: the prompt's tokens, and one more."""
+    """As lm-eval scores: the tokens of the prompt, and one more."""
     body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1234}
     response, (submit,) = ask(stack, "/v1/completions", body | {"stream": stream})
     assert (submit.logprobs, submit.prompt_logprobs, submit.max_tokens) == (1, 1, 1)
@@ -300,7 +298,7 @@ def test_echo_with_logprobs(stack: FrontendStack, prompt: Any, stream: bool) -> 
     assert offsets[-1] == len("Hello é🙂 world")
 
 
-def test_scoring_without_an_answer(stack: FrontendStack) -> None:
+def test_scoring_a_prompt_without_generation(stack: FrontendStack) -> None:
     body = {"prompt": ["Hello", "x"], "echo": True, "logprobs": 0, "max_tokens": 0}
     response, submits = ask(stack, "/v1/completions", body)
     assert [submit.max_tokens for submit in submits] == [1, 1]
@@ -311,7 +309,7 @@ def test_scoring_without_an_answer(stack: FrontendStack) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_an_engine_without_logprobs_is_an_error(stack: FrontendStack) -> None:
+def test_missing_logprobs_of_the_engine_are_an_error(stack: FrontendStack) -> None:
     stack.scheduler.answer = answer_with([*ids("one"), -EOS])
     for body in ({"prompt": "a", "logprobs": 1}, {"prompt": "ab", "logprobs": 1, "echo": True}):
         response = stack.http.post("/v1/completions", json=body)
@@ -344,7 +342,7 @@ def test_usage_in_streams(stack: FrontendStack, path: str, body: dict[str, Any])
 
 
 @BOTH
-def test_every_choice_of_a_stream_ends_once(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
+def test_every_choice_of_a_stream_has_one_end(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
     response, _ = ask(stack, path, body | {"stream": True, "n": 3, "logprobs": 1 if "prompt" in body else True})
     parts = [part["choices"][0] for part in events(response)]
     for index in range(3):
@@ -358,14 +356,14 @@ def test_every_choice_of_a_stream_ends_once(stack: FrontendStack, path: str, bod
 @pytest.mark.parametrize(
     "arguments", ['{"a": 1}', "{", "[1]", '{"a": %s}' % ("9" * 40), '{"a":' * 300 + "1" + "}" * 300]
 )
-def test_no_tool_call_breaks_anything(stack: FrontendStack, arguments: str) -> None:
+def test_unusual_tool_calls_are_passed_to_the_template(stack: FrontendStack, arguments: str) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [*CHAT["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
     response = stack.http.post("/v1/chat/completions", json={"messages": messages})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "chat_template_error")
 
 
-def test_the_template_gets_integers_of_64_bits_and_no_larger_ones(stack: FrontendStack) -> None:
+def test_template_variables_are_limited_to_64_bit_integers(stack: FrontendStack) -> None:
     path = "/v1/chat/completions"
     largest = 2**63 - 1
     _, (submit,) = ask(stack, path, CHAT | {"chat_template_kwargs": {"note": largest}})
@@ -379,7 +377,7 @@ def test_the_template_gets_integers_of_64_bits_and_no_larger_ones(stack: Fronten
     assert not stack.scheduler.received(Submit)
 
 
-# All fields, whatever the tests above pick out
+# All fields
 
 
 CALLED = [{"type": "function", "function": {"name": "f"}}]
@@ -424,7 +422,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
 }
-"""What else a body must hold for a field to have a meaning."""
+"""Other fields that a body needs for a field to have an effect."""
 
 REFUSED: dict[str, tuple[Any, Any]] = {
     "response_format": ({"type": "text"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
@@ -449,7 +447,7 @@ REFUSED_CHAT = REFUSED | {
     "web_search_options": (None, {}),
 }
 REFUSED_COMPLETION = REFUSED | {"suffix": (None, "x"), "best_of": (1, 2)}
-"""A value that asks for nothing, and one that would change the answer."""
+"""Pairs of a value that asks for nothing, and one that would change the response."""
 
 WITHOUT_EFFECT: dict[str, tuple[Any, Any]] = {
     "user": ("me", 5),
@@ -460,11 +458,11 @@ WITHOUT_EFFECT: dict[str, tuple[Any, Any]] = {
     "prompt_cache_key": ("k", 1),
 }
 WITHOUT_EFFECT_CHAT = WITHOUT_EFFECT | {"parallel_tool_calls": (True, "yes")}
-"""A value that is taken, and one of a wrong type."""
+"""Pairs of a value that is accepted, and one of a wrong type."""
 
 
 def outcome(stack: FrontendStack, path: str, body: dict[str, Any]) -> Any:
-    """All that a field can change, at the scheduler and in the answer; not what is new in every answer."""
+    """Return all that a field can change, at the scheduler and in the response, without values that always differ."""
     response, submits = ask(stack, path, body)
     requests = [
         msgspec.structs.replace(
@@ -474,7 +472,7 @@ def outcome(stack: FrontendStack, path: str, body: dict[str, Any]) -> Any:
     ]
     assert "x-ignored-params" not in response.headers
     if body.get("stream"):
-        # How many tokens come in one chunk is a matter of time.
+        # The number of tokens in one event depends on timing.
         return requests, [part["usage"] for part in events(response) if part.get("usage")]
     answer = response.json()
     return requests, answer["choices"], answer["usage"], answer["model"]
@@ -489,7 +487,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("path", "body", "kind", "differing", "refused", "without_effect"), CASES, ids=["chat", "text"]
 )
-def test_every_field_acts_or_is_refused_by_name(
+def test_every_field_has_an_effect_or_is_rejected_by_name(
     stack: FrontendStack,
     path: str,
     body: dict[str, Any],
@@ -517,9 +515,7 @@ def test_every_field_acts_or_is_refused_by_name(
 
 
 @pytest.mark.parametrize(("path", "body", "kind"), [case[:3] for case in CASES], ids=["chat", "text"])
-def test_null_is_as_good_as_leaving_a_field_out(
-    stack: FrontendStack, path: str, body: dict[str, Any], kind: Any
-) -> None:
+def test_null_equals_leaving_a_field_out(stack: FrontendStack, path: str, body: dict[str, Any], kind: Any) -> None:
     optional = [name for name in kind.__struct_encode_fields__ if name not in body]
     plain = outcome(stack, path, body)
     assert outcome(stack, path, body | dict.fromkeys(optional)) == plain

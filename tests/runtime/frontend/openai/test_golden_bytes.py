@@ -1,4 +1,4 @@
-"""The exact bytes of every form of a stream."""
+"""Exact bytes of every form of a stream."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ USAGE = (
 )
 
 
-def test_a_chat() -> None:
+def test_chat_events() -> None:
     assert stream("chat") == [
         CHAT + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}',
         CHAT + '{"index":0,"delta":{"content":"é\\n"},"logprobs":null,"finish_reason":null}]}',
@@ -49,7 +49,7 @@ def test_a_chat() -> None:
     ]
 
 
-def test_a_completion_with_usage() -> None:
+def test_completion_events_with_usage() -> None:
     assert stream("completion", include_usage=True) == [
         TEXT + '{"index":0,"text":"é\\n","logprobs":null,"finish_reason":null}],"usage":null}',
         TEXT + '{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}],"usage":null}',
@@ -58,7 +58,7 @@ def test_a_completion_with_usage() -> None:
     ]
 
 
-def test_usage_in_every_chunk() -> None:
+def test_usage_in_every_event() -> None:
     def so_far(count: int) -> str:
         return f'"usage":{{"prompt_tokens":3,"completion_tokens":{count},"total_tokens":{3 + count}}}}}'
 
@@ -70,7 +70,7 @@ def test_usage_in_every_chunk() -> None:
     ]
 
 
-def test_log_probabilities() -> None:
+def test_logprobs_in_events() -> None:
     assert stream("chat", scored=True)[1] == (
         CHAT + '{"index":0,"delta":{"content":"é\\n"},"logprobs":{"content":['
         '{"token":"\ufffd","logprob":-0.5,"bytes":[195],"top_logprobs":['
@@ -89,7 +89,7 @@ def test_log_probabilities() -> None:
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_whole_answers(kind: Any) -> None:
+def test_full_responses(kind: Any) -> None:
     content = '"message":{"role":"assistant","content":"é","refusal":null}' if kind == "chat" else '"text":"é"'
     name, form = ("chatcmpl-1", "chat.completion") if kind == "chat" else ("cmpl-1", "text_completion")
     choices = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop"}}],'
@@ -98,7 +98,7 @@ def test_whole_answers(kind: Any) -> None:
     assert OpenAIFormat(kind).full("1", "org/tiny", [choice]).decode() == expected
 
 
-def test_text_so_far_and_plain_text() -> None:
+def test_events_of_generate() -> None:
     native = NativeFormat().events("1", "org/tiny", [3])
     assert native.event(Delta(0, "a", 1, (), None)) == (
         b'data: {"text":"a","meta_info":{"id":"1","finish_reason":null,"prompt_tokens":3,"completion_tokens":1}}\n\n'

@@ -1,4 +1,4 @@
-"""What users see through the official client."""
+"""The API through the official client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from minisgl.wire.messages import Ack, Failed, Submit
 from support.frontend.fake_scheduler import FakeScheduler, answer_with
-from support.frontend.retry_after import assert_says_when_to_come_again
+from support.frontend.retry_after import assert_has_retry_headers
 from support.frontend.served import eventually
 from support.frontend.stack import EOS, TOKENIZER, FrontendStack, ids
 
@@ -53,7 +53,7 @@ def test_chat(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
 
 
 @pytest.mark.parametrize("n", range(1, 6))
-def test_n_tokens_asked_n_tokens_streamed(client: openai.OpenAI, scheduler: FakeScheduler, n: int) -> None:
+def test_a_stream_has_as_many_tokens_as_requested(client: openai.OpenAI, scheduler: FakeScheduler, n: int) -> None:
     scheduler.answer = answer_with(ids("abcde"))
     stream = client.chat.completions.create(
         model="org/tiny", messages=USER, max_tokens=n, stream=True, stream_options={"include_usage": True}
@@ -74,7 +74,7 @@ def test_n_tokens_asked_n_tokens_streamed(client: openai.OpenAI, scheduler: Fake
 
 
 @pytest.mark.parametrize("k", range(1, 6))
-def test_eos_at_token_k(client: openai.OpenAI, scheduler: FakeScheduler, k: int) -> None:
+def test_a_stream_ends_at_the_eos_token(client: openai.OpenAI, scheduler: FakeScheduler, k: int) -> None:
     scheduler.answer = answer_with([*ids("abcde")[: k - 1], -EOS])
     answer = client.chat.completions.create(model="org/tiny", messages=USER)
     assert answer.choices[0].message.content == "abcde"[: k - 1]
@@ -83,7 +83,7 @@ def test_eos_at_token_k(client: openai.OpenAI, scheduler: FakeScheduler, k: int)
     assert answer.usage.completion_tokens == k
 
 
-def test_sampling_parameters_arrive(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
+def test_sampling_parameters_reach_the_scheduler(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
     scheduler.answer = answer_with([-EOS])
     client.chat.completions.create(
         model="org/tiny",
@@ -102,7 +102,7 @@ def test_sampling_parameters_arrive(client: openai.OpenAI, scheduler: FakeSchedu
     assert (submit.min_p, submit.seed, submit.ignore_eos) == (0.25, -(2**63), True)
 
 
-def test_the_checkpoint_gives_the_defaults(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
+def test_sampling_defaults_come_from_the_checkpoint(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
     scheduler.answer = answer_with([-EOS])
     client.chat.completions.create(model="org/tiny", messages=USER)
     submit = last_submit(scheduler)
@@ -164,7 +164,7 @@ def test_completion_of_token_ids(client: openai.OpenAI, scheduler: FakeScheduler
         assert prompt_of(last_submit(scheduler)) == [5, 6, 7]
 
 
-def test_several_prompts_give_a_choice_each(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
+def test_each_of_several_prompts_has_a_choice(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
     scheduler.answer = lambda submit: answer_with(prompt_of(submit))(submit)
     answer = client.completions.create(model="org/tiny", prompt=["a", "b", "c"], max_tokens=2)
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "aa"), (1, "bb"), (2, "cc")]
@@ -210,14 +210,14 @@ def test_a_prompt_that_is_too_long(client: openai.OpenAI, scheduler: FakeSchedul
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_overload_is_an_error_before_the_answer_begins(
+def test_overload_is_an_error_before_the_response_begins(
     client: openai.OpenAI, scheduler: FakeScheduler, stream: bool
 ) -> None:
     scheduler.answer = lambda submit: [Failed(submit.id, "queue_full", "9 requests are waiting already")]
     with pytest.raises(openai.RateLimitError) as raised:
         client.chat.completions.create(model="org/tiny", messages=USER, stream=stream)
     assert (raised.value.code, raised.value.type) == ("queue_full", "rate_limit_error")
-    assert_says_when_to_come_again(raised.value.response.headers)
+    assert_has_retry_headers(raised.value.response.headers)
 
 
 def test_a_failure_in_the_middle_of_a_stream_is_raised(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
@@ -232,14 +232,14 @@ def test_a_failure_in_the_middle_of_a_stream_is_raised(client: openai.OpenAI, sc
     assert set(received) <= {None}
 
 
-def test_a_failure_of_a_whole_answer_is_raised(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
+def test_a_failure_of_a_full_response_is_raised(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
     scheduler.answer = lambda submit: [Ack(submit.id), Failed(submit.id, "engine_error", "the engine broke")]
     with pytest.raises(openai.InternalServerError) as raised:
         client.chat.completions.create(model="org/tiny", messages=USER)
     assert (raised.value.code, raised.value.type) == ("engine_error", "server_error")
 
 
-def test_template_errors_are_the_requests_own(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
+def test_template_errors_are_client_errors(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
     scheduler.answer = answer_with(ids("ok"))
     with pytest.raises(openai.BadRequestError, match="bad message") as raised:
         client.chat.completions.create(model="org/tiny", messages=[{"role": "user", "content": "bad"}])
@@ -248,7 +248,7 @@ def test_template_errors_are_the_requests_own(client: openai.OpenAI, scheduler: 
     assert answer.choices[0].message.content == "ok"
 
 
-async def test_many_at_once(stack: FrontendStack) -> None:
+async def test_many_concurrent_requests(stack: FrontendStack) -> None:
     stack.scheduler.answer = lambda submit: answer_with(prompt_of(submit)[-3:])(submit)
     async with openai.AsyncOpenAI(base_url=stack.openai_url, api_key="none", max_retries=0) as client:
 

@@ -41,7 +41,7 @@ def test_tokenize_messages(stack: FrontendStack, begun: bool) -> None:
 
 
 def test_special_tokens(make_stack: Callable[..., FrontendStack], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text has those of the tokenizer, and a conversation those of its template, unless asked otherwise."""
+    """By default a text has those of the tokenizer, and messages have those of the template."""
     tokenizer = byte_fallback()
     monkeypatch.setattr(frontend_stack, "TOKENIZER", tokenizer)
     stack = make_stack()
@@ -53,7 +53,7 @@ def test_special_tokens(make_stack: Callable[..., FrontendStack], monkeypatch: p
         assert post(stack, "/tokenize", body)["tokens"] == [bos, *bare][not default :]
 
 
-def test_variables_of_the_template(stack: FrontendStack) -> None:
+def test_template_variables_reach_the_template_of_tokenize(stack: FrontendStack) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}]}
     text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert post(stack, "/tokenize", body)["tokens"] == ids(text)
@@ -87,7 +87,7 @@ def test_detokenize(stack: FrontendStack) -> None:
         ("/generate", {"input_ids": [5, "a"]}, 400, "input_ids"),
     ],
 )
-def test_bad_bodies(stack: FrontendStack, path: str, body: dict[str, Any], status: int, param: str) -> None:
+def test_invalid_bodies(stack: FrontendStack, path: str, body: dict[str, Any], status: int, param: str) -> None:
     assert post(stack, path, body, status)["error"]["param"] == param
 
 
@@ -139,10 +139,10 @@ SAMPLING: dict[str, tuple[Any, Any]] = {
     "repetition_penalty": (1, 2),
     "no_stop_trim": (False, True),
 }
-"""Two values that must differ in outcome."""
+"""Pairs of values that must have different outcomes."""
 
 
-def test_every_sampling_parameter_of_generate_acts_or_is_refused_by_name(stack: FrontendStack) -> None:
+def test_every_sampling_parameter_of_generate_has_an_effect_or_is_rejected_by_name(stack: FrontendStack) -> None:
     def outcome(name: str, value: Any) -> Any:
         sampling = {"stop": "e"} if name == "no_stop_trim" else {}
         stack.scheduler.reset()

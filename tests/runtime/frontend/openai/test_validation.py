@@ -1,4 +1,4 @@
-"""Every bad request gets an OpenAI error that names what is wrong, and the server goes on."""
+"""Every invalid request gets an OpenAI error that names the problem, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def alive_afterwards(stack: FrontendStack) -> Iterator[None]:
     yield
-    assert stack.scheduler.received(Submit) == [], "no bad request reaches the scheduler"
+    assert stack.scheduler.received(Submit) == [], "an invalid request reached the scheduler"
     stack.scheduler.answer = answer_with([*ids("ok"), -EOS])
     response = stack.http.post("/v1/chat/completions", json=CHAT)
     assert response.json()["choices"][0]["message"]["content"] == "ok"
@@ -94,7 +94,7 @@ def both(**cases: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)], ids=["chat", "completion"]
 )
-def test_parameters(
+def test_invalid_parameters(
     stack: FrontendStack, path: str, body: dict[str, Any], change: dict[str, Any], param: str, code: str
 ) -> None:
     error = error_of(stack.http.post(path, json=body | change), 400)
@@ -167,7 +167,7 @@ def test_parameters(
         max_completion_tokens=(CHAT | {"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
     ),
 )
-def test_chat_bodies(stack: FrontendStack, body: dict[str, Any], param: str, code: str) -> None:
+def test_invalid_chat_bodies(stack: FrontendStack, body: dict[str, Any], param: str, code: str) -> None:
     error = error_of(stack.http.post("/v1/chat/completions", json=body), 400)
     assert (error["param"], error["code"]) == (param, code)
 
@@ -181,7 +181,7 @@ def test_chat_bodies(stack: FrontendStack, body: dict[str, Any], param: str, cod
         ("/generate", {"text": "a"}, {"sampling_params": {"n": 128, "max_new_tokens": 32769}}, "sampling_params.n"),
     ],
 )
-def test_many_choices_of_many_tokens(
+def test_the_total_of_requested_tokens_is_limited(
     stack: FrontendStack, path: str, body: dict[str, Any], change: dict[str, Any], param: str
 ) -> None:
     error = error_of(stack.http.post(path, json=body | change), 400)
@@ -189,16 +189,16 @@ def test_many_choices_of_many_tokens(
     assert "4194304" in error["message"] and "fewer choices" in error["message"]
 
 
-def test_one_choice_may_ask_for_any_number_of_tokens(stack: FrontendStack) -> None:
-    """The model's context bounds it."""
+def test_max_tokens_of_a_single_choice_is_limited_by_the_context_only(stack: FrontendStack) -> None:
+    """Only the context of the model limits it."""
     body = {"prompt": ["a"] * 128, "max_tokens": 32769}
     assert error_of(stack.http.post("/v1/completions", json=body), 400)["code"] == "context_length_exceeded"
     body["max_tokens"], body["n"] = 4096, 8
     assert error_of(stack.http.post("/v1/completions", json=body), 400)["code"] == "context_length_exceeded"
 
 
-def test_many_choices_of_a_long_prompt(stack: FrontendStack) -> None:
-    """Each takes its prompt along."""
+def test_copies_of_a_long_prompt_are_limited(stack: FrontendStack) -> None:
+    """Each choice carries a copy of its prompt."""
     body = {"prompt": [1] * 600_000, "n": 60}
     error = error_of(stack.http.post("/v1/completions", json=body), 400)
     assert (error["param"], error["code"]) == ("n", "invalid_value")
@@ -229,7 +229,7 @@ def test_many_choices_of_a_long_prompt(stack: FrontendStack) -> None:
         best_of_n=({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "unsupported_parameter"),
     ),
 )
-def test_completion_bodies(stack: FrontendStack, body: dict[str, Any], param: str, code: str) -> None:
+def test_invalid_completion_bodies(stack: FrontendStack, body: dict[str, Any], param: str, code: str) -> None:
     error = error_of(stack.http.post("/v1/completions", json=body), 400)
     assert (error["param"], error["code"]) == (param, code)
 
@@ -256,12 +256,12 @@ def test_completion_bodies(stack: FrontendStack, body: dict[str, Any], param: st
     ids=range(15),
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_bodies_that_are_no_requests(stack: FrontendStack, path: str, body: bytes) -> None:
+def test_bodies_that_are_not_requests_are_rejected(stack: FrontendStack, path: str, body: bytes) -> None:
     error = error_of(stack.http.post(path, content=body, headers={"content-type": "application/json"}), 400)
     assert len(error["message"]) < 400
 
 
-def test_input_is_not_repeated(stack: FrontendStack) -> None:
+def test_errors_do_not_repeat_the_input(stack: FrontendStack) -> None:
     secret = "s" * 10_000
     for body in ({secret: 1}, {"prompt": {secret: 1}}, {"prompt": "a", "temperature": secret}):
         response = stack.http.post("/v1/completions", json=body)
@@ -283,7 +283,7 @@ def test_input_is_not_repeated(stack: FrontendStack) -> None:
         {"stream_options": None, "logit_bias": None, "logprobs": None, "top_logprobs": None, "tools": None},
     ],
 )
-def test_what_asks_for_nothing_is_fine(stack: FrontendStack, change: dict[str, Any]) -> None:
+def test_unsupported_fields_that_ask_for_nothing_are_accepted(stack: FrontendStack, change: dict[str, Any]) -> None:
     stack.scheduler.answer = answer_with([-EOS])
     response = stack.http.post("/v1/chat/completions", json=CHAT | change)
     assert response.status_code == 200, response.text
@@ -305,7 +305,7 @@ def test_content_types(stack: FrontendStack) -> None:
     assert "not decompressed" in error_of(response, 415)["message"]
 
 
-def test_the_size_of_a_body_is_limited_as_said_and_as_sent(make_stack: Callable[..., FrontendStack]) -> None:
+def test_the_declared_and_the_sent_size_of_a_body_are_limited(make_stack: Callable[..., FrontendStack]) -> None:
     http = make_stack(max_body_bytes=100_000).http
     headers = {"content-type": "application/json"}
     frame = b'{"prompt": "%s"}'
@@ -342,7 +342,7 @@ def test_request_ids(stack: FrontendStack) -> None:
     assert answered("") != answered("")
 
 
-def test_our_own_faults_have_the_same_shape(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_have_the_same_form(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(stack.server._tokenizers, "submit", lambda *_: 1 / 0)
         error = error_of(stack.http.post("/v1/completions", json=COMPLETION), 500)

@@ -1,4 +1,4 @@
-"""One line for each request, with what operators ask for and nothing of what users write."""
+"""One line for each request, without any text of prompts and responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Lines(logging.Handler):
         self.records.append(record)
 
     def wait_for(self, count: int) -> list[tuple[str, dict[str, Any]]]:
-        """Message and fields of the lines, once there are so many: one comes after its answer."""
+        """Return message and fields of `count` lines, once they are there: a line follows its response."""
         deadline = time.monotonic() + WAIT_SECONDS
         while len(self.records) < count:
             assert time.monotonic() < deadline, self.records
@@ -55,11 +55,11 @@ def lines() -> Iterator[Lines]:
     logger.setLevel(before)
 
 
-def test_no_client_can_write_lines_of_its_own(make_stack: MakeStack, lines: Lines) -> None:
+def test_text_of_clients_is_escaped(make_stack: MakeStack, lines: Lines) -> None:
     stack = make_stack()
     stack.http.get("/a%0a10:00:00%20error%20%1b[31m")
     stack.http.get(f"/{'é' * 300}")
-    # Without an engine nobody knows which names there are.
+    # Without an engine the served names are unknown.
     stack.scheduler.close()
     stack.wait_until_ready(False)
     stack.http.post("/v1/completions", json={"prompt": "a", "model": "b\nc"})
@@ -69,7 +69,7 @@ def test_no_client_can_write_lines_of_its_own(make_stack: MakeStack, lines: Line
     assert found[2]["model"] == r"b\nc"
 
 
-def test_an_answer(make_stack: MakeStack, lines: Lines) -> None:
+def test_a_completed_request(make_stack: MakeStack, lines: Lines) -> None:
     stack = make_stack()
     stack.scheduler.answer = answer_with(ids("ok"), cached=3)
     headers = {"x-request-id": "mine", "x-stainless-retry-count": "1", "traceparent": "00-ab-cd-01"}
@@ -93,7 +93,7 @@ def test_an_answer(make_stack: MakeStack, lines: Lines) -> None:
     }
 
 
-def test_the_time_in_the_queue(make_stack: MakeStack, lines: Lines) -> None:
+def test_time_in_the_queue_and_of_prefill(make_stack: MakeStack, lines: Lines) -> None:
     stack = make_stack()
     waits = iter((0.25, 1.5))
 
@@ -121,7 +121,7 @@ def test_probes_are_not_logged_and_errors_are(make_stack: MakeStack, lines: Line
     assert "secret" not in str(fields)
 
 
-def test_a_client_that_leaves(make_stack: MakeStack, lines: Lines) -> None:
+def test_a_disconnected_client(make_stack: MakeStack, lines: Lines) -> None:
     stack = make_stack()
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     with stack.http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
@@ -132,7 +132,7 @@ def test_a_client_that_leaves(make_stack: MakeStack, lines: Lines) -> None:
     assert fields["request_id"] == response.headers["x-request-id"]
 
 
-def test_a_stream_that_breaks_off(make_stack: MakeStack, lines: Lines) -> None:
+def test_a_stream_that_ends_in_an_error(make_stack: MakeStack, lines: Lines) -> None:
     stack = make_stack(drain_seconds=0.1)
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     stack.http.timeout = WAIT_SECONDS
@@ -163,7 +163,7 @@ def test_a_stream_that_breaks_off(make_stack: MakeStack, lines: Lines) -> None:
     ],
     ids=["large", "wrong", "late", "no HTTP"],
 )
-def test_what_is_refused_before_it_is_a_request(
+def test_requests_rejected_by_the_parser_are_logged_and_counted(
     make_stack: MakeStack,
     lines: Lines,
     monkeypatch: pytest.MonkeyPatch,

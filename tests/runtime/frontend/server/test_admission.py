@@ -1,4 +1,4 @@
-"""Too many requests are told so at once, and when to come again."""
+"""Requests above a limit are rejected immediately, with the time to retry after."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.admission import Admission
 from minisgl.wire.messages import Ack, Failed, Submit
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
-from support.frontend.retry_after import assert_says_when_to_come_again
+from support.frontend.retry_after import assert_has_retry_headers
 from support.frontend.stack import FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -43,16 +43,16 @@ def assert_rejected(response: httpx.Response, code: str) -> None:
     assert response.status_code == 429
     error = response.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", code)
-    assert_says_when_to_come_again(response.headers)
+    assert_has_retry_headers(response.headers)
 
 
-def test_more_than_may_wait(make_stack: MakeStack) -> None:
+def test_requests_above_the_waiting_limit_are_rejected(make_stack: MakeStack) -> None:
     stack = make_stack(limits=RequestLimits(waiting=2))
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     threads = [in_background(stack) for _ in range(2)]
     submits = stack.scheduler.wait_for(Submit, 2)
     assert_rejected(stack.http.post("/v1/chat/completions", json=CHAT), "queue_full")
-    # Also on the way of a stream: before any header of success.
+    # Also for a stream: before any success headers.
     assert_rejected(stack.http.post("/v1/chat/completions", json=CHAT | {"stream": True}), "queue_full")
     for submit in submits:
         stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
@@ -65,10 +65,8 @@ def test_more_than_may_wait(make_stack: MakeStack) -> None:
     )
 
 
-def test_what_may_not_wait_is_told_so_before_it_is_encoded(
-    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For a tokenizer worker: that it is too large for one would show then."""
+def test_a_request_is_rejected_before_it_is_encoded(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoded for a tokenizer worker: a prompt that is too large would get another error then."""
     monkeypatch.setattr("minisgl.frontend.tokenizers.MAX_MESSAGE_BYTES", 16_000)
     stack = make_stack(limits=RequestLimits(waiting=1))
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
@@ -81,7 +79,7 @@ def test_what_may_not_wait_is_told_so_before_it_is_encoded(
     assert stack.http.post("/v1/completions", json=large).status_code == 400
 
 
-def test_a_prompt_that_is_only_scored_waits_no_more(make_stack: MakeStack) -> None:
+def test_a_prompt_that_is_only_scored_leaves_the_queue(make_stack: MakeStack) -> None:
     stack = make_stack(limits=RequestLimits(waiting=2))
     stack.scheduler.answer = answer_with(ids("ok"))
     for _ in range(3):
@@ -94,17 +92,17 @@ def test_a_prompt_that_is_only_scored_waits_no_more(make_stack: MakeStack) -> No
     assert sum(metrics.time_to_first_token.counts) == 0, "there was no token"
 
 
-def test_what_the_scheduler_rejects(make_stack: MakeStack) -> None:
+def test_a_rejection_by_the_scheduler_has_retry_headers(make_stack: MakeStack) -> None:
     stack = make_stack()
     stack.scheduler.answer = lambda submit: [Failed(submit.id, "queue_full", "5 requests are waiting already")]
     assert_rejected(stack.http.post("/v1/chat/completions", json=CHAT | {"stream": True}), "queue_full")
     client = openai.OpenAI(base_url=stack.openai_url, api_key="x", max_retries=1)
     with pytest.raises(openai.RateLimitError):
         client.completions.create(model="org/tiny", prompt="a")
-    assert len(stack.scheduler.received(Submit)) == 3, "the client has tried again"
+    assert len(stack.scheduler.received(Submit)) == 3, "the client has retried"
 
 
-def test_more_than_one_key_may_have_under_way(make_stack: MakeStack) -> None:
+def test_requests_above_the_limit_of_a_key_are_rejected(make_stack: MakeStack) -> None:
     stack = make_stack(limits=RequestLimits(in_flight_per_key=1))
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     thread = in_background(stack)
@@ -117,7 +115,7 @@ def test_more_than_one_key_may_have_under_way(make_stack: MakeStack) -> None:
     assert stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2}).status_code == 200
 
 
-def test_tokens_of_prompts_that_wait() -> None:
+def test_waiting_prompt_tokens_are_limited() -> None:
     admission = Admission(RequestLimits(waiting_tokens=100), Counter())
     admission.admit(1, 500)
     with pytest.raises(ApiError, match="500 tokens are waiting"):
@@ -129,14 +127,14 @@ def test_tokens_of_prompts_that_wait() -> None:
     assert (admission.waiting, admission.waiting_tokens) == (0, 0)
 
 
-def test_a_request_of_many_choices_is_served_when_nobody_waits() -> None:
+def test_a_request_of_many_choices_is_admitted_to_an_empty_queue() -> None:
     admission = Admission(RequestLimits(waiting=2), Counter())
     admission.admit(8, 80)
     with pytest.raises(ApiError, match="8 requests are waiting"):
         admission.admit(1, 1)
 
 
-def test_all_requests_under_way() -> None:
+def test_requests_in_flight_are_limited_in_total_and_by_key() -> None:
     admission = Admission(RequestLimits(in_flight=2, in_flight_per_key=2), Counter())
     admission.begin_request("a")
     admission.begin_request("b")
@@ -149,16 +147,16 @@ def test_all_requests_under_way() -> None:
         admission.begin_request("b")
 
 
-def test_the_wait_is_estimated_from_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_is_estimated_from_recent_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    # Not time.monotonic itself, which is everybody's in this process.
+    # Not time.monotonic itself, which all of this process uses.
     monkeypatch.setattr("minisgl.frontend.server.admission.time", SimpleNamespace(monotonic=lambda: now))
     admission = Admission(RequestLimits(waiting=64), Counter())
     admission.admit(64, 64)
     for _ in range(32):
         now += 0.5
         admission.start(1)
-    # Two start each second, 32 wait: 16 seconds, more or less a fifth.
+    # Two start each second, 32 wait: 16 seconds, plus or minus 20%.
     for _ in range(20):
         with pytest.raises(ApiError) as raised:
             admission.admit(40, 1)

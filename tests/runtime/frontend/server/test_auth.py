@@ -1,4 +1,4 @@
-"""API keys: who gets in, what the others are told, and files that change."""
+"""API keys: valid ones, errors for others, and files that change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reload_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "RELOAD_SECONDS", 0.0)
 
 
-def test_holders_are_named(keys: Path) -> None:
+def test_a_key_has_the_name_from_the_file_or_its_line(keys: Path) -> None:
     file = KeyFile(keys)
     assert [file.key_name(key) for key in ("sk-first", "sk-second", "sk-third", "", "alice", "# ours")] == [
         "alice",
@@ -55,15 +55,16 @@ def test_a_changed_file_is_read_again(keys: Path, caplog: pytest.LogCaptureFixtu
     assert (file.key_name("sk-fourth"), file.key_name("sk-third")) == ("dave", None)
     caplog.clear()
     keys.unlink()
-    assert file.key_name("sk-fourth") == "dave", "a file that is gone changes nothing"
+    assert file.key_name("sk-fourth") == "dave", "a missing file changes nothing"
     keys.write_text("\n")
     assert file.key_name("sk-fourth") == "dave", "nor does an empty one"
     assert file.key_name("sk-fourth") == "dave"
-    assert len([record for record in caplog.records if "stay as they were" in record.message]) <= 2, "said once each"
+    logged = [record for record in caplog.records if "keeping the previous keys" in record.message]
+    assert 1 <= len(logged) <= 2, "each problem is logged once"
 
 
 @pytest.mark.parametrize("content", [b"", b"# none\n", b"\xff\xfe"])
-def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_keys_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "keys"
     path.write_bytes(content)
     with pytest.raises(KeyFileError, match=str(path)):
@@ -72,7 +73,7 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes) -> None:
         KeyFile(tmp_path / "nowhere")
 
 
-def test_only_holders_of_a_key_are_served(make_stack: MakeStack, keys: Path) -> None:
+def test_requests_without_a_valid_key_are_rejected(make_stack: MakeStack, keys: Path) -> None:
     stack = make_stack(access=Access(api_keys=str(keys)))
     stack.scheduler.answer = answer_with(ids("ok"))
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -85,7 +86,7 @@ def test_only_holders_of_a_key_are_served(make_stack: MakeStack, keys: Path) -> 
     for header in ("Bearer sk-other", "Bearer", "Basic sk-first", "sk-first", "Bearer sk-first sk-first"):
         wrong = stack.http.post("/v1/chat/completions", json=body, headers={"authorization": header})
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (401, "invalid_api_key"), header
-        assert "sk-" not in wrong.text, "what was given is not repeated"
+        assert "sk-" not in wrong.text, "the given key is not repeated"
     assert not stack.scheduler.received(Submit)
     assert stack.http.get("/v1/models").status_code == 401
     assert stack.http.get("/no/such/path").status_code == 401
@@ -102,7 +103,7 @@ def test_only_holders_of_a_key_are_served(make_stack: MakeStack, keys: Path) -> 
         client.models.list()
 
 
-def test_browsers_may_use_it_from_listed_origins_only(make_stack: MakeStack, keys: Path) -> None:
+def test_cors_allows_listed_origins_only(make_stack: MakeStack, keys: Path) -> None:
     stack = make_stack(access=Access(api_keys=str(keys), cors_origins=("https://a.example",)))
     preflight = {
         "origin": "https://a.example",
@@ -123,6 +124,6 @@ def test_browsers_may_use_it_from_listed_origins_only(make_stack: MakeStack, key
     assert refused.headers["access-control-allow-origin"] == "https://a.example", "a page can read why"
 
 
-def test_without_a_list_no_page_may(make_stack: MakeStack) -> None:
+def test_cors_allows_no_origin_by_default(make_stack: MakeStack) -> None:
     answer = make_stack().http.get("/health", headers={"origin": "https://a.example"})
     assert not [name for name in answer.headers if name.startswith("access-control")]

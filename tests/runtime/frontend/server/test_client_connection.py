@@ -1,4 +1,4 @@
-"""What is written past the server looks as if it had been sent."""
+"""Parts that are written straight to the connection equal those sent by ASGI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START = {"type": "http.response.start", "status": 200, "headers": []}
 
 
 class Line(asyncio.Transport):
-    """Keeps what is written."""
+    """Records what is written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,9 @@ def client_of(cycle: RequestResponseCycle) -> ClientConnection:
 
 
 @pytest.mark.parametrize("part", [b"a", b"data: {}\n\n" * 100])
-async def test_the_same_bytes(line: Line, cycle: RequestResponseCycle, part: bytes) -> None:
+async def test_a_direct_write_has_the_same_bytes_as_a_sent_part(
+    line: Line, cycle: RequestResponseCycle, part: bytes
+) -> None:
     await cycle.send(START)  # type: ignore[arg-type]
     await cycle.send({"type": "http.response.body", "body": part, "more_body": True})
     assert client_of(cycle).write(part)
@@ -67,7 +69,7 @@ async def test_the_same_bytes(line: Line, cycle: RequestResponseCycle, part: byt
     assert written == sent
 
 
-async def test_nothing_is_written_that_would_have_to_wait(line: Line, cycle: RequestResponseCycle) -> None:
+async def test_a_part_that_would_have_to_wait_is_not_written(line: Line, cycle: RequestResponseCycle) -> None:
     client = client_of(cycle)
     assert not client.write(b"a"), "the headers were not sent"
     await cycle.send(START)  # type: ignore[arg-type]
@@ -75,5 +77,5 @@ async def test_nothing_is_written_that_would_have_to_wait(line: Line, cycle: Req
     assert not client.write(b"a"), "the client does not read"
     cycle.flow.resume_writing()
     line.closing = True
-    assert not client.write(b"a"), "the client is gone"
+    assert not client.write(b"a"), "the client has left"
     assert len(line.written) == 1

@@ -1,4 +1,4 @@
-"""Limits that have nothing to do with what a request asks for: sizes, times, and clients that are slow or wrong."""
+"""Limits that do not depend on the content of a request: sizes, times, and clients that are slow or wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MakeStack = Callable[..., FrontendStack]
 
 
 def talk(stack: FrontendStack, request: bytes) -> tuple[int, str]:
-    """Status and error code of what comes back before the server closes the connection."""
+    """Return status and error code of the response that ends the connection."""
     with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
         client.sendall(request)
         answer = b""
@@ -56,21 +56,23 @@ def post(body: bytes, headers: bytes = b"") -> bytes:
         b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
     ],
 )
-def test_headers_are_bounded(stack: FrontendStack, request_bytes: bytes) -> None:
+def test_the_size_of_headers_is_limited(stack: FrontendStack, request_bytes: bytes) -> None:
     assert talk(stack, request_bytes) == (431, "headers_too_large")
 
 
-def test_what_is_not_http_gets_an_error_all_the_same(stack: FrontendStack) -> None:
+def test_invalid_http_gets_an_error_response(stack: FrontendStack) -> None:
     assert talk(stack, b"\x16\x03\x01\x02\x00 hello\r\n\r\n") == (400, "invalid_http")
     assert talk(stack, b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n") == (400, "invalid_http")
 
 
-def test_headers_must_arrive_in_time(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_have_a_time_limit(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEADER_SECONDS", 0.05)
     assert talk(stack, b"GET /health HTTP/1.1\r\nhost:") == (408, "head_timeout")
 
 
-def test_a_second_request_has_its_own_time(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_request_of_a_connection_has_its_own_time_limit(
+    stack: FrontendStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Long enough for the first one to be sent.
     monkeypatch.setattr(connection, "HEADER_SECONDS", 2.0)
     with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
@@ -81,12 +83,12 @@ def test_a_second_request_has_its_own_time(stack: FrontendStack, monkeypatch: py
     assert answer.startswith(b"HTTP/1.1 200") and b"head_timeout" in answer
 
 
-def test_the_body_must_arrive_in_time(make_stack: MakeStack) -> None:
+def test_the_body_has_a_time_limit(make_stack: MakeStack) -> None:
     stack = make_stack(limits=RequestLimits(body_seconds=0.05))
     assert talk(stack, post(b'{"prompt": "a"}')[:-3]) == (408, "body_timeout")
 
 
-def test_a_body_without_length_is_counted(make_stack: MakeStack) -> None:
+def test_the_size_of_a_body_without_length_is_limited(make_stack: MakeStack) -> None:
     stack = make_stack(max_body_bytes=1000)
     chunk = b"%x\r\n%s\r\n" % (600, b" " * 600)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -107,16 +109,16 @@ def test_a_body_without_length_is_counted(make_stack: MakeStack) -> None:
         b'{"prompt": ' + b" " * 500_000,
     ],
 )
-def test_bodies_that_no_parser_should_meet(stack: FrontendStack, body: bytes) -> None:
+def test_hostile_bodies_are_rejected(stack: FrontendStack, body: bytes) -> None:
     answer = stack.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert len(answer.text) < 1000, "what was sent is not repeated"
+    assert len(answer.text) < 1000, "the body is not repeated"
     assert not stack.scheduler.received(Submit)
 
 
 def narrow_listener() -> int:
-    """A bound socket. Its connections inherit the size of its buffer, so that little is enough to fill them."""
+    """Return a bound socket. Its connections inherit the size of its buffer, so that little data fills them."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         listener.bind(("127.0.0.1", 0))
@@ -132,7 +134,7 @@ def narrow_client(stack: FrontendStack) -> socket.socket:
 
 
 def serve_long_name(stack: FrontendStack, answer: Callable[[Submit], list[FromScheduler]]) -> None:
-    """Of a model whose name makes the events of streams large: it is in each."""
+    """Serve a model whose long name, which is in every event, makes streams large."""
     stack.scheduler.close()
     stack.wait_until_ready(False)
     stack.scheduler = FakeScheduler(stack.scheduler_address, stack.card("long" * 1000), answer)
@@ -143,7 +145,7 @@ def in_flight(stack: FrontendStack) -> set[RequestRecord]:
     return stack.server._tokenizers.requests.in_flight
 
 
-def test_a_client_that_does_not_read_is_dropped(make_stack: MakeStack) -> None:
+def test_a_client_that_does_not_read_a_stream_is_dropped(make_stack: MakeStack) -> None:
     stack = make_stack(limits=RequestLimits(send_seconds=2.0), socket_fd=narrow_listener())
     serve_long_name(stack, lambda submit: [Ack(submit.id)])
     with narrow_client(stack) as client:
@@ -151,7 +153,7 @@ def test_a_client_that_does_not_read_is_dropped(make_stack: MakeStack) -> None:
         (submit,) = stack.scheduler.wait_for(Submit)
         for index in range(150):
             stack.scheduler.send(row(submit.id, index, ids("a")[0]), to=submit)
-            # Gives the stream its turn, so that tokens are not joined to one event.
+            # Lets the stream run, so that tokens are not joined to one event.
             stack.http.get("/health")
         assert stack.scheduler.wait_for(Abort)[0].id == submit.id
         assert re.search(r"^minisgl:slow_clients_total\S* 1$", stack.http.get("/metrics").text, re.MULTILINE)
@@ -168,7 +170,7 @@ def test_a_client_that_does_not_read_is_dropped(make_stack: MakeStack) -> None:
     ],
     ids=["large", "small", "stream"],
 )
-def test_a_client_that_does_not_read_the_end_is_dropped(
+def test_a_client_that_does_not_read_the_last_part_is_dropped(
     make_stack: MakeStack, path: str, body: bytes, connection: str
 ) -> None:
     stack = make_stack(limits=RequestLimits(send_seconds=1.0), socket_fd=narrow_listener())
@@ -183,7 +185,7 @@ def test_a_client_that_does_not_read_the_end_is_dropped(
                 continue
 
 
-def test_a_client_that_reads_slowly_has_the_time_anew_for_each_part(make_stack: MakeStack) -> None:
+def test_the_send_timeout_restarts_for_each_part(make_stack: MakeStack) -> None:
     stack = make_stack(socket_fd=narrow_listener())
     body = b'{"prompt": "%s"}' % (b"a " * 200_000)
     with narrow_client(stack) as client:
@@ -232,7 +234,7 @@ class Watched:
         return self.stream.error.code if isinstance(self.stream.error, ApiError) else ""
 
 
-async def test_the_whole_request_has_a_limit() -> None:
+async def test_the_total_time_is_limited() -> None:
     watched = Watched(request_seconds=10)
     assert watched.code_at(9.9) == ""
     assert watched.code_at(10.1) == "deadline_exceeded"
@@ -241,19 +243,19 @@ async def test_the_whole_request_has_a_limit() -> None:
     assert watched.requests.metrics.timeouts == {"total": 1}, "it fails once"
 
 
-async def test_waiting_for_a_place_has_a_limit() -> None:
+async def test_time_in_the_queue_is_limited() -> None:
     watched = Watched(queue_seconds=10)
     watched.stream.accepted_at = 1.0
     watched.requests.update_engine(None, status(waiting=0), 0.0)
-    assert watched.code_at(12) == "", "nobody is in the queue: it is being prefilled"
+    assert watched.code_at(12) == "", "the queue is empty: the request is being prefilled"
     watched.add(2.0)
     watched.requests.update_engine(None, status(waiting=1, steps=1), 11.0)
-    assert watched.code_at(12) == "", "the one that waits is the later one"
+    assert watched.code_at(12) == "", "the request in the queue is the later one"
     watched.requests.update_engine(None, status(waiting=2, steps=2), 11.0)
     assert watched.code_at(12) == "queue_timeout"
 
 
-async def test_an_engine_that_stands_still_has_a_limit() -> None:
+async def test_a_stalled_engine_fails_its_requests() -> None:
     watched = Watched(stall_seconds=10)
     watched.stream.phase = "generating"
     watched.requests.update_engine(None, status(steps=1), 1.0)
@@ -263,17 +265,17 @@ async def test_an_engine_that_stands_still_has_a_limit() -> None:
     assert watched.code_at(15.1) == "engine_stalled"
 
 
-async def test_a_request_put_back_into_the_queue_has_a_limit() -> None:
+async def test_a_preempted_request_that_is_not_resumed_fails() -> None:
     watched = Watched(stall_seconds=10)
     watched.stream.phase = "generating"
     watched.stream.last_token_at = 5.0
     watched.requests.update_engine(None, status(steps=1), 15.0)
-    assert watched.code_at(15.5) == "", "tokens without text are silent too"
+    assert watched.code_at(15.5) == "", "tokens without text are not reported"
     watched.requests.update_engine(None, status(steps=2, waiting=1), 15.0)
     assert watched.code_at(15.5) == "engine_stalled"
 
 
-async def test_text_that_waits_for_a_slow_client_is_bounded() -> None:
+async def test_unsent_text_of_a_slow_client_is_limited() -> None:
     watched = Watched(unsent_bytes=100)
     dropped = asyncio.Event()
     watched.record.client = cast(ClientConnection, SimpleNamespace(abort=dropped.set))
@@ -287,7 +289,7 @@ async def test_text_that_waits_for_a_slow_client_is_bounded() -> None:
     assert watched.requests.metrics.slow_clients.value == 1
 
 
-def test_a_stream_that_takes_too_long_ends_in_an_error(make_stack: MakeStack) -> None:
+def test_a_stream_that_exceeds_its_deadline_ends_in_an_error(make_stack: MakeStack) -> None:
     stack = make_stack()
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     request = post(b'{"prompt": "a", "stream": true}')
@@ -298,7 +300,7 @@ def test_a_stream_that_takes_too_long_ends_in_an_error(make_stack: MakeStack) ->
             data = client.recv(65536)
             assert data, answer
             answer += data
-        # Only now, so that the stream has begun however slow this machine is.
+        # Set only now, so that the stream has begun even on a slow machine.
         stack.server._tokenizers.requests.limits = RequestLimits(request_seconds=0.01)
         while data := client.recv(65536):
             answer += data

@@ -1,4 +1,4 @@
-"""Who gets the texts of an answer: whoever takes them at once, or the handler of the request."""
+"""Texts of a response stream: on the fast path, or through the handler of the request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ END = Finished(id=b"", reason="length", prompt_tokens=1, cached_tokens=0, comple
 
 
 class Handler:
-    """Waits for news, and has somebody who takes texts meanwhile."""
+    """Waits for deltas, with a fast path that takes texts meanwhile."""
 
-    def __init__(self, exchange: ResponseStream) -> None:
-        self._exchange = exchange
+    def __init__(self, stream: ResponseStream) -> None:
+        self._exchange = stream
         self.taken: list[str] = []
         self.takes = True
         self.task: asyncio.Task[list[Delta]]
@@ -39,57 +39,57 @@ def push(stream: ResponseStream, text: str, tokens: int) -> None:
 
 
 @pytest.fixture
-def exchange() -> ResponseStream:
+def stream() -> ResponseStream:
     return ResponseStream(0.0, [(b"r" * 16, 1)])
 
 
 @pytest.fixture
-async def handler(exchange: ResponseStream) -> Handler:
-    handler = Handler(exchange)
+async def handler(stream: ResponseStream) -> Handler:
+    handler = Handler(stream)
     await handler.wait()
     return handler
 
 
-async def test_texts_go_past_a_handler_that_waits(exchange: ResponseStream, handler: Handler) -> None:
-    push(exchange, "a", 1)
-    push(exchange, "b", 2)
+async def test_texts_take_the_fast_path_while_the_handler_waits(stream: ResponseStream, handler: Handler) -> None:
+    push(stream, "a", 1)
+    push(stream, "b", 2)
     await asyncio.sleep(0)
     assert (handler.taken, handler.task.done()) == (["a", "b"], False)
-    exchange.finish(exchange.choices[0], END)
+    stream.finish(stream.choices[0], END)
     assert await handler.task == [Delta(0, "", 9, [], END)]
 
 
-async def test_nothing_overtakes_a_text_that_was_not_taken(exchange: ResponseStream, handler: Handler) -> None:
+async def test_texts_stay_in_order_after_the_fast_path_declined_one(stream: ResponseStream, handler: Handler) -> None:
     handler.takes = False
-    push(exchange, "a", 1)
+    push(stream, "a", 1)
     handler.takes = True
-    push(exchange, "b", 2)
+    push(stream, "b", 2)
     assert await handler.task == [Delta(0, "ab", 2, [], None)]
-    push(exchange, "c", 3)
+    push(stream, "c", 3)
     assert handler.taken == [], "it does not wait"
     await handler.wait()
     assert await handler.task == [Delta(0, "c", 3, [], None)]
     await handler.wait()
-    push(exchange, "d", 4)
+    push(stream, "d", 4)
     assert handler.taken == ["d"]
     handler.task.cancel()
 
 
-async def test_nothing_overtakes_what_wakes_the_handler_up(exchange: ResponseStream, handler: Handler) -> None:
-    exchange.interrupt_silence(asyncio.get_running_loop().time())
-    push(exchange, "a", 1)
+async def test_texts_do_not_overtake_what_wakes_the_handler(stream: ResponseStream, handler: Handler) -> None:
+    stream.interrupt_silence(asyncio.get_running_loop().time())
+    push(stream, "a", 1)
     assert await handler.task == [Delta(0, "a", 1, [], None)]
     await handler.wait()
-    exchange.fail(ApiError.from_code("engine_error", "it broke"))
-    push(exchange, "b", 2)
+    stream.fail(ApiError.from_code("engine_error", "it broke"))
+    push(stream, "b", 2)
     with pytest.raises(ApiError, match="it broke"):
         await handler.task
     assert handler.taken == []
 
 
-async def test_nothing_is_taken_for_a_handler_that_is_gone(exchange: ResponseStream, handler: Handler) -> None:
+async def test_the_fast_path_ends_with_its_handler(stream: ResponseStream, handler: Handler) -> None:
     handler.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await handler.task
-    push(exchange, "a", 1)
+    push(stream, "a", 1)
     assert handler.taken == []

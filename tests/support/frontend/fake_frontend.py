@@ -1,4 +1,4 @@
-"""A frontend by the text contract alone, for tests of tokenizer workers."""
+"""Fake frontend, built on the text messages alone, for tests of tokenizer workers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from support.frontend.fake_scheduler import WAIT_SECONDS
 M = TypeVar("M", bound=msgspec.Struct)
 
 
-class PlayedFrontend:
-    """What a frontend does on the wire: binds, sends, reads until it has seen what it waits for."""
+class FakeFrontend:
+    """Binds an address, sends messages, reads until the expected one arrives."""
 
     def __init__(self, address: str) -> None:
         self.accepted: list[bytes] = []
-        """Requests that were accepted while their ends were waited for."""
+        """Requests that were accepted during `wait_for_ends`."""
         self._context: zmq.Context[Any] = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.bind(address)
@@ -37,7 +37,7 @@ class PlayedFrontend:
         return request_id
 
     def wait_for(self, kind: type[M], matches: Callable[[M], bool] = lambda _: True) -> M:
-        """The next message of the kind that matches; those before it are dropped."""
+        """Return the next message of the kind that matches, and drop those before it."""
         while self._socket.poll(int(WAIT_SECONDS * 1000)):
             message = self._codec.decode(self._socket.recv())
             if isinstance(message, kind) and matches(message):
@@ -45,11 +45,11 @@ class PlayedFrontend:
         raise AssertionError(f"waited for {kind.__name__}")
 
     def wait_for_end(self, request_id: bytes) -> tuple[str, Any]:
-        """The text that still comes, and the end of the answer or its failure."""
+        """Return the text that still arrives, and the end of the request or its failure."""
         return self.wait_for_ends(request_id)[request_id]
 
     def wait_for_ends(self, *request_ids: bytes) -> dict[bytes, tuple[str, Any]]:
-        """The same of several requests."""
+        """Do so for several requests."""
         texts = dict.fromkeys(request_ids, "")
         ends: dict[bytes, tuple[str, Any]] = {}
         while len(ends) < len(texts):
