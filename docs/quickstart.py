@@ -1,6 +1,6 @@
-"""Serve the demo model, ask it one question through the openai client, and show the answer as it comes.
+"""Serve the demo model, ask it one question through the openai client, and print the answer as it is streamed.
 
-`make run` calls this. The model is trained here, to answer questions about minisgl, so that a right answer can be seen.
+`make run` calls this. It trains the model to answer questions about minisgl, so that its answer can be checked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_SECONDS = 120
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true", help="stop after the answer (default: serve until Ctrl-C)")
-    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="where the demo model is kept")
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="directory of the demo model")
     args = parser.parse_args()
     phases = Phases()
     minisgl = [sys.executable, "-m", "minisgl"]
@@ -41,19 +41,19 @@ def main() -> int:
     phases.begin("starting the server")
     port = free_port()
     serve = [*minisgl, "serve", str(args.checkpoint), "--port", str(port), "--num-pages", "1024"]
-    # A process group of its own: Ctrl-C comes to this process, which passes it on once.
+    # A separate process group: Ctrl-C reaches only this process, which signals the server once.
     server = subprocess.Popen([*serve, "--log-level", "warning"], process_group=0)
     try:
-        # Imported while the server starts: it takes as long as much of that.
+        # Imported while the server starts, because the import takes a large part of that time.
         from openai import OpenAI
 
         wait_until_ready(server, f"http://127.0.0.1:{port}/ready")
         phases.begin(f"asking: {QUESTION}")
         ask(OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="not needed"))
-        phases.begin("answered, word for word what it was taught")
+        phases.begin("the answer is what the model has learned, word for word")
         print(f"\nTo chat with it, open http://127.0.0.1:{port}/ in a browser, or run\n")
         print(f"  .venv/bin/minisgl chat http://127.0.0.1:{port}\n")
-        print(f"The server listens on http://127.0.0.1:{port}/v1, and answers until it is stopped. Try it:\n")
+        print(f"The server listens on http://127.0.0.1:{port}/v1 until it is stopped. Try it:\n")
         print(f"  curl http://127.0.0.1:{port}/v1/chat/completions -H 'Content-Type: application/json' \\")
         print(f'    -d \'{{"model": "{args.checkpoint.name}", "temperature": 0,')
         print('         "messages": [{"role": "user", "content": "What is a page?"}]}\'\n')
@@ -88,13 +88,13 @@ def wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            sys.exit("error: the server ended before it was ready; what it said stands above")
+            sys.exit("error: the server exited before it was ready; see its output above")
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
-    sys.exit(f"error: the server was not ready within {START_SECONDS} s; is this machine very busy? Try again")
+    sys.exit(f"error: the server was not ready within {START_SECONDS} s; the machine may be overloaded; try again")
 
 
 def ask(client: OpenAI) -> None:
@@ -112,7 +112,7 @@ def ask(client: OpenAI) -> None:
     print()
     taught = next(known.answer for known in DEMO_ANSWERS if QUESTION in known.questions)
     if answer != taught:
-        sys.exit(f"error: that is not what the model was taught: {taught}")
+        sys.exit(f"error: the model has learned another answer: {taught}")
 
 
 def stop(server: subprocess.Popen[bytes]) -> int:
@@ -121,6 +121,6 @@ def stop(server: subprocess.Popen[bytes]) -> int:
 
 
 if __name__ == "__main__":
-    # Without a terminal, `kill` is how it is stopped: the same way out as Ctrl-C.
+    # Without a terminal, `kill` stops this program, in the same way as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())
