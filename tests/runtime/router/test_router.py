@@ -303,10 +303,10 @@ def test_a_silent_replica_takes_nothing_new(cluster: Cluster, monkeypatch: pytes
     cluster.pods.start(1, cluster.model, saying("xyz"))
     cluster.start_worker()
     cluster.wait_until_routable(0, 1)
-    pod.scheduler.speaks = False
+    pod.scheduler.sends_status = False
     state = cluster.wait_until_routable(1)
     assert "sent nothing" in state_of(state, 0).reason
-    pod.scheduler.speaks = True
+    pod.scheduler.sends_status = True
     cluster.wait_until_routable(0, 1)
 
 
@@ -318,7 +318,7 @@ def test_a_replica_that_stands_still_loses_its_requests(cluster: Cluster) -> Non
     (submit,) = pod.scheduler.wait_for(Submit)
     pod.scheduler.send(row(submit.id, 0, TOKENIZER.encode("x").ids[0]))
     cluster.frontend.wait_for(Texts)
-    pod.scheduler.speaks = False
+    pod.scheduler.sends_status = False
     assert cluster.frontend.wait_for_end(request)[1].code == "engine_stalled"
 
 

@@ -225,7 +225,7 @@ def test_a_silent_engine_is_not_reported_as_heard_and_still_gets_requests(
     stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minisgl.router.replicas.STALE_SECONDS", 0.0)
-    stack.scheduler.speaks = False
+    stack.scheduler.sends_status = False
     assert stack.wait_until_served().status is None
     assert stack.frontend.wait_for_end(stack.frontend.generate(1))[0] == "xyz"
     stack.frontend.send(Flush(b"f" * 16))
