@@ -1,5 +1,4 @@
-"""The processes between clients and engines, and the options that they have with an engine beside them as in a pod of
-their own."""
+"""Frontend and tokenizer processes with their options, shared by `serve` and by frontend pods."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen_on_all(name: str, port: int) -> socket.socket:
-    """Listen on all addresses of this machine, of IPv6 and IPv4; `--NAME-port` sets the port. Raises LauncherError
+    """Listen on all IPv6 and IPv4 addresses of this machine, on the port that `--NAME-port` sets. Raises LauncherError
     `address_unavailable`."""
     dual_stack = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual_stack else socket.AF_INET

@@ -38,13 +38,12 @@ class ServeOptions(EndpointOptions, frozen=True, kw_only=True):
 
 def serve(options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM. Raises LauncherError and ModelError; no process is left running."""
-    # What a look at config.json shows should not take the start of a rank to find out.
+    # Find errors in config.json before a rank starts.
     ModelConfig.read(options.engine.model).check_tensor_parallel(options.engine.tensor_parallel)
     began = time.monotonic()
 
     def on_ready(address: str) -> None:
-        seconds = round(time.monotonic() - began, 1)
-        extra = {"seconds": seconds}
+        extra = {"seconds": round(time.monotonic() - began, 1)}
         logger.info("serving %s at %s/v1, Ctrl-C stops it", options.model_name, address, extra=extra)
 
     run_endpoint(

@@ -63,6 +63,9 @@ class MemberPods:
         self._epoch: messages.Epoch = (0, 0)
         self._selector: selectors.BaseSelector | None = None
         self._listener = listen_on_all("link", port) if identity.pods > 1 else None
+        if self._listener is not None:
+            # A connection may be closed between the selector's event and `accept`.
+            self._listener.setblocking(False)
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
