@@ -1,14 +1,14 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?=
-# More than the two cores that we count on: many tests wait, for a process to start, a lease to end or a timeout.
+# More than the two cores of a usual machine: many tests wait for a process, a lease or a timeout.
 TEST_WORKERS ?= 3
 DEMO = .cache/demo/config.json
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
-# With files kept whole, xdist waits for ever after it has replaced a worker that crashed.
+# With --dist loadfile, xdist hangs after it has replaced a crashed worker.
 PYTEST_ON_ALL_CORES = $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 KUBERNETES_TESTS = tests/operator/cluster tests/chart
-# Some images and shells set it; each of the hundreds of processes that we start would compile its libraries anew.
+# Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo demo-down run test test-kubernetes e2e e2e-full images image-engine lint cluster-tools bench bench-operator test-gpu lock clean install
@@ -16,16 +16,16 @@ export PYTHONDONTWRITEBYTECODE =
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: install $(DEMO)  ## a Kubernetes cluster on this machine with a model on it, and one question to it; the first time takes 10 to 20 minutes
+demo: install $(DEMO)  ## start a Kubernetes cluster with a model on this machine and ask it a question; 10 to 20 minutes the first time
 	@PYTHONPATH=e2e .venv/bin/python -m harness.demo
 
-demo-down: install  ## end all that `make demo` started; what was built is kept
+demo-down: install  ## stop and remove what `make demo` started; build results stay
 	@PYTHONPATH=e2e .venv/bin/python -m harness.demo down
 
-run: install $(DEMO)  ## install what is missing, train and serve a demo model, ask it one question; Ctrl-C stops it (ONCE=1: stop after the answer)
+run: install $(DEMO)  ## install dependencies, train and serve a demo model, ask it a question; Ctrl-C stops it (ONCE=1: stop after the answer)
 	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
 
-test: install $(DEMO) lint  ## install what is missing, then check style and types and run the tests with coverage
+test: install $(DEMO) lint  ## install dependencies, check style and types, and run the tests with coverage
 	@rm -f .coverage .coverage.*
 	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(addprefix --ignore ,$(KUBERNETES_TESTS)) --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
@@ -34,23 +34,23 @@ test: install $(DEMO) lint  ## install what is missing, then check style and typ
 		{ echo "error: less than $${part#*:} % of the lines of $${part%:*} are covered" >&2; exit 1; }; \
 	done
 
-test-kubernetes: cluster-tools  ## test operator and chart on a real API server and with helm; builds them first, once, in 5 to 10 minutes
+test-kubernetes: cluster-tools  ## test operator and chart on a real API server and with helm; builds both the first time, in 5 to 10 minutes
 	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(KUBERNETES_TESTS)
 
-# A cluster of its own beside the demo's.
-e2e: install $(DEMO)  ## run the scenarios on a whole cluster (E2E_KEEP=1: leave it, for a look)
+# A separate cluster beside the demo's.
+e2e: install $(DEMO)  ## run the scenarios on a cluster with nodes (E2E_KEEP=1: keep the cluster for inspection)
 	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) -m 'not soak' --timeout 900 $(E2E_ARGS) e2e/scenarios
 
-e2e-full: install $(DEMO)  ## all scenarios, with the long ones
+e2e-full: install $(DEMO)  ## run all scenarios, including the long ones
 	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) --timeout 3600 e2e/scenarios
 
 images: install  ## build the images of operator, frontend and engine (for CPUs), without Docker
 	@PYTHONPATH=e2e .venv/bin/python -m image_builder
 
-image-engine: install  ## build the engine image with CUDA's libraries, as users do, and import torch in it
+image-engine: install  ## build the engine image with the CUDA libraries and import torch in it
 	@PYTHONPATH=e2e .venv/bin/python -m image_builder check-engine
 
-lint: install  ## ruff, mypy --strict and the import rules
+lint: install  ## run ruff, mypy --strict and the import rules
 	.venv/bin/ruff check runtime operator benchmarks tests docs e2e
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
@@ -68,13 +68,13 @@ bench: install $(DEMO)  ## measure scheduler and frontend CPU time and the demo 
 	.venv/bin/python benchmarks/frontend.py
 	.venv/bin/minisgl bench offline --model .cache/demo --num-requests 16 --input-len 20 200 --output-len 20 60
 
-bench-operator: cluster-tools  ## measure the operator with 1,000 models on an API server of its own
+bench-operator: cluster-tools  ## measure the operator with 1,000 models on a separate API server
 	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python benchmarks/operator/bench.py
 
 test-gpu: install  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu tests
 
-lock: install  ## resolve the dependencies of pyproject.toml anew into the lock files
+lock: install  ## update the lock files from the dependencies in pyproject.toml
 	.venv/bin/uv pip compile pyproject.toml -q --upgrade --universal --python-version 3.11 --generate-hashes \
 		--extra frontend --extra engine --extra operator --extra dev --custom-compile-command 'make lock' -o requirements.lock
 	.venv/bin/uv pip compile pyproject.toml -q --upgrade --python-platform x86_64-manylinux_2_28 --python-version 3.11 \
@@ -89,7 +89,7 @@ lock: install  ## resolve the dependencies of pyproject.toml anew into the lock 
 	.venv/bin/uv pip compile images/engine/compiler.in -q --upgrade --python-platform x86_64-manylinux_2_28 --no-deps \
 		--python-version 3.11 --generate-hashes --custom-compile-command 'make lock' -o images/engine/compiler.lock
 
-clean:  ## remove everything that was built, installed or cached here
+clean:  ## remove everything that was built, installed or cached in this directory
 	rm -rf .venv .cache dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find runtime tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,12 +1,12 @@
-# Kernels for Hopper GPUs, compiled ahead of time, on top of the engine's dependencies: with them an engine compiles
-# nothing when it starts. No GPU is needed, but 20 minutes on two cores. From the repository's root:
+# Kernels for Hopper GPUs, compiled ahead of time, on top of the engine's dependencies. An engine with them compiles
+# nothing when it starts. The build needs no GPU and takes 20 minutes on two cores. From the repository's root:
 #
 #   docker build -f images/engine/Dockerfile --target dependencies -t minisgl-dependencies .
 #   docker build -f images/engine/kernels.Dockerfile --build-arg DEPENDENCIES=minisgl-dependencies -t minisgl-kernels .
 #   docker build -f images/engine/Dockerfile --build-arg DEPENDENCIES=minisgl-kernels -t minisgl-engine .
 #
-# MODELS are directories in the image or built-in configurations (`minisgl kernels build --help`); empty: all of these.
-# minisgl's own kernels are found as long as their code is the one that they were compiled from.
+# MODELS are directories in the image or built-in configurations (`minisgl kernels build --help`); empty: all built-in
+# ones. Compiled kernels of minisgl are used only with the same version of their source code.
 ARG DEPENDENCIES
 
 FROM ${DEPENDENCIES} AS compiler

@@ -9,7 +9,8 @@ from minisgl.frontend.server.json_body import truncate
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.response_stream import ResponseStream
 
-logger = logging.getLogger(__name__)
+# A documented name, which log pipelines select by. It does not follow the module.
+logger = logging.getLogger("minisgl.frontend.access_log")
 
 NOT_LOGGED: Final = frozenset({"/health", "/ready", "/metrics"})
 """Paths that machines request several times a second."""

@@ -46,7 +46,7 @@ class Lines(logging.Handler):
 @pytest.fixture
 def lines() -> Iterator[Lines]:
     handler = Lines()
-    logger = logging.getLogger("minisgl.frontend.server.access_log")
+    logger = logging.getLogger("minisgl.frontend.access_log")
     before = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
