@@ -153,7 +153,7 @@ def test_a_model_without_replicas_is_suspended(spec: dict[str, Any], words: str)
 
 
 @pytest.mark.parametrize(
-    ("spec", "transport", "verdict"),
+    ("spec", "transport", "expected"),
     [
         ({}, "", ("True", "Optimal")),
         ({"parallelism": {"tensor": 4}}, "", ("True", "Optimal")),
@@ -163,10 +163,10 @@ def test_a_model_without_replicas_is_suspended(spec: dict[str, Any], words: str)
         (NETWORK | {"engine": {"device": "cpu"}}, "gloo", ("True", "Optimal")),
     ],
 )
-def test_the_transport_between_ranks_is_rated(spec: dict[str, Any], transport: str, verdict: tuple[str, str]) -> None:
+def test_the_transport_between_ranks_is_rated(spec: dict[str, Any], transport: str, expected: tuple[str, str]) -> None:
     scene = Scene(spec, source=CLAIM)
     scene.leader_reports("qwen-r0", transport=transport)
-    assert outcome(scene, "InterconnectOptimal") == verdict
+    assert outcome(scene, "InterconnectOptimal") == expected
 
 
 def test_long_lists_are_shortened() -> None:
