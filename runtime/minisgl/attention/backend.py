@@ -1,4 +1,4 @@
-"""The two kinds of attention backends. A step may use both: one for its decode rows, one for its segments."""
+"""Interfaces of attention backends. A step may use two: one for its decode rows, one for its prefill segments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minisgl.errors import CodedError
 
 
 class BackendUnavailable(CodedError, ValueError):
-    """The backend that was asked for cannot serve this model on this device."""
+    """The requested backend cannot serve this model on this device."""
 
     def __init__(self, message: str) -> None:
         super().__init__("attention_backend_unavailable", message)
@@ -20,7 +20,7 @@ class BackendUnavailable(CodedError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The sizes that decide which kernels fit; heads are those of one rank."""
+    """Sizes that decide which kernels fit. Head counts are per rank."""
 
     query_heads: int
     kv_heads: int
@@ -71,6 +71,6 @@ class PrefillBackend(Protocol):
     def prefill(
         self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Write the attention of `q` [T', Hq, D] to `out` [T', Hq, D]; `k` and `v` [T', Hkv, D] are the step's own
-        keys and values of the same T' prefill tokens, for kernels that need no prefix from the pool."""
+        """Write the attention of `q` [T', Hq, D] to `out` [T', Hq, D]; `k` and `v` [T', Hkv, D] are the keys
+        and values of the same T' prefill tokens, for kernels that read no prefix from the pool."""
         ...

@@ -11,18 +11,18 @@ from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 
 FEWEST_ROWS: Final = 9
-"""With fewer rows most are cut many times, and kernels that give every row the same number of programs do as well. From
-one captured size to the next the choice is the same, so that a step gets the same kernel with and without a graph."""
+"""Below this number most rows are split many times, and kernels with a fixed number of programs per row are as fast.
+The backend for a row count does not depend on captured sizes: a step runs the same kernel with and without a graph."""
 
 _BLOCK: Final = 32
 _PROGRAM_BYTES: Final = 48 << 10
 _PROGRAMS: Final = 4
-"""On a multiprocessor: as many as its shared memory has room for."""
+"""Programs per multiprocessor: as many as fit into its shared memory."""
 _MAX_GROUP: Final = 16
 
 
 def why_not(shape: AttentionShape) -> str | None:
-    """Why these kernels cannot serve `shape`; None: they can."""
+    """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
     if torch.cuda.get_device_capability(shape.device)[0] != 9:
@@ -39,8 +39,8 @@ def why_not(shape: AttentionShape) -> str | None:
 
 
 class BalancedDecode:
-    """Implements `DecodeBackend`: batches of FEWEST_ROWS rows and more by itself; smaller ones and rows beside prompts
-    by `few`, if there is such a backend."""
+    """Implements `DecodeBackend` for batches of FEWEST_ROWS rows or more. Smaller batches, and rows in steps with
+    prompts, use `few` if it is given."""
 
     name = "balanced"
 
@@ -56,7 +56,7 @@ class BalancedDecode:
         self._batch: AttentionBatch
 
     def for_graph(self, size: int) -> DecodeBackend | None:
-        # What a step writes to is the same for all steps, so that every graph can hold on to the same one.
+        # All steps write to the same buffers, so all graphs can share this object.
         few = self._other(size)
         return self if few is None else few.for_graph(size)
 
@@ -102,16 +102,16 @@ class BalancedDecode:
         )
 
     def _other(self, rows: int, segments: int = 0) -> DecodeBackend | None:
-        # Steps with prompts are launched kernel by kernel, where two tensor maps a launch cost the host more than the
+        # Steps with prompts are launched kernel by kernel. There two tensor maps per launch cost the host more than the
         # device gains.
         return self._few if rows < FEWEST_ROWS or segments else None
 
     def _allocate(self, page_table: torch.Tensor) -> None:
-        """What the largest batch over `page_table` needs."""
+        """Allocate buffers for the largest batch over `page_table`."""
         shape, (rows, pages) = self._shape, page_table.shape
         blocks = rows * pages * (shape.page_size // self.settings.block)
         programs = self.settings.programs * torch.cuda.get_device_properties(shape.device).multi_processor_count
-        # Their product with the blocks is computed in 32 bits.
+        # The kernel computes spans * blocks in 32 bits.
         spans = max(1, min(programs // shape.kv_heads, (2**31 - 1) // blocks - 1))
 
         def numbers(*size: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What an attention backend sees of one step, and the paged cache it reads."""
+"""Inputs of an attention backend: the sequences of one step and the paged KV pool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minisgl.wire.plan import IntArray
 @dataclass(frozen=True, slots=True)
 class PagedKV:
     """Keys and values of all layers. One page holds `page_size` consecutive positions of one sequence; the last
-    page belongs to nobody: rows that only pad a batch write to it."""
+    page has no owner: padding rows write to it."""
 
     keys: torch.Tensor
     """[layers, pages + 1, page_size, Hkv, D]"""
@@ -29,7 +29,7 @@ class PagedKV:
         return self.keys.shape[1] - 1
 
     def poison(self, pages: torch.Tensor) -> None:
-        """Fill `pages` [Z] with NaN, so that a read of a page that nobody owns shows in the logits."""
+        """Fill `pages` [Z] with NaN, so that reading a page without an owner shows in the logits."""
         self.keys.index_fill_(1, pages, float("nan"))
         self.values.index_fill_(1, pages, float("nan"))
 
@@ -38,8 +38,8 @@ class PagedKV:
 class AttentionBatch:
     """The sequences of one step: D decode rows of one token each, then P prefill segments, T tokens in all.
 
-    Tensors are on the device. Lengths are kept on the host as well: a backend that plans its work on the CPU
-    reads them there and never waits for the device.
+    Tensors are on the device. Lengths are also on the host, so that a backend that plans on the CPU never waits for
+    the device.
     """
 
     page_table: torch.Tensor
@@ -47,18 +47,18 @@ class AttentionBatch:
     decode_slots: torch.Tensor
     """[D] int32"""
     decode_lengths: torch.Tensor
-    """[D] int32: positions that the row attends to, its own token's included."""
+    """[D] int32: positions that the row attends to, including its own token."""
     prefill_slots: torch.Tensor
     """[P] int32"""
     query_offsets: torch.Tensor
-    """[P + 1] int32: where each segment's tokens begin among the prefill tokens."""
+    """[P + 1] int32: offset of each segment among the prefill tokens."""
     prefill_kv_lengths: torch.Tensor
     """[P] int32: start + length of each segment."""
     host_decode_lengths: IntArray
     host_prefill_starts: IntArray
     host_prefill_lengths: IntArray
     cascade: CascadeTables | None = None
-    """What the decode rows share, where the step makes use of it."""
+    """Shared prefixes of the decode rows, if the step uses cascade attention."""
 
     @property
     def num_decode(self) -> int:

@@ -1,4 +1,4 @@
-"""Decode attention that reads what rows share once: see `kernels/cascade_triton.py`."""
+"""Decode attention that reads shared pages once, see `kernels/cascade_triton.py`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from minisgl.attention.cascade import MAX_SPLITS, TILE_VECTORS, CascadeLayout
 
 _PAGE_SIZES: Final = (16, 32, 64, 128)
 _PROGRAMS_PER_MULTIPROCESSOR: Final = 2
-"""Of the kernel for shared pages: what fits into registers and shared memory of a Hopper GPU."""
+"""Programs of the kernel for shared pages that fit into registers and shared memory of a Hopper GPU."""
 _PART_TOKENS: Final = 512
-"""Least tokens of a part of a prefix."""
+"""Least tokens per part of a prefix."""
 
 
 def why_not(shape: AttentionShape) -> str | None:
-    """Why these kernels cannot serve `shape`; None: they can."""
+    """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
     if torch.cuda.get_device_capability(shape.device)[0] < 8:
@@ -36,13 +36,13 @@ def why_not(shape: AttentionShape) -> str | None:
 
 
 class CascadeDecode:
-    """Implements `DecodeBackend` for batches with `AttentionBatch.cascade`. It plans nothing, so that every graph can
-    hold on to the same one."""
+    """Implements `DecodeBackend` for batches with `AttentionBatch.cascade`. It plans nothing, so all graphs can
+    share this object."""
 
     name = "cascade"
 
     def __init__(self, shape: AttentionShape, max_rows: int) -> None:
-        """`max_rows` of any batch."""
+        """`max_rows`: rows of the largest batch."""
         from minisgl.kernels.cascade_triton import cascade_decode
 
         self._run = cascade_decode
@@ -56,7 +56,7 @@ class CascadeDecode:
         self._scale = shape.head_dim**-0.5 * math.log2(math.e)
         sums = (MAX_SPLITS, max_rows, shape.query_heads)
         self._sums = torch.empty(sums, dtype=torch.float32, device=shape.device)
-        # Rounded like the output, whose error that hardly raises: they are half of what is read twice.
+        # Parts are rounded like the output: that hardly raises its error and halves memory traffic that occurs twice.
         self._parts = torch.empty((*sums, shape.head_dim), dtype=shape.dtype, device=shape.device)
         self._batch: AttentionBatch
         self._page_table: torch.Tensor
@@ -65,7 +65,7 @@ class CascadeDecode:
         return self
 
     def prepare(self, batch: AttentionBatch) -> None:
-        """Nothing to plan."""
+        """Do nothing: this backend plans nothing on the host."""
 
     def begin(self, batch: AttentionBatch) -> None:
         self._batch = batch

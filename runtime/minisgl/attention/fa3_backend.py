@@ -1,8 +1,8 @@
 """FlashAttention-3 (arXiv:2407.08608) for segments, from the fa3-fwd package.
 
-Its build reads paged keys only with whole tiles: pages that are a multiple of 128 tokens, and enough query rows to
-fill a tile. Segments that begin at position 0 need no pages: they attend to the step's own keys. Of other steps those
-segments fall back that go on behind a prefix, and those between them.
+The package reads paged keys only in whole tiles: pages of a multiple of 128 tokens, and enough query rows to fill a
+tile. Segments that begin at position 0 need no pages: they attend to the keys of the step itself. In other steps, all
+segments up to the last one with a prefix use the fallback.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TILE_ROWS = 128
 
 
 def why_not(shape: AttentionShape) -> str | None:
-    """Why this kernel cannot serve `shape`; None: it can."""
+    """Reason why this kernel cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
     if torch.cuda.get_device_capability(shape.device)[0] != 9:
@@ -48,8 +48,9 @@ class Fa3Prefill:
         self._paged = False
         self._longest = 0
         self._split = 0
-        """Segments before this one are left to the fallback, and so are their tokens."""
+        """Index of the first segment that does not use the fallback."""
         self._split_tokens = 0
+        """Tokens of the segments that use the fallback."""
 
     def prepare(self, batch: AttentionBatch) -> None:
         lengths, continued = batch.host_prefill_lengths, np.flatnonzero(batch.host_prefill_starts)
@@ -58,7 +59,7 @@ class Fa3Prefill:
             and self._shape.page_size % _TILE_ROWS == 0
             and int(np.max(lengths)) * self._shape.group > _TILE_ROWS
         )
-        # A prompt that goes on comes before those that begin: what is behind the last such one needs no pages.
+        # Continued prompts come before new ones: segments behind the last continued one need no pages.
         self._split = 0 if self._paged or not len(continued) else int(continued[-1]) + 1
         self._split_tokens = int(lengths[: self._split].sum())
         self._longest = int(np.max(lengths[self._split :], initial=0))
@@ -84,8 +85,8 @@ class Fa3Prefill:
     ) -> None:
         offsets, longest = self._offsets, self._longest
         if self._paged:
-            # Whole tiles are read, and a weight of 0 does not take away a value that is not finite: what an earlier
-            # owner left behind a segment's end must not reach it. The page is the segment's own.
+            # The kernel reads whole tiles, and a weight of 0 does not remove a value that is not finite: values that an
+            # earlier owner left behind the end of a segment must not reach it. The segment owns the page.
             values = kv.values[layer]
             values[self._last_pages] = values[self._last_pages].masked_fill(self._beyond, 0)
             out.copy_(

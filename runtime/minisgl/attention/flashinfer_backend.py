@@ -1,8 +1,8 @@
 """flashinfer's FA2 kernels over the paged pool (arXiv:2501.01005), for decode rows and for segments.
 
-Their work is planned on the host, once per step, from lengths that are there already; page numbers are gathered on
-the device. A plan is copied to the device from pinned memory that the next plan overwrites, so the next one waits for
-that copy; by then it is long done, since at most two steps are in flight.
+Each step is planned once on the host, from the host's copy of the lengths; page numbers are gathered on the device. A
+plan is copied to the device from pinned memory that the next plan overwrites, so planning waits for that copy. At most
+two steps are in flight, so the copy has finished by then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORKSPACE_BYTES = 128 << 20
 
 
 def why_not(shape: AttentionShape) -> str | None:
-    """Why these kernels cannot serve `shape`; None: they can."""
+    """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
     if shape.head_dim not in (64, 128, 256):
@@ -31,7 +31,7 @@ def why_not(shape: AttentionShape) -> str | None:
 
 
 def workspace(shape: AttentionShape) -> torch.Tensor:
-    """Scratch memory that a kernel uses within one call; zeros, as some kernels want at their first use."""
+    """Scratch memory that a kernel uses within one call, zeroed because some kernels require that at first use."""
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
 
 
@@ -41,8 +41,8 @@ class FlashInferDecode:
     def __init__(
         self, shape: AttentionShape, *, size: int | None = None, share: FlashInferDecode | None = None
     ) -> None:
-        """`size`: always this many rows, in buffers that a CUDA graph can hold on to. `share`: the workspace of this
-        one is used; the two never run at the same time."""
+        """`size`: a fixed number of rows, in buffers that a CUDA graph may capture. `share`: use its workspace; the two
+        never run at the same time."""
         self._shape = shape
         self._workspace: torch.Tensor = workspace(shape) if share is None else share._workspace
         self._copied = torch.cuda.Event()
@@ -81,7 +81,7 @@ class FlashInferDecode:
         self._copied.record()
 
     def begin(self, batch: AttentionBatch) -> None:
-        """Everything was planned by `prepare`."""
+        """Do nothing: `prepare` has planned everything."""
 
     def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
         self._wrapper.run(q, (kv.keys[layer], kv.values[layer]), out=out)
@@ -121,7 +121,7 @@ class FlashInferPrefill:
         self._copied.record()
 
     def begin(self, batch: AttentionBatch) -> None:
-        """Everything was planned by `prepare`."""
+        """Do nothing: `prepare` has planned everything."""
 
     def prefill(
         self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
@@ -134,7 +134,7 @@ def _int32(size: int, shape: AttentionShape) -> torch.Tensor:
 
 
 def _page_offsets(lengths: IntArray, page_size: int) -> tuple[IntArray, IntArray]:
-    """Where each sequence's pages begin in a list of all [n + 1], and how full its last page is [n]."""
+    """Offsets [n + 1] of each sequence in the list of all pages, and the tokens in its last page [n]."""
     counts = -(-lengths // page_size)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
@@ -144,7 +144,7 @@ def _page_offsets(lengths: IntArray, page_size: int) -> tuple[IntArray, IntArray
 def _pages(
     batch: AttentionBatch, slots: torch.Tensor, lengths: torch.Tensor, host_offsets: IntArray, page_size: int
 ) -> torch.Tensor:
-    """The pages of all sequences, one after the other, int32; the total is known on the host."""
+    """Pages of all sequences, concatenated, int32. The total is known on the host."""
     total = int(host_offsets[-1])
     counts = (lengths + (page_size - 1)) // page_size
     rows = torch.repeat_interleave(counts, output_size=total)

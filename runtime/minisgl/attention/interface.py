@@ -1,4 +1,4 @@
-"""What a model layer sees of attention."""
+"""Interface of attention for model layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisgl.kernels.rotation import Rotation
 
 
 class Attention(Protocol):
-    """Bound to one step's batch: which token belongs to which sequence is known here and nowhere in a model."""
+    """Attention over the batch of one step. Only this object knows which token belongs to which sequence."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Apply `rotation` to q [T, Hq, D] and k [T, Hkv, D], store k and v [T, Hkv, D] in the KV pool, then attend

@@ -1,4 +1,4 @@
-"""Attention over the paged pool: store the step's keys and values, then let the two backends attend."""
+"""Attention over the paged KV pool: store the keys and values of a step, then run the two backends."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class PagedAttention:
         self._locations: torch.Tensor
 
     def for_graph(self, size: int) -> PagedAttention | None:
-        """For pure decode steps of exactly `size` rows that are captured; None: the decode backend cannot be."""
+        """Attention for captured decode steps of exactly `size` rows; None if the decode backend cannot be captured."""
         decode = self._decode.for_graph(size)
         return None if decode is None else PagedAttention(self._kv, self._prefill, decode, self.cascade)
 
     def prepare(self, batch: AttentionBatch) -> None:
-        """Host work of the step. Outside of a CUDA graph: a replay needs it again."""
+        """Do the host work of the step. It stays outside a CUDA graph: every replay needs it again."""
         if batch.num_decode:
             self._decoder(batch).prepare(batch)
         if batch.num_segments:
             self._prefill.prepare(batch)
 
     def begin(self, batch: AttentionBatch, locations: torch.Tensor) -> None:
-        """Bind the step and do the device work that its layers share. `locations` [T] int64: page * page_size +
+        """Bind the step and do the device work that all layers share. `locations` [T] int64: page * page_size +
         offset at which each token's key and value are stored."""
         self._batch, self._locations = batch, locations
         if batch.num_decode:

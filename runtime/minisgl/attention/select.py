@@ -1,4 +1,4 @@
-"""Which backend attends: the ones asked for by name, or the best that device and model allow."""
+"""Selection of attention backends: by name, or the fastest that device and model support."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Choice = tuple[Callable[[AttentionShape], str | None], Callable[[AttentionShape
 
 
 def _always(shape: AttentionShape) -> None:
-    """The reference runs everywhere."""
+    """Return None: the reference runs everywhere."""
 
 
 def _fa3(shape: AttentionShape) -> PrefillBackend:
@@ -32,17 +32,17 @@ def _xqa(shape: AttentionShape) -> DecodeBackend:
 
 
 def _balanced(shape: AttentionShape) -> DecodeBackend:
-    # Where there is nothing better for few rows it serves all itself.
+    # Without a faster backend for few rows it serves all batches itself.
     few = None if xqa_backend.why_not(shape) else xqa_backend.XqaDecode(shape)
     return _split(shape, BalancedDecode(shape, few))
 
 
 def _split(shape: AttentionShape, many: DecodeBackend) -> DecodeBackend:
-    # The time of all others for a few rows is that of a long chain of dependent reads.
+    # For few rows all other backends spend their time in a long chain of dependent reads.
     return many if split_backend.why_not(shape) else SplitDecode(shape, many)
 
 
-# Best first: `auto` takes the first that can serve.
+# Fastest first: `auto` takes the first that supports the shape.
 _PREFILL: Final[Mapping[str, _Choice[PrefillBackend]]] = {
     "fa3": (fa3_backend.why_not, _fa3),
     "flashinfer": (flashinfer_backend.why_not, flashinfer_backend.FlashInferPrefill),
@@ -60,7 +60,7 @@ def select_backends(name: str, shape: AttentionShape) -> tuple[PrefillBackend, D
     """The prefill and the decode backend for `name`: `auto`, one name, or `PREFILL,DECODE`.
 
     One name stands for both phases where the backend serves both, and leaves the other phase to `auto` where it does
-    not. Raises BackendUnavailable with the reason when a backend that was asked for cannot serve `shape`.
+    not. Raises BackendUnavailable with the reason when a named backend cannot serve `shape`.
     """
     prefill, separator, decode = (part.strip() for part in name.partition(","))
     if not separator:
@@ -76,7 +76,7 @@ def _select(phase: str, name: str, choices: Mapping[str, _Choice[Backend]], shap
     if name == "auto":
         return _best(phase, choices, shape)
     if name not in choices:
-        raise BackendUnavailable(f"there is no {phase} backend {name!r}; use auto, {_names(choices)}")
+        raise BackendUnavailable(f"attention backend {name!r} has no {phase} kernel; use auto, {_names(choices)}")
     why_not, make = choices[name]
     if reason := why_not(shape):
         raise BackendUnavailable(f"attention backend {name!r} cannot {phase} here: {reason}; or use auto")
@@ -89,7 +89,7 @@ def _best(phase: str, choices: Mapping[str, _Choice[Backend]], shape: AttentionS
         reason = why_not(shape)
         if reason is None:
             if shape.device.type == "cuda" and reasons:
-                # The reference is many times slower on a GPU: never fall back to it in silence.
+                # The reference is many times slower on a GPU: never fall back to it silently.
                 level = logging.WARNING if name == "torch" else logging.INFO
                 logger.log(level, "attention backend for %s is %s: %s", phase, name, "; ".join(reasons))
             return make(shape)

@@ -1,4 +1,4 @@
-"""Decode attention of very few rows: see `kernels/split_decode_triton.py`."""
+"""Decode attention of very few rows, see `kernels/split_decode_triton.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 
 MOST_ROWS: Final = 4
-"""With more rows kernels that divide contexts less have work for all of the GPU, too."""
+"""Above this number, kernels that split contexts less also occupy the whole GPU."""
 
 
 def why_not(shape: AttentionShape) -> str | None:
-    """Why these kernels cannot serve `shape`; None: they can."""
+    """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
     if shape.dtype not in (torch.bfloat16, torch.float16):
@@ -30,7 +30,7 @@ def why_not(shape: AttentionShape) -> str | None:
 
 
 class SplitDecode:
-    """Implements `DecodeBackend`: batches of up to MOST_ROWS rows by itself, larger ones by `many`."""
+    """Implements `DecodeBackend` for batches of up to MOST_ROWS rows; larger ones use `many`."""
 
     def __init__(self, shape: AttentionShape, many: DecodeBackend) -> None:
         from minisgl.kernels.split_decode_triton import SPLITS, split_decode
@@ -45,7 +45,7 @@ class SplitDecode:
         self._batch: AttentionBatch
 
     def for_graph(self, size: int) -> DecodeBackend | None:
-        # It plans nothing, so that every graph can hold on to the same one.
+        # It plans nothing, so all graphs can share this object.
         return self if size <= MOST_ROWS else self._many.for_graph(size)
 
     def prepare(self, batch: AttentionBatch) -> None:

@@ -1,7 +1,7 @@
 """Reference attention in plain torch, on any device, for any head size and page size.
 
-Every position is read from a page that the sequence owns and has written: where a batch needs padding, the row's
-position 0 is read again and masked. So nothing outside of a sequence, not even a NaN, can reach its result.
+Every position is read from a page that the sequence owns and has written: padding reads position 0 of the
+row again and masks it. Values outside a sequence, even NaN, cannot reach its result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
 
 _GATHER_ELEMENTS = 1 << 24
-"""Decode rows are taken in groups whose gathered keys have at most this many elements (64 MiB in float32)."""
+"""Most elements of the gathered keys of a group of decode rows (64 MiB in float32)."""
 
 
 class TorchDecode:
@@ -25,11 +25,11 @@ class TorchDecode:
         self._groups: list[tuple[slice, torch.Tensor, torch.Tensor]] = []
 
     def for_graph(self, size: int) -> None:
-        """Not capturable: shapes follow the lengths of each step."""
+        """Return None: shapes depend on the lengths of each step, so it cannot be captured."""
         return
 
     def prepare(self, batch: AttentionBatch) -> None:
-        """Nothing is planned on the host alone."""
+        """Do nothing: this backend plans nothing on the host."""
 
     def begin(self, batch: AttentionBatch) -> None:
         self._groups.clear()
@@ -52,7 +52,7 @@ class TorchDecode:
     def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = kv.keys[layer].flatten(0, 1), kv.values[layer].flatten(0, 1)
         for rows, locations, mask in self._groups:
-            # The query heads of one KV head stand in for query positions: no copy of keys per query head.
+            # Treat the query heads of one KV head as query positions, which avoids a copy of keys per query head.
             grouped = q[rows].unflatten(1, (keys.shape[1], -1))
             k = keys[locations].transpose(1, 2)
             v = values[locations].transpose(1, 2)
@@ -67,7 +67,7 @@ class TorchPrefill:
         self._segments: list[tuple[slice, torch.Tensor, torch.Tensor | None]] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
-        """Nothing is planned on the host alone."""
+        """Do nothing: this backend plans nothing on the host."""
 
     def begin(self, batch: AttentionBatch) -> None:
         self._segments.clear()
@@ -97,6 +97,6 @@ class TorchPrefill:
 
 
 def _locations(page_table: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:
-    """Row of the flattened pool at which each position of a sequence is stored; int64, broadcast of the two."""
+    """Row of the flattened pool that stores each position of a sequence; int64, broadcast of slots and positions."""
     pages = page_table[slots, positions // page_size]
     return pages.long() * page_size + positions % page_size

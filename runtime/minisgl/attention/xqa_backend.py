@@ -1,5 +1,5 @@
-"""TensorRT-LLM's XQA decode kernel, as flashinfer ships it: it reads the block table and the lengths on the device, so
-a step needs no plan at all and a captured step replays as it is."""
+"""TensorRT-LLM's XQA decode kernel from flashinfer. It reads block table and lengths on the device, so a step needs no
+plan and a captured step can be replayed without host work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAGE_SIZES = (16, 32, 64, 128)
 
 
 def why_not(shape: AttentionShape) -> str | None:
-    """Why this kernel cannot serve `shape`; None: it can."""
+    """Reason why this kernel cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
     if torch.cuda.get_device_capability(shape.device)[0] not in (9, 10, 12):
@@ -43,7 +43,7 @@ class XqaDecode:
         return XqaDecode(self._shape, share=self)
 
     def prepare(self, batch: AttentionBatch) -> None:
-        """Nothing to plan."""
+        """Do nothing: this backend plans nothing on the host."""
 
     def begin(self, batch: AttentionBatch) -> None:
         self._block_tables = batch.page_table[batch.decode_slots]

@@ -1,4 +1,4 @@
-"""Latency and bandwidth of the group's all-reduce."""
+"""Latency and bandwidth of all-reduce."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _CALLS_PER_GRAPH: Final = 20
 class AllReduceTiming(NamedTuple):
     num_bytes: int
     seconds: float
-    """Median of one call."""
+    """Median seconds of one call."""
     algorithm_bandwidth: float
-    """Bytes per second of the message."""
+    """Message bytes per second."""
     bus_bandwidth: float
-    """Bytes per second that each link carries when the algorithm is optimal: the message's times 2 (n - 1) / n, the
-    measure of nccl-tests, which can be compared with the speed of the hardware whatever the number of ranks."""
+    """Bytes per second that each link carries when the algorithm is optimal: message bytes times 2 (n - 1) / n, as in
+    nccl-tests, comparable with the link speed for any number of ranks."""
 
 
 def measure_all_reduce(
@@ -33,7 +33,7 @@ def measure_all_reduce(
 ) -> list[AllReduceTiming]:
     """Time messages of `sizes` bytes (rounded down to whole elements). All ranks call it with the same arguments.
 
-    On CUDA a graph of many calls is timed, as decode steps run them: without it the host's launches would be measured.
+    On CUDA a graph of many calls is timed, as decode steps run them; otherwise host launches would be measured.
     """
     timings = []
     for size in sizes:

@@ -1,4 +1,4 @@
-"""What NCCL connected the ranks with, as its own log says."""
+"""Transport that NCCL uses between the ranks, from its own log."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import TracebackType
 
 
 class NcclReport:
-    """While it is open, NCCL's start-up log goes to a file; afterwards `transport()` sums it up.
+    """Redirects NCCL's start-up log to a file while it is open; `transport()` then summarizes it.
 
     NCCL reads its settings once per process, at the first communicator: a later group of the same process reports
-    that nothing is known. A debug level that the user set is left alone.
+    an unknown transport. A debug level set by the user is kept.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class NcclReport:
             os.environ.pop(name, None)
         with open(self._file, encoding="utf-8", errors="replace") as file:
             self._text = file.read()
-        # NCCL keeps its descriptor; the name is not needed any more.
+        # NCCL keeps its descriptor; the name is no longer needed.
         os.unlink(self._file)
 
     def transport(self) -> str:

@@ -7,19 +7,20 @@ from typing import Final
 import torch
 
 _CAPACITY_BYTES: Final = {2: 8 << 20, 4: 1 << 20}
-"""By ranks. Each rank writes its message to all others, which NCCL's ring does at most twice: with more ranks NCCL is
-faster from a shorter message on. More than 4 were never measured nor run: NCCL adds up all of theirs."""
+"""Longest message in bytes, by number of ranks. Each rank writes its message to all others, while NCCL's ring writes
+it at most twice: with more ranks NCCL is faster from shorter messages on. More than 4 ranks were never measured and
+always use NCCL."""
 _ALIGNMENT: Final = 16
 _DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def one_shot_capacity(ranks: int) -> int:
-    """Bytes of the longest message that so many ranks add up this way; 0: none."""
+    """Longest message in bytes that `ranks` ranks reduce this way; 0: none."""
     return _CAPACITY_BYTES.get(ranks, 0)
 
 
 class OneShotAllReduce:
-    """One rank's side. `addresses`: int64 [ranks], where this rank finds each rank's memory of `memory_bytes`."""
+    """One rank's side. `addresses`: int64 [ranks], addresses on this rank of each rank's memory of `memory_bytes`."""
 
     def __init__(self, rank: int, addresses: torch.Tensor) -> None:
         from minisgl.kernels.one_shot_all_reduce_triton import num_programs
@@ -38,7 +39,7 @@ class OneShotAllReduce:
         )
 
     def sum(self, message: torch.Tensor) -> None:
-        """In place."""
+        """Sum `tensor` over the ranks in place."""
         from minisgl.kernels.one_shot_all_reduce_triton import one_shot_all_reduce
 
         one_shot_all_reduce(message, self._addresses, self._turns, self._rank, self._capacity_bytes)

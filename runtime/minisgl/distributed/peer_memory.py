@@ -1,4 +1,4 @@
-"""Device memory into which the other ranks of the same machine write, by CUDA IPC."""
+"""Device memory that the other ranks of a machine can write, by CUDA IPC."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from minisgl.errors import CodedError
 _HANDLE_BYTES: Final = 64
 _LAZY_PEER_ACCESS: Final = 1
 _NATIVE_ATOMICS: Final = 3
-"""CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: NVLink has them, PCIe mostly not."""
+"""CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: NVLink supports them, PCIe mostly does not."""
 _CLOSE_TIMEOUT: Final = timedelta(seconds=2)
 
 
 class PeerMemoryError(CodedError):
-    """There is none. The message says what was missing."""
+    """Peer memory is not available. The message gives the reason."""
 
     def __init__(self, message: str) -> None:
         super().__init__("no_peer_memory", message)
@@ -30,9 +30,8 @@ class PeerMemoryError(CodedError):
 def exchange(
     store: _c10d.Store, rank: int, size: int, export: Callable[[], bytes], open_peer: Callable[[bytes], int]
 ) -> list[int]:
-    """What `open_peer` makes of what each other rank exports, in their order, without this rank's own. Raises
-    PeerMemoryError on every rank where one of them does on any: ranks that disagree would wait for each other for
-    ever."""
+    """Results of `open_peer` for the export of each other rank, in rank order. If it fails on any rank, raises
+    PeerMemoryError on every rank: ranks that disagree would wait for each other forever."""
     error: PeerMemoryError | None = None
     exported = b""
     try:
@@ -60,11 +59,11 @@ class _Handle(ctypes.Structure):
 
 
 class PeerMemory:
-    """`num_bytes` zeros on every rank's device. `addresses`: int64 [size] on this rank's device, where this rank finds
-    each rank's, its own included. The ranks' processes see the same devices, each by the same number.
+    """`num_bytes` zeros on the device of every rank. `addresses`: int64 [size] on this rank's device, addresses of the
+    memory of each rank, including its own. All processes must see the same devices under the same numbers.
 
-    All ranks make one at the same time, and close it when what each launched is over. Raises PeerMemoryError on all of
-    them if one gets none, or if two devices have no atomics on each other's memory.
+    All ranks create it at the same time, and close it when their launched work has finished. Raises PeerMemoryError on
+    all ranks if one fails, or if two devices have no atomics on each other's memory.
     """
 
     def __init__(self, store: _c10d.Store, rank: int, size: int, device: torch.device, num_bytes: int) -> None:
@@ -105,14 +104,14 @@ class PeerMemory:
             raise PeerMemoryError(f"{name} failed with {code}")
 
     def close(self) -> None:
-        """Give it back. Idempotent."""
+        """Release the memory. Idempotent."""
         if self._closed:
             return
         self._closed = True
         for address in self._opened:
             self._driver.cuIpcCloseMemHandle(address)
-        # What others still have open must not be freed. Those that died will not say; it goes with this process then.
-        # A rank that got no memory says so as well: the others wait for it.
+        # Memory that other ranks still have open must not be freed. If one died, it is freed with this process.
+        # A rank without memory reports too: the others wait for it.
         with suppress(RuntimeError):
             self._store.set(f"peer_memory/{self._rank}/closed", "yes")
             self._store.wait([f"peer_memory/{peer}/closed" for peer in range(self._size)], _CLOSE_TIMEOUT)

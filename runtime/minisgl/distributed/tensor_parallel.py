@@ -1,4 +1,4 @@
-"""One rank's view of its tensor-parallel group: the few collectives that a model and its sampler need."""
+"""One rank's view of its tensor-parallel group: the collectives that a model and its sampler need."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 
 class RendezvousError(CodedError):
-    """The ranks did not meet. The message names the address and what to look at."""
+    """The ranks did not connect. The message names the address and what to check."""
 
     def __init__(self, message: str) -> None:
         super().__init__("rendezvous_failed", message)
 
 
 class _Group(Protocol):
-    """The part of torch's process groups that is used; its stubs leave most of it out."""
+    """The used part of torch's process groups; torch's stubs lack most of it."""
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> dist.Work | None: ...
 
@@ -43,10 +43,10 @@ class _Group(Protocol):
 class TensorParallel:
     """Ranks 0..size-1 with NCCL on CUDA or gloo on a CPU; with size 1 every call is free.
 
-    Every rank calls the same collectives in the same order. The group is an object of its own, not the default group
-    of torch.distributed, so a process can build one after the other. On CUDA the collectives run on the current
+    Every rank calls the same collectives in the same order. The group is not the default group of torch.distributed,
+    so a process can create several in succession. On CUDA the collectives run on the current
     stream, never wait on the host (but for `gather_int` and `barrier`), and can be captured in a graph; close the
-    group only after such graphs are gone.
+    group only after such graphs were deleted.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TensorParallel:
             self._store = _meet(rendezvous, rank, size, timeout)
             if self.device.type == "cuda":
                 self._start_nccl(timeout, nccl_host)
-                # A file is where ranks of one container meet.
+                # Ranks of one container use a file.
                 if rendezvous.startswith("file:") and os.environ.get("NCCL_P2P_DISABLE") != "1":
                     self._start_one_shot()
             else:
@@ -99,7 +99,7 @@ class TensorParallel:
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timeout
-        # The default device follows from the host's name, which need not resolve in a container.
+        # The default device depends on the host's name, which may not resolve in a container.
         options._devices = [gloo.create_device(hostname=host)]
         self._group = cast(_Group, gloo(self._store, self.rank, self.size, options))
         self.transport = "gloo, TCP over loopback" if loopback else f"gloo, TCP from {host}"
@@ -133,13 +133,13 @@ class TensorParallel:
         self.transport += f"; up to {capacity >> 10} KiB written to all ranks at once"
 
     def shard(self, count: int) -> slice:
-        """This rank's equal part of `count` things."""
+        """This rank's equal part of `count` items."""
         assert count % self.size == 0, f"{count} cannot be split over {self.size} ranks"
         part = count // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the ranks, in place; returns `tensor`, which must be contiguous."""
+        """Sum `tensor` over the ranks in place and return it. It must be contiguous."""
         if not tensor.numel():
             return tensor
         if self._one_shot is not None and self._one_shot.takes(tensor):
@@ -162,7 +162,7 @@ class TensorParallel:
         return out
 
     def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
-        """[S, n] on each rank to [S, size * n] on all: the ranks' columns side by side."""
+        """[S, n] on each rank to [S, size * n] on all: columns concatenated by rank."""
         if self._group is None:
             return tensor
         return self.all_gather(tensor).movedim(0, -2).flatten(-2)
@@ -177,19 +177,19 @@ class TensorParallel:
         return gathered[:, 0].contiguous().view(torch.float32), gathered[:, 1].to(torch.int64)
 
     def gather_int(self, value: int) -> list[int]:
-        """The value of every rank, ordered by rank. Waits for the device."""
+        """Values of all ranks, ordered by rank. Waits for the device."""
         gathered = self.all_gather(torch.tensor([value], dtype=torch.int64, device=self.device))
         return [int(v) for v in gathered.flatten().tolist()]
 
     def barrier(self) -> None:
-        """Return when every rank is here and the device has done what was queued before."""
+        """Wait for all ranks, and for work queued on the device before."""
         if self._group is not None:
             self.gather_int(0)
 
     def close(self) -> None:
-        """Leave the group, when the device has done all of this rank's collectives. Idempotent; none after it."""
+        """Wait for this rank's collectives on the device, then leave the group. Idempotent."""
         self._one_shot = None
-        # Whatever this rank launched is over, so it has waited for what the others wrote; they write no more.
+        # This rank's work has finished, so it has waited for all writes of the others.
         if self._peer_memory is not None:
             self._peer_memory.close()
         group, self._group = self._group, None
@@ -209,7 +209,7 @@ def _meet(rendezvous: str, rank: int, size: int, timeout: timedelta) -> _c10d.St
 
 
 def _own_address(host: str, port: int) -> str:
-    """This machine's address towards `host`; no packet is sent for it."""
+    """This machine's address on the route to `host`. Sends no packet."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -218,6 +218,6 @@ def _own_address(host: str, port: int) -> str:
 
 
 def _wait(work: dist.Work | None) -> None:
-    """On CUDA a synchronous collective is queued on the current stream already, and there is nothing to wait for."""
+    """Wait for a collective. On CUDA the current stream orders synchronous collectives, so there is no wait."""
     if work is not None:
         work.wait()

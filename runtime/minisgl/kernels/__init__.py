@@ -1,2 +1,2 @@
-"""Hand-written kernels. A module named `*_triton` is imported on CUDA only; what it computes is stated once, in
-the torch version beside it."""
+"""Hand-written kernels. A module named `*_triton` is imported on CUDA only; the torch version
+beside it defines its result."""

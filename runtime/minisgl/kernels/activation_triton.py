@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""SiLU of the gate times up on CUDA, in one pass."""
+"""SiLU(gate) * up on CUDA, in one pass."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next
 
 @triton.jit
 def silu_times_up(gate, up, dtype: tl.constexpr):
-    """Rounded to `dtype` where separate operations would round."""
+    """SiLU(gate) * up, rounded to `dtype` where separate operations would round."""
     wide = gate.to(dtype).to(tl.float32)
     return ((wide * tl.sigmoid(wide)).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
 

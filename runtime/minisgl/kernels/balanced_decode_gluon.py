@@ -1,17 +1,17 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Decode attention of many rows of different lengths over the paged pool, for Hopper. It is one read of their keys and
-values, so what counts is that all of the GPU reads until the end.
+"""Decode attention of many rows of different lengths over the paged KV pool, for Hopper. It reads all keys and values
+once, so it is fast if the whole GPU reads until the end.
 
-The blocks of tokens of all rows, one row after the other, are cut into spans of equal size (work-centric
-decomposition, Stream-K, arXiv:2301.03598), whatever row they belong to. A program reads one span for one KV head; those
-of a span's KV heads are neighbours, for what they read at a time is one piece of memory. A row that is cut leaves parts
-in scratch memory; who comes last adds them up, always in the same order. A program begins with the rows that it shares,
-so that few of them wait to be added up when all others are done.
+The token blocks of all rows, concatenated, are divided into spans of equal size (work-centric decomposition, Stream-K,
+arXiv:2301.03598), independent of rows. A program reads one span for one KV head; the programs of a span's KV heads are
+neighbours, because together they read contiguous memory. A row that spans several programs leaves partial results in
+scratch memory; the last program to arrive adds them up, always in the same order. A program begins with the rows that
+it shares, so that few partial results remain to be added at the end.
 
-One warp is a program: it has nobody to wait for, and several of them on a multiprocessor fill its shared memory with
-blocks that are on their way. In Gluon, Triton's lower level, for copies that are begun ahead of
-`griddepcontrol.wait` and stay under way from row to row. All that changes from step to step is read on the device, so
-a captured launch replays as it is. Sums and logarithms are to base 2.
+A program is one warp: it needs no barrier, and several programs per multiprocessor fill its shared memory with blocks
+in flight. It is written in Gluon, Triton's lower level, for copies that begin ahead of `griddepcontrol.wait` and stay
+in flight across rows. All values that change from step to step are read on the device, so a captured launch can be
+replayed. Sums and logarithms are to base 2.
 """
 
 from typing import Final, NamedTuple
@@ -28,33 +28,33 @@ from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
 
 MAX_GROUP: Final = 16
-"""The rows that tensor cores multiply at least: query heads of one KV head, and padding."""
+"""Query heads per KV head, padded to the least rows of a tensor-core product."""
 _CHUNK: Final = 128
 
 
 class Settings(NamedTuple):
     block: int
-    """Tokens that are copied at a time; they lie in one page."""
+    """Tokens per copy, all in one page."""
     stages: int
-    """Blocks for which a program has room."""
+    """Blocks that a program can keep in shared memory."""
     programs: int
-    """On a multiprocessor."""
+    """Programs per multiprocessor."""
 
 
 class Spans(NamedTuple):
-    """The blocks of a batch, all int32; written by `cut_spans`, and good for all layers of a step."""
+    """Blocks of a batch, all int32. `cut_spans` writes them once per step for all layers."""
 
     ends: torch.Tensor
-    """[rows] blocks of this row and all before."""
+    """[rows]: blocks of this row and all rows before it."""
     owners: torch.Tensor
-    """[blocks] row of each block."""
+    """[blocks]: row of each block."""
     places: torch.Tensor
-    """[blocks] where a block's tokens begin in the pool; as −1 − place, if the row's newest token is among them."""
+    """[blocks]: pool location of a block's first token; as −1 − location if the block holds the row's newest token."""
 
 
 @triton.jit
 def _blocks(length, BLOCK: tl.constexpr):
-    # Of a row without a token, too: somebody has to write its result.
+    # A row without a token has a block too: some program must write its result.
     return tl.maximum(tl.cdiv(length, BLOCK), 1)
 
 
@@ -84,7 +84,7 @@ def _cut(
 
 @gluon.jit
 def _copy(keys, values, place, kv_head, key_ring, value_ring, arrived, slot, there):
-    """Begin to copy a block's keys and values to the stage `slot`, if it is `there`."""
+    """Start to copy the keys and values of a block to stage `slot`, if `there`."""
     BYTES: gl.constexpr = keys.block_type.nbytes + values.block_type.nbytes
     column = kv_head * keys.block_type.shape[1]
     barrier = arrived.index(slot)
@@ -95,7 +95,7 @@ def _copy(keys, values, place, kv_head, key_ring, value_ring, arrived, slot, the
 
 @gluon.jit
 def _add(best, total, out, sum_of, part, ROWS: gl.constexpr):
-    """Highest score, sum of weights and weighted values so far, and with a part that is normalised."""
+    """Combine (highest score, sum of weights, weighted values) so far with a normalized partial result."""
     highest = gl.maximum(best, sum_of)
     base = gl.where(highest == float("-inf"), 0.0, highest)
     shrink, weight = gl.exp2(best - base), gl.exp2(sum_of - base)
@@ -118,13 +118,13 @@ def _attend(
 
     kv_head = gl.program_id(0)
     span = gl.program_id(1)
-    # Of step and pool before it waits, only what was there when the step began.
+    # Before it waits it reads only data of the step and the pool from before the step began.
     blocks = gl.load(ends + rows - 1)
     spans = gl.minimum(gl.num_programs(1), blocks)
     begin = gl.minimum(blocks * span // spans, blocks)
     end = gl.minimum(blocks * (span + 1) // spans, blocks)
     count = end - begin
-    # The last row comes first, if another program goes on with it.
+    # Start with the last row if another program continues it.
     final_row = gl.load(owners + gl.maximum(end - 1, 0))
     final_begin = gl.load(ends + final_row - 1, final_row > 0, other=0)
     cut = gl.load(ends + final_row) > end
@@ -194,13 +194,13 @@ def _attend(
             best = highest
             value = value_ring.index(slot).load(second_factor)
             if left < BLOCK:
-                # Behind the last token is what an earlier owner left: a weight of 0 does not take away a NaN. The
-                # barrier makes this a branch; the compiler would rather choose between all values in every block.
+                # Values of an earlier owner follow the last token, and a weight of 0 does not remove a NaN. The
+                # barrier makes this a branch; otherwise the compiler selects between all values in every block.
                 gl.thread_barrier()
                 value = gl.where((value_token < left)[:, None], value, 0.0)
             weight = gl.convert_layout(weight.to(value.dtype), first_factor)
             out = mma_v2(weight, value, out * shrink[:, None])
-            # All threads have read the stage before it is filled again.
+            # All threads must have read the stage before it is filled again.
             gl.thread_barrier()
             place = gl.where(place < 0, -1 - place, place)
             _copy(keys, values, place, kv_head, key_ring, value_ring, arrived, slot, more)
@@ -210,7 +210,7 @@ def _attend(
         last_span = (row_end * spans - 1) // blocks
         out = out / gl.where(total > 0, total, 1.0)[:, None]
         if first_span < last_span:
-            # Of a span's first row and of its last one, each a part.
+            # Partial results of the first and the last row of a span.
             part = ((2 * span + (first_span == span).to(gl.int32)) * KV_HEADS + kv_head) * GROUP
             gl.store(parts + (part + vector)[:, None] * HEAD_DIM + column[None, :], out, own)
             gl.store(sums + part + vector, best + gl.log2(total), vector < GROUP)
@@ -222,7 +222,7 @@ def _attend(
                 out = gl.zeros([VECTORS, HEAD_DIM], gl.float32, layout=mma)
                 for other in range(first_span, last_span + 1):
                     part = ((2 * other + (first_span == other).to(gl.int32)) * KV_HEADS + kv_head) * GROUP
-                    # Not from the L1 cache, which knows nothing of what other multiprocessors write.
+                    # Bypass the L1 cache, which does not see writes of other multiprocessors.
                     sum_of = gl.load(sums + part + vector, vector < GROUP, other=0.0, cache_modifier=".cg")
                     part_place = parts + (part + vector)[:, None] * HEAD_DIM + column[None, :]
                     part_of = gl.load(part_place, own, other=0.0, cache_modifier=".cg")
@@ -246,7 +246,7 @@ def cut_spans(
     block: int,
 ) -> None:
     """Write the `spans` of rows of `lengths` [R], whose pages `page_table` [slots, pages_per_row] holds at `slots` [R];
-    all int32. `spans` has room for all blocks of as many tokens as the pages of R rows hold."""
+    all int32. `spans` can hold the blocks of all tokens of R full rows."""
     rows = len(slots)
     assert page_size % block == 0 and rows <= len(spans.ends)
     _cut[(rows,)](
@@ -270,10 +270,10 @@ def balanced_decode(
 ) -> None:
     """Attention of `q` [R, Hq, D], contiguous, to the `lengths` [R] tokens of each row, into `out` like it.
 
-    `keys` and `values` [pages, page_size, Hkv, D] of one layer; all but each row's newest token was stored before the
-    step began. `spans` as `cut_spans` left them for the block of `settings`. `parts` [2 × S, Hq, D] and `sums`
-    [2 × S, Hq], float32, are scratch memory, S the number of spans; `arrivals` [≥ R, Hkv] int32 are zeros, and are
-    zeros again afterwards. `scale` of the scores is in units of log 2.
+    `keys` and `values` [pages, page_size, Hkv, D] of one layer; all but each row's newest token were stored before the
+    step began. `spans` is the result of `cut_spans` for the block of `settings`. `parts` [2 × S, Hq, D] and `sums`
+    [2 × S, Hq], float32, are scratch memory, S the number of spans; `arrivals` [≥ R, Hkv] int32 must be zeros and are
+    reset to zeros. `scale` multiplies the scores, in units of log 2.
     """
     rows, heads, _ = q.shape
     kv_heads = keys.shape[2]
@@ -287,6 +287,6 @@ def balanced_decode(
 
 
 def _tiles(pool: torch.Tensor, block: int) -> TensorDescriptor:
-    """By blocks of tokens of one KV head."""
+    """Tensor map over blocks of tokens of one KV head."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return TensorDescriptor.from_tensor(pool.flatten(0, 1).flatten(1), [block, pool.shape[3]], layout)

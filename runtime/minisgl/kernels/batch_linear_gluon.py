@@ -1,10 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""x W^T for a decode batch on Hopper. Such a product is one read of W as long as the batch is small, and with a small W
-that takes less time than to start a kernel and to wait for the memory once. So a program fills its shared memory with
-its part of W while the kernel before is still at work, which leaves only x to be waited for. About as many programs run
-as the GPU has multiprocessors: where W has few rows, several share its columns and each leaves a part of the sum.
+"""x W^T for a decode batch on Hopper. For small batches such a product is one read of W; for a small W that takes less
+time than a kernel launch and one memory latency. So a program fills its shared memory with its part of W while the
+previous kernel still runs, and then only waits for x. About as many programs run as the GPU has multiprocessors: where
+W has few rows, several programs share its columns, and each leaves a partial sum.
 
-In Gluon, Triton's lower level, because only there copies to shared memory can be begun ahead of `griddepcontrol.wait`.
+It is written in Gluon, Triton's lower level, because only there copies to shared memory can begin ahead of
+`griddepcontrol.wait`.
 """
 
 import functools
@@ -30,37 +31,37 @@ MIN_ROWS = 9
 MAX_ROWS = 256
 
 _LARGEST = 8 << 20
-"""Elements of W."""
+"""Most elements of W."""
 _PROGRAMS = 132
-"""One for each multiprocessor of a Hopper GPU."""
+"""Programs: one per multiprocessor of a Hopper GPU."""
 _MOST_SPLITS = 4
-"""More take the norm behind longer than they save here."""
+"""Most splits: more cost the next norm more time than they save here."""
 _SHARED_MEMORY = 192 << 10
-"""Bytes for a program's stages; less than there is, for the kernels beside it."""
+"""Bytes for the stages of a program; below the limit, to leave space for kernels that run at the same time."""
 _LINE = gl.constexpr(64)
-"""Elements in a line of the cache."""
+"""Elements per cache line."""
 _MOST_LINES = 16
-"""Of a row of W, that are pulled to the cache."""
+"""Cache lines of a row of W that are prefetched."""
 
 
 class Tile(NamedTuple):
-    """What a program computes, and how: `rows` of x times `outputs` rows of W, `inputs` at a time; `splits` programs
-    share all inputs."""
+    """Work of a program: `rows` of x times `outputs` rows of W, `inputs` at a time; `splits` programs share all
+    inputs."""
 
     rows: int
     outputs: int
     inputs: int
     splits: int
     stages: int
-    """How many times `inputs` there is room for in shared memory."""
+    """Stages of `inputs` inputs that fit into shared memory."""
     warps: int
     early: int
-    """Stages of W that are read before the kernel before is over."""
+    """Stages of W that are read before the previous kernel has finished."""
 
 
 @gluon.jit
 def _pull(weight, n, begin, inputs, OUTPUTS: gl.constexpr, LINES: gl.constexpr):
-    """Let the lines of W from `begin` on come to the L2 cache."""
+    """Prefetch lines of W from `begin` on to the L2 cache."""
     warps: gl.constexpr = gl.num_warps()
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [warps, 1], [0, 1])
     rows = n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
@@ -103,8 +104,8 @@ def _batch_linear(
     ROWS: gl.constexpr, OUTPUTS: gl.constexpr, INPUTS: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr,
     LINES: gl.constexpr, SWAP: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """`x` and `w` by tiles, beyond whose ends there are zeros. Programs that share rows of W are neighbours. A stage's
-    barrier counts the bytes of both tiles."""
+    """`x` and `w` are tensor maps, padded with zeros. Programs that share rows of W are neighbours. The barrier of a
+    stage counts the bytes of both tiles."""
     BYTES: gl.constexpr = (ROWS + OUTPUTS) * INPUTS * 2
     warps: gl.constexpr = gl.num_warps()
     row_tiles = (rows + ROWS - 1) // ROWS
@@ -148,7 +149,7 @@ def _batch_linear(
         mbarrier.wait(arrived.index(slot), step // STAGES & 1)
         total = _step(x_ring.index(slot), w_ring.index(slot), total, SWAP)
         total = warpgroup_mma_wait(1, deps=[total])
-        # What the step before has read makes room for what is next.
+        # The stage that the previous iteration has read is free for the next copy.
         free = (step + STAGES - 1) % STAGES
         k = begin + (step + STAGES - 1) * INPUTS
         more = (step > 0) & (step + STAGES - 1 < steps)
@@ -156,14 +157,14 @@ def _batch_linear(
         tma.async_copy_global_to_shared(w, [n, k], arrived.index(free), w_ring.index(free), pred=more)
         tma.async_copy_global_to_shared(x, [m, k], arrived.index(free), x_ring.index(free), pred=more)
     total = warpgroup_mma_wait(0, deps=[total])
-    # The rings' memory is used again on the way to the output: not before all warps are done with it.
+    # The output reuses the memory of the stages: wait until all warps have read them.
     gl.thread_barrier()
     _store(total, out, m, n, rows, outputs, split * rows, ROWS, OUTPUTS, SWAP)
 
 
 def batch_tile(x: torch.Tensor, weight: torch.Tensor, *, in_parts: bool) -> Tile | None:
-    """By which `batch_linear` serves the product of these better than cuBLAS does, None: not at all; `in_parts`: a tile
-    with splits will do."""
+    """Tile with which `batch_linear` computes this product faster than cuBLAS, or None. `in_parts` allows a tile with
+    splits."""
     fits = (
         x.dtype in (torch.bfloat16, torch.float16)
         and x.is_contiguous()
@@ -175,7 +176,7 @@ def batch_tile(x: torch.Tensor, weight: torch.Tensor, *, in_parts: bool) -> Tile
 
 @functools.cache
 def _choose(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Tile | None:
-    """Measured with benchmarks/batch_linear.py: of large products cuBLAS makes as good a use of the memory."""
+    """Tile by size, measured with benchmarks/batch_linear.py: cuBLAS is as fast for large products."""
     if not MIN_ROWS <= rows <= MAX_ROWS or outputs * inputs > _LARGEST or outputs % 128 or inputs % 128:
         return None
     tile_rows = min(max(triton.next_power_of_2(rows), 16), 64)
@@ -193,7 +194,7 @@ def _choose(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Tile | N
 
 
 def batch_linear(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """`x` [M, K] and `weight` [N, K] that the tile divides, to [M, N]; of a tile with several splits their sums apart,
+    """x W^T of `x` [M, K] and `weight` [N, K], divisible by the tile: [M, N]; with several splits their partial sums,
     [splits, M, N] in float32."""
     rows, inputs = x.shape
     outputs = len(weight)

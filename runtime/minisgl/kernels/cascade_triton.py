@@ -3,12 +3,12 @@
 arXiv:2402.05099), over the paged pool, in two kernels.
 
 `_shared` reads the shared pages once for a tile of many rows: their query heads of one KV head fill a tensor-core tile,
-so it computes at the speed of prefill. The pages are divided among several programs (split), each of which writes its
-normalised part of the output and the logarithm of its weights' sum. `_own` then reads what each row has for itself, and
-adds the parts: the attention to all positions is the mean of the parts, weighted by their sums. Sums and logarithms are
-to base 2.
+so it computes at the speed of prefill. The pages are divided among several programs (splits), each of which writes its
+normalized partial output and the logarithm of its sum of weights. `_own` then reads each row's own pages and combines
+the partial outputs: the attention to all positions is their mean, weighted by their sums. Sums and logarithms are to
+base 2.
 
-All that changes from step to step is read on the device, so a captured launch replays as it is.
+All values that change from step to step are read on the device, so a captured launch can be replayed.
 """
 
 import torch
@@ -18,19 +18,19 @@ import triton.language as tl
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 
 _BLOCK = 32
-# Of the settings that benchmarks/cascade.py tries these are among the best for all models.
+# Among the best settings of benchmarks/cascade.py for all models.
 _SHARED_LAUNCH = {"num_warps": 8, "num_stages": 5, "maxnreg": 128}
-"""So many registers that two programs fit on a multiprocessor: one computes weights while the other multiplies."""
+"""`maxnreg` lets two programs fit on a multiprocessor: one computes weights while the other multiplies."""
 _OWN_LAUNCH = {"num_warps": 1, "num_stages": 3}
-"""One warp has nobody to wait for."""
+"""A single warp needs no barrier."""
 _DOT_ROWS = 16
-"""The fewest rows that tensor cores multiply."""
+"""Least rows of a tensor-core product."""
 
 
 @triton.jit
 def _locations(page_row, position, end, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """Pool rows [BLOCK] of the positions from `position` on, a multiple of BLOCK from a page's begin. None at or behind
-    `end` is looked up in another page than one before it."""
+    """Pool rows [BLOCK] of the positions from `position` on, which is a multiple of BLOCK behind a page's begin.
+    Positions at or behind `end` do not access another page than those before it."""
     if PAGE % BLOCK == 0:
         page = tl.load(page_row + position // PAGE).to(tl.int64)
         return page * PAGE + position % PAGE + tl.arange(0, BLOCK)
@@ -41,8 +41,8 @@ def _locations(page_row, position, end, PAGE: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def _add_block(score, value, best, total, out):
-    """Highest score, sum of weights and weighted values so far, and with a block of tokens. No row of `score` may be
-    without a token as long as `best` is."""
+    """Combine (highest score, sum of weights, weighted values) so far with a block of tokens. While `best` of a row is
+    empty, its `score` must have a token."""
     highest = tl.maximum(best, tl.max(score, 1))
     weight = tl.exp2(score - highest[:, None])
     shrink = tl.exp2(best - highest)
@@ -50,14 +50,14 @@ def _add_block(score, value, best, total, out):
     return highest, total * shrink + tl.sum(weight, 1), out
 
 
-# Sizes change with the batch and the model's length: one compiled kernel serves all.
+# Sizes change with the batch and the maximum length: compile one kernel for all.
 @triton.jit(do_not_specialize=["rows", "pages_per_row"], do_not_specialize_on_alignment=["counts", "tiles"])
 def _shared(
     q, keys, values, page_table, counts, tiles, parts, sums, rows, pages_per_row, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILE_ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # In this order: once `_own` starts, the keys and values of its rows' newest tokens are there.
+    # In this order: when `_own` starts, the keys and values of its rows' newest tokens are stored.
     wait_for_previous(PDL)
     start_next(PDL)
     splits = tl.load(counts + 1)
@@ -95,7 +95,7 @@ def _shared(
             score = tl.where(inside[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
         best, total, out = _add_block(score, value, best, total, out)
 
-    # A split without a page has no weight.
+    # A split without pages has weight 0.
     head += split * rows * (KV_HEADS * GROUP)
     tl.store(sums + head, best + tl.log2(total), there)
     out = out / tl.where(total > 0, total, 1.0)[:, None]
@@ -111,8 +111,8 @@ def _own(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
     VECTORS: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # Reads all but the parts before it waits: `_shared`, the kernel before, has waited for everybody else's writes
-    # before it let this one start.
+    # It reads everything but the partial outputs before it waits: `_shared`, the previous kernel, has waited for all
+    # earlier writes before it let this one start.
     kv_head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     page_row = page_table + row * pages_per_row
@@ -128,11 +128,11 @@ def _own(
     best = tl.full((VECTORS,), float("-inf"), tl.float32)
     total = tl.zeros((VECTORS,), tl.float32)
     out = tl.zeros((VECTORS, HEAD_DIM), tl.float32)
-    # At least one round: a row's own token is never shared.
+    # At least one iteration: a row's own token is never shared.
     for position in range(begin, length, BLOCK):
         location = _locations(page_row, position, length, PAGE, BLOCK) * KV_HEADS + kv_head
         place = location[:, None] * HEAD_DIM + column[None, :]
-        # What lies behind the last token may be an earlier owner's, or not even finite: it is not read.
+        # Values behind the last token may belong to an earlier owner and may not be finite: do not read them.
         inside = position + tl.arange(0, BLOCK) < length
         key = tl.load(keys + place, inside[:, None], other=0.0)
         value = tl.load(values + place, inside[:, None], other=0.0)
@@ -177,9 +177,9 @@ def cascade_decode(
 
     `keys` and `values` [pages, page_size, Hkv, D'] of one layer; `page_table` [D, pages_per_row] and `lengths` [D] of
     the rows; `counts`, `prefix_pages` and `tiles` as in `attention.cascade.CascadeTables`; all these int32. `parts`
-    [splits, ≥ D, Hq, D'] and `sums` [splits, ≥ D, Hq], float32, are scratch memory for so many splits at most.
-    Scores are multiplied by `scale` and are exponents of 2. `programs`: of the first kernel, at least as many as run
-    side by side.
+    [splits, ≥ D, Hq, D'] and `sums` [splits, ≥ D, Hq], float32, are scratch memory that limits the splits.
+    Scores are multiplied by `scale` and are exponents of 2. `programs`: programs of the first kernel, at least as many
+    as run in parallel.
     """
     count, heads, head_dim = q.shape
     page_size, kv_heads = keys.shape[1:3]

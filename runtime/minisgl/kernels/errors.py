@@ -1,4 +1,4 @@
-"""Errors of the kernels package that its caller shows to a person."""
+"""Errors of ahead-of-time compilation."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from minisgl.errors import CodedError
 
 
 class KernelBuildError(CodedError):
-    """Kernels could not be compiled. `code` is stable."""
+    """Kernels could not be compiled."""

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The chosen experts' feed-forward on CUDA for a decode step or a short prompt, which is one read of the experts'
-weights: an expert's programs go through them once for all tokens that chose it, padded to what the tensor cores want.
+"""Feed-forward of the selected experts on CUDA for a decode step or a short prompt. It reads the experts' weights once:
+the programs of an expert multiply them with all of its tokens, padded to the size of a tensor-core product.
 
-A pair is a token and one of its experts: pair p is the choice p % K of token p // K.
+A pair is a token and one of its experts: pair p is expert choice p % K of token p // K.
 """
 
 import math
@@ -16,12 +16,12 @@ from minisgl.kernels.activation_triton import silu_times_up
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 
 MAX_TOKENS = 2048
-"""With more torch's grouped product, which fills the tensor cores, is faster where it has one."""
+"""Most tokens: above this, torch's grouped product is faster where it has a kernel."""
 
 
 @triton.jit(do_not_specialize=["pairs", "tokens"])
 def _pairs_of_experts(experts, pairs_of, counts, pairs, tokens, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Each program: the pairs of one expert, in their order, and their number: at most one a token."""
+    """Each program: the pairs of one expert in order, and their number, at most one per token."""
     start_next(PDL)
     wait_for_previous(PDL)
     expert = tl.program_id(0)
@@ -37,7 +37,7 @@ def _pairs_of_experts(experts, pairs_of, counts, pairs, tokens, BLOCK: tl.conste
 
 @triton.jit
 def _some_pairs(pairs, first, count, ROWS: tl.constexpr):
-    """ROWS of an expert's pairs, from the `first` on, and which of them are there."""
+    """ROWS pairs of an expert from `first` on, and a mask of those that exist."""
     place = first + tl.arange(0, ROWS)
     there = place < count
     return tl.load(pairs + place, there, other=0).to(tl.int64), there
@@ -48,7 +48,7 @@ def _gate_up(
     x, pairs_of, counts, weight, out, tokens, INPUTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_N outputs of one expert, for ROWS of its tokens after the other."""
+    """Each program: BLOCK_N outputs of one expert, for ROWS of its tokens at a time."""
     expert = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -75,7 +75,7 @@ def _down(
     x, pairs_of, counts, weight, out, tokens, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_N outputs of one expert, for ROWS of its pairs after the other."""
+    """Each program: BLOCK_N outputs of one expert, for ROWS of its pairs at a time."""
     expert = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -113,8 +113,8 @@ def _weighted_sum(
 
 
 class Tiles(NamedTuple):
-    """What a program of so many warps computes, and how: `rows` tokens at a time, so many outputs of the two products,
-    so many inputs in each of the stages that are on their way."""
+    """Work of a program: `rows` tokens at a time, outputs of the two products, inputs per pipeline stage, and numbers
+    of stages and warps."""
 
     rows: int
     gate_up_outputs: int
@@ -126,7 +126,7 @@ class Tiles(NamedTuple):
 
 
 def fits(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
-    """Whether `run_experts_cuda` serves these."""
+    """Whether `run_experts_cuda` supports these shapes."""
     hidden, width = gate_up.shape[2], gate_up.shape[1] // 2
     return (
         x.dtype in (torch.bfloat16, torch.float16)
@@ -138,21 +138,23 @@ def fits(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
 
 
 def _torch_has_grouped_product(x: torch.Tensor) -> bool:
-    """One kernel, that is; elsewhere it waits for the device and multiplies group by group."""
+    """Whether torch's grouped product is one kernel; otherwise it waits for the device and multiplies group by
+    group."""
     return x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
 
 
 def run_experts_cuda(
     x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> torch.Tensor:
-    """As `run_experts` with SiLU, for what fits; `weights` and `experts` are contiguous, sums in float32."""
+    """Compute `run_experts` with SiLU for supported shapes. `weights` and `experts` are contiguous; sums are in
+    float32."""
     tiles = choose_tiles(experts.numel() / len(down), down.shape[2])
     return weighted_sum(run_chosen(x, experts, gate_up, down, tiles), weights)
 
 
 def choose_tiles(pairs_per_expert: float, width: int) -> Tiles:
-    """Measured with benchmarks/experts.py on Qwen3-30B-A3B. An expert seldom has more than twice as many pairs as all
-    have on average."""
+    """Tiles by load, measured with benchmarks/experts.py on Qwen3-30B-A3B. An expert rarely has more than twice the
+    average number of pairs."""
     inputs = math.gcd(width, 128)
     outputs = min(inputs, 64)
     if pairs_per_expert <= 8:
@@ -165,7 +167,7 @@ def choose_tiles(pairs_per_expert: float, width: int) -> Tiles:
 def run_chosen(
     x: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, tiles: Tiles
 ) -> torch.Tensor:
-    """[T * K, hidden]: a row for each pair."""
+    """Outputs of the pairs, [T * K, hidden]."""
     tokens, hidden = x.shape
     num_experts, width, top_k = len(gate_up), gate_up.shape[1] // 2, experts.shape[1]
     pairs = tokens * top_k
@@ -188,8 +190,8 @@ def run_chosen(
 
 
 def weighted_sum(chosen: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
-    """`chosen` [T * K, hidden], times `weights` [T, K], summed over K in float32: [T, hidden]. `places` [T * K]: the
-    row of `chosen` that each pair has; None: its own. All are contiguous."""
+    """Sum of `chosen` [T * K, hidden] times `weights` [T, K] over K in float32: [T, hidden]. `places` [T * K]: row of
+    `chosen` of each pair; None: its own. All are contiguous."""
     (tokens, top_k), hidden = weights.shape, chosen.shape[1]
     out = torch.empty((tokens, hidden), dtype=chosen.dtype, device=chosen.device)
     _weighted_sum[(tokens, triton.cdiv(hidden, 1024))](

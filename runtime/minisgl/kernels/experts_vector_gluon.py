@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # mypy: disable-error-code="assignment, attr-defined, var-annotated"
 # ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
-"""The choice of experts and their feed-forward for very few tokens on CUDA, in two launches: each warp finds out by
-itself which experts were chosen, and multiplies one row of an expert with one token, all of it under way at once.
+"""Selection of experts and their feed-forward for very few tokens on CUDA, in two launches: each warp selects the
+experts itself and multiplies one row of an expert with one token, with all loads in flight at once.
 
-In Gluon, Triton's lower level, because there a layout says which thread holds what: a lane's share of x comes from
-memory to where it is used, and nothing is exchanged between warps.
+It is written in Gluon, Triton's lower level, because a layout there states which thread holds which values: each lane
+loads its own share of x, and warps exchange nothing.
 """
 
 import torch
@@ -21,16 +21,16 @@ MAX_TOKENS = 3
 
 _WARPS = 4
 _TILE = gl.constexpr(256)
-"""Inputs that a warp reads at a time: 16 bytes for each of its lanes."""
+"""Inputs that a warp reads at a time: 16 bytes per lane."""
 _MAX_TILES = 24
-"""That a warp reads of its output before it multiplies, in 4 registers of each lane."""
+"""Most tiles of an output's weights that a warp loads before it multiplies, in 4 registers of each lane."""
 _MAX_HIDDEN = 4096
-"""With more of x a lane's registers are too few."""
+"""Most inputs: with more, x does not fit into the registers of a lane."""
 
 
 @gluon.jit
 def _tile(matrix, n, k, BEGIN: gl.constexpr, INPUTS: gl.constexpr):
-    """[outputs, inputs], from input BEGIN on."""
+    """Load [outputs, inputs] from input BEGIN on."""
     at = matrix + (n[:, None] * INPUTS + (k + BEGIN)[None, :])
     if BEGIN + k.shape[0] <= INPUTS:
         return gl.load(at)
@@ -40,7 +40,7 @@ def _tile(matrix, n, k, BEGIN: gl.constexpr, INPUTS: gl.constexpr):
 
 @gluon.jit
 def _part(row, k, BEGIN: gl.constexpr, INPUTS: gl.constexpr):
-    """[inputs] of a token, from input BEGIN on."""
+    """Load [inputs] of a token from input BEGIN on."""
     if BEGIN + k.shape[0] <= INPUTS:
         return gl.load(row + k + BEGIN)
     else:
@@ -49,10 +49,10 @@ def _part(row, k, BEGIN: gl.constexpr, INPUTS: gl.constexpr):
 
 @gluon.jit
 def _keys(logits, token, EXPERTS: gl.constexpr, BLOCK: gl.constexpr):
-    """Each warp has all of a token's, spread over its lanes."""
+    """Layout in which each warp has all logits of a token, spread over its lanes."""
     layout: gl.constexpr = gl.BlockedLayout([1, BLOCK // 32], [1, 32], [gl.num_warps(), 1], [1, 0])
     expert = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))
-    # Not from the L1 cache, which may still hold the logits of an earlier layer.
+    # Bypass the L1 cache, which may hold the logits of an earlier layer.
     logit = gl.load(logits + token * EXPERTS + expert, expert < EXPERTS, other=0.0, cache_modifier=".cg")
     return expert_keys(logit, expert, EXPERTS)
 
@@ -63,7 +63,7 @@ def _gate_up(
     INPUTS: gl.constexpr, WIDTH: gl.constexpr, EXPERTS: gl.constexpr, BLOCK: gl.constexpr, TOP_K: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Each warp: one output of one pair, a pair being a token and one of its experts."""
+    """Each warp: one output of one pair (a token and one of its experts)."""
     TILES: gl.constexpr = (INPUTS + _TILE - 1) // _TILE
     warps: gl.constexpr = gl.num_warps()
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [warps, 1], [1, 0])
@@ -73,7 +73,7 @@ def _gate_up(
     n = gl.program_id(0) * warps + gl.arange(0, warps, layout=gl.SliceLayout(1, layout))
     k = gl.arange(0, _TILE, layout=gl.SliceLayout(0, layout))
     wait_for_previous(PDL)
-    # Only now: the next kernel reads the logits before it waits.
+    # Not earlier: the next kernel reads the logits before it waits.
     start_next(PDL)
     keys = _keys(logits, token, EXPERTS, BLOCK)
     for _ in range(pair % TOP_K):
@@ -142,7 +142,7 @@ def _down(
 
 
 def fits(x: torch.Tensor, num_experts: int, top_k: int, width: int) -> bool:
-    """Whether `run_experts_vector` serves these."""
+    """Whether `run_experts_vector` supports these shapes."""
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and 0 < len(x) <= MAX_TOKENS
@@ -158,7 +158,7 @@ def fits(x: torch.Tensor, num_experts: int, top_k: int, width: int) -> bool:
 def run_experts_vector(
     x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, top_k: int, *, renormalize: bool
 ) -> torch.Tensor:
-    """`route` and `run_experts` with SiLU in one, for what fits; sums are in float32."""
+    """Compute `route` and `run_experts` with SiLU for supported shapes; sums are in float32."""
     tokens, hidden = x.shape
     num_experts, width = len(down), down.shape[2]
     experts = {"EXPERTS": num_experts, "BLOCK": block_of(num_experts), "TOP_K": top_k}

@@ -1,4 +1,4 @@
-"""Which of flashinfer's kernels there are to compile for a model, and what flashinfer calls each of them."""
+"""flashinfer's kernels that a model needs, and flashinfer's names for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 @dataclass(frozen=True, slots=True)
 class XqaKernel:
-    """Decode attention over pages of `page_size` tokens, `group` query heads to a KV head."""
+    """Decode attention over pages of `page_size` tokens with `group` query heads per KV head."""
 
     dtype: torch.dtype
     page_size: int
@@ -29,7 +29,7 @@ class XqaKernel:
         )
 
     def specification(self) -> Any:
-        """What flashinfer builds and loads it by."""
+        """flashinfer's specification to build and load it."""
         from flashinfer.jit.xqa import gen_xqa_module
 
         return gen_xqa_module(
@@ -59,7 +59,7 @@ class PagedPrefillKernel:
         )
 
     def specification(self) -> Any:
-        # Keys and values of the pool have the same strides; flashinfer has a smaller module for that.
+        # Keys and values of the pool have the same strides, for which flashinfer has a smaller module.
         from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
 
         return _gen_batch_prefill_primary_module(
@@ -82,7 +82,7 @@ FlashInferKernel = XqaKernel | PagedPrefillKernel
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Heads of a model on one of `tensor_parallel` ranks' devices."""
+    """Heads of a model on one of `tensor_parallel` ranks."""
 
     query_heads: int
     kv_heads: int
@@ -92,13 +92,13 @@ class HeadShape:
 
     @property
     def group(self) -> int:
-        """Query heads per KV head of a rank; with fewer KV heads than ranks, ranks hold the same one."""
+        """Query heads per KV head of a rank. With fewer KV heads than ranks, several ranks hold the same head."""
         local_kv_heads = max(1, self.kv_heads // self.tensor_parallel)
         return self.query_heads // self.tensor_parallel // local_kv_heads
 
 
 def kernels_of(shapes: Iterable[HeadShape], page_size: int) -> list[FlashInferKernel]:
-    """Each once, in the order in which they are first needed; dtypes that flashinfer has no kernels for have none."""
+    """Kernels of all shapes without duplicates, in order of first use. Dtypes without flashinfer kernels give none."""
     found: dict[FlashInferKernel, None] = {}
     for shape in shapes:
         if shape.dtype in DTYPE_NAMES:

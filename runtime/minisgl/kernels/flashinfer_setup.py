@@ -1,4 +1,4 @@
-"""flashinfer, with kernels that were compiled ahead of time where there are such."""
+"""Import of flashinfer, with kernels that were compiled ahead of time if present."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from minisgl.kernels.lean_import import lean_package
 
 KERNELS_DIR: Final = "MINISGL_KERNELS_DIR"
 """Environment variable: folder of kernels compiled ahead of time, one sub-folder per kernel as flashinfer names it.
-Where it is set nothing is compiled, so that a missing kernel is an error and not a wait of minutes."""
+If it is set nothing is compiled: a missing kernel is an error instead of a wait of minutes."""
 ARCHITECTURE_FILE: Final = "flashinfer-architecture"
-"""In that folder: which GPUs flashinfer's kernels were compiled for."""
+"""File in that folder that names the architecture of flashinfer's kernels."""
 
 
 @cache
 def load_flashinfer() -> Any:
     """The flashinfer package, with its modules `decode` and `prefill`. Raises ImportError."""
-    # flashinfer reads these when it is imported. Its norms would otherwise try a compiler that we do not depend on.
+    # flashinfer reads these on import. Otherwise its norms require a compiler that we do not depend on.
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
     folder = os.environ.get(KERNELS_DIR)
     if folder:
@@ -40,14 +40,14 @@ def load_flashinfer() -> Any:
 
 
 def architecture_of(folder: Path) -> str:
-    """The GPUs that flashinfer's kernels in `folder` were compiled for, as `9.0a`."""
+    """Architecture of flashinfer's kernels in `folder`, such as `9.0a`."""
     file = folder / ARCHITECTURE_FILE
-    # Version 0.1.0 did not write it down, and compiled for Hopper.
+    # Version 0.1.0 wrote no such file and compiled for Hopper.
     return file.read_text().strip() if file.is_file() else "9.0a"
 
 
 def why_not_flashinfer(kernel: FlashInferKernel) -> str | None:
-    """Why flashinfer cannot run `kernel` here; None: it can."""
+    """Reason why flashinfer cannot run `kernel` here, or None."""
     if kernel.dtype not in DTYPE_NAMES:
         return f"it computes in bfloat16 or float16, not in {str(kernel.dtype).removeprefix('torch.')}"
     try:
@@ -67,8 +67,8 @@ def why_not_flashinfer(kernel: FlashInferKernel) -> str | None:
 
 
 def _runs(architecture: str, capability: tuple[int, int]) -> bool:
-    """Whether a GPU runs what was compiled for `architecture`, without PTX: with an `a` at its end only that very GPU,
-    otherwise the later ones of its generation too."""
+    """Whether a GPU runs code compiled for `architecture` without PTX: with an `a` at the end only exactly that
+    architecture, otherwise also later ones of its generation."""
     major, minor = map(int, architecture.rstrip("af").split("."))
     if architecture.endswith("a"):
         return capability == (major, minor)

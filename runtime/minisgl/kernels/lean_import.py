@@ -1,4 +1,4 @@
-"""Modules of a package without the package: its __init__ may import hundreds of others, for seconds."""
+"""Import modules of a package without running its __init__, which may import hundreds of others for seconds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 def lean_package(name: str) -> ModuleType:
-    """`name`, so that its modules can be imported from now on; its __init__ runs when somebody asks for what that
-    brings. Raises ImportError where there is none."""
+    """Make modules of the package `name` importable; its __init__ runs on first access to an attribute. Raises
+    ImportError if there is no such package."""
     known = sys.modules.get(name)
     if known is not None:
         return known
@@ -21,7 +21,7 @@ def lean_package(name: str) -> ModuleType:
     package: Any = importlib.util.module_from_spec(specification)
 
     def rest(attribute: str) -> Any:
-        # The import system asks for a module before it imports it: for that nothing more is needed.
+        # The import system probes attributes before it imports a module: that must not run the __init__.
         if attribute.startswith("__") or importlib.util.find_spec(f"{name}.{attribute}") is not None:
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
         del package.__getattr__

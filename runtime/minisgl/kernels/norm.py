@@ -6,7 +6,7 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Normalize the last dimension; the mean square is taken in float32 whatever the dtype of `x`."""
+    """Normalize the last dimension; the mean square is computed in float32 for any dtype of `x`."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * normed.to(x.dtype)
@@ -16,7 +16,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (norm of x + residual, x + residual); inputs and outputs [T, hidden]. Without a residual `x` is the sum.
-    On CUDA the sum takes the place of `residual`, and `x` may be in parts, [parts, T, hidden] in float32."""
+    On CUDA the sum overwrites `residual`, and `x` may be partial sums, [parts, T, hidden] in float32."""
     if x.is_cuda:
         from minisgl.kernels.norm_triton import rms_norm_cuda
 

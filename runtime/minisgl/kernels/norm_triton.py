@@ -24,7 +24,7 @@ def _add_rms_norm(
         value += tl.load(x + part * part_stride + row * x_stride + columns, mask, other=0.0)
     value = value.to(out.dtype.element_ty)
     if ADD:
-        # The sum is rounded to the stream's dtype before it is normalized, as in two separate operations.
+        # Round the sum to the dtype of the stream before the norm, as two separate operations do.
         value = (value.to(tl.float32) + tl.load(residual + row * width + columns, mask, other=0.0).to(tl.float32)).to(
             value.dtype
         )
@@ -36,15 +36,15 @@ def _add_rms_norm(
 
 
 def rms_norm_cuda(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Norm of `x` [T, h], or of `x` + `residual`, which the sum then replaces. Rows of `x` may be apart. `x` may
-    also be in parts, [parts, T, h] in float32, whose sum is rounded to the weight's dtype first."""
+    """Norm of `x` [T, h], or of `x` + `residual`, which the sum overwrites. Rows of `x` need not be contiguous. `x` may
+    also be partial sums [parts, T, h] in float32, whose total is first rounded to the dtype of the weight."""
     count, width = x.shape[-2:]
     parts = len(x) if x.dim() == 3 else 1
     assert x.stride(-1) == 1 and weight.is_contiguous() and (residual is None or residual.is_contiguous())
     out = torch.empty((count, width), dtype=weight.dtype, device=x.device)
     if count:
         block = triton.next_power_of_2(width)
-        # More loads of a thread are under way at once where it has fewer elements of each part.
+        # With fewer elements of each part, a thread has more loads in flight.
         elements = 16 if parts == 1 else 8
         _add_rms_norm[(count,)](
             x, x if residual is None else residual, weight, out, x.stride(0), x.stride(-2), width, eps, PARTS=parts,

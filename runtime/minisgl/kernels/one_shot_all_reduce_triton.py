@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""All-reduce in one step: every rank writes its message into the memory of all, and each adds up what it was sent. Of
-short messages most of the time is latency, and that of one write is the least there is; NCCL takes two or three.
+"""All-reduce in one step: every rank writes its message into the memory of all ranks, and each adds up what it
+received. Short messages are bound by latency, and one write has the least; NCCL takes two or three.
 
-A program sends one block of the message to the same program on the other ranks, tells them by a flag, and waits for
-theirs. Its blocks take turns between two places: when a program sends for the third time, every rank has begun its
-second turn, so has read the first. Programs of one launch need nothing of each other, and a launch of fewer programs
-leaves the others' turns as they are. Not all of a long message's programs need fit on the device at a time: they start
-in the order of their numbers, on every rank.
+A program sends one block of the message to the same program on the other ranks, signals it by a flag, and waits for
+theirs. Blocks alternate between two buffers: when a program sends for the third time, every rank has begun its second
+turn, so it has read the first. Programs of one launch do not depend on each other, and a launch of fewer programs
+leaves the turns of the others unchanged. The programs of a long message need not all fit on the device at once: they
+start in the order of their numbers on every rank.
 """
 
 import torch
@@ -19,13 +19,13 @@ _BLOCK_BYTES = 4096
 _FLAG_BYTES = 4
 _WARPS = 4
 _TIMEOUT = tl.constexpr(120_000_000_000)
-"""Nanoseconds of a wait for the others; then the kernel fails, and with it whatever the host calls next. A host that
-waits for a kernel without an end could not even be interrupted."""
+"""Nanoseconds to wait for the other ranks; then the kernel fails, and the host's next call with it. A host that waits
+for a kernel that never ends could not be interrupted."""
 
 
 @triton.jit
 def _fail_when_late(begin):
-    """`begin`: a tensor of the time at which the wait began."""
+    """Fail after the time limit. `begin`: tensor of the time at which the wait began."""
     tl.inline_asm_elementwise(
         """
         {
@@ -51,8 +51,8 @@ def _all_reduce(
     message, memories, turns, num_elements, rank,
     RANKS: tl.constexpr, BLOCK: tl.constexpr, CAPACITY: tl.constexpr, FLAGS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`memories` [RANKS] are addresses of each rank's: flags, int32 [programs, RANKS] in FLAGS bytes, and then blocks,
-    [2, RANKS, CAPACITY] elements."""
+    """`memories` [RANKS]: addresses of the memory of each rank: flags, int32 [programs, RANKS] in FLAGS bytes, then
+    blocks, [2, RANKS, CAPACITY] elements."""
     program = tl.program_id(0)
     elements = program * BLOCK + tl.arange(0, BLOCK)
     mask = elements < num_elements
@@ -66,20 +66,20 @@ def _all_reduce(
     for peer in tl.static_range(RANKS):
         blocks = tl.multiple_of((tl.load(memories + peer) + FLAGS).to(tl.pointer_type(element)), 16)
         tl.store(blocks + (place + rank) * CAPACITY + elements, own, mask)
-    # All threads have written before one of them tells, and the release orders their writes before the flag.
+    # All threads write before one of them sets the flag, and the release orders their writes before it.
     tl.debug_barrier()
     flags = tl.load(memories + ranks).to(tl.pointer_type(tl.int32)) + program * RANKS + rank
     tl.atomic_xchg(flags, turn + ranks * 0, sem="release", scope="sys")
     memory = tl.load(memories + rank)
     told = memory.to(tl.pointer_type(tl.int32)) + program * RANKS + ranks
     begin = ranks.to(tl.int64) * 0 + tl.extra.cuda.globaltimer()
-    # A rank that is a turn ahead has told of this one, too. The difference is right even where turns overflow.
+    # A rank that is one turn ahead has also finished this one. The difference is correct even if turns overflow.
     while tl.min(tl.atomic_add(told, ranks * 0, sem="acquire", scope="sys") - turn, 0) < 0:
         _fail_when_late(begin)
     tl.debug_barrier()
     blocks = tl.multiple_of((memory + FLAGS).to(tl.pointer_type(element)), 16)
     total = tl.zeros((BLOCK,), tl.float32)
-    # In the ranks' order, so that all get the same bits. Not by way of L1, which does not know what others write.
+    # In rank order, so that all ranks get the same bits. Bypass L1, which does not see writes of other ranks.
     for peer in tl.static_range(RANKS):
         total += tl.load(blocks + (place + peer) * CAPACITY + elements, mask, other=0.0, cache_modifier=".cg").to(
             tl.float32
@@ -97,16 +97,16 @@ def flag_bytes(capacity_bytes: int, ranks: int) -> int:
 
 
 def memory_bytes(capacity_bytes: int, ranks: int) -> int:
-    """What each rank needs for messages of up to `capacity_bytes`, all zeros at the beginning."""
+    """Bytes of memory per rank for messages of up to `capacity_bytes`; initially zeros."""
     return flag_bytes(capacity_bytes, ranks) + 2 * ranks * capacity_bytes
 
 
 def one_shot_all_reduce(
     message: torch.Tensor, memories: torch.Tensor, turns: torch.Tensor, rank: int, capacity_bytes: int
 ) -> None:
-    """Add up `message`, a whole number of 16 bytes and at most `capacity_bytes`, over the ranks, in place. `memories`:
-    int64 [ranks], a power of two of them, addresses of `memory_bytes` each, the same on all ranks. `turns`: int32
-    [num_programs(capacity_bytes)], zeros at the beginning. Ranks call it with the same sizes in the same order."""
+    """Sum `message`, a multiple of 16 bytes and at most `capacity_bytes`, over the ranks in place. `memories`: int64
+    [ranks], addresses of the `memory_bytes` of each rank; the number of ranks is a power of two. `turns`: int32
+    [num_programs(capacity_bytes)], initially zeros. All ranks call it with the same sizes in the same order."""
     ranks = len(memories)
     assert message.is_contiguous() and message.nbytes <= capacity_bytes and capacity_bytes % _BLOCK_BYTES == 0
     _all_reduce[(num_programs(message.nbytes),)](

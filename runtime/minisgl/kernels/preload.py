@@ -1,4 +1,4 @@
-"""Import what brings kernels beside other work: flashinfer alone takes seconds, and so may hashing Triton's compiler,
+"""Import packages with kernels in the background: flashinfer alone takes seconds, and so may hashing Triton's compiler,
 which is part of the name of every kernel in its cache."""
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from minisgl.kernels.flashinfer_setup import load_flashinfer
 
 
 class Preload:
-    """Begins at once. What cannot be imported is left for those to say who need it."""
+    """Starts on creation. Import errors are left to the code that needs the package."""
 
     def __init__(self) -> None:
         self.compiled: list[str] = []
-        """Names of our own kernels that were compiled since, because they were not ahead of time."""
+        """Names of our own kernels that were compiled since, because they were not compiled ahead of time."""
         self._pool = ThreadPoolExecutor(thread_name_prefix="preload")
         self._running = [self._pool.submit(_libraries), self._pool.submit(self._triton)]
 
     def finish(self) -> None:
-        """Wait until all is imported."""
+        """Wait for the imports."""
         wait(self._running)
         self._pool.shutdown()
 
@@ -36,6 +36,6 @@ class Preload:
 
 
 def _libraries() -> None:
-    # One after the other: modules of torch that both import refer to each other, and two threads could meet in them.
+    # In sequence: both import modules of torch that refer to each other, which can deadlock two threads.
     load_flashinfer()
     importlib.import_module("fa3_fwd_interface")

@@ -1,7 +1,7 @@
 """Counter-based random numbers: a pure function of (request seed, position, vocabulary index).
 
-There is no generator state, so a request's random numbers depend neither on its row nor on its neighbours, are the
-same on every device and on every rank, and a request that is resumed elsewhere continues its stream. Integer
+There is no generator state, so the random numbers of a request depend neither on its row nor on its neighbours, are the
+same on every device and rank, and continue when the request is resumed elsewhere. Integer
 arithmetic modulo 2^32 only; here in int64 with a mask, in the CUDA kernel in uint32. The mixing steps are those of
 the `lowbias32` hash (C. Wellons, "Prospecting for hash functions", 2018), with a second key half added between
 them, so that rows whose first halves are close do not see permutations of the same numbers.
@@ -51,8 +51,8 @@ def random_bits(keys: torch.Tensor, first_index: int, count: int) -> torch.Tenso
 def gumbel_noise(bits: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel numbers, float32, of 32 random bits each: −log(−log(1 − v)) with v = (bits + ½) / 2^32.
 
-    What decides is the upper tail, where v is small: there a float32 v is fine-grained, and the series keeps
-    log(1 − v) exact. v ends below 1, so that no number is infinite.
+    The upper tail, where v is small, decides: there float32 has fine steps, and the series keeps log(1 − v) exact. v is
+    below 1, so that no number is infinite.
     """
     v = ((bits.float() + 0.5) * 2.0**-32).clamp_(max=1.0 - 2.0**-24)
     series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0 + v * (0.25 + v * 0.2))))

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The numbers of `random_bits`, in uint32 arithmetic inside a kernel."""
+"""The random numbers of `random_bits`, in uint32 arithmetic inside a kernel."""
 
 import math
 
@@ -43,7 +43,7 @@ def row_keys(seed_low, seed_high, position):
 
 @triton.jit
 def keys_from(first, index):
-    """The first key half for which vocabulary index 0 has the numbers that `index` (int32) has for `first`."""
+    """First key half with which vocabulary index 0 has the random numbers of `index` (int32) with `first`."""
     return index.to(tl.uint32, bitcast=True) * _u32(_STRIDE) + first
 
 
@@ -51,7 +51,7 @@ def keys_from(first, index):
 def gumbel_noise_log2(first, second, index):
     """float32 noise of the vocabulary indices `index` (int32) over −log 2.
 
-    The sampler's time is that of these instructions: lg2.approx is one, where an exact logarithm takes about twenty.
+    These instructions dominate the sampler's time: lg2.approx is one, an exact logarithm takes about twenty.
     Its relative error here is below 2^-18, a few units of the last place of a score.
     """
     x = index.to(tl.uint32, bitcast=True) * _u32(_STRIDE) + first

@@ -17,8 +17,8 @@ def rotate_and_store(
     locations: torch.Tensor,
     kept_from: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Store k, rotated, and v [T, Hkv, D] in `keys` and `values` [pages, page_size, Hkv, D] of one layer, at
-    `locations` [T] int64, all different but for those in the dummy page. The last two dimensions of q, k and v are
+    """Store rotated k and v [T, Hkv, D] in `keys` and `values` [pages, page_size, Hkv, D] of one layer, at
+    `locations` [T] int64, distinct except in the dummy page. The last two dimensions of q, k and v are
     contiguous.
 
     Returns q [T, Hq, D], rotated, and the rotated keys of the tokens from `kept_from` on, [T − kept_from, Hkv, D].

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """`rotate_and_store` on CUDA: one launch, one read of the projection's output. A program takes a few heads of one
-token, all of them queries, keys or values."""
+token: only queries, only keys or only values."""
 
 import math
 
@@ -28,7 +28,7 @@ def _turned(source, place, mask, cos, sin, first_gain, second_gain, eps, HALF: t
     return (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
 
 
-# Where kept keys begin changes with every step: one compiled kernel serves all.
+# `kept_from` changes with every step: compile one kernel for all values.
 @triton.jit(do_not_specialize=["kept_from"])
 def _rotate_and_store(
     q, k, v, cos_sin, q_gain, k_gain, q_out, kept, keys, values, locations, q_stride, k_stride, v_stride, kept_from,
@@ -41,7 +41,7 @@ def _rotate_and_store(
     mask = pair < HALF
     first_gain, second_gain = 1.0, 1.0
     if NORM:
-        # One address for each head, so that every thread loads what it needs itself.
+        # One address per head, so that every thread loads its own values.
         gain = tl.broadcast_to(tl.where(head < Q_HEADS, q_gain, k_gain) + pair, (HEADS, PAIRS))
         first_gain = tl.load(gain, mask, other=0.0).to(tl.float32)
         second_gain = tl.load(gain + HALF, mask, other=0.0).to(tl.float32)
@@ -97,7 +97,7 @@ def rotate_and_store_cuda(
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     kept = torch.empty((count - kept_from, k_heads, head_dim), dtype=k.dtype, device=k.device)
     if count:
-        # So that a program's heads are of one kind, and a power of two.
+        # All heads of a program are of one kind, and their number is a power of two.
         together = math.gcd(q_heads, k_heads, _MOST_HEADS)
         pairs = triton.next_power_of_2(head_dim // 2)
         norm = rotation.q_gain is not None

@@ -16,20 +16,20 @@ class Rotation:
     cos_sin: torch.Tensor
     """[T, D] float32: cos of the D / 2 angles of each token's position, then sin."""
     q_gain: torch.Tensor | None = None
-    """[D]; with it each query head is normalized first."""
+    """[D]; if given, each query head is normalized first."""
     k_gain: torch.Tensor | None = None
-    """[D]; where there is a `q_gain`."""
+    """[D]; given if and only if `q_gain` is."""
     eps: float = 0.0
 
     def apply(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, Hq, D] and [T, Hkv, D] to the same, normalized and rotated. The reference, on any device."""
+        """Normalize and rotate q [T, Hq, D] and k [T, Hkv, D]. Reference for any device."""
         if self.q_gain is not None and self.k_gain is not None:
             q, k = rms_norm(q, self.q_gain, self.eps), rms_norm(k, self.k_gain, self.eps)
         return rotate(q, self.cos_sin), rotate(k, self.cos_sin)
 
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the pairs (i, i + D/2) of [T, H, D]; in float32, returned in x's dtype."""
+    """Rotate the pairs (i, i + D/2) of x [T, H, D] in float32. Returns x's dtype."""
     cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # mypy: disable-error-code="assignment"
 # ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
-"""Choice of each token's experts on CUDA, in one launch instead of a softmax, a sort and a division.
+"""Selection of each token's experts on CUDA, in one launch instead of a softmax, a sort and a division.
 
-In Gluon, Triton's lower level, because there a layout can give each warp a token of its own, whose best expert is one
-instruction away.
+It is written in Gluon, Triton's lower level, because a layout there can give each warp its own token, whose best expert
+takes one instruction.
 """
 
 import torch
@@ -19,18 +19,18 @@ MAX_EXPERTS = 512
 _WARPS = 4
 
 NO_EXPERT = gl.constexpr(-0x80000000)
-"""Less than the key of any."""
+"""Key below that of any expert."""
 
 
 @gluon.jit
 def expert_keys(logit, expert, EXPERTS: gl.constexpr):
-    """For each expert its logit, in 16 bits, and below that its number from the end: the largest key is the best
-    expert's, and no two are equal, whatever the logits are."""
-    # There is one zero.
+    """Key of each expert: its logit in 16 bits, then its number counted from the end. The best expert has the largest
+    key, and no two keys are equal."""
+    # Map −0 to +0.
     bits = (logit.to(gl.float32) + 0.0).to(logit.dtype).to(gl.int16, bitcast=True)
-    # Of negative numbers the one with the larger bits is the smaller.
+    # Negative numbers with larger bits are smaller.
     ordered = (bits ^ ((bits >> 15) & 0x7FFF)).to(gl.int32)
-    # NO_EXPERT, but a constant of the module's is left out of the names of kernels that share a function.
+    # NO_EXPERT, but module constants are not part of the names of kernels that share a function.
     return gl.where(expert < EXPERTS, (ordered << 16) | (0xFFFF - expert), -0x80000000)
 
 
@@ -95,5 +95,5 @@ def route_cuda(logits: torch.Tensor, top_k: int, *, renormalize: bool) -> tuple[
 
 
 def block_of(num_experts: int) -> int:
-    """At least one expert for each lane."""
+    """At least one expert per lane."""
     return max(1 << (num_experts - 1).bit_length(), 32)

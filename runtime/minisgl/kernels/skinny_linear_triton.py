@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # mypy: disable-error-code="assignment"
 # ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
-"""x W^T for a few rows on CUDA. Such a product is one read of W, and cuBLAS is far from memory bandwidth there: too few
-of its large tiles are in flight. Tile sizes are those of benchmarks/results/2026-11-21-h100-skinny-gemm.
+"""x W^T for a few rows on CUDA. Such a product is one read of W, and cuBLAS does not reach memory bandwidth: too few of
+its large tiles are in flight. Tile sizes are those of benchmarks/results/2026-11-21-h100-skinny-gemm.
 
-With very few rows a launch costs as much as the work. There each program holds its whole part of W in registers, which
-it reads while the kernels before are still at work. For one row what surrounds the product in a block comes with it:
+With very few rows a launch costs as much as the work. Each program then holds its whole part of W in registers, which
+it reads while the previous kernels still run. For one row the kernel also computes the operations around the product:
 the addition to the residual stream and its norm before it, SiLU × up behind it.
 """
 
@@ -18,23 +18,22 @@ from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next
 
 MAX_ROWS = 8
 _NORMED_INPUTS = 5120
-"""Every program normalizes x for itself: with more of it than this, or several rows, that takes longer than a launch.
-"""
+"""Most inputs of a fused norm. Every program normalizes x: with more inputs, or several rows, that exceeds a launch."""
 
 _VECTOR_ROWS = 4
 _VECTOR_OUTPUTS = 2048
-"""With so few outputs there are too few tiles for the tensor cores' kernel to fill the GPU."""
+"""Outputs up to which the tensor-core kernel has too few tiles to fill the GPU."""
 _FEW_OUTPUTS = 128
-"""With these there are too few for any number of rows."""
+"""Outputs up to which that holds for any number of rows."""
 _FEW_OUTPUTS_INPUTS = 6144
-"""With more, 8 rows take more registers than a thread has."""
+"""Most inputs with few outputs: with more, 8 rows exceed the registers of a thread."""
 _VECTOR_INPUTS = 32_768
 _WEIGHT_REGISTERS = 80
-"""Of one thread, for its part of W; more leave no room for enough threads."""
+"""Registers of a thread for its part of W; more would allow too few threads."""
 _PROGRAMS = 256
-"""Some two for each multiprocessor of a Hopper GPU."""
+"""Programs: about two per multiprocessor of a Hopper GPU."""
 _WARP_INPUTS = 256
-"""So that a thread reads 16 bytes at a time."""
+"""Inputs of a warp, so that each thread reads 16 bytes at a time."""
 _NORMED_ABOVE = 2048
 _MATRIX_TILE = (16, 128)
 _TENSOR_CORE_ROWS = 16
@@ -42,7 +41,7 @@ _TENSOR_CORE_ROWS = 16
 
 @triton.jit
 def _tile(weight, n, outputs, BEGIN: tl.constexpr, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[outputs, inputs] of W, from input BEGIN on."""
+    """Load [outputs, inputs] of W from input BEGIN on."""
     k = BEGIN + tl.arange(0, BLOCK_K)
     mask = n[:, None] < outputs
     if BEGIN + BLOCK_K > INPUTS:
@@ -52,14 +51,14 @@ def _tile(weight, n, outputs, BEGIN: tl.constexpr, INPUTS: tl.constexpr, BLOCK_K
 
 @triton.jit
 def _part(row, there, BEGIN: tl.constexpr, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[inputs] of a row, from input BEGIN on; zeros for a row that is not `there`."""
+    """Load [inputs] of a row from input BEGIN on; zeros unless `there`."""
     k = BEGIN + tl.arange(0, BLOCK_K)
     return tl.load(row + k, (k < INPUTS) & there, other=0.0)
 
 
 @triton.jit
 def _normed(parts, gains, eps, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr):
-    """RMSNorm of a row, rounded where the operation by itself would round."""
+    """RMSNorm of a row, rounded where separate operations would round."""
     squares = tl.zeros((BLOCK_K,), tl.float32)
     for i in tl.static_range(TILES):
         squares += parts[i].to(tl.float32) * parts[i].to(tl.float32)
@@ -73,7 +72,7 @@ def _normed(parts, gains, eps, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr, TILE
 
 @triton.jit
 def _product(tiles, parts, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr):
-    """[outputs] in float32."""
+    """Products of a row with W: [outputs] in float32."""
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for i in tl.static_range(TILES):
         total += tiles[i].to(tl.float32) * parts[i].to(tl.float32)[None, :]
@@ -87,7 +86,7 @@ def _vector(
     ADD: tl.constexpr, KEEP: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of all rows, multiplied and added in registers. A gated program has the gates of
-    its outputs, in the first `outputs` rows of W, and what they gate, in the rows behind those."""
+    its outputs in the first `outputs` rows of W, and the gated values in the rows behind them."""
     TILES: tl.constexpr = (INPUTS + BLOCK_K - 1) // BLOCK_K
     program = tl.program_id(0)
     n = program * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -106,7 +105,7 @@ def _vector(
     start_next(PDL)
     wait_for_previous(PDL)
 
-    # All rows are read before any is used: each round to the memory takes as long as the rest of the work.
+    # Read all rows before using any: one memory latency takes as long as the rest of the work.
     parts = ()
     for row in tl.static_range(ROWS):
         mine = ()
@@ -118,7 +117,7 @@ def _vector(
                 ).to(tl.float32)
                 part = part.to(x.dtype.element_ty)
                 k = i * BLOCK_K + tl.arange(0, BLOCK_K)
-                # To other memory than the old stream's, which other programs may not have read yet.
+                # To memory other than the old stream's, which other programs may not have read yet.
                 tl.store(stream + row * INPUTS + k, part, (k < INPUTS) & (row < rows) & (program == 0))
             mine = mine + (part,)
         parts = parts + (mine,)
@@ -141,8 +140,8 @@ def _matrix(
     x, weight, out, outputs, rows,
     INPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_N outputs of all rows, which are padded to what the tensor cores want. Not launched early:
-    its programs are few, and those that start while others run crowd on the multiprocessors that are free first."""
+    """Each program: BLOCK_N outputs of all rows, padded to a tensor-core product. It is not launched early: its
+    programs are few, and those that start early crowd on the multiprocessors that become free first."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     m = tl.arange(0, ROWS)
@@ -156,7 +155,7 @@ def _matrix(
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `skinny_linear` serves the product of these."""
+    """Whether `skinny_linear` supports this product."""
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and 0 < len(x) <= MAX_ROWS
@@ -168,12 +167,12 @@ def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def fits_normed(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `normed_linear` serves the product of these."""
+    """Whether `normed_linear` supports this product."""
     return len(x) == 1 and weight.shape[1] <= _NORMED_INPUTS and fits(x, weight)
 
 
 def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`x` [M, K] and `weight` [N, K] that fit, to [M, N]; summed in float32."""
+    """x W^T of supported `x` [M, K] and `weight` [N, K]: [M, N], summed in float32."""
     rows, inputs = x.shape
     outputs = len(weight)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
@@ -205,7 +204,7 @@ def normed_linear(
     normed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm of `x` + `residual` [M, K], times `weight` [N, K]; `gated`: SiLU of the first N / 2 outputs × the rest.
-    `x` and `weight` fit. The norm itself goes to `normed` [M, K], if that is given.
+    `x` and `weight` must be supported. `normed` [M, K], if given, receives the norm.
 
     Returns the product, [M, N] or [M, N / 2], and the sum, which without a residual is `x` itself.
     """
@@ -229,7 +228,7 @@ def _vector_tile(outputs: int, inputs: int, weight_rows: int, *, normed: bool) -
     block_n = 16
     while block_n > 1 and (block_n * registers > _WEIGHT_REGISTERS or outputs < block_n * _PROGRAMS):
         block_n //= 2
-    # Warps that lie side by side along the inputs each add up a part of every output; one above the other, each has
-    # outputs of its own, which takes fewer instructions, but all need the whole of x. A norm exchanges that anyway.
+    # Warps next to each other along the inputs each sum a part of every output. Warps along the outputs have their own
+    # outputs, which takes fewer instructions, but each needs all of x; with a norm they exchange x anyway.
     above = normed and inputs <= _NORMED_ABOVE
     return block_n, _WARP_INPUTS if above else _WARP_INPUTS * warps, warps

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Decode attention of very few rows over the paged pool, in two kernels: each row's context is divided among many
-programs, whose parts are then added up (FlashDecoding, see Cascade Inference, arXiv:2402.05099, section 3.3, for how).
+"""Decode attention of very few rows over the paged KV pool, in two kernels: the context of each row is divided among
+many programs, whose partial results are then combined (FlashDecoding; arXiv:2402.05099, section 3.3, has the formulas).
 
-With few rows the time is that of a chain of dependent reads, not of the bytes. So the pages are read while the kernels
-before are still at work: only the row's newest token is of this step, and everything before it was there when the step
-began. Sums and logarithms are to base 2.
+With few rows the time is that of a chain of dependent reads, not that of the bytes. So pages are read while the
+previous kernels still run: only the newest token of a row belongs to this step, all others were stored before it began.
+Sums and logarithms are to base 2.
 """
 
 import torch
@@ -15,16 +15,16 @@ from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next
 
 SPLITS = 32
 BLOCK = 32
-"""Tokens that a program reads at a time; they lie in one page."""
+"""Tokens that a program reads at a time, all in one page."""
 
 _VECTORS = 16
-"""The fewest rows that tensor cores multiply: query heads of one KV head, and padding."""
+"""Least rows of a tensor-core product: query heads of one KV head, and padding."""
 
 
 @triton.jit
 def _block(pool, page_row, position, end, kv_head, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
            BLOCK: tl.constexpr):  # fmt: skip
-    """[BLOCK, HEAD_DIM] of one KV head from `position` on; zeros at and behind `end`."""
+    """Load [BLOCK, HEAD_DIM] of one KV head from `position` on; zeros at and behind `end`."""
     page = tl.load(page_row + position // PAGE, position < end, other=0).to(tl.int64)
     token = tl.arange(0, BLOCK)
     place = ((page * PAGE + position % PAGE + token) * KV_HEADS + kv_head)[:, None] * HEAD_DIM
@@ -33,10 +33,11 @@ def _block(pool, page_row, position, end, kv_head, KV_HEADS: tl.constexpr, HEAD_
 
 @triton.jit
 def _attend(query, key, value, inside, best, total, out, scale):
-    """The softmax so far, and `value` [tokens, HEAD_DIM] by the scores of `key`, where tokens are `inside`."""
+    """Update the softmax so far with `value` [tokens, HEAD_DIM] by the scores of `key`, for tokens that are
+    `inside`."""
     score = tl.where(inside[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
     highest = tl.maximum(best, tl.max(score, 1))
-    # Of no token at all there is no highest score, but the differences below must be numbers.
+    # Without any token there is no highest score, but the differences below must be finite.
     base = tl.where(highest == float("-inf"), 0.0, highest)
     weight = tl.exp2(score - base[:, None])
     shrink = tl.exp2(best - base)
@@ -53,7 +54,7 @@ def _part(
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
-    # Lengths and page table are those of the step's begin, which launches between have waited for.
+    # Lengths and page table are from the beginning of the step, which launches in between have waited for.
     newest = tl.load(lengths + row) - 1
     page_row = page_table + tl.load(slots + row).to(tl.int64) * pages_per_row
     share = tl.cdiv(newest, BLOCK * SPLITS) * BLOCK
@@ -88,7 +89,7 @@ def _part(
         total = total * shrink + weight
         out = out * shrink[:, None] + weight[:, None] * tl.load(values + place).to(tl.float32)[None, :]
         best = highest
-    # A split without a token has no weight.
+    # A split without tokens has weight 0.
     place = head * SPLITS + split
     tl.store(sums + place, best + tl.log2(total), there)
     out = out / tl.where(total > 0, total, 1.0)[:, None]
@@ -124,9 +125,9 @@ def split_decode(
 ) -> None:
     """Attention of `q` [R, Hq, D], contiguous, to the `lengths` [R] tokens of `slots` [R], into `out` like it.
 
-    `keys` and `values` [pages, page_size, Hkv, D] of one layer; all but each row's newest token was stored before the
-    step began. `parts` [R, Hq, SPLITS, D] and `sums` [R, Hq, SPLITS] float32 are scratch memory. `scale` of the scores
-    is in units of log 2.
+    `keys` and `values` [pages, page_size, Hkv, D] of one layer; all but each row's newest token were stored before the
+    step began. `parts` [R, Hq, SPLITS, D] and `sums` [R, Hq, SPLITS] float32 are scratch memory. `scale` multiplies
+    the scores, in units of log 2.
     """
     rows, heads, head_dim = q.shape
     assert q.is_contiguous() and out.is_contiguous()

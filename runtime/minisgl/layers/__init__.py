@@ -1,1 +1,1 @@
-"""The parts a model is made of. Importing this package does not import torch."""
+"""Layers of a decoder. Importing this package does not import torch."""

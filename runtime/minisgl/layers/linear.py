@@ -27,8 +27,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def linear_in_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[T, in] and [out, in] to [T, out] or to parts of it, [parts, T, out] in float32, which the norm behind adds up:
-    programs enough for the whole GPU, although a small product has few outputs."""
+    """[T, in] and [out, in] to [T, out] or to partial sums [parts, T, out] in float32 for the next norm to add up: that
+    gives a small product with few outputs enough programs for the whole GPU."""
     if x.is_cuda:
         from minisgl.kernels.batch_linear_gluon import batch_linear, batch_tile
 
@@ -39,7 +39,7 @@ def linear_in_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class Projection(NamedTuple):
-    """One projection of a checkpoint and the rows of it that this rank computes."""
+    """One projection of a checkpoint and this rank's rows of it."""
 
     name: str
     out_features: int
@@ -71,8 +71,8 @@ class ColumnParallelLinear:
 
 
 class RowParallelLinear:
-    """Input features split over the ranks; [T, in of this rank] to [T, out], summed over the ranks. One rank by itself
-    leaves the sum of `linear_in_parts` to the norm."""
+    """Input features split over the ranks; [T, in of this rank] to [T, out], summed over the ranks. With one rank,
+    the norm computes the sum of `linear_in_parts`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The norm at the beginning of a block."""
+"""Norm at the beginning of a block."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class RMSNorm:
         self.eps = eps
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add `x` to the residual stream, and normalize it for the next block; None: `x` begins the stream."""
+        """Add `x` to the residual stream, and normalize it for the next block. Without a stream `x` begins it."""
         return add_rms_norm(x, residual, self.weight, self.eps)

@@ -1,4 +1,4 @@
-"""Where a model's parameters live, and which part of which checkpoint tensor fills which part of them.
+"""Parameters of a model, and the parts of checkpoint tensors that fill them.
 
 Layers allocate through `Parameters` and declare their sources at once, so one list serves the loader, random
 weights, the check of a checkpoint's headers and the writer of tiny checkpoints.
@@ -18,11 +18,11 @@ class Source:
     name: str
     """Name of the tensor in the checkpoint."""
     shape: tuple[int, ...]
-    """Its whole shape there."""
+    """Its whole shape in the checkpoint."""
     take: tuple[slice, ...]
-    """This rank's part of it."""
+    """Function that takes this rank's part of the tensor."""
     into: torch.Tensor
-    """View of the parameter; of the shape that `take` gives."""
+    """View of the parameter, with the shape of the result of `take`."""
 
 
 class Parameters:
@@ -35,20 +35,20 @@ class Parameters:
         self.num_bytes = 0
 
     def new(self, *shape: int) -> torch.Tensor:
-        """A parameter that is not filled yet. Whoever asks for it adds the sources that fill all of it."""
+        """Allocate a parameter. The caller adds the sources that fill all of it."""
         tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
         self.num_bytes += tensor.numel() * tensor.element_size()
         return tensor
 
     def add_source(self, name: str, shape: tuple[int, ...], into: torch.Tensor, *take: slice) -> None:
-        """`into` is filled by the part `take` (default: all) of the checkpoint tensor `name`."""
+        """Declare that the part `take` (default: all) of checkpoint tensor `name` fills `into`."""
         take += (slice(None),) * (len(shape) - len(take))
         taken = tuple(len(range(*part.indices(size))) for part, size in zip(take, shape, strict=True))
         assert taken == tuple(into.shape), f"{name}: {taken} does not fill {tuple(into.shape)}"
         self.sources.append(Source(name, shape, take, into))
 
     def replicated(self, name: str, *shape: int) -> torch.Tensor:
-        """A parameter that every rank holds whole."""
+        """Allocate a parameter that every rank holds whole."""
         tensor = self.new(*shape)
         self.add_source(name, shape, tensor)
         return tensor

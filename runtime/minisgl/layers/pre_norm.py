@@ -1,5 +1,5 @@
-"""How a block begins: its input joins the residual stream, the stream is normalized and goes through the first
-projection (pre-norm, arXiv:2002.04745). For one row on CUDA that is one kernel, and one seam decides it, here."""
+"""Beginning of a block: add its input to the residual stream, normalize the stream, and apply the first projection
+(pre-norm, arXiv:2002.04745). For one row on CUDA that is one kernel; this file makes the decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def project(
     norm: RMSNorm, projection: ColumnParallelLinear, x: torch.Tensor, residual: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`x` and `residual` [T, hidden] to the projection of their sum's norm, and the sum: the new residual stream.
-    Without a residual `x` begins the stream. `residual` itself is not to be used again."""
+    Without a residual `x` begins the stream. The caller must not use `residual` again."""
     if _is_one_kernel(x, projection.weight, projection.bias):
         return _in_one_kernel(norm, projection.weight, x, residual)
     x, residual = norm.forward(x, residual)
@@ -38,7 +38,7 @@ def project_gated(
 def normalize_and_project(
     norm: RMSNorm, weight: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For a projection that is not all that becomes of the norm: the norm, `weight` [out, hidden] times it, and the new
+    """As `project`, for callers that also use the norm: the norm, its product with `weight` [out, hidden], and the new
     residual stream."""
     if _is_one_kernel(x, weight):
         normed = torch.empty_like(x)
@@ -49,7 +49,7 @@ def normalize_and_project(
 
 
 def _is_one_kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    """By shapes alone, so that a captured step replays as it is."""
+    """Decide by shapes alone, so that a captured step can be replayed."""
     if not x.is_cuda or bias is not None:
         return False
     from minisgl.kernels.skinny_linear_triton import fits_normed

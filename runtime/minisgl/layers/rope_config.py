@@ -1,4 +1,4 @@
-"""The parameters of a rotary embedding as a config file gives them."""
+"""Parameters of a rotary embedding, as in a config file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The angles of rotary position embedding."""
+"""Angles of rotary position embedding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Wavelengths that pre-training saw many periods of stay, long ones are stretched, between them it blends."""
+    """Keep wavelengths that pre-training saw many periods of, stretch long ones, and blend between them."""
     periods = rope.original_max_position * frequencies / (2 * math.pi)
     keep = (periods - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     keep = keep.clamp(0, 1)
@@ -57,6 +57,6 @@ class Rotary:
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """[T] integer positions to [T, head_dim] float32: cos of the head_dim / 2 angles, then sin.
 
-        All layers of a step share the rows, so they are gathered once per step.
+        They are gathered once per step and shared by all layers.
         """
         return torch.index_select(self._cos_sin, 0, positions)

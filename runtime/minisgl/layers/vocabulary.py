@@ -13,7 +13,7 @@ from minisgl.layers.parameters import Parameters
 class VocabularyShard:
     """This rank's rows [start, start + size) of the vocabulary, equally many on every rank.
 
-    The last ranks' rows may go past the end of the vocabulary: that padding is zero and is never chosen.
+    Rows of the last ranks may be padding behind the end of the vocabulary: it is zero and never sampled.
     """
 
     def __init__(self, vocab_size: int, parallel: TensorParallel) -> None:
@@ -31,7 +31,7 @@ class VocabularyShard:
 
 
 class VocabParallelEmbedding:
-    """[T] token ids to [T, hidden]; the rank that owns a token's row adds it, the others add zero."""
+    """[T] token ids to [T, hidden]; the rank that owns a token's row contributes it, other ranks contribute zero."""
 
     def __init__(
         self, parameters: Parameters, name: str, hidden: int, shard: VocabularyShard, parallel: TensorParallel

@@ -1,4 +1,4 @@
-"""Which tensors a checkpoint directory holds, from the headers of its safetensors files alone. No torch here."""
+"""Tensors of a checkpoint directory, read from the headers of its safetensors files. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from minisgl.models.errors import ModelError
 
 _AGAIN: Final = "download the file again"
 _MAX_HEADER: Final = 100_000_000
-"""Limit of the format itself; a larger length field means that the file is something else."""
+"""Limit of the format; a larger length field means that the file is not safetensors."""
 ITEM_BYTES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2}
-"""The element types that are loaded."""
+"""Element types that can be loaded."""
 
 
 class StoredTensor(NamedTuple):
     file: Path
     dtype: str
-    """As safetensors spells it: F32, BF16, F16, …"""
+    """safetensors' name of the type: F32, BF16, F16, …"""
     shape: tuple[int, ...]
 
     def bytes_of(self, elements: int) -> int:
@@ -29,7 +29,7 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """By name. Raises ModelError when there are no weights, or a file is cut off or damaged."""
+    """Stored tensors by name. Raises ModelError when there are no weights, or a file is truncated or damaged."""
     tensors: dict[str, StoredTensor] = {}
     for file in _weight_files(directory):
         tensors.update(_read_header(file))
@@ -37,7 +37,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def check_tensor(name: str, shape: tuple[int, ...], tensors: Mapping[str, StoredTensor]) -> StoredTensor:
-    """The stored tensor that is to have `shape`. Raises ModelError when it is missing or different."""
+    """The stored tensor `name` of shape `shape`. Raises ModelError when it is missing or has another shape."""
     stored = tensors.get(name)
     if stored is None:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""What a model is, read from a Hugging Face checkpoint's config.json and generation_config.json. No torch here."""
+"""Model configuration from a Hugging Face checkpoint's config.json and generation_config.json, without torch."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _ACTIVATIONS: Final[Mapping[str, Activation]] = {
 
 
 class _Architecture(NamedTuple):
-    """Where the five differ: what they always have, and what Hugging Face assumes where a config is silent."""
+    """Differences between the architectures: fixed properties, and Hugging Face's defaults for missing fields."""
 
     qkv_bias: bool = False
     optional_bias: bool = False
-    """`attention_bias` gives all four projections of the attention a bias; elsewhere the field means nothing."""
+    """`attention_bias` gives all four projections of the attention a bias; elsewhere the field has no effect."""
     qk_norm: bool = False
     moe: bool = False
     default_sliding_window: int | None = None
-    """Assumed when `sliding_window` is not in the file (null in the file means none)."""
+    """Default when `sliding_window` is not in the file (null in the file means no window)."""
     window_switch: bool = False
     """The window only applies when `use_sliding_window` is true."""
     window_by_layer: bool = False
-    """The window only applies from layer `max_window_layers` on, or as `layer_types` says."""
+    """The window only applies from layer `max_window_layers` on, or as `layer_types` lists."""
 
 
 _ARCHITECTURES: Final[Mapping[str, _Architecture]] = {
@@ -60,16 +60,16 @@ _ARCHITECTURES: Final[Mapping[str, _Architecture]] = {
 
 
 class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Mixture of experts."""
+    """Sizes of a mixture of experts."""
 
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    """Of one expert."""
+    """Intermediate size of one expert."""
     renormalize: bool
-    """The weights of a token's experts are made to sum to 1."""
+    """Normalize the weights of a token's experts to sum to 1."""
     layers: tuple[bool, ...]
-    """Per layer: experts, or a dense feed-forward."""
+    """Whether each layer has experts; else a dense feed-forward."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,23 +95,23 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_position_embeddings: int
     rope: RopeConfig
     dtype: Literal["float32", "bfloat16", "float16"]
-    """Of the checkpoint; bfloat16 where config.json is silent."""
+    """Element type of the checkpoint; bfloat16 if config.json names none."""
     eos_token_ids: tuple[int, ...]
-    """Every token that ends an answer: generation_config.json's first, then config.json's."""
+    """All tokens that end an answer: those of generation_config.json, then those of config.json."""
     sliding_window: int | None = None
     """Some layer attends to this many last tokens only."""
     moe: MoeConfig | None = None
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence in tokens that the position embedding reaches."""
+        """Longest sequence in tokens that the position embedding supports."""
         # Qwen's instructions add yarn to config.json and leave max_position_embeddings at the pre-training length.
         if self.rope.kind == "yarn":
             return max(self.max_position_embeddings, int(self.rope.factor * self.rope.original_max_position))
         return self.max_position_embeddings
 
     def check_sliding_window(self, max_model_len: int) -> None:
-        """Raises ModelError where a window would cut attention short within `max_model_len` tokens."""
+        """Raise ModelError if a sliding window is shorter than `max_model_len` tokens."""
         if self.sliding_window is not None and max_model_len > self.sliding_window:
             raise ModelError(
                 "sliding_window",
@@ -121,7 +121,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_tensor_parallel(self, size: int) -> None:
-        """Raises ModelError where the model cannot be split over `size` ranks; the message lists sizes that fit."""
+        """Raise ModelError if the model cannot be split over `size` ranks; the message lists sizes that fit."""
         if not self._splits(size):
             feed_forward = " and ".join(map(str, self._feed_forward_sizes()))
             raise ModelError(
@@ -132,7 +132,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def tensor_parallel_sizes(self) -> list[int]:
-        """Numbers of ranks that the model can be split over, ascending."""
+        """Tensor-parallel sizes that the model can be split over, ascending."""
         return [size for size in range(1, self.num_heads + 1) if self._splits(size)]
 
     def _splits(self, size: int) -> bool:
@@ -148,7 +148,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def read(directory: str | Path) -> ModelConfig:
-        """From a checkpoint directory. Raises ModelError with what is wrong and what to do."""
+        """Read a checkpoint directory. Raises ModelError with the problem and the remedy."""
         folder = Path(directory)
         if not folder.is_dir():
             raise ModelError("model_not_found", f"{folder} is not a directory; give that of a downloaded checkpoint")
@@ -165,7 +165,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def parse(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
-        """From the contents of config.json and generation_config.json."""
+        """Parse the contents of config.json and generation_config.json."""
         name, architecture = _architecture(config)
         _refuse_quantized(config)
         fields = _Fields(config)
@@ -208,7 +208,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises ModelError when the file is not a JSON object."""
+    """Read a JSON object. Raises ModelError when the file is not one."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, OSError) as error:
@@ -367,7 +367,7 @@ def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     if kind == "default":
         return RopeConfig(theta=theta)
     factor = rope.number("factor", default=0.0)
-    # transformers lets a value beside the RoPE parameters win over one inside them.
+    # In transformers, a value next to the RoPE parameters overrides one inside them.
     outside = config.get("original_max_position_embeddings")
     inside = rope.count("original_max_position_embeddings", default=max_position)
     original = outside if isinstance(outside, int) else inside

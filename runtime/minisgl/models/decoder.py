@@ -59,7 +59,7 @@ class SelfAttention:
         attention: Attention,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`rows`: the only ones that go on."""
+        """Attend, then keep only `rows` if given."""
         qkv, residual = project(self.norm, self.qkv, x, residual)
         q, k, v = torch.split(qkv.view(len(qkv), -1, self._head_dim), self._heads, dim=1)
         rotation = Rotation(cos_sin, self.q_norm, self.k_norm, self._eps)
@@ -127,8 +127,8 @@ class SparseFeedForward:
 
 
 class DecoderLayer:
-    """Two blocks. Each takes the output of the block before and the residual stream, and adds the one to the other
-    before it normalizes their sum for itself."""
+    """Attention and feed-forward. Each takes the output of the previous block and the residual stream, adds them, and
+    normalizes the sum."""
 
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
         self.attention = SelfAttention(config, parallel, parameters, layer)
@@ -146,14 +146,14 @@ class DecoderLayer:
         attention: Attention,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`rows`: what becomes of the others behind the attention nobody reads."""
+        """`rows`: compute only these behind the attention; nothing reads the others."""
         x, residual = self.attention.forward(x, residual, cos_sin, attention, rows)
-        # None are left of a chunk in the middle of a prompt.
+        # A chunk in the middle of a prompt leaves no rows.
         return self.feed_forward.forward(x, residual) if len(residual) else (x, residual)
 
 
 class Decoder:
-    """One rank's part of a model. Its parameters are not filled: see `load_weights` and `fill_random`.
+    """One rank's part of a model. `load_weights` or `fill_random` fill its parameters.
 
     Neither `forward` nor `local_logits` waits for the device, and shapes follow from T and S alone: both can be
     captured in a CUDA graph.
@@ -167,8 +167,8 @@ class Decoder:
         device: torch.device | str,
         max_position: int | None = None,
     ) -> None:
-        """`max_position`: positions stay below it; None: what the model reaches. Raises ModelError where the model
-        cannot be split over the ranks.
+        """`max_position`: upper bound of positions; None: that of the model. Raises ModelError if the model cannot be
+        split over the ranks.
         """
         config.check_tensor_parallel(parallel.size)
         device = torch.device(device)
@@ -178,9 +178,9 @@ class Decoder:
         self.vocab_start = shard.start
         """First token of this rank's shard of the vocabulary."""
         self.vocab_local = shard.size
-        """Tokens in the shard, the same on every rank; those past the vocabulary's end have the lowest logit."""
+        """Tokens in the shard, the same on every rank; padding behind the vocabulary has the lowest logit."""
         self.num_kv_heads_local = _length(local_kv_heads(config, parallel))
-        """KV heads on this rank: what a page of its KV pool holds per layer and token."""
+        """KV heads on this rank, which its KV pool stores per layer and token."""
 
         self.embedding = VocabParallelEmbedding(
             self.parameters, "model.embed_tokens", config.hidden_size, shard, parallel
@@ -195,14 +195,14 @@ class Decoder:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of the parameters that this rank holds."""
+        """Bytes of this rank's parameters."""
         return self.parameters.num_bytes
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """tokens and positions [T] int32 or int64 to final hidden states in the model's dtype: [T, hidden], or those of
-        `rows` [S] alone, [S, hidden]. For the others the last layer only writes keys and values."""
+        """tokens and positions [T] int32 or int64 to final hidden states in the model's dtype: [T, hidden], or only
+        `rows` [S], [S, hidden]. For other rows the last layer only writes keys and values."""
         x = self.embedding.forward(tokens)
         cos_sin = self.rotary.at(positions)
         residual = None
@@ -214,7 +214,7 @@ class Decoder:
 
     def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result [S, hidden] to [S, vocab_local]: the logits of this rank's shard, in the model's
-        dtype. The ranks' shards side by side, cut to `config.vocab_size`, are the logits of the model."""
+        dtype. Concatenated over the ranks and cut to `config.vocab_size`, they are the logits of the model."""
         return self.head.forward(hidden)
 
 
@@ -224,7 +224,7 @@ def _feed_forward_norm(config: ModelConfig, parameters: Parameters, layer: int) 
 
 
 def local_kv_heads(config: ModelConfig, parallel: TensorParallel) -> slice:
-    """The KV heads that this rank's query heads read: with fewer KV heads than ranks, neighbours hold the same one."""
+    """KV heads that this rank's query heads read. With fewer KV heads than ranks, neighbours hold the same head."""
     if parallel.size <= config.num_kv_heads:
         return parallel.shard(config.num_kv_heads)
     head = parallel.rank * config.num_kv_heads // parallel.size

@@ -1,4 +1,4 @@
-"""What can be wrong with a model from outside."""
+"""Errors about checkpoints."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from minisgl.errors import CodedError
 
 
 class ModelError(CodedError):
-    """A checkpoint that cannot be served as asked. `code` is stable; the message says what to do next."""
+    """The checkpoint cannot be served with these options."""

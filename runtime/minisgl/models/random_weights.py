@@ -10,20 +10,20 @@ from minisgl.layers.parameters import Parameters
 
 
 def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """The whole checkpoint tensor `name`, float32 on the CPU; follows from (seed, name, shape) alone."""
+    """The whole checkpoint tensor `name`, float32 on the CPU, determined by (seed, name, shape)."""
     tensor = torch.empty(shape)
     _fill(tensor, name, shape[-1], f"{seed}/{name}")
     return tensor
 
 
 def fill_random(parameters: Parameters, seed: int = 0) -> None:
-    """Fill every parameter. On a CPU the model is the same however it is split over ranks; on other devices each part
-    is drawn on the device, which takes seconds for any size, and depends on the split."""
+    """Fill every parameter. On a CPU the values do not depend on the split over ranks. On other devices each part is
+    generated on the device, which takes seconds for any size, and depends on the split."""
     for source in parameters.sources:
         if parameters.device.type == "cpu":
             source.into.copy_(random_tensor(source.name, source.shape, seed)[source.take])
         else:
-            # Ranks that hold the same part (KV heads with fewer of them than ranks) must draw the same values.
+            # Ranks that hold the same part (with fewer KV heads than ranks) must generate the same values.
             part = "/".join(str(take.start) for take in source.take)
             _fill(source.into, source.name, source.shape[-1], f"{seed}/{source.name}/{part}")
 

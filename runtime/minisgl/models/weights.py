@@ -19,7 +19,7 @@ from minisgl.models.errors import ModelError
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes read, bytes to read) by this rank; from any thread, one call at a time."""
+"""Callback with (bytes read, bytes to read) of this rank; called from any thread, one call at a time."""
 
 
 class _Read(NamedTuple):
@@ -33,9 +33,9 @@ def load_weights(
 ) -> int:
     """Fill every parameter; returns the bytes read.
 
-    Files are mapped into memory and each tensor goes straight to its place, so host memory does not grow with the
-    model; of a tensor that is split over the ranks only this rank's part is read. All headers are checked before the
-    first byte is read. Tensors that the model does not know are named in one warning. Raises ModelError.
+    Files are mapped into memory and each tensor is copied to its final place, so host memory does not grow with the
+    model. Only this rank's part of a split tensor is read. All headers are checked before the first byte is read. One
+    warning lists tensors that the model does not use. Raises ModelError.
     """
     tensors = stored_tensors(Path(directory))
     reads = [_plan(source, tensors) for source in parameters.sources]
@@ -68,7 +68,7 @@ def _plan(source: Source, tensors: dict[str, StoredTensor]) -> _Read:
 
 
 def _batches(reads: Sequence[_Read], target_bytes: int) -> Iterator[list[_Read]]:
-    """Runs of reads from one file, of about `target_bytes`, so that a single large file keeps all threads busy."""
+    """Group reads of one file into runs of about `target_bytes`, so that one large file occupies all threads."""
     batch: list[_Read] = []
     size = 0
     for read in sorted(reads, key=lambda r: r.stored.file):
@@ -85,7 +85,7 @@ def _read_batch(batch: Sequence[_Read], advance: Callable[[int], None]) -> None:
     file = batch[0].stored.file
     name = ""
     try:
-        # Inference mode belongs to a thread: the parameters may have been made in it.
+        # Inference mode is per thread, and the parameters may have been created in it.
         with torch.inference_mode(), safe_open(file, framework="pt") as handle:
             for source, _, num_bytes in batch:
                 name = source.name
@@ -109,7 +109,7 @@ def _warn_of_unknown(tensors: dict[str, StoredTensor], parameters: Parameters) -
 
 
 def unknown_tensors(tensors: dict[str, StoredTensor], parameters: Parameters) -> list[str]:
-    """Tensors that no parameter takes, but for those that are derived from others: RoPE tables, a tied head."""
+    """Tensors that no parameter uses, except those derived from others: RoPE tables, a tied head."""
     known = {source.name for source in parameters.sources}
     return sorted(
         name for name in tensors.keys() - known if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"

@@ -1,7 +1,7 @@
-"""The chosen experts' feed-forward.
+"""Feed-forward of the selected experts.
 
 N stands for the intermediate size on this rank: every rank holds 1/size of each expert, so load and memory are
-equal whatever the router chooses, and the caller sums over the ranks.
+equal for any routing. The caller sums over the ranks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def run_experts(
 ) -> torch.Tensor:
     """x [T, H], weights and experts [T, K], gate_up [E, 2 N, H], down [E, H, N] to [T, H].
 
-    Sums in a fixed order on every device. On CUDA all shapes follow from T, and nothing waits for the device, so that
-    the call can be captured in a graph, but torch's grouped product on GPUs that have no kernel for it.
+    The order of sums is fixed on every device. On CUDA all shapes follow from T and nothing waits for the device, so
+    the call can be captured in a graph, except where a GPU has no kernel for torch's grouped product.
     """
     if x.is_cuda:
         from minisgl.kernels.experts_triton import fits, run_experts_cuda, weighted_sum
@@ -42,7 +42,7 @@ def run_experts(
 def experts_one_by_one(
     x: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: GatedActivation
 ) -> torch.Tensor:
-    """Reference: one expert after the other, only those that a token chose. [T, K, H]"""
+    """Reference: selected experts one after the other. Returns [T, K, H]."""
     chosen = x.new_empty(*experts.shape, x.shape[-1])
     for expert in sorted(set(experts.flatten().tolist())):
         token, place = torch.where(experts == expert)
@@ -53,8 +53,8 @@ def experts_one_by_one(
 def experts_grouped(
     x: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: GatedActivation
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows sorted by expert, then one grouped matrix product per projection: the sorted rows [T * K, H], and which of
-    them each choice of each token has become [T * K]."""
+    """Rows sorted by expert, then one grouped matrix product per projection: returns the sorted rows [T * K, H]
+    and the row of each (token, choice) [T * K]."""
     top_k = experts.shape[1]
     sorted_experts, order = experts.flatten().sort(stable=True)
     ids = torch.arange(gate_up.shape[0], dtype=experts.dtype, device=x.device)
@@ -69,7 +69,7 @@ def experts_grouped(
 def experts_dense(
     x: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: GatedActivation
 ) -> torch.Tensor:
-    """Every expert on every token: slow, for dtypes that have no grouped matrix product. [T, K, H]"""
+    """Every expert on every token: slow, for dtypes without a grouped matrix product. Returns [T, K, H]."""
     chosen = x.new_zeros(*experts.shape, x.shape[-1])
     for expert in range(gate_up.shape[0]):
         out = F.linear(activation(F.linear(x, gate_up[expert])), down[expert])

@@ -1,4 +1,4 @@
-"""A mixture of experts (arXiv:1701.06538) behind its router: the choice, the chosen experts, their weighted sum."""
+"""Mixture of experts (arXiv:1701.06538) behind its router: selection, selected experts, weighted sum."""
 
 from __future__ import annotations
 

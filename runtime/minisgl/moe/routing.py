@@ -1,4 +1,4 @@
-"""Choice of the experts of each token."""
+"""Selection of the experts of each token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 def route(router_logits: torch.Tensor, top_k: int, *, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """[T, E] to (weights [T, K] in the logits' dtype, expert ids [T, K] int32 or int64).
 
-    Probabilities are taken in float32 over all experts; `renormalize` makes the chosen ones sum to 1.
+    Probabilities are taken in float32 over all experts; `renormalize` makes the selected ones sum to 1.
     """
     if router_logits.is_cuda and router_logits.dtype in (torch.bfloat16, torch.float16):
         from minisgl.kernels.routing_gluon import MAX_EXPERTS, route_cuda

@@ -18,9 +18,9 @@ from minisgl.kernels.flashinfer_setup import ARCHITECTURE_FILE, architecture_of
 
 
 def build(kernels: Sequence[FlashInferKernel], out: Path, *, architecture: str, jobs: int | None = None) -> list[Path]:
-    """Compile what `out` has not got yet, for GPUs of `architecture` (`9.0a` is Hopper); the libraries that are new.
+    """Compile kernels that are missing in `out` for GPUs of `architecture` (`9.0a` is Hopper). Returns new libraries.
 
-    `jobs` compilers run at a time; None: as many as there are cores. Raises KernelBuildError.
+    `jobs` compilers run at a time; None: one per core. Raises KernelBuildError.
     """
     missing = [kernel for kernel in kernels if not _library(out, kernel).exists()]
     if any(out.glob("*/*.so")) and (there := architecture_of(out)) != architecture:
@@ -63,12 +63,12 @@ def _install(specification: Any, kernel: FlashInferKernel, out: Path) -> Path:
 
 
 def _prepare(scratch: Path, architecture: str, jobs: int | None) -> None:
-    """The environment that flashinfer reads when it is imported. Raises KernelBuildError."""
+    """Environment variables that flashinfer reads on import. Raises KernelBuildError."""
     toolkit = _toolkit()
     for tool in ("ninja", "g++"):
         if shutil.which(tool) is None:
             raise KernelBuildError("no_compiler", f"{tool} is not here, which compiling kernels needs: install it")
-    # torch's wheels bring headers and libraries of CUDA that a bare compiler lacks.
+    # torch's wheels contain headers and libraries of CUDA that the compiler alone lacks.
     wheels = Path(torch.__file__).parents[1] / "nvidia" / "cu13"
     _make_linkable(scratch, wheels / "lib")
     os.environ |= {
@@ -85,7 +85,7 @@ def _prepare(scratch: Path, architecture: str, jobs: int | None) -> None:
 
 
 def _toolkit() -> Path:
-    """Folder of the CUDA toolkit whose nvcc is used: the one that is named, on the path, or among Python's packages."""
+    """Folder of the CUDA toolkit: from the environment, of nvcc on the path, or among Python's packages."""
     named, found = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
     candidates = [
         *([Path(named)] if named else []),
@@ -103,8 +103,8 @@ def _toolkit() -> Path:
 
 
 def _make_linkable(scratch: Path, libraries: Path) -> None:
-    """Put into `scratch` what the linker wants to see: the driver, which comes with a GPU, as a library with nothing in
-    it, and the `libraries` of CUDA under their names without a version."""
+    """Put into `scratch` the libraries that the linker needs: an empty one for the driver, which only machines with a
+    GPU have, and the `libraries` of CUDA under names without a version."""
     driver = str(scratch / "libcuda.so")
     subprocess.run(["gcc", "-shared", "-x", "c", "/dev/null", "-o", driver, "-Wl,-soname,libcuda.so.1"], check=True)
     for library in libraries.glob("*.so.*"):

@@ -1,8 +1,8 @@
-"""Compile our own kernels ahead of time, for a GPU that is not here.
+"""Compile our own kernels ahead of time, without a GPU.
 
-Code that launches kernels runs as it is, on tensors without memory, and Triton's own hook says which kernel each launch
-wants, with the types and alignments that its name in the cache follows from. So what is compiled is what a launch looks
-up, as long as the code in between is the same.
+The code that launches kernels runs unchanged on tensors without memory. Triton's hook reports the kernel of each launch
+with the types and alignments that determine its name in the cache. So the compiled kernels are those that launches look
+up, as long as the code is the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from minisgl.kernels.errors import KernelBuildError
 from minisgl.kernels.triton_cache import SUBFOLDER
 
 _MULTIPROCESSORS: Final = {9: 132}
-"""Of the GPUs of a generation that servers have, by the first number of the architecture."""
+"""Multiprocessors of server GPUs, by the major number of the architecture."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Architecture:
 
     @staticmethod
     def parse(text: str) -> Architecture:
-        """Of `9.0` or `9.0a`. Raises ValueError."""
+        """Parse `9.0` or `9.0a`. Raises ValueError."""
         major, minor = text.rstrip("af").split(".")
         return Architecture(int(major), int(minor))
 
@@ -53,7 +53,7 @@ class Architecture:
 
 
 class Launches:
-    """Kernels that were launched, each once."""
+    """Launched kernels, each once."""
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str], _Launch] = {}
@@ -63,11 +63,12 @@ class Launches:
 
     @contextmanager
     def recorded(self, architecture: Architecture) -> Iterator[None]:
-        """While inside, tensors have no memory, `cuda` is a GPU of `architecture`, and launches are only noted."""
+        """Context in which tensors have no memory, `cuda` is a GPU of `architecture`, and launches are only
+        recorded."""
 
         def note(*, key: str, fn: Any, compile: Mapping[str, Any], **_: Any) -> bool:
             self._by_key[fn.name, key] = fn.jit_function, compile["specialization_data"]
-            # Nothing is compiled, and so nothing launched.
+            # Nothing is compiled or launched.
             return True
 
         properties = SimpleNamespace(
@@ -82,27 +83,27 @@ class Launches:
                 stack, torch.cuda, "get_device_capability", lambda device=None: (properties.major, properties.minor)
             )
             _replace(stack, torch.cuda, "get_device_properties", lambda device=None: properties)
-            # Allocations begin at multiples of far more than any alignment that matters.
+            # Real allocations are aligned to more than any alignment that Triton specializes on.
             _replace(stack, FakeTensor, "data_ptr", lambda tensor: tensor.storage_offset() * tensor.itemsize)
             stack.enter_context(FakeTensorMode())
             stack.enter_context(torch.inference_mode())
             yield
 
     def compile(self, out: Path, architecture: Architecture, jobs: int) -> None:
-        """Put them into `out`'s folder for Triton, in place of what is there. Raises what Triton raises."""
+        """Compile into the Triton folder of `out`, replacing its content. Raises what Triton raises."""
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out, prefix="partial-") as partial, ExitStack() as stack:
             folder = Path(partial) / SUBFOLDER
             _set_variable(stack, "TRITON_CACHE_DIR", str(folder))
             _set_variable(stack, "TRITON_LIBCUDA_PATH", str(_driver_stub(Path(partial))))
-            # Remembered otherwise, from before and for afterwards.
+            # Triton caches these values; forget them now and afterwards.
             for remembered in (nvidia.libcuda_dirs, nvidia.library_dirs):
                 remembered.cache_clear()
                 stack.callback(remembered.cache_clear)
             stack.enter_context(_no_device(architecture))
             _build_c_module(nvidia.CudaUtils)
             launches = list(self._by_key.values())
-            # Forked: what was recorded refers to functions, which go to no other process by a message.
+            # Fork: the records refer to functions, which cannot be sent to another process.
             with get_context("fork").Pool(jobs, _take, (launches,)) as pool:
                 for _ in pool.imap_unordered(_compile, range(len(launches))):
                     pass
@@ -111,14 +112,14 @@ class Launches:
 
 
 _Launch: TypeAlias = tuple[Any, str]
-"""A kernel's function, and what it is specialized by."""
+"""Function of a kernel and its specialization."""
 
 _launches: list[_Launch] = []
-"""In a process that compiles them."""
+"""Compile kernels, in a worker process."""
 
 
 def check_c_compiler() -> None:
-    """Triton makes a module in C for each kernel. Raises KernelBuildError."""
+    """Check the C compiler, with which Triton builds a launcher module per kernel. Raises KernelBuildError."""
     if shutil.which(os.environ.get("CC", "gcc")) is None:
         raise KernelBuildError("no_c_compiler", "there is no C compiler: install gcc, or name one in CC")
     headers = Path(sysconfig.get_path("include"))
@@ -141,8 +142,8 @@ def _compile(number: int) -> None:
 
 
 def _build_c_module(build: Callable[[], object]) -> None:
-    """What loads and launches a kernel is a module that the C compiler makes."""
-    # Without a driver it cannot be loaded here, of which Triton warns, but by then it is in the cache.
+    """Build the C modules that load and launch a kernel."""
+    # Without a driver Triton warns that it cannot load the module, but by then it is in the cache.
     logging.getLogger("triton.runtime.build").setLevel(logging.ERROR)
     with suppress(ImportError):
         build()
@@ -151,7 +152,7 @@ def _build_c_module(build: Callable[[], object]) -> None:
 @contextmanager
 def _no_device(architecture: Architecture) -> Iterator[None]:
     before = driver._active
-    # Kernels that were compiled in this process are kept by device: for a new one there are none.
+    # Triton keeps compiled kernels per device, and has none for a new device.
     device = object()
     driver.set_active(
         SimpleNamespace(
@@ -182,8 +183,8 @@ def _set_variable(stack: ExitStack, name: str, value: str) -> None:
 
 
 def _driver_stub(scratch: Path) -> Path:
-    """Folder of a libcuda.so.1 for the linker; the driver comes with a GPU. It has the functions that Triton's modules
-    call, because a linker may leave out a library that has nothing of what is wanted."""
+    """Folder of a stub libcuda.so.1 for the linker, since only machines with a GPU have the driver. It defines the
+    functions that Triton's modules call, because a linker may drop a library that provides no needed symbol."""
     sources = Path(nvidia.__file__).parent
     text = "".join((sources / name).read_text() for name in ("driver.c", "driver.py"))
     functions = sorted(set(re.findall(r"\bcu[A-Z]\w+", text)))
