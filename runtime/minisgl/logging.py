@@ -27,7 +27,7 @@ _STANDARD_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"mes
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Log options of a command."""
 
-    level: Annotated[LogLevel, option("least severe level of the lines on stderr")] = msgspec.field(
+    level: Annotated[LogLevel, option("minimum level of log lines on stderr")] = msgspec.field(
         default="info", name="log_level"
     )
     format: Annotated[

@@ -27,7 +27,7 @@ class LabelRequirement(ApiModel):
     key: QualifiedName
     """Key of the label."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    """Relation of the label to the values."""
+    """Comparison of the label with the values."""
     values: tuple[LabelValue, ...] = Field(default=(), max_length=64)
     """Values for In and NotIn; empty for Exists and DoesNotExist."""
 
@@ -81,13 +81,13 @@ class TopologySpreadConstraint(ApiModel):
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
     """Handling of a pod that would violate the constraint."""
     label_selector: LabelSelector | None = None
-    """Pods that are counted."""
+    """Selector of the pods that are counted."""
     min_domains: Integer | None = Field(default=None, ge=1, le=10_000)
     """Minimum number of domains, for DoNotSchedule."""
     node_affinity_policy: Literal["Honor", "Ignore"] | None = None
-    """Counting of nodes that the pod's affinity excludes."""
+    """Honor: count only nodes that match the pod's nodeAffinity and nodeSelector; Ignore: count all nodes."""
     node_taints_policy: Literal["Honor", "Ignore"] | None = None
-    """Counting of nodes with taints that the pod does not tolerate."""
+    """Honor: do not count nodes with taints that the pod does not tolerate; Ignore: count all nodes."""
     match_label_keys: tuple[QualifiedName, ...] = Field(default=(), max_length=16)
     """Labels of the new pod that are added to the selector with their values."""
 
@@ -98,9 +98,9 @@ class Affinity(ApiModel):
     node_affinity: dict[str, Any] | None = Field(default=None, max_length=2)
     """Required or preferred nodes, as nodeAffinity of a pod."""
     pod_affinity: dict[str, Any] | None = Field(default=None, max_length=2)
-    """Pods to be scheduled near to, as podAffinity of a pod."""
+    """Required or preferred placement near other pods, as podAffinity of a pod."""
     pod_anti_affinity: dict[str, Any] | None = Field(default=None, max_length=2)
-    """Pods to be scheduled away from, as podAntiAffinity of a pod."""
+    """Required or preferred placement away from other pods, as podAntiAffinity of a pod."""
 
 
 class ImagePullSecret(ApiModel):

@@ -94,7 +94,7 @@ def _relative(path: str) -> bool:
 
 _PATH_RULE: Final = Rule(
     cel="!self.path.startsWith('/') && !self.path.split('/').exists(part, part == '..')",
-    message="path is relative to the root of the volume: write it without a leading / and without ..",
+    message="path is relative to the root of the volume: write it without a leading / and without .. components",
     field=".path",
     holds=lambda part: _relative(part.path),
 )

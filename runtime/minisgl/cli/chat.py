@@ -56,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=_temperature, metavar="X", help="0 for the most likely answer (default: the endpoint's)"
     )
     parser.add_argument(
-        "--max-tokens", type=integer(1), metavar="N", help="longest answer (default: the endpoint's, in tokens)"
+        "--max-tokens",
+        type=integer(1),
+        metavar="N",
+        help="maximum length of an answer (default: the endpoint's, in tokens)",
     )
 
 

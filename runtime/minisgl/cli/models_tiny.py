@@ -17,7 +17,7 @@ _SIZES: Final = {
     "kv_heads": (2, "key and value heads"),
     "head_dim": (32, "width of a head; the CUDA kernels need 128"),
     "vocab": (576, "tokens of the vocabulary"),
-    "max_position": (2048, "longest prompt plus answer in tokens"),
+    "max_position": (2048, "maximum length of prompt and answer, in tokens"),
     "seed": (0, "seed of the weights"),
 }
 

@@ -15,24 +15,24 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on requests in progress, and on their times; times in seconds."""
 
     waiting: Annotated[
-        Count, option("requests that have no token yet, each choice counted; one more is rejected with 429")
+        Count, option("maximum number of requests without a token, counting each choice; more are rejected with 429")
     ] = msgspec.field(default=1024, name="max_waiting")
-    waiting_tokens: Annotated[Count, option("tokens of the prompts of these requests together")] = msgspec.field(
+    waiting_tokens: Annotated[Count, option("maximum number of prompt tokens of these requests")] = msgspec.field(
         default=2 << 20, name="max_waiting_tokens"
     )
     in_flight: int = 8192
     """Most HTTP requests whose response is not complete."""
     in_flight_per_key: Annotated[
-        Count | None, option("requests in flight with one API key", default="no limit but that of all keys together")
+        Count | None, option("maximum number of requests in flight per API key", default="no limit per key")
     ] = msgspec.field(default=None, name="max_in_flight_per_key")
-    queue_seconds: Annotated[
-        Seconds, option("longest wait of a request for a place in the batch", default="{:g} seconds")
-    ] = msgspec.field(default=60.0, name="queue_timeout")
+    queue_seconds: Annotated[Seconds, option("maximum time of a request in the queue", default="{:g} seconds")] = (
+        msgspec.field(default=60.0, name="queue_timeout")
+    )
     request_seconds: Annotated[
-        Seconds, option("longest time from the first byte of a request to its end", default="{:g} seconds")
+        Seconds, option("maximum time from the first byte of a request to its end", default="{:g} seconds")
     ] = msgspec.field(default=1800.0, name="request_timeout")
     stall_seconds: Annotated[
-        Seconds, option("longest time without progress of a request in the batch", default="{:g} seconds")
+        Seconds, option("maximum time without progress of a running request", default="{:g} seconds")
     ] = msgspec.field(default=60.0, name="stall_timeout")
     body_seconds: float = 30.0
     """Longest time from the headers of a request to the end of its body."""
@@ -56,7 +56,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     cors_origins: Annotated[
         tuple[str, ...],
         option(
-            "origins whose web pages may use the API from a browser, as https://a.example,https://b.example, or *",
+            "origins whose web pages may use the API from a browser, such as https://a.example,https://b.example, or *",
             default="none",
             metavar="LIST",
         ),

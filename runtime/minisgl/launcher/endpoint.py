@@ -36,7 +36,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[Port, option("TCP port, 0 for a free one")] = HTTP_PORT
     tokenizers: Annotated[
         Annotated[int, Meta(ge=0, le=64)],
-        option("tokenizer processes; 0: the API process runs the tokenizer", default="{} process"),
+        option("number of tokenizer workers, each one process; 0: a thread of the API process", default="{} process"),
     ] = 1
 
 

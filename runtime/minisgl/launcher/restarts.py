@@ -28,12 +28,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of starts and restarts. Times in seconds."""
 
     startup_timeout: Annotated[
-        Seconds, option("longest start, including weights and graphs, until it has failed", default="{:g} seconds")
+        Seconds, option("maximum time of a start, including weights and graphs", default="{:g} seconds")
     ]
     max_restarts: Annotated[
-        Index, option("restarts of failed processes within --restart-window; one more failure stops the server")
+        Index, option("maximum number of restarts within --restart-window; one more failure is final")
     ]
-    restart_window: Annotated[Seconds, option("time during which a restart counts", default="{:g} seconds")]
+    restart_window: Annotated[Seconds, option("time window in which restarts are counted", default="{:g} seconds")]
     retry_start: bool = False
     """Failed starts count as restarts, even before every group has been ready once."""
 
