@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the shape that kernels compiled ahead of time serve: heads of 128, two query heads per KV head."""
+    """Checkpoint with a shape that ahead-of-time kernels support: heads of 128, two query heads per KV head."""
     folder = tmp_path_factory.mktemp("model")
     write_tiny_checkpoint(folder, "qwen3", hidden=256, heads=4, kv_heads=2, head_dim=128)
     return folder
@@ -30,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of an architecture's checkpoint."""
+    """Directory of an architecture's checkpoint."""
     return cache(lambda arch: write_wide_checkpoint(tmp_path_factory.mktemp("wide") / arch, arch))
 
 
@@ -41,6 +41,6 @@ def layers_of_14b(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def freed() -> Iterator[None]:
-    """Each test leaves the device's memory to the next."""
+    """Free the device's memory after each test."""
     yield
     torch.cuda.empty_cache()

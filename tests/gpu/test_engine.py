@@ -52,14 +52,14 @@ def _greedy() -> list[list[int]]:
     return [new_row(slot) for slot in range(ROWS)]
 
 
-def test_tokens_are_those_of_a_cpu_where_the_gap_allows(checkpoint: Path) -> None:
+def test_tokens_match_a_cpu_unless_logits_are_nearly_equal(checkpoint: Path) -> None:
     plans = _plans(24, _greedy())
     cpu = answer(_config(checkpoint, device="cpu", dtype="float32"), plans)
     assert_equal_where_the_gap_allows(plans, cpu, answer(_config(checkpoint), plans), distance=ROUNDED)
 
 
 def _with_and_without_graphs(checkpoint: Path, backends: str) -> Iterator[tuple[list[StepPlan], Answer, Answer]]:
-    """Steps of each captured size, eagerly and replayed."""
+    """Run steps of each captured size, eagerly and replayed."""
     engines = []
     for largest in (0, ROWS):
         try:
@@ -83,13 +83,13 @@ def _with_and_without_graphs(checkpoint: Path, backends: str) -> Iterator[tuple[
 
 
 @pytest.mark.parametrize("backends", ["auto", "flashinfer,xqa", "torch,xqa"])
-def test_a_graph_gives_bitwise_what_an_eager_step_gives(checkpoint: Path, backends: str) -> None:
+def test_a_graph_is_bitwise_equal_to_an_eager_step(checkpoint: Path, backends: str) -> None:
     for _, eager, replayed in _with_and_without_graphs(checkpoint, backends):
         assert_bitwise_equal(eager, replayed)
 
 
 @pytest.mark.parametrize("arch", TINY_ARCHS)
-def test_a_graph_of_any_architecture_gives_bitwise_what_an_eager_step_gives(
+def test_a_graph_of_any_architecture_is_bitwise_equal_to_an_eager_step(
     arch: str, wide_checkpoint: Callable[[str], Path]
 ) -> None:
     for _, eager, replayed in _with_and_without_graphs(wide_checkpoint(arch), "auto"):
@@ -97,7 +97,7 @@ def test_a_graph_of_any_architecture_gives_bitwise_what_an_eager_step_gives(
 
 
 def test_a_planned_decode_can_be_captured(checkpoint: Path) -> None:
-    """flashinfer splits the work of a captured step otherwise than that of an eager one: not bitwise."""
+    """flashinfer divides the work of a captured step differently from that of an eager one: not bitwise equal."""
     for plans, eager, replayed in _with_and_without_graphs(checkpoint, "flashinfer"):
         assert_equal_where_the_gap_allows(plans, eager, replayed)
 
@@ -115,7 +115,7 @@ def test_a_step_in_which_no_row_samples(checkpoint: Path) -> None:
     assert [len(step) for step in tokens] == [0, 1, 1] and min(tokens[1] + tokens[2]) >= 0
 
 
-def test_padded_rows_write_to_no_page_of_others(checkpoint: Path) -> None:
+def test_padding_rows_write_to_no_page_of_other_rows(checkpoint: Path) -> None:
     """Five rows run in the graph of six; unowned pages and unwritten positions are NaN."""
     plans = [*_plans(12, _greedy(), 5), make_plan(12, decode=[(7, len(PROMPTS[7]))])]
     eager = answer(_config(checkpoint, cuda_graph_max_batch=0, audit=True), plans)
@@ -137,7 +137,7 @@ def test_sampled_tokens_do_not_depend_on_graph_padding_or_filtered_neighbours(ch
     assert answers[0] != answers[1]
 
 
-def test_the_pool_takes_its_share_of_the_device(checkpoint: Path) -> None:
+def test_the_pool_fills_its_share_of_the_device(checkpoint: Path) -> None:
     free, total = torch.cuda.mem_get_info()
     engine = create_engine(
         _config(checkpoint, num_pages=None, memory_fraction=0.3, max_running=256, max_model_len=None)
@@ -147,8 +147,8 @@ def test_the_pool_takes_its_share_of_the_device(checkpoint: Path) -> None:
     engine.close()
 
 
-def test_no_step_follows_one_that_failed(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its tokens would be wrong: the failed one has left holes in the pool."""
+def test_no_step_runs_after_a_failed_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens would be wrong, since the failed step did not fill its part of the pool."""
     engine = create_engine(_config(checkpoint))
     plans = _plans(3, _greedy())
 
@@ -164,7 +164,7 @@ def test_no_step_follows_one_that_failed(checkpoint: Path, monkeypatch: pytest.M
     engine.close()
 
 
-def test_a_closed_engine_leaves_the_device_to_the_next(checkpoint: Path) -> None:
+def test_a_closed_engine_frees_the_device(checkpoint: Path) -> None:
     before = torch.cuda.memory_reserved()
     engine = create_engine(_config(checkpoint, num_pages=8192))
     run(engine, _plans(4, _greedy()))
@@ -174,7 +174,7 @@ def test_a_closed_engine_leaves_the_device_to_the_next(checkpoint: Path) -> None
     assert torch.cuda.memory_reserved() - before < engine.stats.kv_pool_bytes // 2
 
 
-def test_poisoned_pages_fault_only_their_readers(checkpoint: Path) -> None:
+def test_poisoned_pages_fail_only_their_readers(checkpoint: Path) -> None:
     engine = create_engine(_config(checkpoint, audit=True))
     assert all(token >= 0 for step in run(engine, _plans(8, _greedy())) for token in step)
     decode = [(slot, len(PROMPTS[slot]) + 7 - (slot == ROWS - 1)) for slot in range(ROWS)]

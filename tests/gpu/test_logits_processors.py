@@ -40,7 +40,7 @@ def _engine(checkpoint: Path, **settings: object) -> CudaEngine:
 
 @pytest.mark.parametrize("largest_graph", [0, 16])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_answers_follow_from_the_engines_logits_by_the_definition(
+def test_answers_match_the_definition_on_the_engines_logits(
     checkpoint: Path, largest_graph: int, overlap: bool
 ) -> None:
     engine = _engine(checkpoint, cuda_graph_max_batch=largest_graph)
@@ -64,8 +64,8 @@ def test_answers_follow_from_the_engines_logits_by_the_definition(
     engine.close()
 
 
-def test_a_prompt_is_scored_as_its_continuation_was(checkpoint: Path) -> None:
-    """In pieces over several steps; bfloat16 rounds differently in prefill and decode."""
+def test_prompt_log_probabilities_match_those_of_the_generated_tokens(checkpoint: Path) -> None:
+    """The prompt is computed in several steps; bfloat16 rounds differently in prefill and decode."""
     engine = _engine(checkpoint)
     serving = Serving(engine, max_step_tokens=90)
     [answer] = serving.answers([submit(PROMPT, 200, ignore_eos=True, logprobs=3)])

@@ -1,7 +1,7 @@
-"""Whatever the scheduler does to a request on a CUDA device, its numbers are those of float32 on a CPU: in pieces or
-whole, behind a cached prefix or not, alone or among others, in a graph or not, preempted or not.
+"""No decision of the scheduler changes the numbers of a request on a CUDA device, which are those of a CPU: in pieces
+or whole, behind a cached prefix or not, alone or among others, in a graph or not, preempted or not.
 
-All of it runs in audit mode: pages are handed out in shuffled order, and those that nobody owns are full of NaN.
+All tests run in audit mode: pages are allocated in shuffled order, and free pages are full of NaN.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _served(case: Case, work: Workload, checkpoint: Path, dtype: DType) -> Outco
 
 
 @pytest.mark.parametrize("case", covering_array(), ids=str)
-def test_numbers_are_those_of_a_cpu(
+def test_logits_and_tokens_match_a_cpu(
     case: Case,
     wide_checkpoint: Callable[[str], Path],
     exact: Callable[[str], Decoder],
@@ -53,15 +53,15 @@ def test_numbers_are_those_of_a_cpu(
 
 
 @pytest.mark.parametrize("case", TWO_RANK_CASES, ids=str)
-def test_numbers_in_float32_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
-    """Where nothing is rounded, every token is the same one."""
+def test_float32_matches_transformers(case: Case, tmp_path: Path) -> None:
+    """Without rounding, all tokens are equal."""
     checkpoint = write_tiny_checkpoint(tmp_path, case.arch)
     work = workload(case)
     check_numbers(work, _served(case, work, checkpoint, "float32"), Reference(checkpoint))
 
 
-def test_layers_of_14b_are_those_of_a_cpu(layers_of_14b: Path) -> None:
-    """By themselves: single tokens, so many at a time, and a prompt."""
+def test_layers_of_14b_match_a_cpu(layers_of_14b: Path) -> None:
+    """The layers alone, with several numbers of single tokens, and with a prompt."""
     prompt = random.Random(0).choices(range(VOCAB), k=900)
     sequences = [[token] for token in range(400)]
     batches = [*([sequence] for sequence in sequences[:32]), sequences[32:40], sequences[40:104], sequences[104:]]
@@ -74,7 +74,7 @@ def test_layers_of_14b_are_those_of_a_cpu(layers_of_14b: Path) -> None:
 
 @pytest.mark.parametrize("budget", [16, 64, 1000, UNLIMITED])
 @pytest.mark.parametrize("arch", TINY_ARCHS)
-def test_long_prompts_in_pieces_are_those_in_one(
+def test_chunked_long_prompts_match_unchunked_ones(
     budget: int,
     arch: str,
     wide_checkpoint: Callable[[str], Path],

@@ -8,7 +8,7 @@ from minisgl.engine.engine import create_engine
 from support.numerics.random_load import RandomLoad, config
 
 
-def test_random_load_breaks_and_leaks_nothing(checkpoint: Path) -> None:
+def test_random_load_causes_no_errors_or_leaks(checkpoint: Path) -> None:
     engine = create_engine(config(checkpoint, "cuda", rows=24, longest=512, max_step_tokens=1024))
     report = RandomLoad(engine, max_step_tokens=1024, seed=0).run(seconds=20)
     engine.close()

@@ -1,4 +1,4 @@
-"""The sampling kernels against the torch version on the CPU."""
+"""The sampling kernels compared with the torch version on the CPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _logits(count: int, vocabulary: int, dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("count", "vocabulary"), [(1, 151_936), (3, 100), (64, 8192), (33, 8193), (8, 32_001)])
-def test_the_same_tokens_as_on_a_cpu(count: int, vocabulary: int, dtype: torch.dtype) -> None:
+def test_sampled_tokens_match_a_cpu(count: int, vocabulary: int, dtype: torch.dtype) -> None:
     logits = _logits(count, vocabulary, dtype)
     temperatures = [(0.0, 1.0, 0.6, 2.5)[i % 4] for i in range(count)]
     rows = sampling_rows(count, temperature=temperatures, seeds=[(i - 3) * 0x1234_5678_9ABC for i in range(count)])
@@ -36,7 +36,7 @@ def test_the_same_tokens_as_on_a_cpu(count: int, vocabulary: int, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocabulary", [100, 5000, 151_936])
-def test_the_same_thresholds_and_filtered_tokens_as_on_a_cpu(vocabulary: int, dtype: torch.dtype) -> None:
+def test_thresholds_and_filtered_tokens_match_a_cpu(vocabulary: int, dtype: torch.dtype) -> None:
     count = 24
     logits = _logits(count, vocabulary, dtype)
     rows = sampling_rows(
@@ -65,13 +65,13 @@ def test_rows_that_are_not_finite_have_no_token() -> None:
             assert [index < 0 for index in indices] == [False, True, True, False, True, False]
 
 
-def test_lowest_of_equal_logits() -> None:
+def test_the_lowest_of_equal_logits_is_sampled() -> None:
     logits = torch.zeros(2, 50_000, device="cuda")
     logits[1, [49_999, 30_000, 12_345]] = 1.0
     assert sample(logits, _cuda(sampling_rows(2, temperature=0.0)), 0)[1].tolist() == [0, 12_345]
 
 
-def test_inputs_of_a_step() -> None:
+def test_step_inputs_match_a_cpu() -> None:
     generator = torch.Generator().manual_seed(0)
     page_table = torch.randint(0, 1000, (20, 33), generator=generator, dtype=torch.int32)
     last_token = torch.randint(0, 1000, (20,), generator=generator, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Two ranks, a process and a GPU each, against float32 on a CPU."""
+"""Two ranks, with a process and a GPU each, compared with float32 on a CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("case", TWO_RANK_CASES, ids=str)
-def test_numbers_are_those_of_a_cpu(
+def test_logits_and_tokens_match_a_cpu(
     case: Case, second_rank: SecondRank, wide_checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     checkpoint = wide_checkpoint(case.arch)
@@ -47,7 +47,7 @@ def test_numbers_are_those_of_a_cpu(
         ("file", "layers of 14B", torch.bfloat16),
     ],
 )
-def test_logits_are_those_of_a_cpu(
+def test_logits_match_a_cpu(
     meeting: str,
     model: str,
     dtype: torch.dtype,
@@ -55,7 +55,7 @@ def test_logits_are_those_of_a_cpu(
     wide_checkpoint: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    """Of single tokens, by themselves and many at a time."""
+    """Logits of single tokens, one and many at a time."""
     checkpoint = request.getfixturevalue("layers_of_14b") if model == "layers of 14B" else wide_checkpoint(model)
     sequences = [[token] for token in range(120)]
     expected = all_logits(load(checkpoint), sequences)

@@ -1,4 +1,4 @@
-"""Checks that the scheduler's books are right. Too slow for every step of a loaded server; tests and audits call it."""
+"""Consistency checks of the scheduler's state, for tests and audits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from minisgl.scheduler.scheduler import Scheduler
 
 
 def check(scheduler: Scheduler) -> None:
-    """Every page has one owner, every lock a reason, no row is in two hands. Raises AssertionError."""
+    """Check that pages, locks and rows have exactly one owner. Raises AssertionError."""
     pool, table, page = scheduler.pages.pool, scheduler.table, scheduler.config.page_size
     rows = np.flatnonzero(table.phase != Phase.EMPTY).tolist()
 
@@ -47,7 +47,7 @@ def check(scheduler: Scheduler) -> None:
 
 
 def check_radix(cache: RadixCache) -> set[int]:
-    """The pages of the tree, after checking its invariants."""
+    """Check the invariants of the tree and return its pages."""
     pages: list[int] = []
     evictable = 0
     assert all(root.locks or root.children for root in cache.salted.values()), "a salt was not forgotten"

@@ -1,4 +1,4 @@
-"""Drive a scheduler with the hash model and gather each request's answer."""
+"""Drive a scheduler with the hash model and collect the answer of each request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Answer:
         return reference(self.prompt, self.submit.seed, self.submit.max_tokens, VOCAB, eos)
 
     def check_scores(self) -> None:
-        """So far; nothing is missing between the first and the last."""
+        """Check the log-probabilities so far: none is missing between the first and the last."""
         if self.submit.logprobs >= 0:
             assert self.scores == self.tokens
         else:
@@ -51,7 +51,7 @@ class Answer:
 
 
 class Harness:
-    """A scheduler, the hash model behind a real step loop, and the books of what clients were told."""
+    """A scheduler with the hash model behind a real step loop, and the answers that clients would receive."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Harness:
         return output
 
     def run(self, steps: int = 10_000) -> None:
-        """Until nothing is left to do."""
+        """Run until all requests have ended."""
         for _ in range(steps):
             if not self.scheduler.has_work:
                 return
@@ -129,7 +129,7 @@ class Harness:
         raise AssertionError(f"not done after {steps} steps: {self.scheduler.counters}")
 
     def check_in_flight(self) -> None:
-        """What a launched step may still write is in its row's hands."""
+        """Check that the pages which launched steps may still write belong to their rows."""
         table, pool = self.scheduler.table, self.scheduler.pages.pool
         for plan in self.engine._queue:
             page = self.config.page_size
@@ -142,7 +142,7 @@ class Harness:
                 assert (pool.owner[written] != 0).all(), f"step {plan.step} writes a free page"
 
     def check_idle(self) -> None:
-        """Nothing is left of the requests: pages, locks, rows, table entries."""
+        """Check that no pages, locks, rows or table entries remain."""
         scheduler = self.scheduler
         check(scheduler)
         assert not scheduler.has_work

@@ -1,4 +1,4 @@
-"""Choose one token per row of logits: greedy, or by the Gumbel-max trick (argmax of logits / T + Gumbel noise is
+"""Sample one token per row of logits: greedy, or by the Gumbel-max trick (argmax of logits / T + Gumbel noise is
 a draw from softmax(logits / T))."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def sample(
     """Best score and its vocabulary index per row, float32 [S] and int32 [S].
 
     `logits` [S, V] are those of the vocabulary from `first_index` on; with `thresholds` [S] float32, only tokens
-    whose logit is not below it can be chosen. Of equal scores the lowest index wins. A row whose logits are not
+    whose logit is not below it can be sampled. Of equal scores the lowest index wins. A row whose logits are not
     all finite gets (+inf, −1), so that the maximum over ranks keeps the fault.
     """
     if logits.is_cuda:

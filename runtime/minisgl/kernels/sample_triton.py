@@ -14,7 +14,7 @@ from minisgl.kernels.sampling_rows import SamplingRows
 _PART = 8192
 _SMALL_PART = 1024
 _FEW_ROWS = 8
-"""Columns of one program: with few rows small parts, so that even one row of 152k columns is 149 programs."""
+"""Columns per program: small parts for few rows, so that even one row of 152k columns has 149 programs."""
 
 _LOG_2 = tl.constexpr(math.log(2))
 
@@ -26,7 +26,7 @@ def _first_best(score, index):
     return best, tl.min(tl.where(score == best, index, 0x7FFFFFFF), 0)
 
 
-# Slices of a step's upload begin anywhere, and sizes change with every step: one compiled kernel serves all.
+# Slices of a step's inputs begin at any address, and sizes change with every step: one compiled kernel for all.
 @triton.jit(
     do_not_specialize=["parameter_stride", "first_index"], do_not_specialize_on_alignment=["slots", "positions"]
 )
@@ -58,13 +58,13 @@ def _sample_part(
         faults += logit * 0.0
         score = logit
         if temperature > 0.0:
-            # What depends on the lane alone is computed once, outside of the loop.
+            # Terms that depend on the lane alone are computed once, outside of the loop.
             noise = gumbel_noise_log2(keys_from(first, first_index + start), second, lane)
             score = logit * tl.div_rn(1.0, temperature) - _LOG_2 * noise
         if FILTERED:
             mask = mask & (logit >= smallest)
         score = tl.where(mask, score, float("-inf"))
-        # Each lane meets its columns in ascending order: of equals it keeps the first.
+        # Each lane visits its columns in ascending order and keeps the first of equal scores.
         where = tl.where(score > best, column, where)
         best = tl.maximum(best, score)
     score, index = _first_best(best, where)

@@ -13,7 +13,7 @@ WEIGHT_UNIT: Final = float(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Parameters of S rows. They stay in the engine's table of R slots: kernels read them there. Properties are [S]."""
+    """Parameters of S rows, which kernels read from the engine's table of R slots. Properties are [S]."""
 
     table: torch.Tensor
     """[6, R] int32: temperature (float bits), top_k, top_p, min_p (float bits), seed low, seed high."""

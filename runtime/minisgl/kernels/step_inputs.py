@@ -1,4 +1,4 @@
-"""Inputs of a forward pass that follow from the engine's tables, and what the pass leaves there for the next."""
+"""Inputs of a forward pass from the engine's tables, and storage of the sampled tokens for the next pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def step_inputs(
     """Token ids [T] int32 and the pool locations [T] int64 at which their keys and values are stored.
 
     `slots` and `positions` [T] int32 are those of the decode rows, then of the prefill tokens; `prefill_tokens` are
-    the ids of the latter. A decode row's token is its slot's `last_token`.
+    the ids of the latter. The token of a decode row is `last_token` of its slot.
     """
     if slots.is_cuda:
         from minisgl.kernels.step_inputs_triton import step_inputs_cuda
@@ -29,7 +29,7 @@ def step_inputs(
 
 def store_last_tokens(last_token: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor) -> None:
     """Make `tokens` [S] the inputs of their slots' next step in `last_token` [R]; all int32. A negative one becomes 0.
-    Of rows with the same slot any may win."""
+    Where rows have the same slot, any of their tokens is stored."""
     if tokens.is_cuda:
         from minisgl.kernels.step_inputs_triton import store_last_tokens_cuda
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 
 
-# Slices of a step's upload begin anywhere, and sizes change with every step: one compiled kernel serves all.
+# Slices of a step's inputs begin at any address, and sizes change with every step: one compiled kernel for all.
 @triton.jit(
     do_not_specialize=["total", "decode", "pages_per_row"],
     do_not_specialize_on_alignment=["slots", "positions", "prefill_tokens"],

@@ -1,8 +1,9 @@
-"""Top-k, top-p and min-p as one number per row: the smallest logit that may still be chosen.
+"""Top-k, top-p and min-p as one threshold per row: the smallest logit that may be sampled.
 
-The filters apply in the order of Hugging Face transformers (temperature, top-k, top-p, min-p), each to what the one
-before it left. Tokens of equal logit stay or go together, so the result depends on no sort order. Probabilities are
-added as integers (weights in units of 2^-30 of the largest): the sum is the same in any order and on any rank.
+The filters apply in the order of Hugging Face transformers (temperature, top-k, top-p, min-p), each to the result of
+the previous one. Tokens of equal logit are kept or removed together, so the result does not depend on a sort order.
+Probabilities are added as integers (weights in units of 2^-30 of the largest): the sum is the same in any order and on
+any rank.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from minisgl.kernels.sampling_rows import WEIGHT_UNIT, SamplingRows
 
 
 def top_k_top_p_thresholds(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """float32 [S] for `logits` [S, V] over the whole vocabulary. The largest logit is never below it."""
+    """Thresholds, float32 [S], for `logits` [S, V] over the whole vocabulary. The largest logit is never below its
+    threshold."""
     if logits.is_cuda:
         from minisgl.kernels.top_k_top_p_triton import top_k_top_p_cuda
 
@@ -28,7 +30,7 @@ def top_k_top_p_thresholds(logits: torch.Tensor, rows: SamplingRows) -> torch.Te
     weights = (torch.exp((ordered - largest) * (1.0 / temperature)) * WEIGHT_UNIT).round().long()
     weights.masked_fill_(ordered < smallest, 0)
     sums = weights.cumsum(1)
-    # A token stays while the tokens above it weigh less than top_p of all; the first one always does.
+    # A token is kept while the tokens above it weigh less than top_p of all; the first one always is.
     target = (rows.top_p.double() * sums[:, -1].double()).clamp(min=1.0)
     target = target.masked_fill(rows.top_p >= 1, torch.inf)
     kept = ((sums - weights).double() < target[:, None]) & (ordered >= smallest)

@@ -52,7 +52,7 @@ def _weight_above(logits, columns, key, floor, largest, inverse, BLOCK: tl.const
     return tl.sum(weight, 0)
 
 
-# The number of rows changes with every step: one compiled kernel serves all.
+# The number of rows changes with every step: one compiled kernel for all.
 @triton.jit(do_not_specialize=["parameter_stride"], do_not_specialize_on_alignment=["slots"])
 def _top_k_top_p(logits, parameters, parameter_stride, slots, out, row_stride, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""A closed engine gives back its memory, also while somebody holds on to the engine."""
+"""A closed engine frees its memory, even while a reference to the engine remains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.plans import Segment, make_plan, new_row
 
 
 @pytest.mark.parametrize("collected", [True, False])
-def test_neither_weights_nor_pool_are_left(checkpoint: Path, collected: bool) -> None:
+def test_close_frees_weights_and_pool(checkpoint: Path, collected: bool) -> None:
     torch.set_num_threads(1)
     engine = create_engine(EngineConfig(model=str(checkpoint), page_size=4, num_pages=16, max_running=2))
     assert isinstance(engine, CpuEngine)
@@ -29,7 +29,7 @@ def test_neither_weights_nor_pool_are_left(checkpoint: Path, collected: bool) ->
         for tensor in (kv.keys, kv.values, model.embedding.weight, model.layers[0].attention.qkv.weight)
     ]
     del kv, model
-    # At once, not when a collector comes by: the next engine asks how much memory there is.
+    # Immediately, without a garbage collection: the next engine measures the free memory.
     gc.disable()
     try:
         engine.close()

@@ -41,7 +41,7 @@ def _pages(slot: int, tokens: int, page_size: int, free: list[int]) -> list[tupl
 
 
 def _plans(page_size: int, num_pages: int, chunk: int) -> tuple[list[StepPlan], list[list[int]]]:
-    """All prompts join in chunks, one behind the other, and decode meanwhile. Returns for each plan the prompts whose
+    """Prefill all prompts in chunks, one after the other, and decode meanwhile. Returns for each plan the prompts whose
     tokens it samples."""
     free = np.random.default_rng(0).permutation(num_pages).tolist()
     slots = [5, 0, 7, 2]
@@ -129,7 +129,7 @@ def test_a_prefix_stored_by_another_row_of_the_step_is_read(
 def test_a_step_is_launched_while_the_one_before_it_still_runs(
     start: Callable[..., CpuEngine], reference: list[list[int]]
 ) -> None:
-    """The next step's input token never passes through the host."""
+    """The input token of the next step is not copied through the host."""
     engine = start()
     prompt = PROMPTS[0]
     pages = [(3, index, 20 + index) for index in range(10)]
@@ -140,7 +140,7 @@ def test_a_step_is_launched_while_the_one_before_it_still_runs(
     assert [result.step for result in results] == list(range(STEPS))
 
 
-def test_logits_of_every_sampled_row_can_be_tapped(start: Callable[..., CpuEngine], checkpoint: Path) -> None:
+def test_the_logits_hook_receives_every_sampled_row(start: Callable[..., CpuEngine], checkpoint: Path) -> None:
     engine = start()
     tapped: list[tuple[StepPlan, torch.Tensor]] = []
     engine.runner.logits_hook = lambda plan, logits: tapped.append((plan, logits.clone()))
@@ -156,7 +156,7 @@ def test_logits_of_every_sampled_row_can_be_tapped(start: Callable[..., CpuEngin
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-def test_a_poisoned_page_that_is_read_faults_only_its_own_request(start: Callable[..., CpuEngine]) -> None:
+def test_reading_a_poisoned_page_fails_only_its_own_request(start: Callable[..., CpuEngine]) -> None:
     engine = start()
     pages = [(slot, index, slot * 8 + index) for slot in range(2) for index in range(8)]
     both = [Segment(0, 0, PROMPTS[0]), Segment(1, 0, PROMPTS[0])]
@@ -169,7 +169,7 @@ def test_a_poisoned_page_that_is_read_faults_only_its_own_request(start: Callabl
     assert second.tokens[1] >= 0 and third.tokens[1] >= 0
 
 
-def test_weights_that_are_not_finite_fault_every_token(start: Callable[..., CpuEngine], tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_fail_every_token(start: Callable[..., CpuEngine], tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path, "llama")
     for file in tmp_path.glob("*.safetensors"):
         weights = load_file(file)

@@ -14,7 +14,7 @@ from minisgl.engine.errors import EngineError
 
 
 class Ranks:
-    """Stands in for a group whose other ranks have given values."""
+    """A group whose other ranks have fixed values."""
 
     def __init__(self, *others: int) -> None:
         self._others = others
@@ -47,16 +47,16 @@ def test_bytes_of_a_page() -> None:
     assert kv_pool.page_bytes(shape, 28) == 64 * 112 * 1024
 
 
-def test_every_rank_takes_the_pages_of_the_smallest() -> None:
+def test_every_rank_has_the_pages_of_the_smallest() -> None:
     assert _settle(70_999, 65_000, 80_000) == 65
 
 
-def test_no_more_pages_than_all_rows_can_fill() -> None:
+def test_the_pool_has_at_most_the_pages_that_all_rows_can_fill() -> None:
     assert _settle(10**9) == 200
 
 
 @pytest.mark.parametrize("pool_bytes", [999, 0, -5_000_000])
-def test_too_little_memory_says_which_rank_and_what_to_change(pool_bytes: int) -> None:
+def test_too_little_memory_is_reported_with_rank_and_remedy(pool_bytes: int) -> None:
     with pytest.raises(EngineError, match=r"rank 0 .*raise the memory fraction") as refused:
         _settle(pool_bytes, 10**6)
     assert refused.value.code == "out_of_memory"
@@ -92,7 +92,7 @@ def test_the_ranks_of_a_machine_without_gpu_share_its_memory() -> None:
         ({"memory.max": "1000\n", "memory.current": "3000\n"}, 0),
     ],
 )
-def test_a_containers_memory_limit_is_all_the_memory_there_is(
+def test_the_memory_limit_of_a_container_is_respected(
     files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in files.items():

@@ -35,14 +35,14 @@ def model(checkpoint: Path) -> Model:
 
 @pytest.fixture(scope="module")
 def plain(model: Model) -> list[int]:
-    """The greedy answer without any control."""
+    """The greedy answer without processors."""
     return model.answer(submit(PROMPT)).tokens
 
 
 @pytest.fixture(scope="module")
 def requests(model: Model, plain: list[int]) -> list[Submit]:
-    """Each control with values that change the answer, alone and together."""
-    # Where the answer goes when its second token may not be the likeliest.
+    """Each processor with values that change the answer, alone and together."""
+    # Fourth token of the answer when its most likely second token is masked.
     detour = model.answer(submit(PROMPT, stop_token_ids=(plain[1],), min_tokens=2)).tokens[3]
     chosen: dict[str, Any] = {"logit_bias": {plain[0]: -100.0, 40: 1.5}}
     fields: list[dict[str, Any]] = [
@@ -75,14 +75,14 @@ def _again(requests: list[Submit]) -> list[Submit]:
     return [msgspec.structs.replace(request, id=submit([1]).id) for request in requests]
 
 
-def test_each_control_changes_the_answer(model: Model, requests: list[Submit]) -> None:
+def test_each_processor_changes_the_answer(model: Model, requests: list[Submit]) -> None:
     answers = [tuple(model.answer(request).tokens) for request in requests[:17]]
     assert [index for index, answer in enumerate(answers) if answer in answers[:index]] == []
 
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("budget", [3, 64])
-def test_answers_are_those_of_the_definition(
+def test_answers_match_the_definition(
     start: Callable[..., CpuEngine], model: Model, requests: list[Submit], overlap: bool, budget: int
 ) -> None:
     """In one batch, with prompts in one piece and in pieces of three tokens; then again with a warm prefix cache."""
@@ -100,21 +100,21 @@ def test_answers_are_those_of_the_definition(
 def test_a_preempted_request_keeps_its_history(
     start: Callable[..., CpuEngine], model: Model, requests: list[Submit], cache: str
 ) -> None:
-    """Two requests fit together until they grow; then the later one has to give way."""
+    """Two requests fit together until they grow; then the later one is preempted."""
     engine = start(num_pages=24, max_running=2, max_model_len=64)
     for request in _again(requests):
         longer = msgspec.structs.replace(request, max_tokens=36, ignore_eos=True)
-        # A new one each time: a scheduler that had to preempt admits more cautiously.
+        # A new one each time: a scheduler that has preempted admits more cautiously.
         serving = Serving(engine, max_step_tokens=9, cache=cache)
         answer = serving.answers([submit(range(3, 25), 36, ignore_eos=True), longer])[1]
         assert_same(answer, model.answer(longer))
         assert len(answer.tokens) < 36 or serving.scheduler.counters.preemptions > 0
 
 
-def test_an_answer_goes_on_behind_an_earlier_output(
+def test_an_answer_continues_behind_an_earlier_output(
     start: Callable[..., CpuEngine], model: Model, requests: list[Submit]
 ) -> None:
-    """Output of an earlier engine counts as generated; of the prompt nothing is said again."""
+    """Output of an earlier engine counts as generated; log-probabilities of the prompt are not repeated."""
     requests = [msgspec.structs.replace(request, ignore_eos=True, stop_token_ids=()) for request in requests]
     whole = [model.answer(request) for request in requests]
     resumed = [
@@ -129,7 +129,7 @@ def test_an_answer_goes_on_behind_an_earlier_output(
         np.testing.assert_allclose(answer.scores.chosen, expected.scores.chosen[2:], atol=1e-4)
 
 
-def test_a_row_forgets_the_controls_of_the_one_before(
+def test_a_row_drops_the_processors_of_the_previous_request(
     start: Callable[..., CpuEngine], model: Model, requests: list[Submit]
 ) -> None:
     serving = Serving(start(max_running=1))
@@ -139,7 +139,7 @@ def test_a_row_forgets_the_controls_of_the_one_before(
         assert_same(answer, model.answer(again))
 
 
-def test_prompts_longer_than_a_piece_of_logits(start: Callable[..., CpuEngine], model: Model) -> None:
+def test_prompt_log_probabilities_in_several_pieces(start: Callable[..., CpuEngine], model: Model) -> None:
     prompt = np.random.default_rng(1).integers(3, 500, 300).tolist()
     request = submit(prompt, 2, prompt_logprobs=1, logprobs=0)
     serving = Serving(start(num_pages=256, max_model_len=512), max_step_tokens=400)
@@ -197,7 +197,7 @@ def pair(checkpoint: Path, tmp_path: Path) -> Iterator[_Pair]:
     pair.close()
 
 
-def test_two_ranks_answer_as_one(pair: _Pair, model: Model, requests: list[Submit]) -> None:
+def test_two_ranks_answer_as_one_rank(pair: _Pair, model: Model, requests: list[Submit]) -> None:
     again = _again(requests)
     for request, answer in zip(again, Serving(pair, max_step_tokens=17).answers(again), strict=True):
         assert_same(answer, model.answer(request))

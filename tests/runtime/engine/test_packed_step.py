@@ -1,4 +1,4 @@
-"""How a plan is laid out for the device."""
+"""Layout of a plan for the device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _packed(plan: StepPlan, rows: int | None, layout: CascadeLayout | None) -> t
     return packed, packed.view(torch.from_numpy(buffer))
 
 
-def test_what_a_graph_reads_is_at_the_same_place_in_every_step_of_its_size() -> None:
+def test_the_inputs_of_a_graph_have_the_same_offsets_in_every_step_of_its_size() -> None:
     few = make_plan(0, decode=DECODE[:1])
     many = make_plan(1, decode=DECODE, prefixes=[PREFIX], pages=[(3, 1, 7)], poison=[4, 5])
     places = []
@@ -53,7 +53,7 @@ def test_steps_with_segments_may_share_as_well() -> None:
     assert step.prefill_tokens.tolist() == [7, 8, 9]
 
 
-def test_without_a_layout_groups_are_not_looked_at() -> None:
+def test_groups_are_ignored_without_a_layout() -> None:
     packed, step = _packed(make_plan(0, decode=DECODE, prefixes=[PREFIX]), 8, None)
     assert step.cascade is None and packed.graph_size == 4 * 8
 

@@ -1,4 +1,4 @@
-"""The same load as on a GPU, for a moment."""
+"""A short run of the load that GPUs run for longer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from support.numerics.random_load import RandomLoad, Report, config
 from support.tiny_checkpoint import tiny_checkpoint
 
 
-def test_random_load_breaks_and_leaks_nothing() -> None:
+def test_random_load_causes_no_errors_or_leaks() -> None:
     engine = create_engine(config(tiny_checkpoint(), "cpu", rows=6, longest=128, max_step_tokens=64))
     load = RandomLoad(engine, max_step_tokens=64, seed=0)
     report = load.run(seconds=4)
     while not _has_seen_all(report) and report.steps < 5000:
-        # How far it gets in some seconds is a matter of the machine.
+        # The number of requests in some seconds depends on the machine.
         report = load.run(seconds=2)
     engine.close()
     assert _has_seen_all(report), report

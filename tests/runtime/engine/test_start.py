@@ -26,7 +26,7 @@ def test_limits_follow_from_configuration_model_and_pool(start: Callable[..., Cp
     assert start(num_pages=None, audit=False).limits.max_model_len == model.max_model_len
 
 
-def test_the_pool_is_no_larger_than_all_rows_can_fill(start: Callable[..., CpuEngine]) -> None:
+def test_the_pool_is_at_most_as_large_as_all_rows_can_fill(start: Callable[..., CpuEngine]) -> None:
     limits = start(num_pages=None, max_running=3, max_model_len=50, page_size=16, audit=False).limits
     assert limits.num_pages == 3 * 4
 
@@ -48,7 +48,7 @@ def test_dummy_weights_need_only_the_configuration(
     assert engine.stats.parameter_bytes > 0
 
 
-def test_a_sliding_window_that_would_matter_is_refused(tmp_path: Path) -> None:
+def test_a_sliding_window_shorter_than_the_context_is_rejected(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path, "mistral")
     config = (tmp_path / "config.json").read_text()
     assert '"sliding_window": null' in config
@@ -59,7 +59,7 @@ def test_a_sliding_window_that_would_matter_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
-def test_cuda_without_a_device_says_what_to_do(checkpoint: Path) -> None:
+def test_cuda_without_a_device_is_reported_with_a_remedy(checkpoint: Path) -> None:
     with pytest.raises(EngineError, match="--device cpu"):
         create_engine(EngineConfig(model=str(checkpoint), device="cuda"))
 

@@ -1,4 +1,4 @@
-"""No step follows one that failed, whichever engine runs them."""
+"""No engine runs a step after a failed one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minisgl.engine.errors import EngineError
 from minisgl.engine.step_guard import StepGuard
 
 
-def test_steps_go_on_until_one_fails() -> None:
+def test_steps_run_until_one_fails() -> None:
     guard, done = StepGuard(), []
     for step in range(3):
         with guard.step():
@@ -26,7 +26,7 @@ def test_steps_go_on_until_one_fails() -> None:
     assert done == [0, 1, 2]
 
 
-def test_an_error_without_words_counts_too() -> None:
+def test_an_error_without_a_message_counts_too() -> None:
     guard = StepGuard()
     with pytest.raises(MemoryError), guard.step():
         raise MemoryError

@@ -25,7 +25,7 @@ PROMPTS = [[7, 8, 9, 10, 11, 12], [100, 101, 102], [55] * 9, [300, 12, 17, 14]]
 
 
 class RecordingEngine:
-    """Remembers what it was asked to do."""
+    """Records its calls."""
 
     limits = EngineLimits(num_pages=1, page_size=1, max_running=1, max_model_len=1, vocab_size=1, eos_token_ids=())
     stats = EngineStats()
@@ -65,7 +65,7 @@ def _follow(source: PlanReceiver) -> RecordingEngine:
     return engine
 
 
-def test_plans_are_executed_in_order_until_rank_0_ends(context: zmq.Context[Any], source: PlanReceiver) -> None:
+def test_plans_are_executed_in_order_until_rank_0_stops(context: zmq.Context[Any], source: PlanReceiver) -> None:
     leader = RecordingEngine()
     engine: Engine = TensorParallelEngine(leader, PlanBroadcast(context, [source.address]))
     for step in range(5):
@@ -103,7 +103,7 @@ def test_a_gap_in_the_plans_is_an_error(
     broadcast.close()
 
 
-def test_a_frame_that_is_no_plan_is_an_error(context: zmq.Context[Any], source: PlanReceiver) -> None:
+def test_a_frame_that_is_not_a_plan_is_an_error(context: zmq.Context[Any], source: PlanReceiver) -> None:
     broadcast = PlanBroadcast(context, [source.address])
     broadcast.send(b"nonsense")
     with pytest.raises(PlanError):
@@ -111,7 +111,7 @@ def test_a_frame_that_is_no_plan_is_an_error(context: zmq.Context[Any], source: 
     broadcast.close()
 
 
-def test_a_follower_that_is_told_to_stop_does(source: PlanReceiver) -> None:
+def test_a_worker_rank_stops_on_request(source: PlanReceiver) -> None:
     stop = threading.Event()
     stop.set()
     engine = RecordingEngine()
@@ -119,7 +119,7 @@ def test_a_follower_that_is_told_to_stop_does(source: PlanReceiver) -> None:
     assert engine.events == []
 
 
-def test_a_follower_that_does_not_read_is_noticed(context: zmq.Context[Any], source: PlanReceiver) -> None:
+def test_a_worker_rank_that_does_not_read_is_detected(context: zmq.Context[Any], source: PlanReceiver) -> None:
     broadcast = PlanBroadcast(context, [source.address])
     frame = b"x" * (1 << 20)
     with pytest.raises(EngineError, match="rank 1 does not receive plans") as refused:
@@ -161,7 +161,7 @@ def _run(engine: Engine) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_together_give_the_tokens_of_one(
+def test_several_ranks_sample_the_tokens_of_one(
     ranks: int, checkpoint: Path, tmp_path: Path, context: zmq.Context[Any]
 ) -> None:
     """With four ranks each KV head is on two of them."""
@@ -185,7 +185,7 @@ def test_ranks_together_give_the_tokens_of_one(
     assert rank_0.stats.parameter_bytes <= 0.6 * single.stats.parameter_bytes
 
 
-def test_ranks_that_sample_different_tokens_are_found_by_the_audit(
+def test_the_audit_detects_ranks_that_sample_different_tokens(
     checkpoint: Path, tmp_path: Path, context: zmq.Context[Any]
 ) -> None:
     torch.set_num_threads(1)
@@ -203,7 +203,7 @@ def test_ranks_that_sample_different_tokens_are_found_by_the_audit(
     assert isinstance(engine, CpuEngine)
     broadcast = PlanBroadcast(context, [address])
     plans = _plans()
-    # The follower believes that row 2 filters differently, and all ranks compute filtered rows from the same logits.
+    # The worker rank has other filters for row 2; all ranks compute filtered rows from the same logits.
     for plan in plans[:2]:
         broadcast.send(plan.encode())
         engine.collect(engine.launch(plan))

@@ -1,4 +1,4 @@
-"""Checkpoints and their references, made when a test first asks for them; the worst difference seen, at the end."""
+"""Checkpoints and their references, made when a test first needs them; reports the largest difference at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.numerics.reference import TOLERANCE, Reference
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of an architecture's checkpoint."""
+    """Directory of an architecture's checkpoint."""
     torch.set_num_threads(1)
     return cache(lambda arch: write_tiny_checkpoint(tmp_path_factory.mktemp("checkpoint") / arch, arch))
 

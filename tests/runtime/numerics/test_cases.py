@@ -1,4 +1,4 @@
-"""The cases cover what they say."""
+"""The cases cover all combinations that they claim."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from support.numerics.cases import AXES, TWO_RANK_CASES, Case, combinations, covering_array
 
 
-def test_every_two_values_of_different_axes_meet_in_a_case() -> None:
+def test_every_pair_of_values_of_two_axes_is_in_a_case() -> None:
     cases = covering_array()
     met = {pair for case in cases for pair in combinations(case, 2)}
     for (a, of_a), (b, of_b) in itertools.combinations(AXES.items(), 2):
@@ -17,7 +17,7 @@ def test_every_two_values_of_different_axes_meet_in_a_case() -> None:
     assert cases == covering_array()
 
 
-def test_two_ranks_meet_every_value_and_every_architecture_twice() -> None:
+def test_cases_of_two_ranks_contain_every_value_and_every_architecture_twice() -> None:
     assert len(set(TWO_RANK_CASES)) == 10
     for axis, values in AXES.items():
         assert {getattr(case, axis) for case in TWO_RANK_CASES} == set(values)

@@ -1,6 +1,6 @@
-"""One rank against Hugging Face transformers: whatever the scheduler does to a request, its numbers stay the same.
+"""One rank compared with Hugging Face transformers: no decision of the scheduler changes the numbers of a request.
 
-All of it runs in audit mode: pages are handed out in shuffled order, and those that nobody owns are full of NaN, so a
+All tests run in audit mode: pages are allocated in shuffled order, and free pages are full of NaN, so a
 read of memory that is not the request's own shows in its logits.
 """
 
@@ -22,7 +22,7 @@ from support.numerics.workload import GREEDY, workload
 
 
 @pytest.mark.parametrize("case", covering_array(), ids=str)
-def test_numbers_are_those_of_transformers(
+def test_logits_and_tokens_match_transformers(
     case: Case,
     checkpoint: Callable[[str], Path],
     reference: Callable[[str], Reference],
@@ -36,16 +36,17 @@ def test_numbers_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("case", TWO_RANK_CASES, ids=str)
-def test_numbers_in_bfloat16_are_near(case: Case, checkpoint: Callable[[str], Path]) -> None:
+def test_bfloat16_matches_float32_within_rounding(case: Case, checkpoint: Callable[[str], Path]) -> None:
     work = workload(case)
     outcome, _ = serve_case(case, work, checkpoint(case.arch), dtype="bfloat16")
     check_rounded_numbers(work, outcome, load(checkpoint(case.arch)))
 
 
-def test_the_step_that_runs_on_behind_a_stop_token_changes_nothing(
+def test_the_extra_step_behind_a_stop_token_changes_nothing(
     checkpoint: Callable[[str], Path], reference: Callable[[str], Reference]
 ) -> None:
-    """With overlap the host learns of a stop token one step late: the row has run on, and its pages are still its."""
+    """With overlap the host knows of a stop token one step late: the row has run once more, on pages that it still
+    owns."""
     case = Case("llama", 64, "cold", True, 1, "others", False)
     work = workload(case)
     asks = list(work.asks)

@@ -1,4 +1,4 @@
-"""A request with a seed gets the same tokens whatever happens around it, for randomness belongs to (seed, position)."""
+"""A request with a seed samples the same tokens in any batch, since random numbers depend on (seed, position) only."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def answer(checkpoint: Callable[[str], Path]) -> Callable[[Case, SamplingParams]
 
 
 @pytest.mark.parametrize(("sampling", "case"), DISTURBED, ids=str)
-def test_tokens_are_those_of_a_request_that_is_alone(
+def test_tokens_match_those_of_the_request_alone(
     sampling: str, case: Case, answer: Callable[[Case, SamplingParams], list[int]]
 ) -> None:
     params = SAMPLINGS[sampling]
     assert answer(case, params) == answer(ALONE, params)
 
 
-def test_another_seed_gives_other_tokens(answer: Callable[[Case, SamplingParams], list[int]]) -> None:
+def test_another_seed_samples_other_tokens(answer: Callable[[Case, SamplingParams], list[int]]) -> None:
     answers = [answer(ALONE, params) for params in SAMPLINGS.values()]
     answers += [answer(ALONE, SamplingParams(temperature=1.0, seed=2)), answer(ALONE, SamplingParams(temperature=0.0))]
     assert len({tuple(tokens) for tokens in answers}) == len(answers)

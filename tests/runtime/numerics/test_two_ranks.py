@@ -1,4 +1,4 @@
-"""Two ranks against Hugging Face transformers: a process each, as deployed, in ten cases that cover every
+"""Two ranks compared with Hugging Face transformers: a process each, as deployed, in ten cases that cover every
 architecture and every feature of the scheduler. Audit mode also compares the ranks' tokens in every step."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from support.numerics.run import serve_case
 from support.numerics.workload import workload
 
 LARGEST_SHARE = 0.6
-"""Of the parameters of one rank, which each of two holds: half, and what is on both."""
+"""Share of the parameters of one rank that each of two holds: half, and the replicated ones."""
 
 
 @pytest.mark.parametrize("case", TWO_RANK_CASES, ids=str)
-def test_numbers_are_those_of_transformers(
+def test_logits_and_tokens_match_transformers(
     case: Case,
     second_rank: SecondRank,
     checkpoint: Callable[[str], Path],
@@ -42,7 +42,7 @@ def test_numbers_are_those_of_transformers(
     assert first.results == second.results, "the ranks had other rows or other tokens"
 
 
-def test_seeded_tokens_are_those_of_one_rank(
+def test_seeded_tokens_match_those_of_one_rank(
     second_rank: SecondRank, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     case = Case("qwen3", 64, "cold", True, 16, "others", False)

@@ -1,4 +1,4 @@
-"""The audit of the books finds what is wrong in them."""
+"""The audit finds inconsistencies of the scheduler's state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.scheduling import Harness
     [lambda free: free.pop(), lambda free: free.append(free[0]), lambda free: free.append(0)],
     ids=["lost", "free twice", "free although in use"],
 )
-def test_the_list_of_free_rows_is_held_to_the_rows(spoil: Callable[[list[int]], object]) -> None:
+def test_the_audit_compares_the_free_list_with_the_rows(spoil: Callable[[list[int]], object]) -> None:
     harness = Harness(rows=3)
     harness.submit([1], 20, ignore_eos=True)
     harness.step()

@@ -1,4 +1,4 @@
-"""Against what wears a server down: requests that leave something behind, or that cost the others too much."""
+"""Long-running servers: requests must leave nothing behind and cost other requests little."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def submit(number: int, max_tokens: int = 3, **options: Any) -> Submit:
     return Submit(id=number.to_bytes(16, "big"), prompt=prompt, max_tokens=max_tokens, seed=0, **options)
 
 
-def test_requests_that_ended_are_not_kept_until_their_deadline() -> None:
+def test_ended_requests_are_dropped_before_their_deadline() -> None:
     harness = Harness()
     for number in range(1, 500):
         harness.submit([number % VOCAB], 1, deadline_ms=1 << 50)
@@ -29,8 +29,8 @@ def test_requests_that_ended_are_not_kept_until_their_deadline() -> None:
     assert harness.scheduler.expire(1 << 51) == []
 
 
-def test_requests_that_were_aborted_behind_others_leave_the_queue() -> None:
-    """A stream of better requests may keep the queue's tail from ever coming up."""
+def test_aborted_requests_leave_the_queue_behind_others() -> None:
+    """A stream of requests of higher priority may keep the tail of the queue waiting."""
     harness = Harness(rows=1)
     running = harness.submit([1], 60, ignore_eos=True)
     waiting = harness.submit([2], 3, priority=1)
@@ -45,8 +45,8 @@ def test_requests_that_were_aborted_behind_others_leave_the_queue() -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_no_more_requests_are_preempted_than_must_be(overlap: bool) -> None:
-    """A victim gives back the prompt's pages too, although they are the cache's: one is enough here."""
+def test_only_as_many_requests_are_preempted_as_necessary(overlap: bool) -> None:
+    """A preempted request also unlocks the cached pages of its prompt, so one preemption is enough here."""
     harness = Harness(pages=67, page_size=4, rows=8, max_model_len=64, budget=10_000, overlap=overlap)
     answers = [harness.submit([i] * 32, 3, ignore_eos=True) for i in range(8)]
     harness.run()
@@ -56,8 +56,8 @@ def test_no_more_requests_are_preempted_than_must_be(overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_prompt_that_gave_bad_logits_is_not_found_again(overlap: bool) -> None:
-    """Its pages are in the cache since they were launched: there they would fail every later request."""
+def test_a_prompt_with_bad_logits_leaves_the_cache(overlap: bool) -> None:
+    """Its pages are cached when they are launched; they would fail every later request."""
     harness = Harness(overlap=overlap, page_size=4)
     prompt = list(range(20, 33))
     bad = harness.submit(prompt, 1, ignore_eos=True)
@@ -71,7 +71,7 @@ def test_a_prompt_that_gave_bad_logits_is_not_found_again(overlap: bool) -> None
     harness.check_idle()
 
 
-def test_discard_takes_what_is_unlocked_and_all_behind_it() -> None:
+def test_discard_removes_unlocked_pages_and_all_pages_behind_them() -> None:
     cache = RadixCache(1)
 
     def insert(*tokens: int) -> Any:
@@ -92,8 +92,8 @@ def test_discard_takes_what_is_unlocked_and_all_behind_it() -> None:
     assert (cache.num_pages, cache.evictable_pages) == (0, 0)
 
 
-def test_stop_ids_end_only_the_request_that_has_them() -> None:
-    """Ids out of the vocabulary are harmless, however many; and nothing of them stays."""
+def test_stop_ids_end_only_their_own_request() -> None:
+    """Any number of ids outside of the vocabulary is harmless and leaves nothing behind."""
     harness = Harness()
     before = harness.scheduler.table._may_end.copy()
     stop_id = reference([1, 2], 0, 2, VOCAB, set())[1]
@@ -107,7 +107,7 @@ def test_stop_ids_end_only_the_request_that_has_them() -> None:
     assert (harness.scheduler.table._may_end == before).all()
 
 
-def test_a_temperature_beyond_float32_is_refused_and_one_below_is_greedy() -> None:
+def test_a_temperature_beyond_float32_is_rejected_and_one_below_is_greedy() -> None:
     harness = Harness()
     with pytest.raises(RequestError, match="temperature"):
         harness.submit([1], 3, temperature=1e300)

@@ -1,4 +1,4 @@
-"""A scheduler that is asked to end finishes what it has taken, and takes no more."""
+"""A draining scheduler finishes accepted requests and rejects new ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = EngineLimits(num_pages=512, page_size=4, max_running=2, max_model_len=9
 ANSWER = 800
 
 
-def test_what_was_taken_is_answered_and_what_comes_is_refused(tmp_path: Path) -> None:
+def test_accepted_requests_finish_and_new_ones_are_rejected(tmp_path: Path) -> None:
     config = SchedulerProcessConfig(
         engine=EngineConfig(model="", max_step_tokens=32),
         address=f"ipc://{tmp_path}/s",
@@ -34,7 +34,7 @@ def test_what_was_taken_is_answered_and_what_comes_is_refused(tmp_path: Path) ->
     thread.start()
     client = SchedulerClient(config.address)
     assert (client.welcome.replica, client.welcome.revision) == ("chat-r0", "abc")
-    # Long enough to go on until the last one has come.
+    # Long enough to run until the last request has arrived.
     taken = [client.submit(list(range(20, 30)), ANSWER) for _ in range(4)]
     client.read_until(lambda: all(client.tokens[each] for each in taken[:2]))
     draining.set()

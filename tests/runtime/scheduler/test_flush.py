@@ -9,7 +9,7 @@ from support.scheduling import Harness
 PROMPT = list(range(20, 40))
 
 
-def test_what_nobody_uses_is_forgotten() -> None:
+def test_flush_removes_unlocked_prefixes() -> None:
     harness = Harness()
     harness.submit(PROMPT)
     harness.run()
@@ -25,7 +25,7 @@ def test_what_nobody_uses_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("steps", range(1, 8))
-def test_running_requests_keep_what_they_read(steps: int) -> None:
+def test_flush_keeps_prefixes_of_running_requests(steps: int) -> None:
     harness = Harness()
     first = harness.submit(PROMPT, max_tokens=8, ignore_eos=True)
     harness.run()

@@ -1,4 +1,4 @@
-"""Against clients that bring a server to a halt: hostile frames, peers that come back or do not read."""
+"""Hostile clients: invalid frames, peers that reconnect or do not read."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def submit(number: int, max_tokens: int = 3, **options: Any) -> Submit:
 
 
 @pytest.mark.parametrize("frame", FRAMES_THAT_BREAK_DECODERS)
-def test_a_frame_that_breaks_the_decoder_costs_its_sender_only(
+def test_an_undecodable_frame_drops_only_its_sender(
     context: zmq.Context[Any], clients: Clients, frame: bytes
 ) -> None:
-    """Decoders raise more than their own errors: none of them may end the process."""
+    """Decoders raise more than their own errors; none of these may end the process."""
     with serving(clients, Harness()):
         vandal, other = connect(context, clients), connect(context, clients)
         say(vandal, Hello(WIRE_VERSION, "vandal"))
@@ -101,8 +101,8 @@ def test_a_frame_that_breaks_the_decoder_costs_its_sender_only(
         assert expect(other, Ack, Failed) == Ack(submit(1).id)
 
 
-def test_greetings_of_another_version_never_block(context: zmq.Context[Any], clients: Clients) -> None:
-    """A peer that says HELLO for ever and reads no answer: its queue gets full, and nobody waits for it."""
+def test_hellos_of_another_version_never_block(context: zmq.Context[Any], clients: Clients) -> None:
+    """A peer that sends HELLO forever and reads no answer: its queue fills up without blocking the scheduler."""
     peer = connect(context, clients)
     hello = CODEC.encode(Hello(WIRE_VERSION + 7, "x" * 100))
     for _ in range(20_000):
@@ -112,8 +112,8 @@ def test_greetings_of_another_version_never_block(context: zmq.Context[Any], cli
     assert expect(peer, Failed).code == "wire_version"
 
 
-def test_a_client_that_starts_anew_may_ask_for_the_same_ids(context: zmq.Context[Any], clients: Clients) -> None:
-    """What it asked for before is aborted before what it asks for now is looked at, even in one batch."""
+def test_a_restarted_client_may_reuse_request_ids(context: zmq.Context[Any], clients: Clients) -> None:
+    """Its old requests are aborted before its new ones are processed, even in one batch."""
     first = Hello(WIRE_VERSION, "first")
     peer = connect(context, clients)
     say(peer, first, submit(1, 60, ignore_eos=True), first, submit(1, 60, ignore_eos=True))
@@ -124,10 +124,10 @@ def test_a_client_that_starts_anew_may_ask_for_the_same_ids(context: zmq.Context
     assert [type(answer) for answer in answers] == [Welcome, Ack, Welcome, Ack]
 
 
-def test_a_client_that_is_dropped_is_told(
+def test_a_dropped_client_receives_the_reason(
     context: zmq.Context[Any], clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may read again later: it must not wait for answers that nobody will send."""
+    """It may read again later, and must not wait for answers that are never sent."""
     monkeypatch.setattr(clients_module, "MAX_BACKLOG_BYTES", 1000)
     lazy = connect(context, clients)
     say(lazy, Hello(WIRE_VERSION, "lazy"))
@@ -145,8 +145,8 @@ def test_a_client_that_is_dropped_is_told(
     assert not clients._dropped
 
 
-def test_an_address_that_cannot_be_bound_ends_the_process(tmp_path: Path) -> None:
-    """With the error, instead of waiting for a socket that nobody closes."""
+def test_an_address_that_cannot_be_bound_raises(tmp_path: Path) -> None:
+    """The error is raised instead of waiting for a socket that is never closed."""
     config = SchedulerProcessConfig(
         engine=EngineConfig(model=""), address=f"ipc://{tmp_path}/no/such/folder", model_name="m"
     )
@@ -154,8 +154,8 @@ def test_an_address_that_cannot_be_bound_ends_the_process(tmp_path: Path) -> Non
         run(config, lambda: Harness().engine, ready=lambda *_: None, stop=threading.Event())
 
 
-def test_an_identity_is_not_handed_over_while_its_peer_is_there(context: zmq.Context[Any], clients: Clients) -> None:
-    """Taking over identities lets libzmq abort the process when peers come and go."""
+def test_an_identity_is_not_taken_over_while_its_peer_is_connected(context: zmq.Context[Any], clients: Clients) -> None:
+    """Taking over identities makes libzmq abort the process when peers connect and disconnect."""
     first, second, third = (connect(context, clients) for _ in range(3))
     for socket in (first, second):
         socket.disconnect(clients.address)

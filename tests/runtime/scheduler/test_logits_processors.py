@@ -1,4 +1,4 @@
-"""What requests ask beyond the plain sampling parameters: refused where it is wrong, reported where it is asked for."""
+"""Logits processors, log-probabilities and cache salts: validation, encoding in plans, and results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OVERLAP = pytest.mark.parametrize("overlap", [True, False])
         ({"cache_salt": bytes(1025)}, "invalid_request"),
     ],
 )
-def test_what_is_out_of_range_is_refused(fields: dict[str, Any], code: str) -> None:
+def test_parameters_out_of_range_are_rejected(fields: dict[str, Any], code: str) -> None:
     harness = Harness()
     with pytest.raises(RequestError) as refused:
         harness.submit([1, 2], 8, **fields)
@@ -47,7 +47,7 @@ def test_what_is_out_of_range_is_refused(fields: dict[str, Any], code: str) -> N
     harness.check_idle()
 
 
-def test_plain_requests_carry_no_controls() -> None:
+def test_plain_requests_have_no_logits_processors() -> None:
     harness = Harness()
     harness.submit([1, 2], 8, stop_token_ids=(5,), cache_salt=b"x")
     harness.submit([1, 2], 8, min_tokens=3, ignore_eos=True)
@@ -55,7 +55,7 @@ def test_plain_requests_carry_no_controls() -> None:
     assert plan is not None and len(plan.logits_processors) == 0
 
 
-def test_what_a_row_asks_travels_in_the_plan_in_which_it_joins() -> None:
+def test_logits_processors_are_part_of_the_plan_in_which_the_row_joins() -> None:
     harness = Harness(overlap=False, budget=3)
     harness.submit(
         [1, 2, 3, 4, 5],
@@ -77,7 +77,7 @@ def test_what_a_row_asks_travels_in_the_plan_in_which_it_joins() -> None:
     assert (row.slot, row.prompt_length) == (0, 5)
 
 
-def test_a_history_that_nobody_needs_is_not_sent() -> None:
+def test_history_is_sent_only_when_a_processor_needs_it() -> None:
     harness = Harness(overlap=False)
     harness.submit([1, 2, 3], 4, logprobs=0)
     harness.step()
@@ -87,7 +87,7 @@ def test_a_history_that_nobody_needs_is_not_sent() -> None:
 
 @OVERLAP
 @pytest.mark.parametrize("budget", [1, 3, 100])
-def test_scores_reach_those_who_ask(overlap: bool, budget: int) -> None:
+def test_log_probabilities_reach_the_requests_that_want_them(overlap: bool, budget: int) -> None:
     harness = Harness(overlap=overlap, budget=budget)
     prompt = list(range(20, 33))
     asked = [(-1, -1), (0, -1), (3, 2), (-1, 0), (1, 5)]
@@ -104,7 +104,7 @@ def test_scores_reach_those_who_ask(overlap: bool, budget: int) -> None:
     harness.check_idle()
 
 
-def test_a_prompt_of_one_token_has_no_scores() -> None:
+def test_a_prompt_of_one_token_has_no_log_probabilities() -> None:
     harness = Harness()
     answer = harness.submit([5], 2, ignore_eos=True, prompt_logprobs=1)
     harness.run()
@@ -112,7 +112,7 @@ def test_a_prompt_of_one_token_has_no_scores() -> None:
     assert len(answer.tokens) == 2
 
 
-def test_a_prompt_is_scored_in_messages_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_log_probabilities_are_sent_in_messages_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs_module, "MESSAGE_TOKENS", 4)
     harness = Harness(budget=100)
     answer = harness.submit(list(range(20, 30)), 1, prompt_logprobs=1, ignore_eos=True)
@@ -123,8 +123,8 @@ def test_a_prompt_is_scored_in_messages_of_bounded_size(monkeypatch: pytest.Monk
 
 
 @OVERLAP
-def test_a_preempted_prompt_is_not_scored_twice(overlap: bool) -> None:
-    """The harness refuses a score that comes again or out of order."""
+def test_a_preempted_prompt_reports_each_log_probability_once(overlap: bool) -> None:
+    """The harness rejects log-probabilities that are repeated or out of order."""
     harness = Harness(pages=13, page_size=2, rows=4, max_model_len=26, budget=5, overlap=overlap)
     answers = [harness.submit([i, 2, 3, 4, 5, 6], 18, ignore_eos=True, prompt_logprobs=0, logprobs=0) for i in range(6)]
     harness.run()
@@ -136,7 +136,7 @@ def test_a_preempted_prompt_is_not_scored_twice(overlap: bool) -> None:
 
 
 @OVERLAP
-def test_a_request_that_is_preempted_in_its_prompt_goes_on_scoring_it(
+def test_a_request_preempted_in_its_prompt_continues_its_log_probabilities(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_module, "GROWTH_SHARE_START", 0.0)
@@ -152,7 +152,7 @@ def test_a_request_that_is_preempted_in_its_prompt_goes_on_scoring_it(
 
 
 @OVERLAP
-def test_rows_that_ended_or_failed_are_not_scored(overlap: bool) -> None:
+def test_ended_and_failed_rows_report_no_log_probabilities(overlap: bool) -> None:
     harness = Harness(overlap=overlap)
     failing = harness.submit([1, 2, 3], 8, ignore_eos=True, logprobs=1)
     aborted = harness.submit([1, 2, 4], 8, ignore_eos=True, logprobs=1, prompt_logprobs=1)
@@ -185,7 +185,7 @@ def test_prefixes_are_shared_only_under_the_same_salt() -> None:
     harness.check_idle()
 
 
-def test_a_salt_is_forgotten_with_its_last_page() -> None:
+def test_a_salt_is_dropped_with_its_last_page() -> None:
     harness = Harness(pages=16, page_size=4, max_model_len=64)
     cache: Any = harness.scheduler.pages.cache
     for salt in (b"a", b"b"):

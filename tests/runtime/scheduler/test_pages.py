@@ -1,4 +1,4 @@
-"""Each page has one owner; counts never drift."""
+"""Each page has one owner, and counts stay exact."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from minisgl.scheduler.pages import Owner, PagePool
 
 
-def test_fresh_pool_hands_out_pages_in_order() -> None:
+def test_a_new_pool_allocates_pages_in_order() -> None:
     pool = PagePool(5)
     assert pool.allocate(3).tolist() == [0, 1, 2]
     assert pool.free == 2
 
 
-def test_freeing_a_page_twice_is_caught() -> None:
+def test_freeing_a_page_twice_is_an_error() -> None:
     pool = PagePool(4)
     pages = pool.allocate(2)
     pool.release(pages)
@@ -24,7 +24,7 @@ def test_freeing_a_page_twice_is_caught() -> None:
         pool.release(pages)
 
 
-def test_only_a_rows_page_can_move_to_the_cache() -> None:
+def test_only_a_page_of_a_row_can_move_to_the_cache() -> None:
     pool = PagePool(4)
     pages = pool.allocate(2)
     pool.transfer_to_cache(pages)
@@ -34,7 +34,7 @@ def test_only_a_rows_page_can_move_to_the_cache() -> None:
     assert pool.free == 4
 
 
-def test_audit_lists_what_was_freed_once_and_shuffles_what_is_handed_out() -> None:
+def test_audit_lists_freed_pages_once_and_shuffles_allocated_ones() -> None:
     pool = PagePool(64, np.random.default_rng(0))
     pages = pool.allocate(64)
     assert sorted(pages.tolist()) == list(range(64))
@@ -45,7 +45,7 @@ def test_audit_lists_what_was_freed_once_and_shuffles_what_is_handed_out() -> No
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60), st.booleans())
-def test_no_page_is_lost_or_in_two_hands(operations: list[tuple[bool, int]], shuffled: bool) -> None:
+def test_no_page_is_lost_or_has_two_owners(operations: list[tuple[bool, int]], shuffled: bool) -> None:
     pool = PagePool(24, np.random.default_rng(1) if shuffled else None)
     held: list[np.ndarray] = []
     for allocate, size in operations:

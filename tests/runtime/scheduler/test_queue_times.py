@@ -1,4 +1,4 @@
-"""How long requests waited for a place in the batch, and what steps held."""
+"""Queue times of requests and sizes of steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES
 from support.scheduling import Harness
 
 
-def test_each_request_is_counted_once_when_it_gets_a_row() -> None:
+def test_each_request_is_counted_once_at_its_first_admission() -> None:
     harness = Harness(rows=1)
     harness.scheduler.now = 10.0
     harness.submit([20, 21], max_tokens=2, ignore_eos=True)
@@ -24,7 +24,7 @@ def test_each_request_is_counted_once_when_it_gets_a_row() -> None:
     assert abs(counters.queue_seconds - 1.2) < 1e-9
 
 
-def test_the_first_token_of_a_request_says_when_it_was_admitted() -> None:
+def test_the_first_token_of_a_request_reports_its_admission_time() -> None:
     harness = Harness(rows=1, overlap=False)
     first = harness.submit([20, 21], max_tokens=2, ignore_eos=True)
     second = harness.submit([30, 31], max_tokens=2, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""The radix tree against a model that keeps every page's prefix in a dictionary."""
+"""The radix tree compared with a model that keeps the prefix of every page in a dictionary."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_split_keeps_the_handle_of_the_longer_prefix_locked() -> None:
     check_radix(cache)
 
 
-def test_insert_says_which_pages_the_cache_has_already() -> None:
+def test_insert_returns_the_number_of_known_pages() -> None:
     cache = RadixCache(2)
     insert(cache, [1, 2, 3, 4], 0)
     longer, known = cache.insert(cache.root, ints(1, 2, 3, 4, 5, 6), ints(7, 8, 9))
@@ -54,7 +54,7 @@ def test_insert_says_which_pages_the_cache_has_already() -> None:
     assert not cache.has_continuation(longer, ints(5, 6))
 
 
-def test_eviction_takes_the_least_recently_used_and_only_as_much_as_asked() -> None:
+def test_eviction_removes_the_requested_number_of_least_recently_used_pages() -> None:
     cache = RadixCache(1)
     old = insert(cache, [1, 2, 3, 4], 0)
     new = insert(cache, [5, 6, 7, 8], 4)
@@ -69,7 +69,7 @@ def test_eviction_takes_the_least_recently_used_and_only_as_much_as_asked() -> N
     check_radix(cache)
 
 
-def test_unlocking_twice_is_caught() -> None:
+def test_unlocking_twice_is_an_error() -> None:
     cache = RadixCache(1)
     node = insert(cache, [1], 0)
     cache.lock(node)
@@ -88,7 +88,7 @@ def test_the_heap_of_evictable_leaves_stays_small_under_hits() -> None:
 
 
 def test_an_eviction_costs_the_same_with_fifty_thousand_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks at as many leaves as it takes pages from, not at the tree."""
+    """It visits only the leaves that it evicts, not the tree."""
     cache = RadixCache(1)
     for number in range(50_000):
         insert(cache, [number, number + 1, number + 2], 3 * number)
@@ -148,7 +148,7 @@ class RadixMachine(RuleBasedStateMachine):
         expected = len(self.known(tokens))
         start = self.cache.root
         if self.locked and self.locked[-1][1] == tuple(tokens[: len(self.locked[-1][1])]):
-            # As a row does: extend the prefix that it has locked.
+            # Extend a locked prefix, as a row does.
             start, prefix = self.locked[-1]
             done = len(prefix)
             node, known = self.cache.insert(start, np.array(tokens[done:], np.int32), pages[done // self.page :])
@@ -191,5 +191,5 @@ class RadixMachine(RuleBasedStateMachine):
 
 
 RadixMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-# Other tests cover the lines; tracing would take as long again.
+# Other tests cover the lines; tracing would double the time.
 TestRadixMachine = pytest.mark.no_cover(RadixMachine.TestCase)

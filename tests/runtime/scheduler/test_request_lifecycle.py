@@ -1,4 +1,4 @@
-"""Requests from submit to end: what clients are told, and that nothing is left behind."""
+"""Requests from submit to end: results for clients, and no remains in the scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OVERLAP = pytest.mark.parametrize("overlap", [True, False])
 
 
 def prompt_with_eos_at(count: int) -> list[int]:
-    """A prompt whose undisturbed answer ends by EOS as its token number `count`."""
+    """A prompt whose undisturbed answer has EOS as its token number `count`."""
     for first in range(VOCAB):
         for second in range(VOCAB):
             answer = reference([first, second], 0, 32, VOCAB, set(EOS))
@@ -27,7 +27,7 @@ def prompt_with_eos_at(count: int) -> list[int]:
 
 @OVERLAP
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-def test_n_tokens_asked_are_n_tokens_given(count: int, overlap: bool) -> None:
+def test_a_request_for_n_tokens_returns_n_tokens(count: int, overlap: bool) -> None:
     harness = Harness(overlap=overlap)
     answer = harness.submit([1, 2, 3], count, ignore_eos=True)
     harness.run()
@@ -40,8 +40,8 @@ def test_n_tokens_asked_are_n_tokens_given(count: int, overlap: bool) -> None:
 @OVERLAP
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("eos", EOS)
-def test_eos_ends_the_answer_and_nothing_comes_after(count: int, eos: int, overlap: bool) -> None:
-    """Every EOS id of the model counts, not only the tokenizer's."""
+def test_no_token_follows_eos(count: int, eos: int, overlap: bool) -> None:
+    """Every EOS id of the model ends an answer, not only the tokenizer's."""
     harness = Harness(overlap=overlap)
     prompt = next(
         [a, b]
@@ -75,7 +75,7 @@ def test_ignore_eos_and_stop_token_ids(overlap: bool) -> None:
 @OVERLAP
 @pytest.mark.parametrize("count", [2, 7, 64])
 @pytest.mark.parametrize("budget", [4, 16, 10_000])
-def test_requests_that_share_a_cold_prompt_never_free_each_others_pages(count: int, budget: int, overlap: bool) -> None:
+def test_requests_with_one_cold_prompt_never_free_each_others_pages(count: int, budget: int, overlap: bool) -> None:
     harness = Harness(pages=2000, rows=64, budget=budget, overlap=overlap)
     prompt = list(range(32))  # whole pages: each request computes the last one again, beside the cached copy
     answers = [harness.submit(prompt, 6, seed=seed, ignore_eos=True) for seed in range(count)]
@@ -98,7 +98,7 @@ def test_a_prefix_is_computed_once_even_by_requests_of_the_same_step() -> None:
     assert all(answer.tokens == answer.expected() for answer in answers)
 
 
-def test_prefill_computes_the_prompt_less_what_is_cached() -> None:
+def test_prefill_computes_only_uncached_tokens() -> None:
     harness = Harness(pages=200, page_size=4, budget=5)
     for prompt in ([1] * 10, [1] * 10, [1] * 8 + [2] * 20, [1] * 8 + [2] * 20 + [3]):
         harness.submit(prompt, 3, ignore_eos=True)
@@ -119,7 +119,7 @@ def test_a_full_hit_recomputes_the_last_page() -> None:
     assert answer.tokens == answer.expected()
 
 
-def test_with_overlap_a_step_is_launched_before_the_result_of_the_one_before_is_read() -> None:
+def test_with_overlap_a_step_is_launched_before_the_previous_result_is_read() -> None:
     harness = Harness(overlap=True)
     harness.submit([1, 2], 4, ignore_eos=True)
     harness.run()
@@ -135,7 +135,7 @@ def test_without_overlap_every_result_is_read_before_the_next_launch() -> None:
     assert harness.engine.log == [(event, step) for step in range(4) for event in ("launch", "collect")]
 
 
-def test_decode_goes_on_while_a_long_prompt_is_prefilled_in_chunks() -> None:
+def test_decode_continues_during_chunked_prefill() -> None:
     harness = Harness(pages=200, budget=8, page_size=4)
     running = harness.submit([1, 2], 20, ignore_eos=True)
     harness.step()
@@ -149,7 +149,7 @@ def test_decode_goes_on_while_a_long_prompt_is_prefilled_in_chunks() -> None:
 
 @OVERLAP
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_under_pressure_requests_are_preempted_and_resume_where_they_were(page_size: int, overlap: bool) -> None:
+def test_preempted_requests_resume_where_they_stopped(page_size: int, overlap: bool) -> None:
     harness = Harness(pages=96 // page_size, page_size=page_size, rows=8, max_model_len=64, overlap=overlap)
     answers = [harness.submit([i, i + 1, i + 2], 50, ignore_eos=True, seed=i) for i in range(8)]
     harness.run()
@@ -158,7 +158,7 @@ def test_under_pressure_requests_are_preempted_and_resume_where_they_were(page_s
     harness.check_idle()
 
 
-def test_the_best_request_is_never_preempted() -> None:
+def test_the_request_of_highest_priority_is_never_preempted() -> None:
     harness = Harness(pages=16, page_size=4, rows=4, max_model_len=64)
     worst = [harness.submit([i], 40, ignore_eos=True) for i in range(3)]
     best = harness.submit([9], 40, ignore_eos=True, priority=1)
@@ -170,7 +170,7 @@ def test_the_best_request_is_never_preempted() -> None:
     assert order[0] is best
 
 
-def test_priority_goes_before_arrival() -> None:
+def test_priority_takes_precedence_over_arrival() -> None:
     harness = Harness(rows=1)
     first = harness.submit([1], 3, ignore_eos=True)
     low = harness.submit([2], 3, ignore_eos=True)
@@ -199,7 +199,7 @@ def test_abort_in_every_phase_leaves_nothing(steps: int, overlap: bool) -> None:
 
 
 def test_abort_that_races_an_eos() -> None:
-    """The EOS is learnt while the step after it is in flight; then the client aborts."""
+    """The EOS is known while the next step is in flight; then the client aborts."""
     harness = Harness(overlap=True)
     answer = harness.submit(prompt_with_eos_at(2), 16)
     while answer.finish is None:
@@ -210,14 +210,14 @@ def test_abort_that_races_an_eos() -> None:
     harness.check_idle()
 
 
-def test_a_row_that_ended_is_not_handed_out_while_it_is_in_flight() -> None:
-    """One row only: the next prompt must not get it before the step that ran too far is collected."""
+def test_an_ended_row_is_not_reused_while_it_is_in_flight() -> None:
+    """The only row must not go to the next prompt before the extra step is collected."""
     harness = Harness(rows=1, overlap=True, page_size=1)
     first = harness.submit(prompt_with_eos_at(2), 16)
     second = harness.submit([101 % VOCAB, 102 % VOCAB, 3, 4, 5, 6], 4, ignore_eos=True)
     while harness.scheduler.has_work:
         harness.step()
-        # After each step: what one request gets of another may upset the books later, which would hide it.
+        # Check after each step: a wrong page may corrupt the state later, which would hide the cause.
         got = second.tokens
         assert got == second.expected()[: len(got)], "the next request got tokens that are not its own"
     assert first.tokens == first.expected()
@@ -259,7 +259,7 @@ def test_logits_that_are_not_finite_end_one_request_with_an_error(overlap: bool)
     harness.check_idle()
 
 
-def test_a_request_goes_on_behind_tokens_that_were_given_before() -> None:
+def test_a_request_continues_behind_its_earlier_output() -> None:
     harness = Harness()
     whole = harness.submit([1, 2, 3], 10, seed=5, ignore_eos=True)
     harness.run()
@@ -276,7 +276,7 @@ def test_a_request_goes_on_behind_tokens_that_were_given_before() -> None:
     assert rest == list(enumerate(whole.tokens))[4:]
 
 
-def test_dropping_a_client_aborts_what_it_asked_for() -> None:
+def test_dropping_a_client_aborts_its_requests() -> None:
     harness = Harness(rows=1)
     mine = [harness.submit([i], 30, ignore_eos=True) for i in range(3)]
     harness.step()
@@ -305,7 +305,7 @@ def test_dropping_a_client_aborts_what_it_asked_for() -> None:
         ({"id": b"short"}, "invalid_request"),
     ],
 )
-def test_a_bad_request_is_refused_and_the_others_go_on(options: dict[str, object], code: str) -> None:
+def test_an_invalid_request_is_rejected_and_others_continue(options: dict[str, object], code: str) -> None:
     harness = Harness()
     good = harness.submit([1], 3, ignore_eos=True)
     values = {"id": bytes(16), "prompt": np.array([1], np.int32).tobytes(), "max_tokens": 4, "seed": 0} | options
@@ -317,7 +317,7 @@ def test_a_bad_request_is_refused_and_the_others_go_on(options: dict[str, object
     harness.check_idle()
 
 
-def test_an_id_in_use_and_a_full_queue_are_refused() -> None:
+def test_an_id_in_use_and_a_full_queue_are_rejected() -> None:
     harness = Harness()
     answer = harness.submit([1], 3)
     with pytest.raises(RequestError, match="this id"):
@@ -329,7 +329,7 @@ def test_an_id_in_use_and_a_full_queue_are_refused() -> None:
     assert error.value.code == "queue_full"
 
 
-def test_a_pool_smaller_than_one_request_is_refused_at_the_start() -> None:
+def test_a_pool_smaller_than_one_request_is_rejected_at_start() -> None:
     with pytest.raises(ValueError, match="max_model_len"):
         Harness(pages=4, page_size=4, max_model_len=64)
 

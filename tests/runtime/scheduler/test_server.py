@@ -1,4 +1,4 @@
-"""The rank-0 process's loop on real sockets, with the hash model behind it."""
+"""The main loop of rank 0 on real sockets, with the hash model as the engine."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ LIMITS = EngineLimits(
     num_pages=512, page_size=4, max_running=8, max_model_len=2000, vocab_size=VOCAB, eos_token_ids=EOS
 )
 LONG = 1900
-"""Tokens of an answer that goes on until it is ended."""
+"""Number of tokens of an answer that runs until it is aborted."""
 
 
 class Client:
-    """A frontend's end of the wire."""
+    """The frontend's side of the connection."""
 
     def __init__(self, context: zmq.Context[Any], address: str, version: int = WIRE_VERSION) -> None:
         self.socket = open_socket(context, zmq.DEALER)
@@ -112,19 +112,19 @@ def context() -> Iterator[zmq.Context[Any]]:
     context.destroy(linger=0)
 
 
-def test_hello_is_answered_with_the_model_card(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+def test_welcome_contains_the_model_card(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     welcome = Client(context, server[0]).receive()
     assert welcome == Welcome(version=WIRE_VERSION, epoch=(5, 1), model=server[1])
     assert server[1].vocab_size == VOCAB
 
 
-def test_another_wire_version_is_refused_by_name(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+def test_another_wire_version_is_rejected_by_name(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     message = Client(context, server[0], version=WIRE_VERSION + 7).receive()
     assert isinstance(message, Failed)
     assert message.code == "wire_version"
 
 
-def test_two_clients_get_their_own_answers(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+def test_two_clients_receive_their_own_answers(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     one, two = Client(context, server[0]), Client(context, server[0])
     ids = [client.submit(i, [i, 3], 12, ignore_eos=True) for i, client in enumerate((one, two, one, two))]
     for client, mine in ((one, ids[::2]), (two, ids[1::2])):
@@ -135,7 +135,7 @@ def test_two_clients_get_their_own_answers(server: tuple[str, ModelCard], contex
             assert client.finish[request_id] == "length"
 
 
-def test_ack_comes_before_tokens_and_bad_requests_are_refused(
+def test_ack_precedes_tokens_and_invalid_requests_are_rejected(
     server: tuple[str, ModelCard], context: zmq.Context[Any]
 ) -> None:
     client = Client(context, server[0])
@@ -150,7 +150,7 @@ def test_ack_comes_before_tokens_and_bad_requests_are_refused(
     assert all(isinstance(m, Tokens) for m in kinds[2:])
 
 
-def test_abort_frees_pages_and_status_tells(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+def test_abort_frees_pages_and_status_reports_it(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     client = Client(context, server[0])
     request_id = client.submit(1, [1, 2], LONG, ignore_eos=True)
     client.wait_for(lambda m: isinstance(m, Tokens))
@@ -161,13 +161,13 @@ def test_abort_frees_pages_and_status_tells(server: tuple[str, ModelCard], conte
     assert request_id not in client.finish
 
 
-def test_a_client_that_goes_away_is_noticed_and_its_requests_end(
+def test_requests_of_a_disconnected_client_end(
     server: tuple[str, ModelCard], context: zmq.Context[Any]
 ) -> None:
     leaving, staying = Client(context, server[0]), Client(context, server[0])
     for number in range(8):
         leaving.submit(number, [number], LONG, ignore_eos=True)
-    # What is still on its way when it leaves may never arrive.
+    # Messages in transit when it disconnects may never arrive.
     for _ in range(8):
         leaving.wait_for(lambda m: isinstance(m, Ack))
     leaving.wait_for(lambda m: isinstance(m, Tokens))
@@ -175,7 +175,7 @@ def test_a_client_that_goes_away_is_noticed_and_its_requests_end(
     staying.wait_for(lambda m: isinstance(m, Status) and not m.running and not m.waiting and m.prompt_tokens >= 8)
 
 
-def test_garbage_drops_its_sender_only(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+def test_an_invalid_message_drops_only_its_sender(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     vandal, client = Client(context, server[0]), Client(context, server[0])
     assert isinstance(vandal.receive(), Welcome)
     vandal.socket.send(b"\x80\x04pickle")
@@ -195,7 +195,7 @@ def test_a_deadline_is_enforced_by_the_server(server: tuple[str, ModelCard], con
     assert message == Failed(request_id, "deadline_exceeded", message.message)  # type: ignore[union-attr]
 
 
-def test_a_client_that_does_not_read_is_dropped_and_blocks_nobody(
+def test_a_client_that_does_not_read_is_dropped_without_blocking_others(
     tmp_path: Path, context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clients_module, "MAX_BACKLOG_BYTES", 1000)

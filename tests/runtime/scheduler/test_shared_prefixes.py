@@ -1,4 +1,4 @@
-"""Groups of decode rows that share pages: found rightly, and only where they pay."""
+"""Groups of decode rows that share pages: correct, and used only where they are worthwhile."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_groups_are_disjoint_and_share_full_pages(
 
 
 @given(batches())
-def test_they_save_no_less_than_groups_by_the_first_page_do(batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+def test_groups_save_no_less_than_groups_by_the_first_page(batch: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     table, slots, full_pages = batch
     simple = 0
     for page in range(3):
@@ -56,7 +56,7 @@ def test_they_save_no_less_than_groups_by_the_first_page_do(batch: tuple[np.ndar
     assert _saved(find_shared_prefixes(table, slots, full_pages, 2)) >= simple
 
 
-def test_a_long_prefix_of_some_counts_more_than_a_short_one_of_all() -> None:
+def test_a_long_prefix_of_some_rows_is_preferred_to_a_short_one_of_all() -> None:
     table = np.array([[9, 1, 2, 3, 40], [9, 5, 6, 7, 41], [9, 1, 2, 3, 42], [9, 5, 6, 7, 43]], np.int32)
     groups = find_shared_prefixes(table, np.arange(4, dtype=np.int32), np.full(4, 5, np.int32), 2)
     assert sorted((group.pages, *group.rows.tolist()) for group in groups) == [(4, 0, 2), (4, 1, 3)]
@@ -81,31 +81,31 @@ def test_a_short_row_does_not_cut_the_prefix_of_the_others() -> None:
     ],
     ids=["a large group", "too few tokens", "enough tokens", "a row", "a long row", "many rows", "too many rows"],
 )
-def test_only_what_pays_is_used(rows: int, own: int, others: list[int], expected: bool) -> None:
+def test_only_worthwhile_groups_are_used(rows: int, own: int, others: list[int], expected: bool) -> None:
     lengths = np.array([2048 + own] * rows + others, np.int32)
     assert is_worthwhile([SharedPrefix(32, np.arange(rows, dtype=np.int32))], lengths, 64) is expected
 
 
-def test_groups_are_looked_for_when_the_batch_changes() -> None:
+def test_groups_are_recomputed_when_the_batch_changes() -> None:
     table = np.zeros((64, 40), np.int32)
     table[:, 32:] = np.arange(64 * 8).reshape(64, 8) + 1
     slots, positions = np.arange(40, dtype=np.int32), np.full(40, 2100, np.int32)
     prefixes = SharedPrefixes(64)
     [first] = decode_prefixes(prefixes.for_step(table, slots, positions), 40)
     assert (first.pages, len(first.rows)) == (32, 40)
-    # Slot 7 leaves, and comes back with another request.
+    # Slot 7 ends, and is given to another request.
     [second] = decode_prefixes(prefixes.for_step(table, np.delete(slots, 7), np.delete(positions, 7)), 39)
     assert len(second.rows) == 39
     table[7] = 1000
     [third] = decode_prefixes(prefixes.for_step(table, slots, positions), 40)
     assert third.rows.tolist() == [row for row in range(40) if row != 7]
-    # Nobody is left for a step; then all slots have other requests.
+    # One step without rows; then all slots have other requests.
     assert not len(prefixes.for_step(table, slots[:0], positions[:0]))
     table[:, 0] = np.arange(64) + 2000
     assert not len(prefixes.for_step(table, slots, positions))
 
 
-def test_whether_groups_pay_is_asked_again_as_rows_grow() -> None:
+def test_groups_are_evaluated_again_as_rows_grow() -> None:
     table = np.zeros((64, 400), np.int32)
     table[:, 32:] = np.arange(64 * 368).reshape(64, 368) + 1
     slots, positions = np.arange(40, dtype=np.int32), np.full(40, 2048 + 4000, np.int32)
@@ -119,7 +119,7 @@ def test_whether_groups_pay_is_asked_again_as_rows_grow() -> None:
 
 
 def test_requests_with_a_common_prompt_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hash model checks every group that a plan names."""
+    """The hash model checks every group of a plan."""
     monkeypatch.setattr(shared_prefixes, "MIN_SAVED_TOKENS", 1)
     harness = Harness(rows=20, pages=128, budget=64)
     prompt = list(range(10, 30))

@@ -1,7 +1,7 @@
 """Random arrivals, chunks, EOS, lengths, aborts, preemptions, shared prefixes, deadlines and late engine effects.
 
-After every step: no page or row in two hands, none lost, none written after its release. At the end: nothing left,
-and every answer equal to the undisturbed run's.
+After every step: no page or row has two owners, is lost, or is written after its release. At the end: no remains,
+and every answer equal to that of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from minisgl.scheduler import shared_prefixes
 from support.scheduling import Answer, Harness
 
-# Groups of the sizes that a test has; the hash model checks each that a plan names.
+# Limits that small tests reach; the hash model checks every group of a plan.
 SMALL_GROUPS = {"MIN_GROUP_ROWS": 2, "MIN_SAVED_TOKENS": 1, "MIN_SAVED_SHARE": 0.0}
 
 
@@ -143,5 +143,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 SchedulerMachine.TestCase.settings = settings(
     max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-# Other tests cover the lines; tracing would take as long again.
+# Other tests cover the lines; tracing would double the time.
 TestSchedulerMachine = pytest.mark.timeout(900)(pytest.mark.no_cover(SchedulerMachine.TestCase))

@@ -1,4 +1,4 @@
-"""One step's news, parted among the clients that they are for."""
+"""Division of one step's tokens among clients."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _output(client: list[int]) -> StepOutput:
     )
 
 
-def test_scores_go_with_their_rows_to_their_client(tmp_path: Path) -> None:
+def test_log_probabilities_are_sent_with_their_rows_to_their_client(tmp_path: Path) -> None:
     context: zmq.Context[Any] = zmq.Context()
     clients = Clients(context, f"ipc://{tmp_path}/s", CARD, (0, 0))
     try:

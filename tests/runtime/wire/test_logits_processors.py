@@ -1,4 +1,4 @@
-"""Controls of rows survive the wire, and arrays that are none are refused."""
+"""Encoding of logits processors: round trip, and rejection of invalid arrays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _joined(rows: list[RowLogitsProcessors]) -> np.ndarray:
 
 
 @given(st.lists(processors(), max_size=3))
-def test_rows_survive_the_wire(rows: list[RowLogitsProcessors]) -> None:
+def test_rows_are_decoded_as_encoded(rows: list[RowLogitsProcessors]) -> None:
     decoded = decode_logits_processors(_joined(rows))
     assert len(decoded) == len(rows)
     for ours, theirs in zip(decoded, rows, strict=True):
@@ -51,13 +51,13 @@ def test_rows_survive_the_wire(rows: list[RowLogitsProcessors]) -> None:
 
 
 @given(st.lists(processors(), min_size=1, max_size=3), st.integers(1, 10))
-def test_what_is_cut_off_is_refused(rows: list[RowLogitsProcessors], cut: int) -> None:
+def test_truncated_rows_are_rejected(rows: list[RowLogitsProcessors], cut: int) -> None:
     with pytest.raises(PlanError):
         decode_logits_processors(_joined(rows)[:-cut])
 
 
 @given(hnp.arrays(np.int32, st.integers(1, 40)))
-def test_any_other_numbers_are_refused_or_add_up(numbers: np.ndarray) -> None:
+def test_arbitrary_numbers_are_rejected_or_add_up(numbers: np.ndarray) -> None:
     try:
         rows = decode_logits_processors(numbers)
     except PlanError:

@@ -1,4 +1,4 @@
-"""Messages are typed and limited; what is not one of ours is refused."""
+"""Messages are typed and limited in size; other frames are rejected."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError, open_socke
 TO_SCHEDULER: Codec[ToScheduler] = Codec(ToScheduler)
 
 
-def test_messages_survive_the_wire() -> None:
+def test_messages_are_decoded_as_encoded() -> None:
     submit = Submit(id=bytes(16), prompt=b"1234", max_tokens=3, seed=-5, stop_token_ids=(1, 2), temperature=0.5)
     for message in (submit, Abort(bytes(16)), Hello(1, "me")):
         assert TO_SCHEDULER.decode(TO_SCHEDULER.encode(message)) == message
 
 
 @given(st.binary(max_size=300))
-def test_random_bytes_are_refused(frame: bytes) -> None:
+def test_random_bytes_are_rejected(frame: bytes) -> None:
     with pytest.raises(WireError):
         TO_SCHEDULER.decode(frame)
 
 
-def test_pickle_and_messages_of_the_other_direction_are_refused() -> None:
+def test_pickle_and_messages_of_the_other_direction_are_rejected() -> None:
     for frame in (pickle.dumps(Hello), TO_SCHEDULER.encode(Ack(bytes(16)))):
         with pytest.raises(WireError, match="cannot decode a message"):
             TO_SCHEDULER.decode(frame)
 
 
-def test_columns_of_different_length_are_refused() -> None:
+def test_columns_of_different_length_are_rejected() -> None:
     codec: Codec[FromScheduler] = Codec(FromScheduler)
     message = codec.decode(
         codec.encode(Tokens(ids=bytes(16), index=bytes(4), token=bytes(8), finish=bytes(1), cached=bytes(4)))
@@ -46,7 +46,7 @@ def test_columns_of_different_length_are_refused() -> None:
         message.rows()
 
 
-def test_a_peer_that_sends_too_much_is_cut_off(tmp_path: Path) -> None:
+def test_a_peer_that_exceeds_the_size_limit_is_disconnected(tmp_path: Path) -> None:
     context: zmq.Context[Any] = zmq.Context()
     router = open_socket(context, zmq.ROUTER)
     router.bind(f"ipc://{tmp_path}/s")

@@ -1,4 +1,4 @@
-"""A plan survives the wire, and a frame that is not a plan is refused."""
+"""Encoding of plans: round trip, and rejection of invalid frames."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def plans(draw: st.DrawFn) -> StepPlan:
 
 
 @given(plans())
-def test_a_plan_survives_the_wire(plan: StepPlan) -> None:
+def test_a_plan_is_decoded_as_encoded(plan: StepPlan) -> None:
     decoded = StepPlan.decode(plan.encode())
     for name in StepPlan.__struct_fields__:
         assert np.array_equal(getattr(decoded, name), getattr(plan, name)), name
 
 
 @given(plans(), st.integers(1, 40))
-def test_a_frame_that_is_cut_off_is_refused(plan: StepPlan, cut: int) -> None:
+def test_a_truncated_frame_is_rejected(plan: StepPlan, cut: int) -> None:
     with pytest.raises(PlanError):
         StepPlan.decode(plan.encode()[:-cut])
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_refused_or_add_up(frame: bytes) -> None:
+def test_random_bytes_are_rejected_or_add_up(frame: bytes) -> None:
     try:
         plan = StepPlan.decode(frame)
     except PlanError:

@@ -20,13 +20,13 @@ def groups(draw: st.DrawFn) -> list[SharedPrefix]:
 
 
 @given(groups())
-def test_groups_survive_the_wire(sent: list[SharedPrefix]) -> None:
+def test_groups_are_decoded_as_encoded(sent: list[SharedPrefix]) -> None:
     received = decode_prefixes(encode_prefixes(sent), ROWS)
     assert [(g.pages, g.rows.tolist()) for g in received] == [(g.pages, g.rows.tolist()) for g in sent]
 
 
 @given(hnp.arrays(np.int32, st.integers(0, 12), elements=st.integers(-2, 6)))
-def test_random_numbers_are_refused_or_are_groups(encoded: np.ndarray) -> None:
+def test_random_numbers_are_rejected_or_are_groups(encoded: np.ndarray) -> None:
     try:
         found = decode_prefixes(encoded, 5)
     except PlanError:
@@ -40,6 +40,6 @@ def test_random_numbers_are_refused_or_are_groups(encoded: np.ndarray) -> None:
     "encoded",
     [[1], [0, 1, 2], [3, 0], [2, 3, 0, 1], [2, -1, 0], [1, 1, 5], [1, 1, -1], [1, 2, 3, 3], [1, 1, 2, 4, 2, 0, 2]],
 )
-def test_what_is_no_group_is_refused(encoded: list[int]) -> None:
+def test_invalid_groups_are_rejected(encoded: list[int]) -> None:
     with pytest.raises(PlanError):
         decode_prefixes(np.array(encoded, np.int32), 5)

@@ -1,4 +1,4 @@
-"""Under which conditions a model's numbers must not change, and the smallest sets of cases that cover them."""
+"""Conditions that must not change a model's numbers, and small sets of cases that cover them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ UNLIMITED: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """How the probe, the request whose numbers are compared, is served."""
+    """Conditions under which the probe, the request whose numbers are compared, is served."""
 
     arch: str
     budget: int
-    """Most tokens of a step: prompts are computed in chunks of what decode rows leave of it."""
+    """Token budget of a step: prompts are computed in chunks of what decode rows leave of it."""
     prefix: Prefix
     """`naive`: without a prefix cache; `cold`: with an empty one; `hit`: an earlier request had most of the prompt."""
     overlap: bool
     page: int
     company: Company
     preemption: bool
-    """The pool is too small, and the probe has to give way in the middle of its answer."""
+    """The pool is too small, and the probe is preempted in the middle of its answer."""
 
     def __str__(self) -> str:
         parts = [
@@ -51,20 +51,20 @@ AXES: Final[Mapping[str, Sequence[Hashable]]] = {
     "company": ("alone", "others"),
     "preemption": (False, True),
 }
-"""By the names of Case's fields, in their order."""
+"""Values of each axis, by the names of Case's fields, in order."""
 
 Combination = tuple[tuple[str, Hashable], ...]
 """Some axes with their values."""
 
 
 def combinations(case: Case, size: int) -> set[Combination]:
-    """The values that every `size` axes have in the case."""
+    """The values of every combination of `size` axes in the case."""
     return set(itertools.combinations(asdict(case).items(), size))
 
 
 def covering_array() -> list[Case]:
-    """Cases in which every two values of different axes meet, greedily: always the case with the most new pairs, and
-    of these the one with the most new triples.
+    """Cases that contain every pair of values of two axes, chosen greedily: always the case with the most new pairs,
+    and of these the one with the most new triples.
 
     Always the same ones, grouped by architecture so that workers of a parallel run seldom need all references.
     """

@@ -1,4 +1,4 @@
-"""What must hold for the outcome of a case."""
+"""Conditions for the outcome of a case."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from support.numerics.run import Outcome, is_disturbed
 from support.numerics.workload import ANSWER, Workload, cached_tokens
 
 ROUNDED: Final = 1.5e-2
-"""Distance of bfloat16's logits to float32's that counts as rounding, relative to their size (L2)."""
+"""Largest distance of bfloat16's logits to float32's that counts as rounding, relative to their size (L2)."""
 _ROUNDED_ROW: Final = 3e-2
-"""The same of a single token's."""
+"""The same for a single token."""
 _DIVERGENCE: Final = 1e-3
-"""Mean Kullback-Leibler divergence of a token's distribution that counts as rounding."""
+"""Largest mean Kullback-Leibler divergence of a token's distribution that counts as rounding."""
 
 
 def check_numbers(work: Workload, outcome: Outcome, reference: Reference) -> float:
-    """Tokens and logits of all requests are the reference's. Returns the largest difference of a logit."""
+    """Check that tokens and logits of all requests are those of the reference. Returns the largest difference of a
+    logit."""
     asks = (*work.asks, *work.earlier)
     worst = 0.0
     for number, answer in enumerate(reference.answers(asks)):
@@ -35,7 +36,7 @@ def check_numbers(work: Workload, outcome: Outcome, reference: Reference) -> flo
             assert len(outcome.tokens[number]) == ask.max_tokens
         elif decided == len(answer.tokens):
             assert len(outcome.tokens[number]) == decided, f"request {number} did not end with its stop token"
-        # Where rounding decides, the answers may part. The logits of that choice are still the same ones.
+        # Where rounding decides, answers may differ from here on. The logits of this token are still the same.
         compared = min(decided + 1, len(answer.tokens))
         logits = outcome.stacked((number, index) for index in range(compared))
         difference = (logits - answer.logits[:compared]).abs().amax(1)
@@ -48,8 +49,9 @@ def check_numbers(work: Workload, outcome: Outcome, reference: Reference) -> flo
 
 @torch.inference_mode()
 def check_rounded_numbers(work: Workload, outcome: Outcome, exact: Decoder) -> float:
-    """Logits of all requests are those of `exact`, in float32, behind the same tokens, but for rounding to bfloat16;
-    tokens are its greedy ones wherever that is more than rounding could change. Returns the relative distance."""
+    """Check that logits of all requests are those of `exact`, in float32, behind the same tokens, but for rounding to
+    bfloat16; tokens are its greedy ones wherever that is more than rounding could change. Returns the relative
+    distance."""
     asks = (*work.asks, *work.earlier)
     answers = outcome.tokens
     assert [len(answer) for answer in answers] == [ask.max_tokens for ask in asks]
@@ -74,25 +76,25 @@ def check_rounded_numbers(work: Workload, outcome: Outcome, exact: Decoder) -> f
 
 
 def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of logits on any device and of any type to float32's on the CPU, relative to their size (L2)."""
+    """Distance of logits, on any device and of any type, to float32's on the CPU, relative to their size (L2)."""
     return float((logits.cpu().float() - expected).norm() / expected.norm())
 
 
 def check_features(case: Case, work: Workload, outcome: Outcome, stats: EngineStats) -> None:
-    """The case was what it says: nothing of it passes because a feature was off."""
+    """Check that the features of the case were on, so that it did not pass without them."""
     counters = outcome.counters
     assert outcome.cached[work.probe] == cached_tokens(case)
     assert stats.prefill_tokens == counters.prefill_tokens
     if case.preemption:
         assert counters.preemptions > 0
         assert is_disturbed(outcome), outcome.preempted_at
-        # What preempted requests had computed is computed again, unless it is still in the cache.
+        # Preempted requests compute their tokens again, unless these are still in the cache.
         assert counters.prefill_tokens > counters.prompt_tokens - counters.cached_tokens
     else:
         assert counters.preemptions == 0
         assert counters.prefill_tokens == counters.prompt_tokens - counters.cached_tokens
     if case.overlap:
-        # All but those before which there was nothing left to launch, at the end of each part of the workload.
+        # All but the last ones of each part of the workload, before which there was nothing left to launch.
         assert outcome.steps_ahead() >= 0.9 * counters.steps
     else:
         assert outcome.steps_ahead() == 0

@@ -1,4 +1,4 @@
-"""A whole engine that executes hand-built plans, and what it answered."""
+"""A whole engine that executes hand-built plans, and its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minisgl.wire.plan import StepPlan
 from support.numerics.compare import ROUNDED
 
 BOTH_ROUNDED: Final = math.sqrt(2) * ROUNDED
-"""Distance of two runs in bfloat16, whose errors have nothing to do with each other."""
+"""Largest distance of two runs in bfloat16, whose errors are independent."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ def engine_config(checkpoint: Path, **settings: object) -> EngineConfig:
 
 
 def run(engine: Engine, plans: Sequence[StepPlan]) -> list[list[int]]:
-    """The sampled tokens of each plan; two are in flight at a time."""
+    """Run plans, two in flight at a time. Returns the sampled tokens of each plan."""
     tokens, pending = [], []
     for plan in plans:
         pending.append(engine.launch(plan))
@@ -66,8 +66,8 @@ def assert_bitwise_equal(expected: Answer, actual: Answer) -> None:
 def assert_equal_where_the_gap_allows(
     plans: Sequence[StepPlan], expected: Answer, actual: Answer, *, distance: float = BOTH_ROUNDED
 ) -> None:
-    """Logits agree as long as the tokens before them do; the first token that differs must be a near tie. `distance`:
-    of all that is compared, relative to its size (L2); `ROUNDED` where `expected` is float32's."""
+    """Check that logits agree as long as the tokens before them do; the first token that differs must be a near tie.
+    `distance`: of all that is compared, relative to its size (L2); `ROUNDED` where `expected` is float32's."""
     parted: set[int] = set()
     compared = 0
     error_squares = squares = 0.0

@@ -1,4 +1,4 @@
-"""An engine whose KV pool is real and whose model is a hash: wrong, stale or foreign KV changes the next token.
+"""Engine whose KV pool is real and whose model is a hash: wrong, stale or foreign KV changes the next token.
 
 KV at position p is a hash of all tokens up to p, so it depends on the prefix as a transformer's does. The next token
 is a hash of every KV entry that attention would read, of the request's seed and of the position. A token's score is the
@@ -38,7 +38,7 @@ def next_token(kv: np.ndarray, seed: int, position: int, vocab_size: int) -> int
 
 
 def prompt_scores(prompt: list[int]) -> list[float]:
-    """Of all prompt tokens but the first."""
+    """Scores of all prompt tokens but the first."""
     scores, before = [], START
     for token in prompt[:-1]:
         before = mix(before, token)
@@ -47,7 +47,7 @@ def prompt_scores(prompt: list[int]) -> list[float]:
 
 
 def columns(chosen: list[float], tops: int) -> LogprobColumns:
-    """The likeliest tokens are 0, 1, 2, … at every position, with scores like their ids."""
+    """Columns in which the most likely tokens are 0, 1, 2, … at every position, with their ids as scores."""
     ids = np.tile(np.arange(tops, dtype=np.int32), (len(chosen), 1))
     return LogprobColumns(np.array(chosen, np.float32), ids, ids.astype(np.float32))
 
@@ -68,7 +68,7 @@ def reference(prompt: list[int], seed: int, max_tokens: int, vocab_size: int, eo
 
 
 class KvEngine:
-    """Effects happen as late as they may: a launched plan is executed when it is collected."""
+    """Engine whose effects happen as late as possible: a launched plan is executed when it is collected."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
@@ -80,7 +80,7 @@ class KvEngine:
         self.seeds = np.zeros(limits.max_running, np.int64)
         self.processors: dict[int, RowLogitsProcessors] = {}
         self.shared_rows = 0
-        """Rows of executed plans that shared a prefix."""
+        """Number of rows of executed plans that shared a prefix."""
         self.log: list[tuple[str, int]] = []
         self.fail_logits_of: set[int] = set()
         """Slots whose logits are not finite in the next executed step."""

@@ -1,5 +1,5 @@
-"""Requests with penalties, biases, minimum lengths and log-probabilities: what transformers' logits make of them, and
-what a scheduler with a real engine answers."""
+"""Requests with penalties, biases, minimum lengths and log-probabilities: answers computed from transformers' logits,
+and answers of a scheduler with a real engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IDS = itertools.count(1)
 
 
 def submit(prompt: Sequence[int], max_tokens: int = 16, **fields: object) -> Submit:
-    """Greedy unless said otherwise."""
+    """A request, greedy by default."""
     return Submit(
         id=next(_IDS).to_bytes(16, "big"),
         prompt=np.array(prompt, np.int32).tobytes(),
@@ -39,7 +39,7 @@ def submit(prompt: Sequence[int], max_tokens: int = 16, **fields: object) -> Sub
 
 @dataclass
 class Scores:
-    """Log-probabilities at some positions."""
+    """Log-probabilities at consecutive positions."""
 
     chosen: list[float] = field(default_factory=list)
     tops: list[dict[int, float]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Answer:
 
 
 class Model:
-    """transformers, one sequence at a time."""
+    """A model in transformers, one sequence at a time."""
 
     def __init__(self, checkpoint: Path, eos_token_ids: Sequence[int] = ()) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
@@ -87,7 +87,7 @@ class Model:
 
 
 def defined_answer(request: Submit, logits_after: Callable[[list[int]], torch.Tensor], eos: set[int]) -> Answer:
-    """By the definition, token by token, from the logits [vocab] after each output so far."""
+    """Answer by the definition, token by token, from the logits [vocab] after each output so far."""
     prompt = np.frombuffer(request.prompt, np.int32).tolist()
     answer = Answer()
     ends = set(request.stop_token_ids) | (set() if request.ignore_eos else eos)
@@ -164,7 +164,7 @@ class Serving:
         self._loop = StepLoop(self.scheduler, engine)
 
     def answers(self, requests: Sequence[Submit]) -> list[Answer]:
-        """Serve them together."""
+        """Serve the requests together."""
         answers = {request.id: Answer() for request in requests}
         for request in requests:
             self.scheduler.submit(request)
@@ -193,7 +193,7 @@ def _take(output: StepOutput, answers: dict[bytes, Answer]) -> None:
 
 
 def assert_same(actual: Answer, expected: Answer) -> None:
-    """Equal tokens; log-probabilities equal but for rounding."""
+    """Check for equal tokens, and for log-probabilities that are equal but for rounding."""
     assert actual.tokens == expected.tokens
     assert actual.finish == expected.finish
     for ours, theirs in ((actual.scores, expected.scores), (actual.prompt_scores, expected.prompt_scores)):

@@ -49,7 +49,7 @@ def rank_main(rank: int, size: int, rendezvous: str, out: Path) -> None:
 
 
 def _sums(parallel: TensorParallel) -> None:
-    """Of messages of all lengths, those that are written to all ranks at once and those that go by NCCL."""
+    """Sums of messages of all lengths, both written to all ranks at once and by NCCL."""
     for length in (8, 12, 5120, 40_000, 5120, 1 << 20, 16, 8 << 20, 2056, 6 << 20, 5120):
         each = [
             torch.randn(length, generator=torch.Generator("cuda").manual_seed(rank), device="cuda").bfloat16()

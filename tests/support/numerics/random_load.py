@@ -1,4 +1,4 @@
-"""Random load on a whole engine: bursts of requests with shared prefixes and all that can be asked of sampling, aborts,
+"""Random load on a whole engine: bursts of requests with shared prefixes and all sampling parameters, aborts,
 deadlines, and a pool so small that requests are preempted. Audits are on.
 
 For longer than a test: `python -m support.numerics.random_load --minutes 8 --model qwen3-0.6b`.
@@ -39,15 +39,15 @@ from support.scheduler_audit import check
 _CHECK_EVERY: Final = 32
 """Steps between two audits, which cost more than a step."""
 _MOST_WAITING: Final = 4
-"""Requests that wait, for each row of the batch."""
+"""Number of waiting requests for each row of the batch."""
 _LEAKED_BYTES: Final = 8 << 20
-"""Of device memory. Less may be new after a while: buffers that only some requests need."""
+"""Bytes of device memory that may be allocated late: buffers that only some requests need."""
 _SETTLED: Final = 0.2
-"""Share of the time after which everything that is allocated once has been."""
+"""Share of the time after which all one-time allocations have happened."""
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What happened."""
+    """Results of a run."""
 
     seconds: float = 0.0
     requests: int = 0
@@ -64,23 +64,23 @@ class Report(msgspec.Struct, kw_only=True):
     evicted_pages: int = 0
     times_idle: int = 0
     audited_pages: int = 0
-    """How many times a page that nobody owned was found full of NaN."""
+    """Number of checks that found a free page full of NaN."""
     device_growth: int = 0
-    """Bytes of device memory, from the time when it had settled to the end."""
+    """Growth of device memory in bytes, from the time when it had settled to the end."""
     host_growth: int = 0
-    """The same of the process's largest resident size."""
+    """The same for the maximum resident size of the process."""
 
 
 @dataclass
 class _Open:
-    """A request whose end is still to come."""
+    """A request that has not ended."""
 
     submit: Submit
     tokens: int = 0
 
 
 class _Audited:
-    """An engine of whose steps some are looked at: when one has run, pages that nobody owns are full of NaN."""
+    """Engine that checks after some steps that free pages are full of NaN."""
 
     def __init__(self, engine: CpuEngine | CudaEngine, scheduler: Scheduler) -> None:
         self.limits, self.stats = engine.limits, engine.stats
@@ -93,7 +93,7 @@ class _Audited:
 
     def launch(self, plan: StepPlan) -> Any:
         if plan.step % _CHECK_EVERY == 0 and len(plan.sampled_slots):
-            # The plan has just been made: what is free now was poisoned by an earlier step or is by this one.
+            # The plan has just been made: pages that are free now are poisoned by an earlier step or by this one.
             self._free[plan.step] = np.flatnonzero(self._scheduler.pages.pool.owner == Owner.FREE).astype(np.int32)
         return self._engine.launch(plan)
 
@@ -120,8 +120,8 @@ class _Audited:
 
 
 class RandomLoad:
-    """Requests follow from `seed`; when they come, from the machine as well. Raises AssertionError when anything is
-    lost, comes twice, leaks, or is not what was asked for."""
+    """Run the load. `seed` determines the requests; their times depend on the machine as well. Raises AssertionError
+    when anything is lost, repeated, leaked or wrong."""
 
     def __init__(self, engine: CpuEngine | CudaEngine, *, max_step_tokens: int, seed: int) -> None:
         limits = engine.limits
@@ -159,7 +159,7 @@ class RandomLoad:
         return report
 
     def _burst(self) -> None:
-        """Some steps with about as many arrivals a step."""
+        """Run some steps, with about this number of arrivals per step."""
         rate = self._draw.choice((0.05, 0.5, 4.0))
         for _ in range(self._draw.randint(10, 200)):
             while self._draw.random() < rate / (1 + rate) and self._has_room():
@@ -172,7 +172,7 @@ class RandomLoad:
         return len(self._scheduler.queue) < _MOST_WAITING * self._engine.limits.max_running
 
     def _finish(self) -> None:
-        """Until nothing is left to do; then everything is where it was before."""
+        """Run until all requests have ended; then the state must be as before."""
         scheduler = self._scheduler
         while scheduler.has_work:
             self._step()
@@ -249,7 +249,7 @@ class RandomLoad:
         self.report.requests += 1
 
     def _sampling(self, max_tokens: int) -> dict[str, Any]:
-        """Half of the requests are as most are; the others ask for any mixture of what there is."""
+        """Submit a request: half of them are typical, the others have random combinations of all parameters."""
         draw = self._draw
         given: dict[str, Any] = {"temperature": draw.choice((0.0, 0.6, 1.0))}
         if draw.random() < 0.5:
@@ -285,7 +285,7 @@ def _host_bytes() -> int:
 
 
 def config(model: Path, device: Device, *, rows: int, longest: int, **settings: Any) -> EngineConfig:
-    """Of an engine whose pool holds only a third of what its rows may fill."""
+    """Configuration of an engine whose pool holds only a third of what its rows may fill."""
     page = DEFAULT_PAGE_SIZE[device]
     return EngineConfig(
         model=str(model),

@@ -1,6 +1,6 @@
-"""The second rank of a pair: a process that follows one engine after the other, so that torch is imported once.
+"""The second rank of a pair: a process that runs one engine after the other, so that torch is imported once.
 
-On its standard input comes a line with a `WorkerRankConfig` for each engine, on its standard output goes a `Followed`
+Its standard input has a line with a `WorkerRankConfig` for each engine; it writes a `Followed` to its standard output
 when that engine has ended.
 """
 
@@ -38,26 +38,26 @@ from support.numerics.workload import Workload, engine_config, scheduler_config
 
 
 class Followed(msgspec.Struct, frozen=True):
-    """What a rank has to say of an engine that has ended."""
+    """Report of a rank about an engine that has ended."""
 
     parameter_bytes: int
     results: str
     """Hash of the plans' sampled rows and their tokens, in the order of steps."""
     audited_pages: int
-    """How many times a page that nobody owned was looked at; 0 on rank 0, where the outcome of the case has it."""
+    """Number of checks of free pages; 0 on rank 0, where the outcome of the case has it."""
     dirty_steps: list[int]
-    """Those in which such a page was not full of NaN."""
+    """Number of checks in which a free page was not full of NaN."""
 
 
 class Witness:
-    """An engine that hashes what it was told to run and what came out."""
+    """Engine that hashes its plans and results."""
 
     def __init__(self, engine: CpuEngine | CudaEngine) -> None:
         self._engine = engine
         self._hash = hashlib.sha256()
         self._rows: dict[int, bytes] = {}
         self._unowned = np.ones(engine.limits.num_pages, np.bool_)
-        """As far as plans say: a page counts from the plan that poisons it to the one that gives it to a row."""
+        """Free pages according to the plans: from the plan that poisons a page to the one that gives it to a row."""
         self._to_audit: dict[int, IntArray] = {}
         self._audited_pages = 0
         self._are_nan: list[tuple[int, torch.Tensor]] = []
@@ -87,7 +87,7 @@ class Witness:
         self._engine.close()
 
     def audit(self, plan: StepPlan, logits: torch.Tensor) -> None:
-        """A tap of logits, called when the step has run."""
+        """Logits hook, called when the step has run."""
         pages = self._to_audit.pop(plan.step)
         self._are_nan.append((plan.step, full_of_nan(self._engine.runner.kv, pages)))
         self._audited_pages += len(pages)
@@ -107,14 +107,14 @@ class Pair:
 
 
 class SecondRank:
-    """The process of rank 1; a new one after a failure, for the old one may hang in a collective."""
+    """The process of rank 1; a new one after a failure, since the old one may hang in a collective."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     @contextmanager
     def pair(self, config: EngineConfig, folder: Path) -> Iterator[Pair]:
-        """Start both ranks, and end them after the block. `folder` is new: there the ranks meet."""
+        """Start both ranks, and stop them after the block. `folder` is a new directory for their rendezvous."""
         config = msgspec.structs.replace(config, tensor_parallel=2, rendezvous=file_rendezvous(folder))
         second = WorkerRankConfig(engine=msgspec.structs.replace(config, rank=1), plans=f"ipc://{folder}/plans1")
         process = self._process = self._process or _start()
@@ -145,7 +145,7 @@ class SecondRank:
     def serve(
         self, case: Case, work: Workload, checkpoint: Path, folder: Path, device: Device = "cpu", dtype: DType = "auto"
     ) -> tuple[Outcome, Pair]:
-        """Run the workload in an engine of two ranks, as the case says. `folder` is new."""
+        """Run the workload of a case in an engine of two ranks. `folder` is a new directory."""
         config = scheduler_config(case, work, pool_pages(case, work))
         with self.pair(engine_config(checkpoint, config, device, dtype), folder) as pair:
             outcome = serve(work, config, pair.engine, pair.rank0)

@@ -25,7 +25,8 @@ os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
 
 def run_ranks(size: int, folder: Path, work: Callable[[TensorParallel], T]) -> list[T]:
-    """`work` on every rank of a gloo group that meets in a new file of `folder`; the results by rank."""
+    """Run `work` on every rank of a gloo group, with its rendezvous in a new file of `folder`. Returns the results by
+    rank."""
     meeting = folder / f"rendezvous-{len(list(folder.glob('rendezvous-*')))}"
 
     def rank_main(rank: int) -> T:
@@ -52,7 +53,7 @@ def load(
 
 @torch.inference_mode()
 def all_logits(model: Decoder, sequences: list[list[int]], parallel: TensorParallel | None = None) -> torch.Tensor:
-    """[tokens of all sequences, vocab]"""
+    """Logits [tokens of all sequences, vocab]."""
     lengths = [len(sequence) for sequence in sequences]
     device = model.parameters.device
     tokens = torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int32, device=device)
@@ -73,8 +74,8 @@ def process_rank_main(
     batches: list[list[list[int]]],
     out: Path,
 ) -> None:
-    """A rank in a process of its own: writes the logits of `batches` of sequences, parameter bytes and transport to
-    `out`."""
+    """Run a rank in its own process, which writes the logits of `batches` of sequences, parameter bytes and transport
+    to `out`."""
     torch.set_num_threads(1)
     parallel = TensorParallel(rank=rank, size=size, rendezvous=rendezvous, device=device, timeout_seconds=120)
     model = load(checkpoint, parallel, dtype, device)

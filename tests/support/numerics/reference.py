@@ -1,4 +1,4 @@
-"""What Hugging Face transformers answers: the truth that our numbers are held against."""
+"""Answers of Hugging Face transformers, the reference for our numbers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TOLERANCE: Final = 1e-4
 class Answer:
     tokens: list[int]
     logits: torch.Tensor
-    """[tokens, vocab] float32: from which each token was chosen."""
+    """[tokens, vocab] float32: the logits from which each token was sampled."""
 
     def until(self, ask: Ask) -> Answer:
-        """As far as the request goes."""
+        """Tokens up to the end of the request."""
         count = min(ask.max_tokens, len(self.tokens))
         stops = (i + 1 for i, token in enumerate(self.tokens) if token in ask.sampling.stop_token_ids)
         count = min(count, next(stops, count))
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Reference:
-    """A checkpoint in transformers: eager attention, float32, greedy, with its KV cache. Knows no pages, no chunks
+    """A checkpoint in transformers: eager attention, float32, greedy, with its KV cache. It has no pages, no chunks
     and no other requests. Each prompt is computed once, with prompts of its length at a time."""
 
     def __init__(self, checkpoint: Path) -> None:

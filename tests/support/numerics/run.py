@@ -1,4 +1,4 @@
-"""Serve a workload with the real scheduler and step loop, and write down what happened."""
+"""Serve a workload with the real scheduler and step loop, and record the outcome."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ from support.numerics.workload import ANSWER, Ask, Workload, cached_tokens, engi
 from support.scheduler_audit import check
 
 _CHECK_EVERY = 16
-"""Steps between two audits of the scheduler's books, which cost more than a step."""
+"""Steps between two audits of the scheduler's state, which cost more than a step."""
 _SHRINK = 0.94
 _MOST_STEPS = 5000
 
 
 @dataclass
 class Outcome:
-    """Lists and keys go by a request's index in the workload."""
+    """Outcome of a workload; lists and keys are by the index of a request in the workload."""
 
     tokens: list[list[int]]
     cached: list[int]
     logits: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-    """By request and token: [vocab], from which the token was sampled, on the engine's device."""
+    """Logits [vocab] by request and token, from which the token was sampled, on the engine's device."""
     unowned_are_nan: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    """By step: whether the pages that nobody owned were full of NaN, on the engine's device."""
+    """By step: True where the free pages were full of NaN, on the engine's device."""
     counters: Counters = field(default_factory=Counters)
     log: list[tuple[str, int]] = field(default_factory=list)
     """`launch` and `collect` of each step, in the order in which the loop called the engine."""
     preempted_at: list[int] = field(default_factory=list)
-    """How many tokens the probe had at each of its preemptions."""
+    """Number of tokens of the probe at each of its preemptions."""
     peers: set[int] = field(default_factory=set)
-    """Others that shared a step with the probe."""
+    """Other requests that shared a step with the probe."""
     most_rows: int = 0
     joined_decodes: bool = False
-    """A step computed some of the probe's prompt and decoded others."""
+    """True when a step computed part of the probe's prompt and decoded other rows."""
     was_joined: bool = False
-    """A step decoded the probe and computed some of another's prompt."""
+    """True when a step decoded the probe and computed part of another prompt."""
     pages: list[int] = field(default_factory=list)
-    """In the order in which rows got them."""
+    """Pages in the order in which rows received them."""
     audited_pages: int = 0
-    """How many times a page that nobody owned was found full of NaN."""
+    """Number of checks that found a free page full of NaN."""
     peak_pages: int = 0
 
     def stacked(self, keys: Iterable[tuple[int, int]]) -> torch.Tensor:
@@ -77,7 +77,7 @@ class Outcome:
 
 
 class Observer:
-    """An engine that writes down what it is given, before the engine behind it runs it."""
+    """Engine that records its plans before the engine behind it runs them."""
 
     def __init__(self, engine: Engine, scheduler: Scheduler, work: Workload, outcome: Outcome) -> None:
         self._engine = engine
@@ -116,7 +116,7 @@ class Observer:
                 assert key not in self._outcome.logits, "a token was sampled twice"
                 self._outcome.logits[key] = row.clone()
             free = self._free.pop(plan.step)
-            # Looked at when all has run, for the host must not wait for a device here: steps would no longer overlap.
+            # Evaluated at the end: waiting for the device here would end the overlap of steps.
             self._outcome.unowned_are_nan.append((plan.step, full_of_nan(kv, free)))
             self._outcome.audited_pages += len(free)
 
@@ -126,7 +126,7 @@ class Observer:
         outcome, table = self._outcome, self._scheduler.table
         outcome.log.append(("launch", plan.step))
         outcome.pages += plan.page_updates[2].tolist()
-        # The plan has just been made: what is free now was poisoned by an earlier step or is by this one.
+        # The plan has just been made: pages that are free now are poisoned by an earlier step or by this one.
         if len(plan.sampled_slots):
             self._free[plan.step] = np.flatnonzero(self._scheduler.pages.pool.owner == Owner.FREE).astype(np.int32)
             ends = (plan.prefill_starts + plan.prefill_lengths)[plan.prefill_sample == 1]
@@ -154,7 +154,7 @@ class Observer:
 
 
 def full_of_nan(kv: PagedKV, pages: IntArray) -> torch.Tensor:
-    """Whether all of these pages is; the answer stays on the pool's device."""
+    """True when all of these pages are full of NaN; the answer stays on the pool's device."""
     index = torch.from_numpy(pages).long().to(kv.keys.device)
     return kv.keys[:, index].isnan().all() & kv.values[:, index].isnan().all()
 
@@ -162,7 +162,8 @@ def full_of_nan(kv: PagedKV, pages: IntArray) -> torch.Tensor:
 def serve(
     work: Workload, config: SchedulerConfig, engine: Engine, shown: CpuEngine | CudaEngine | None = None
 ) -> Outcome:
-    """Run the workload to its end. `shown`: the engine, or rank 0's part of it, that shows logits and KV pool."""
+    """Run the workload to its end. `shown`: the engine, or rank 0's part of it, whose logits and KV pool are
+    observed."""
     numbers = len(work.asks) + len(work.earlier)
     outcome = Outcome([[] for _ in range(numbers)], [0] * numbers)
     scheduler = Scheduler(config)
@@ -201,7 +202,7 @@ def serve(
 def serve_case(
     case: Case, work: Workload, checkpoint: Path, device: Device = "cpu", dtype: DType = "auto"
 ) -> tuple[Outcome, EngineStats]:
-    """Run the workload in an engine of one rank, as the case says."""
+    """Run the workload of a case in an engine of one rank."""
     config = scheduler_config(case, work, pool_pages(case, work))
     engine = create_engine(engine_config(checkpoint, config, device, dtype))
     try:
@@ -240,9 +241,9 @@ def _take(outcome: Outcome, output: StepOutput) -> None:
 
 
 def pool_pages(case: Case, work: Workload) -> int:
-    """Pages of a pool that suits the case: ample, or so small that the probe is preempted in mid-answer.
+    """Number of pages for the case: ample, or so few that the probe is preempted in the middle of its answer.
 
-    The latter is searched for with trial runs: what the scheduler does depends on lengths alone, not on tokens.
+    The latter is found with trial runs, since the scheduler's decisions depend on lengths alone, not on tokens.
     """
     ample = work.pages(case.page)
     if not case.preemption:
@@ -257,7 +258,7 @@ def pool_pages(case: Case, work: Workload) -> int:
 
 
 def is_disturbed(outcome: Outcome) -> bool:
-    """The probe was preempted with some of its answer behind it and some still to come."""
+    """True when the probe was preempted in the middle of its answer."""
     return any(ANSWER // 8 <= at <= ANSWER - ANSWER // 8 for at in outcome.preempted_at)
 
 
@@ -267,7 +268,7 @@ def _trial(case: Case, work: Workload, pages: int) -> Outcome:
 
 
 class _NoModel:
-    """An engine without a model: any tokens, at once."""
+    """Engine without a model: arbitrary tokens, immediately."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.stats = EngineStats()
@@ -288,4 +289,4 @@ class _NoModel:
         return StepResult(handle.step, (handle.step * 31 + rows * 17) % self.limits.vocab_size)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to free."""

@@ -1,4 +1,4 @@
-"""The requests of a case: the probe, and those that are there to disturb it."""
+"""Requests of a case: the probe, and other requests that disturb it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER: Final = 64
 """Tokens that the probe generates."""
 _PROMPT: Final = 80
 _SHARED: Final = 70
-"""Tokens of the probe's prompt that an earlier request had as well: more than the largest page."""
+"""Number of tokens that the probe's prompt shares with an earlier request: more than the largest page."""
 _OTHERS: Final = 32
 GREEDY: Final = SamplingParams(temperature=0.0)
 
@@ -29,9 +29,9 @@ class Ask:
     max_tokens: int
     priority: int = 0
     after: int = -1
-    """Submitted as soon as the probe has so many tokens; −1: at the start."""
+    """Number of tokens of the probe after which the request is submitted; −1: at the start."""
     sampling: SamplingParams = GREEDY
-    """Of it only what chooses tokens, and `stop_token_ids`."""
+    """Sampling parameters; only those that select tokens, and `stop_token_ids`, are used."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Workload:
     probe: int
     """Index into `asks`."""
     asks: tuple[Ask, ...]
-    """In the order in which those of the same moment are submitted."""
+    """Requests in the order in which they are submitted."""
     earlier: tuple[Ask, ...] = field(default=())
-    """Served to their ends before anything else."""
+    """Requests that are served completely before the others."""
 
     @property
     def longest(self) -> int:
@@ -49,20 +49,21 @@ class Workload:
         return max(len(ask.prompt) + ask.max_tokens for ask in (*self.earlier, *self.asks))
 
     def pages(self, page: int) -> int:
-        """Pages with which no request ever waits for another's."""
+        """Number of pages with which no request ever waits for pages of another."""
         return sum(-(-(len(ask.prompt) + ask.max_tokens) // page) for ask in (*self.earlier, *self.asks))
 
 
 def workload(case: Case, sampling: SamplingParams = GREEDY) -> Workload:
-    """`sampling`: the probe's; if it is not greedy, half of the others sample as well, with seeds of their own."""
+    """Build the requests of a case. `sampling` is for the probe; if it is not greedy, half of the others sample as
+    well, with their own seeds."""
     prompt = _prompt(VOCAB - 1, _PROMPT)
-    # Whoever gives way is the one that goes last: lowest priority, then latest arrival.
+    # The request that runs last is preempted: lowest priority, then latest arrival.
     rank = int(case.preemption)
     if case.company == "others":
         before, after = _before(case), _after(case)
     elif case.preemption:
-        # A request that has the pool to itself is never preempted, so that "alone" then means: with one rival. It
-        # comes when the probe is generating already, fits in beside it, and outgrows what is left.
+        # A request that has the pool to itself is never preempted, so "alone" means with one rival in this case. It
+        # arrives while the probe generates, fits beside it, and outgrows the rest of the pool.
         before, after = [], [Ask(_prompt(0, 8), ANSWER, rank, after=4)]
     else:
         before, after = [], []
@@ -74,12 +75,12 @@ def workload(case: Case, sampling: SamplingParams = GREEDY) -> Workload:
 
 
 def cached_tokens(case: Case) -> int:
-    """Prompt tokens that the probe must find in the cache: whole pages of what it shares."""
+    """Number of prompt tokens that the probe must find in the cache: whole pages of the shared part."""
     return _SHARED // case.page * case.page if case.prefix == "hit" else 0
 
 
 def _before(case: Case) -> list[Ask]:
-    """Half of the others, ahead of the probe. They generate until the probe has started, whatever the chunks."""
+    """First half of the others, ahead of the probe. They generate until the probe has started, with any chunk size."""
     lengths = [45] + [(3, 5, 8)[i % 3] for i in range(1, _OTHERS // 2)]
     asks = []
     for i, length in enumerate(lengths):
@@ -89,7 +90,8 @@ def _before(case: Case) -> list[Ask]:
 
 
 def _after(case: Case) -> list[Ask]:
-    """The other half arrives while the probe generates: few enough tokens to join in time at one token a step."""
+    """Second half of the others, which arrive while the probe generates: short enough to join in time at one token per
+    step."""
     return [
         Ask(_prompt(i, (3, 3, 5)[i % 3]), _stay(case, i), int(case.preemption), after=1 + i - _OTHERS // 2)
         for i in range(_OTHERS // 2, _OTHERS)
@@ -97,13 +99,13 @@ def _after(case: Case) -> list[Ask]:
 
 
 def _stay(case: Case, i: int) -> int:
-    """Tokens that another request generates beside the probe: mixed, and long where the pool shall run out."""
+    """Number of tokens that another request generates beside the probe: mixed, and long where the pool must run out."""
     hungry = case.preemption and _prefill_speed(case) > 1
     return (48 if hungry else 8) + i * 11 % 40
 
 
 def _prefill_speed(case: Case) -> int:
-    """Prompt tokens in a step beside many decode rows: those leave nothing of a small budget but the one token."""
+    """Number of prompt tokens in a step beside many decode rows, which leave only one token of a small budget."""
     return case.budget if case.budget > _OTHERS else 1
 
 
