@@ -35,7 +35,7 @@ class StatusBoard:
     def __init__(self) -> None:
         self.status: msgspec.Struct | None = None
         self.not_ready = "starting"
-        """Why the pod is not ready; empty when it is."""
+        """Reason why the pod is not ready; empty when it is."""
         self.files: Mapping[str, tuple[Path, str]] = {}
         """Name → path and sha256 of each file that clients may fetch."""
         self._published_at = time.monotonic()

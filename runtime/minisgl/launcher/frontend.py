@@ -17,7 +17,7 @@ from minisgl.wire.status import CONTROL_PORT, SCHEDULER_PORT
 logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS: Final = 5.0
-"""From SIGTERM until new requests are refused: meanwhile the cluster stops sending them."""
+"""Seconds from SIGTERM until new requests are refused: meanwhile the cluster stops sending them."""
 
 _LIMITS: Final = Limits(max_restarts=5, restart_window=600.0, startup_timeout=120.0)
 """Nothing is loaded at the start. The cluster restarts a frontend that keeps dying, with growing delays."""

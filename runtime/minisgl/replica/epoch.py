@@ -20,7 +20,7 @@ class MemberAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses and topology of a member pod."""
 
     host: str
-    """Its address, seen from pod 0."""
+    """Address of the pod, seen from pod 0."""
     leader_host: str
     """Address of pod 0, seen from this pod."""
     topology: PodTopology

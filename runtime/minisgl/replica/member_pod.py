@@ -30,10 +30,11 @@ from minisgl.wire.status import EnginePhase
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS: Final = 1.0
+"""Longest time between two ticks when nothing happens."""
 _CONNECT_SECONDS: Final = 2.0
 """Timeout of one attempt to reach pod 0, and the pause after a failed one."""
 _STANDBY_SECONDS: Final = 5.0
-"""As in the supervisor: standbys must not slow down the first requests."""
+"""Delay of standbys after a start, as in the supervisor: they must not slow down the first requests."""
 _RELEASE_SECONDS: Final = 10.0
 """Time after the drain timeout for pod 0 to report the end of the drain."""
 
@@ -66,7 +67,7 @@ class MemberPod:
         self._drained = False
         self._gave_up = False
         self._problem = ""
-        """Why this pod has not joined."""
+        """Reason why this pod has not joined; empty when it has."""
         self._handled_stops = 0
         self._oom_kills = count_oom_kills()
 

@@ -186,7 +186,7 @@ class MemberPods:
 
 
 def _join_problem(join: messages.Join, identity: ReplicaIdentity) -> str:
-    """Why the pod does not belong to the replica; empty when it does."""
+    """Reason why the pod does not belong to the replica; empty when it does."""
     if join.version != messages.LINK_VERSION:
         versions = f"its link version is {join.version}, that of pod 0 is {messages.LINK_VERSION}"
         return f"{versions}: run all pods from one image"

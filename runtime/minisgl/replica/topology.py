@@ -20,7 +20,7 @@ def own_topology(node: str, device: Device) -> PodTopology:
 
 
 def on_same_host(pods: Sequence[PodTopology], ranks: int) -> bool:
-    """Whether NCCL may treat the pods, in which `ranks` ranks run, as one machine: see `nccl_neighbours`. It needs
+    """True if NCCL may treat the pods, in which `ranks` ranks run, as one machine: see `nccl_neighbours`. NCCL needs
     distinct process ids as well, which `ProcessSpec.pid_residue` gives."""
     first = pods[0]
     return (

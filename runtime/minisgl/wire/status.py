@@ -77,7 +77,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_
     progress: str
     """Reason for the phase, such as the pods that are missing; empty when there is nothing to add."""
     ready: bool
-    """Leader: all ranks serve. Member pod: it has joined the leader."""
+    """Leader: true if all ranks are ready. Member pod: true if it has joined the leader."""
     ranks: tuple[RankStatus, ...]
     ready_ranks: int
     tensor: int
@@ -93,23 +93,24 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_
     max_restarts: int
     last_failure: Failure | None
     card: EngineInfo | None
-    """None until the replica has been ready once."""
+    """Served model; None until the replica has been ready once."""
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     """One replica as a router sees it."""
 
     replica: str
-    """Its name; empty before its first welcome. Name, revision and epoch are kept when the connection is lost."""
+    """Name of the replica; empty before its first welcome. Name, revision and epoch are kept when the connection is
+    lost."""
     revision: str
     epoch: tuple[int, int]
     address: str
     routable: bool
-    """The router can send it requests now."""
+    """True if the router can send it requests now."""
     reason: str
-    """Why it is not routable; empty when it is."""
+    """Reason why it is not routable; empty when it is."""
     waits_for_files: bool = False
-    """It is not routable only because its tokenizer files, which are loaded, are not in use."""
+    """True if it is not routable only because its tokenizer files, which are loaded, are not in use."""
     running: int
     waiting: int
 
@@ -119,9 +120,9 @@ class FrontendStatus(msgspec.Struct, frozen=True, kw_only=True, tag="frontend", 
 
     pod: str
     ready: bool
-    """It can answer requests."""
+    """True if it can answer requests."""
     draining: bool
-    """It refuses new requests and is about to stop."""
+    """True if it refuses new requests and is about to stop."""
     replicas: list[ReplicaView]
     """All replicas that discovery has found, as the best informed tokenizer worker sees each."""
 
@@ -134,7 +135,7 @@ class FetchStatus(msgspec.Struct, frozen=True, kw_only=True):
     percent: int = 0
     commit: str = ""
     reason: FetchFailureReason | Literal[""] = ""
-    """Why it failed, or what it waits for."""
+    """Reason of the failure, or of the current wait."""
     message: str = ""
 
 

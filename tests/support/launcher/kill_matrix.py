@@ -44,14 +44,14 @@ PLAIN: Final = 2
 STARTED: Final = 6
 """Streams that must have tokens before the kill."""
 TOKENS: Final = 700
-"""Of each answer; the tiny server's pool holds all of them."""
+"""Tokens of each answer; the tiny server's pool holds all of them."""
 _CLIENT_SECONDS: Final = 300
 MOST_CHUNKS: Final = 100
-"""A stream that has more of them at the kill does not count as one with much to come: a chunk is a token, or a few
+"""Most chunks of a stream that counts as one with most of its answer to come at the kill. A chunk is a token, or a few
 when the client reads slowly."""
 
 _SSL: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Not used, but to make one for each request would take longer than the request."""
+"""Not used, but creating one for each request would take longer than the request."""
 
 VICTIMS: Final = ("rank0", "tokenizer0", "frontend", "rank1", "launcher")
 
@@ -67,18 +67,18 @@ _RESUBMITTED: Final = "minisgl:requests_retried_total"
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kill led to."""
+    """Effects of one kill."""
 
     victim: str
     started: int
     """Streams that had some chunks, and not more than MOST_CHUNKS, when the process was killed."""
     outcomes: Counter[str]
     not_ready_seconds: float
-    """From the kill to the first answer of /ready that is not 200; 0 where there is nobody to answer, infinite where
+    """Time from the kill to the first answer of /ready that is not 200; 0 where no process can answer, infinite where
     it was 200 all the time."""
     back_seconds: float
-    """From the kill to the first 200 of /ready after that, infinite where none came; for a launcher, until nothing was
-    left of it."""
+    """Time from the kill to the next 200 of /ready, infinite without one; for a launcher, until no process and no file
+    of it is left."""
 
     @property
     def faults(self) -> list[str]:
@@ -86,9 +86,9 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         if self.started < STARTED:
             bad.append(f"only {self.started} streams had tokens out")
         if self.outcomes["whole"] > STREAMS + PLAIN - self.started:
-            bad.append("streams with much to come were whole")
+            bad.append("streams with most of their answer to come were whole")
         if self.victim not in ("frontend", "launcher") and self.outcomes["connection broken"]:
-            bad.append("clients were not told why")
+            bad.append("clients got no reason")
         if math.isinf(self.not_ready_seconds):
             bad.append("/ready was 200 all the time")
         elif math.isinf(self.back_seconds):
@@ -96,7 +96,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         return bad
 
     def late(self, slack: float = 1.0) -> list[str]:
-        """Promises about time that were not kept, `slack` times as long as promised."""
+        """Promised times that were exceeded, each multiplied by `slack`."""
         late = []
         if 1.0 * slack < self.not_ready_seconds < math.inf:
             late.append(f"/ready was 200 for {self.not_ready_seconds:.2f} s")
@@ -134,7 +134,7 @@ class QueuedRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Client(threading.Thread):
-    """One request, and how it ended: `whole`, a way of failing, or `BAD …` for what looks whole and is not."""
+    """One request and its outcome: `whole`, a kind of failure, or `BAD …` for an answer that only looks whole."""
 
     def __init__(self, url: str, model: str, *, stream: bool, tokens: int = TOKENS, prompt: str = "Count") -> None:
         super().__init__(daemon=True)
@@ -197,7 +197,7 @@ class Client(threading.Thread):
 
 def _watch_readiness(url: str, killed_at: float, *, not_ready: bool) -> tuple[float, float]:
     """Seconds from the kill to the first answer of /ready that is not 200, and to the first 200 after that. With
-    `not_ready` nobody can answer at first: whoever asks waits in the launcher's socket."""
+    `not_ready` no process can answer at first: requests wait in the launcher's socket."""
     not_ready_seconds = 0.0 if not_ready else math.inf
     while time.monotonic() < killed_at + 120:
         asked = time.monotonic()
@@ -214,9 +214,9 @@ def _watch_readiness(url: str, killed_at: float, *, not_ready: bool) -> tuple[fl
 
 
 def kill_one(served: Served, victim: str) -> Round:
-    """One round on a server that is ready. Afterwards it is ready again, or gone when the launcher was killed."""
+    """Run one round on a ready server. Afterwards it is ready again, or has exited when the launcher was killed."""
     model = _model(served)
-    # Looked for before: the answers go on meanwhile.
+    # Found before the requests start: answers continue during the search.
     pid = served.popen.pid if victim == "launcher" else served.children()[victim]
     streams = [Client(served.url, model, stream=True) for _ in range(STREAMS)]
     plain = [Client(served.url, model, stream=False) for _ in range(PLAIN)]
@@ -246,8 +246,8 @@ def kill_one(served: Served, victim: str) -> Round:
 def run(
     victims: Sequence[str], rounds: int, folder: Path, model: Path | None = None, flags: Sequence[str] = ()
 ) -> list[Round]:
-    """`rounds` of each victim. All but the launcher are killed in turn in one server; rank1 stands for two ranks.
-    `model` and `flags` are those of `serve`; without them it is a tiny one."""
+    """Run `rounds` of each victim. All but the launcher are killed in turn in one server; rank1 needs one with two
+    ranks. `model` and `flags` are those of `serve`; None: a tiny model."""
     model = model or tiny_checkpoint()
     done: list[Round] = []
     for turn, ranks in (
@@ -312,7 +312,7 @@ def kill_queued(served: Served, victim: str, *, started: int) -> QueuedRound:
 def run_queued(
     victims: Sequence[str], rounds: int, folder: Path, model: Path | None = None, flags: Sequence[str] = ()
 ) -> list[QueuedRound]:
-    """`rounds` kills of each victim in one server of two ranks."""
+    """Run `rounds` kills of each victim in one server of two ranks."""
     limits = ("--max-running", str(RUNNING), "--max-step-tokens", str(STEP_TOKENS), "--queue-timeout", "300")
     model = model or write_tiny_checkpoint(folder / "model", "qwen3", max_position=8192)
     served = _start(folder, model, *flags, *limits, "--num-pages", "4096", "--tp", "2")
@@ -368,13 +368,13 @@ def _whole_answer(served: Served) -> bool:
 
 
 def _model(served: Served) -> str:
-    """Its name."""
+    """Name of the served model."""
     return str(httpx.get(f"{served.url}/v1/models", timeout=60, verify=_SSL).json()["data"][0]["id"])
 
 
 def _show(round: Round) -> Round:
     print(
-        f"{round.victim:<11} {round.started} of {STREAMS} streams under way; "
+        f"{round.victim:<11} {round.started} of {STREAMS} running streams; "
         f"not ready after {round.not_ready_seconds:.3f} s, back after {round.back_seconds:.2f} s; "
         f"{_listed(round.outcomes)}",
         flush=True,
