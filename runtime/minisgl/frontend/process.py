@@ -160,8 +160,3 @@ class FrontendServer:
 
     def _fail_rest(self) -> None:
         self._tokenizers.fail_all(SHUTTING_DOWN, "the server is shutting down and cannot complete the response")
-
-
-def run(config: FrontendConfig, on_ready: Callable[[int], None] | None = None) -> None:
-    """Run a frontend until it is stopped, see `FrontendServer.run`."""
-    FrontendServer(config).run(on_ready)

@@ -139,12 +139,11 @@ class TokenizerPool:
     def replicas(self) -> list[ReplicaView]:
         """Return the replicas that workers have discovered, by name and address. A replica is routable when some worker
         can send requests there, and awaits its files when some worker has them loaded."""
-        merged: dict[str, ReplicaView] = {}
-        for state in (state for link in self._links for state in link.replicas):
-            known = merged.get(state.address)
-            if known is None or _usability(state) > _usability(known):
-                merged[state.address] = state
-        return sorted(merged.values(), key=lambda state: (state.replica or state.address, state.address))
+        states = (state for link in self._links for state in link.replicas)
+        best: dict[str, ReplicaView] = {}
+        for state in sorted(states, key=_usability, reverse=True):
+            best.setdefault(state.address, state)
+        return sorted(best.values(), key=lambda state: (state.replica or state.address, state.address))
 
     @property
     def is_draining(self) -> bool:

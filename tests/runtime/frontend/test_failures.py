@@ -246,8 +246,9 @@ def test_a_second_signal_ends_running_requests_immediately(make_stack: MakeStack
 SERVE = """
 import sys, msgspec
 from minisgl.frontend.config import FrontendConfig
-from minisgl.frontend.process import run
-run(msgspec.json.decode(sys.argv[1], type=FrontendConfig), lambda port: print(port, flush=True))
+from minisgl.frontend.process import FrontendServer
+config = msgspec.json.decode(sys.argv[1], type=FrontendConfig)
+FrontendServer(config).run(lambda port: print(port, flush=True))
 """
 
 

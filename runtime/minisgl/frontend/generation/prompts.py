@@ -24,12 +24,8 @@ class Prompt(msgspec.Struct, frozen=True):
     """int32"""
 
 
-def parse_prompts(value: str | list[Any], param: str) -> list[Prompt]:
-    """Raises ApiError."""
-    return list(_prompts(value, param))
-
-
-def _prompts(value: str | list[Any], param: str) -> Iterator[Prompt]:
+def parse_prompts(value: str | list[Any], param: str) -> Iterator[Prompt]:
+    """Yield the prompts in the field `param`. Raises ApiError."""
     if isinstance(value, str):
         yield Prompt(text=value)
         return

@@ -49,7 +49,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     reject_unsupported(sampling, "sampling_params.")
     source = body.text if body.text is not None else body.input_ids
     assert source is not None
-    prompts = parse_prompts(source, given[0])
+    prompts = list(parse_prompts(source, given[0]))
     n = sampling.n or 1
     max_tokens = sampling.max_new_tokens or MAX_TOKENS
     check_choices(prompts, n, max_tokens, "sampling_params.n", len(raw))

@@ -61,7 +61,7 @@ def parse_completion(raw: bytes, defaults: SamplingDefaults) -> GenerationReques
         body,
         raw,
         defaults,
-        prompts=parse_prompts(body.prompt, "prompt"),
+        prompts=list(parse_prompts(body.prompt, "prompt")),
         max_tokens=COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         echo=bool(body.echo),

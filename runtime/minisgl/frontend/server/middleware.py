@@ -102,7 +102,7 @@ class RecordMiddleware:
             record.send_started_at = 0.0
 
         attach_record(scope, record)
-        self._requests.begin(record)
+        self._requests.in_flight.add(record)
         try:
             await self._app(scope, recorded_receive, recorded_send)
         except Exception:

@@ -31,10 +31,8 @@ class RequestTracker:
         self.model: ServedModel | None = None
         self._stepped_at = 0.0
 
-    def begin(self, record: RequestRecord) -> None:
-        self.in_flight.add(record)
-
     def end(self, record: RequestRecord, now: float) -> None:
+        """Count and log a request, in flight or rejected before."""
         self.in_flight.discard(record)
         metrics = self.metrics
         if record.disconnected_in is not None:

@@ -226,7 +226,7 @@ class Watched:
         stream = record.stream = ResponseStream(started_at, [(b"r" * 16, 1)])
         stream.phase = "waiting"
         stream.accepted_at = started_at
-        self.requests.begin(record)
+        self.requests.in_flight.add(record)
         return record, stream
 
     def code_at(self, now: float) -> str:
