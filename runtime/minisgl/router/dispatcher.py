@@ -50,7 +50,7 @@ class _Request:
     submit: Submit | None
     """None: it has output and is not resubmitted."""
     files: FileHashes | None
-    """Tokenizer files that its token ids belong to."""
+    """Tokenizer files that its token ids belong to; None: its prompt must be encoded again for another attempt."""
     attempt_id: bytes
     """Identifier on the wire; the request's own for the first attempt."""
     blocks: tuple[int, ...] | None = None
@@ -85,8 +85,7 @@ class Dispatcher:
         """A request waits for a replica for at most `queue_seconds`. A replica with requests that has sent nothing for
         `stall_seconds` counts as lost; after `stale_seconds` it gets no new requests. `reencode` receives requests
         without output whose token ids belong to tokenizer files that are no longer in use: submit them again.
-        `has_output` tells whether output of a request was sent to its client; tokens alone, as those of an incomplete
-        character, are none."""
+        The same holds for requests with tokens but without output, which `has_output` tells apart."""
         self.replicas = Replicas(stale_seconds)
         self._queue_seconds = queue_seconds
         self._stall_seconds = stall_seconds
@@ -208,8 +207,9 @@ class Dispatcher:
                 if last[row]:
                     self._end_attempt(request)
                     self._forget(request)
-                else:
-                    self._is_final(request)
+                elif not self._is_final(request):
+                    # Tokens without text, as of an incomplete character: another attempt begins with the prompt.
+                    request.files = None
 
     def tick(self) -> list[str]:
         """Time has passed. Returns the addresses of replicas that count as lost because they were silent."""

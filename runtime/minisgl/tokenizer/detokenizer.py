@@ -20,13 +20,8 @@ class Detokenizer:
     def __init__(self, tokens: TokenBytes, prompt: Iterable[int]) -> None:
         """`prompt` holds the token ids of the prompt. Behind a prompt without any text, the answer begins a text."""
         self._tokens = tokens
-        self._at_start = self._begins_text = all(tokens.is_special(token) for token in prompt)
+        self._at_start = all(tokens.is_special(token) for token in prompt)
         self._utf8 = IncrementalDecoder("replace")
-
-    def reset(self) -> None:
-        """Begin the same answer again."""
-        self._at_start = self._begins_text
-        self._utf8.reset()
 
     def step(self, token: int) -> str:
         """Return the text that this token completes; often the token's own, sometimes empty."""

@@ -25,13 +25,8 @@ class AnswerLogprobs:
     def __init__(self, table: TokenBytes, offset: int) -> None:
         """`offset` is the number of characters before the answer, those of an echoed prompt."""
         self._table = table
-        self._offset = self._sampled = self._delivered = offset
+        self._sampled = self._delivered = offset
         self._held: deque[ScoredToken] = deque()
-
-    def reset(self) -> None:
-        """Begin the same answer again."""
-        self._sampled = self._delivered = self._offset
-        self._held.clear()
 
     def add(self, token: int, added: bytes, scores: TokenLogprobs) -> None:
         """Add a token that adds these bytes. Raises ValidationError unless the scores are those of one token."""

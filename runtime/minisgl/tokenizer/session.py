@@ -126,14 +126,15 @@ class Session:
         return True
 
     def begin_reencode(self, request_id: bytes) -> Generate | None:
-        """Return a request whose prompt is to be encoded with another tokenizer; None if it has ended, or must end."""
+        """Return a request that begins again with its prompt, because it has tokens without output or because other
+        tokenizer files are in use; None if it has ended, or must end."""
         request = self._requests.get(request_id)
         if request is None:
             return None
         if request.echo is not None and request.phase is _Phase.RUNNING:
-            # The echo was sent already, and belongs to the token ids of the other tokenizer.
+            # The echo was sent already; a new one could differ from it.
             self._to_scheduler.append(Abort(request_id))
-            self._end_failed(request_id, "engine_unavailable", "the engine was replaced by one with another tokenizer")
+            self._end_failed(request_id, "engine_unavailable", "the engine was lost after the prompt was echoed")
             return None
         assert request.phase is not _Phase.ENCODING and not request.has_output, "it was submitted and has no output"
         request.phase = _Phase.REENCODING
@@ -141,8 +142,7 @@ class Session:
         return request.generate
 
     def has_output(self, request_id: bytes) -> bool:
-        """Return whether output was sent to the frontend. Without output another engine may begin the answer again; the
-        tokens of an incomplete character, for example, are forgotten then."""
+        """Return whether output was sent to the frontend. Without output another engine may begin the answer again."""
         return request_id not in self._requests or self._requests[request_id].has_output
 
     def encoded(self, request_id: bytes, prompt: Prompt | PromptError) -> None:
@@ -227,16 +227,11 @@ class Session:
             if request is None:
                 continue
             if index != request.tokens:
-                if index == 0 and not request.has_output:
-                    self._restart(request)
-                elif index < request.tokens:
-                    # The token was delivered before.
-                    continue
-                else:
-                    # An answer with a missing token must not look complete.
+                # A token that was delivered before is ignored. An answer with a missing token must not look complete.
+                if index > request.tokens:
                     self._to_scheduler.append(Abort(request_id))
                     self._end_failed(request_id, "tokens_lost", f"token {request.tokens} of the answer never arrived")
-                    continue
+                continue
             request.tokens += 1
             request.cached_tokens = cached
             if request.text_only and code == _NOT_FINISHED:
@@ -334,14 +329,6 @@ class Session:
             scores.sampled(len(piece))
             scored = scores.deliver(len(text), whole=reason is not None and not stopped)
         return text, "stop" if stopped else reason, scored
-
-    def _restart(self, request: _Request) -> None:
-        """Forget the tokens that an engine had generated before it was lost; no output was sent yet."""
-        request.tokens = 0
-        request.detokenizer.reset()
-        request.stops.reset()
-        if request.scored is not None:
-            request.scored.reset()
 
     def _end(self, request_id: bytes, request: _Request, reason: _EndReason) -> Finished:
         del self._requests[request_id]

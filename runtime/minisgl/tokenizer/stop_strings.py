@@ -21,11 +21,6 @@ class StopStrings:
         self._held = ""
         self.stopped = False
 
-    def reset(self) -> None:
-        """Begin the same answer again."""
-        self._held = ""
-        self.stopped = False
-
     def push(self, piece: str, may_stop: bool = True) -> str:
         """Add text and return the part that is safe to send now; nothing after a match (`stopped`). Without `may_stop`
         stop strings are ordinary text."""

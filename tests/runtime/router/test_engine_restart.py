@@ -34,7 +34,7 @@ class Machine:
             STALL_SECONDS,
             deliver=self.session.receive,
             send=lambda _, message: self.at_engine.append(message),
-            reencode=lambda _: None,
+            reencode=self.reencode,
             has_output=self.session.has_output,
             stale_seconds=math.inf,
         )
@@ -46,6 +46,10 @@ class Machine:
         self.ends: dict[bytes, Finished | TextFailed] = {}
         self.accepted: list[bytes] = []
         self.scored: list[ScoredToken] = []
+
+    def reencode(self, request_id: bytes) -> None:
+        if self.session.begin_reencode(request_id) is not None:
+            self.session.encoded(request_id, array("i", TOKENIZER.encode("Hi").ids))
 
     def start_engine(self, epoch: int) -> None:
         self.at_engine = []
@@ -174,9 +178,9 @@ def test_tokens_without_text_do_not_survive_a_change_of_the_tokenizer() -> None:
     machine, _ = serving(0)
     request_id = machine.ask(1)
     machine.give(machine.submits[0], 0, TOKENIZER.encode("é").ids[0])
+    machine.dispatcher.set_files_in_use({"tokenizer.json": "b" * 64})
     machine.kill_engine()
-    assert machine.session.begin_reencode(request_id) is not None
-    machine.session.encoded(request_id, array("i", TOKENIZER.encode("Hi").ids))
+    machine.dispatcher.set_files_in_use(FILES)
     machine.take()
     machine.start_engine(2)
     machine.give_token(machine.submits[0], 0, "a", "length")

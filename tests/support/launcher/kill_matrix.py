@@ -280,7 +280,9 @@ def kill_queued(served: Served, victim: str, *, started: int) -> QueuedRound:
     model, pid = _model(served), served.children()[victim]
     resubmitted = _metric(served, _RESUBMITTED)
     running = [
-        Client(served.url, model, stream=True, tokens=RUNNING_TOKENS, prompt=LONG_PROMPT) for _ in range(RUNNING)
+        # Each prompt is new, so that no prefix cache shortens its prefill.
+        Client(served.url, model, stream=True, tokens=RUNNING_TOKENS, prompt=f"{pid}.{number} {LONG_PROMPT}")
+        for number in range(RUNNING)
     ]
     eventually(lambda: _in_engine(served) >= RUNNING)
     queued = [
