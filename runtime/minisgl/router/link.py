@@ -45,13 +45,10 @@ class Link:
         self._socket.connect(self._address)
 
     def register(self, poller: zmq.Poller) -> None:
-        if self._socket is not None:
-            poller.register(self._monitor, zmq.POLLIN)
-            poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._backlog else 0))
+        poller.register(self._monitor, zmq.POLLIN)
+        poller.register(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._backlog else 0))
 
     def send(self, message: msgspec.Struct) -> None:
-        if self._socket is None:
-            return
         self._backlog.append(self._encoder.encode(message))
         self.flush()
 
@@ -83,7 +80,7 @@ class Link:
 
     def take_lost(self) -> bool:
         """Return whether the peer was lost since the last call."""
-        while self._socket is not None and self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
+        while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:
             self._lost |= recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED
         lost, self._lost = self._lost, False
         return lost

@@ -39,7 +39,8 @@ ENCODE_BATCH_BYTES: Final = 1 << 20
 LARGE_BYTES: Final = 256 << 10
 """Larger messages have a thread of their own: encoding some megabytes takes seconds."""
 
-_Results: TypeAlias = "tuple[list[tuple[Generate, Prompt | PromptError]], list[Reply | TextFailed]]"
+_Results: TypeAlias = "tuple[LoadedTokenizer, list[tuple[Generate, Prompt | PromptError]], list[Reply | TextFailed]]"
+"""The tokenizer of a batch, the prompts of its requests and the replies to its questions."""
 
 
 class _EncoderThread:
@@ -50,19 +51,16 @@ class _EncoderThread:
         self._wake = wake
         self._pool = ThreadPoolExecutor(1, name)
         self._batch: Future[_Results] | None = None
-        self._tokenizer: LoadedTokenizer | None = None
-        """The one that encodes the batch."""
 
     def add(self, size: int, message: Generate | Question) -> None:
         self._queue.append((size, message))
 
-    def take_results(self) -> tuple[LoadedTokenizer, _Results] | None:
-        """Return a finished batch and the tokenizer that encoded it; None if there is nothing new."""
+    def take_results(self) -> _Results | None:
+        """Return the results of a finished batch; None if there is nothing new."""
         if self._batch is None or not self._batch.done():
             return None
-        assert self._tokenizer is not None
         done, self._batch = self._batch, None
-        return self._tokenizer, done.result()
+        return done.result()
 
     def submit_batch(self, tokenizer: LoadedTokenizer, session: Session) -> None:
         """Give an idle thread the next batch, without requests that were cancelled."""
@@ -80,8 +78,7 @@ class _EncoderThread:
             left -= size
         requests = [one for one in taken if isinstance(one, Generate) and one.id in session]
         questions = [one for one in taken if not isinstance(one, Generate)]
-        self._tokenizer = tokenizer
-        self._batch = self._pool.submit(_encode, tokenizer.encoder, requests, questions)
+        self._batch = self._pool.submit(_encode, tokenizer, requests, questions)
         self._batch.add_done_callback(lambda _: self._wake())
 
     def close(self) -> None:
@@ -183,7 +180,7 @@ class Worker:
         tokenizer = self._router.tokenizer
         for encoder in (self._encoder, self._large_encoder):
             if (done := encoder.take_results()) is not None:
-                encoded_with, (prompts, replies) = done
+                encoded_with, prompts, replies = done
                 for request, prompt in prompts:
                     if encoded_with is tokenizer:
                         self._session.encoded(request.id, prompt)
@@ -210,10 +207,10 @@ class Worker:
             os.close(self._wake_event)
 
 
-def _encode(encoder: PromptEncoder, requests: list[Generate], questions: list[Question]) -> _Results:
-    """Return prompts for requests and replies to questions. Runs in an encoder thread."""
-    prompts = zip(requests, encoder.encode(requests), strict=True)
-    return list(prompts), [_reply(encoder, question) for question in questions]
+def _encode(tokenizer: LoadedTokenizer, requests: list[Generate], questions: list[Question]) -> _Results:
+    """Runs in an encoder thread."""
+    prompts = zip(requests, tokenizer.encoder.encode(requests), strict=True)
+    return tokenizer, list(prompts), [_reply(tokenizer.encoder, question) for question in questions]
 
 
 def _reply(encoder: PromptEncoder, question: Question) -> Reply | TextFailed:

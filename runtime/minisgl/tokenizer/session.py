@@ -370,9 +370,7 @@ def _missing_logprobs(request: _Request, row: int, logprobs: dict[int, TokenLogp
 
 
 def _check_tokens(tokens: Collection[int], vocab_size: int, param: str) -> None:
-    if not tokens:
-        return
-    lowest, highest = min(tokens), max(tokens)
+    lowest, highest = min(tokens, default=0), max(tokens, default=0)
     if lowest < 0 or highest >= vocab_size:
         raise PromptError(
             "invalid_token",
