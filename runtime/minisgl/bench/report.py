@@ -39,7 +39,7 @@ def report(bench: str, metrics: Mapping[str, Metric], reference: Mapping[str, Me
             "bench": bench,
             "machine": machine(),
             "versions": versions(),
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "minisgl"), *sys.argv[1:]]),
             "figures": dict(metrics),
             "reference": dict(reference),
         }
