@@ -1,5 +1,5 @@
-"""Between the requests of a worker and the replicas: decides which replica gets each request, and what happens to it
-when that replica is lost, drains or refuses it. No sockets, no clock.
+"""Decides which replica gets each request of a worker, and retries the request when that replica is lost, drains or
+refuses it. No sockets, no clock.
 
 A request without output is resubmitted to another replica, or waits until one can take it. One whose client has output
 fails: the tokens of another replica need not continue it. Every attempt has an
@@ -85,7 +85,7 @@ class Dispatcher:
         """A request waits for a replica for at most `queue_seconds`. A replica with requests that has sent nothing for
         `stall_seconds` counts as lost; after `stale_seconds` it gets no new requests. `reencode` receives requests
         without output whose token ids belong to tokenizer files that are no longer in use: submit them again.
-        The same holds for requests with tokens but without output, which `has_output` tells apart."""
+        The same holds for requests with tokens but without output, as `has_output` reports it."""
         self.replicas = Replicas(stale_seconds)
         self._queue_seconds = queue_seconds
         self._stall_seconds = stall_seconds
@@ -289,7 +289,7 @@ class Dispatcher:
         self._send(replica.address, submit)
 
     def _move_unstarted(self, address: str) -> None:
-        """Resubmit requests without output elsewhere, if another replica can take them: here they might wait long."""
+        """Resubmit requests without output if another replica can take them: they might wait long at this one."""
         if any(replica.address != address for replica in self.replicas.routable):
             for request in [one for one in self._attempts[address].values() if not self._is_final(one)]:
                 self._abort_attempt(request)

@@ -16,7 +16,7 @@ from minisgl.router.tokenizer_files import fetch_files, local_files
 from minisgl.tokenizer.loaded import LoadedTokenizer, load
 
 LOCAL_ENGINE: Final = "local engine"
-"""Address of the only replica of a server on one machine, as it is reported."""
+"""Address by which the only replica of a server on one machine is reported."""
 
 
 class EngineSource(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,7 +98,7 @@ class Replicas:
         """Counts the statuses that were received."""
         self._stale_seconds = stale_seconds
         self._loaded: Sequence[FileHashes] = ()
-        """Tokenizer files that could be in use at once."""
+        """Tokenizer files that are loaded and can be switched to immediately."""
         self._by_address: dict[str, Replica] = {}
         self._assessed: list[tuple[Replica, State, str]] | None = None
         """State of each replica and the reason why it is not routable; None: must be computed again."""
@@ -119,7 +119,7 @@ class Replicas:
         self._change()
 
     def remove(self, address: str) -> None:
-        assert not self._by_address[address].in_flight, "its requests must go elsewhere first"
+        assert not self._by_address[address].in_flight, "its requests must be resubmitted first"
         del self._by_address[address]
         self._change()
 
@@ -180,7 +180,7 @@ class Replicas:
         return self._routable
 
     def engine_info(self) -> tuple[ModelCard, tuple[int, int]] | None:
-        """Return the model as it is served now and the latest epoch; None while no replica can take requests. Where
+        """Return the served model and the latest epoch; None while no replica can take requests. Where
         replicas differ in the longest sequence, the shortest of them is the one that can be promised."""
         welcomes = [replica.welcome for replica in self.routable if replica.welcome is not None]
         if not welcomes:
@@ -206,7 +206,7 @@ class Replicas:
         return [replica.address for replica in self if replica.hashes == hashes]
 
     def views(self) -> tuple[ReplicaView, ...]:
-        """Return what is known of each replica, by name."""
+        """Return a view of each replica, sorted by name."""
         return tuple(
             _view(*assessed)
             for assessed in sorted(self._assess(), key=lambda assessed: (assessed[0].name, assessed[0].address))

@@ -283,8 +283,8 @@ class Router:
         self._dispatcher.set_files_in_use(tokenizer.hashes)
 
     def _send_state(self) -> None:
-        """Report at once when something has changed, else ten times a second: the last word of an engine must not look
-        newer than it is, so nothing is reported while no serving engine sends anything."""
+        """Report the state immediately after a change, else every STATE_SECONDS. While a model is served, nothing is
+        reported without a new status: the frontend must notice that the engines are silent."""
         replicas = self._replicas
         is_news = not self._serving or replicas.statuses != self._sent_statuses
         if replicas.changes == self._sent_changes and (replicas.now < self._next_state_at or not is_news):

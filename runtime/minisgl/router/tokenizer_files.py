@@ -1,7 +1,7 @@
 """Tokenizer files with the hashes that an engine names: the checkpoint's own, or fetched from an engine over HTTP.
 
-A frontend pod has no model volume: it learns from the hashes in a welcome which files its engines use, and uses what it
-downloads only if the hashes are equal.
+A frontend pod has no model volume. The hashes in a welcome name the files of an engine, and downloaded files are used
+only if they have these hashes.
 """
 
 from __future__ import annotations

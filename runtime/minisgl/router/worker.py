@@ -231,8 +231,8 @@ def _reply(encoder: PromptEncoder, question: Question) -> Reply | TextFailed:
 
 
 def run(config: TokenizerConfig, on_ready: Callable[[], None] | None = None) -> None:
-    """Run the worker's process until SIGTERM. `on_ready` is called once its sockets are open; the frontend is told
-    when an engine has answered. Raises TokenizerError.
+    """Run the worker's process until SIGTERM. `on_ready` is called once its sockets are open, which may be before an
+    engine has answered. Raises TokenizerError.
 
     SIGINT is ignored: a terminal sends it to every process, and the frontend needs this one until it has drained.
     """

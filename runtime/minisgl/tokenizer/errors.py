@@ -6,7 +6,7 @@ from minisgl.errors import CodedError
 
 
 class TokenizerError(CodedError):
-    """Tokenizer files that cannot be used. `code` is stable; the message says what to do next."""
+    """Tokenizer files that cannot be used. `code` is stable; the message contains the remedy."""
 
 
 class PromptError(CodedError):

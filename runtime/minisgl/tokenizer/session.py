@@ -1,4 +1,4 @@
-"""The requests of one tokenizer worker: what each message means for them. No sockets, no clock, no threads.
+"""The requests of one tokenizer worker, and the effect of each message on them. No sockets, no clock, no threads.
 
 A request is `ENCODING`, then `SUBMITTED`, then `RUNNING`. At its end it is forgotten, so late messages about it match
 no request and are ignored. Methods append messages for the scheduler and for the frontend, in the order in which they

@@ -24,12 +24,12 @@ from minisgl.wire.messages import (
 )
 from support.frontend.fake_scheduler import card, row
 
-KINDS = ({"tokenizer.json": "a" * 64}, {"tokenizer.json": "b" * 64})
+FILE_SETS = ({"tokenizer.json": "a" * 64}, {"tokenizer.json": "b" * 64})
 PROMPTS = (b"\0" * 512, b"\1" * 512)
-"""The same in the token ids of either tokenizer."""
+"""One prompt in the token ids of each tokenizer."""
 RETRY_SECONDS = 10.0
 WITH_TEXT, WITHOUT_TEXT = 5, 6
-"""Tokens."""
+"""Token ids."""
 REPLICAS = 3
 
 STATUS = Status(
@@ -44,7 +44,7 @@ STATUS = Status(
 
 
 class Server:
-    """A replica as it really is: what it has been asked for and not ended yet."""
+    """The true state of a replica: its requests that have not ended."""
 
     def __init__(self, number: int) -> None:
         self.address = f"10.0.0.{number}"
@@ -53,16 +53,16 @@ class Server:
         self.up = False
         self.draining = False
         self.kind = 0
-        """Of its tokenizer files."""
+        """Index of its tokenizer files in FILE_SETS."""
         self.requests: dict[bytes, int] = {}
-        """Tokens given, by identifier on the wire."""
+        """Number of tokens sent, by identifier on the wire."""
         self.aborted: set[bytes] = set()
 
     def welcome(self) -> Welcome:
         return Welcome(
             version=WIRE_VERSION,
             epoch=(1, self.epoch),
-            model=card(tokenizer_hashes=KINDS[self.kind]),
+            model=card(tokenizer_hashes=FILE_SETS[self.kind]),
             replica=self.name,
         )
 
@@ -81,22 +81,22 @@ class Dispatching(RuleBasedStateMachine):
             has_output=lambda request_id: request_id in self.have_output,
         )
         self.kind = 0
-        self.dispatcher.set_files_in_use(KINDS[0])
+        self.dispatcher.set_files_in_use(FILE_SETS[0])
         self.servers = [Server(number) for number in range(REPLICAS)]
         for server in self.servers:
             self.dispatcher.add(server.address)
         self.count = 0
         self.given: dict[bytes, list[int]] = {}
-        """Indices of the tokens that each request was given."""
+        """Indices of the tokens that were delivered to each request."""
         self.have_output: set[bytes] = set()
-        """Requests that were given a token with text."""
+        """Requests to which a token with text was delivered."""
         self.ends: dict[bytes, str] = {}
         self.acks: set[bytes] = set()
         self.cancelled: set[bytes] = set()
         self.encoding: set[bytes] = set()
         """Requests whose prompts are being encoded again."""
 
-    # What the dispatcher does.
+    # Actions of the dispatcher.
 
     def on_delivered(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
         match message:
@@ -137,7 +137,7 @@ class Dispatching(RuleBasedStateMachine):
         assert request_id not in self.have_output and request_id not in self.encoding
         self.encoding.add(request_id)
 
-    # What happens to it.
+    # Events.
 
     def server(self, number: int) -> Server:
         return self.servers[number]
@@ -156,7 +156,7 @@ class Dispatching(RuleBasedStateMachine):
     @rule(kind=st.integers(0, 1))
     def use_files(self, kind: int) -> None:
         self.kind = kind
-        self.dispatcher.set_files_in_use(KINDS[kind])
+        self.dispatcher.set_files_in_use(FILE_SETS[kind])
 
     @rule()
     def encode(self) -> None:
@@ -173,7 +173,7 @@ class Dispatching(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, REPLICAS - 1), kind=st.integers(0, 1))
     def start(self, number: int, kind: int) -> None:
-        """Or start again, over the link that there is."""
+        """Start a replica, or restart it while its connection stays open."""
         server = self.server(number)
         server.kind = kind
         server.up, server.draining, server.requests, server.aborted = True, False, {}, set()
@@ -235,7 +235,7 @@ class Dispatching(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, REPLICAS - 1), index=st.integers(0, 3))
     def late_tokens(self, number: int, index: int) -> None:
-        """Of requests that were taken away: the replica had computed them before it heard of that."""
+        """Tokens of aborted requests, computed before the abort arrived."""
         server = self.server(number)
         for wire_id in server.aborted:
             self.dispatcher.tokens(server.address, row(wire_id, index, 7))
@@ -245,11 +245,11 @@ class Dispatching(RuleBasedStateMachine):
         self.dispatcher.replicas.now += seconds
         for server in self.servers:
             if server.up:
-                # Nobody is silent here.
+                # No replica is silent here.
                 self.status(self.servers.index(server), False)
         self.dispatcher.tick()
 
-    # What must hold.
+    # Invariants.
 
     @invariant()
     def every_request_is_somewhere(self) -> None:
@@ -270,7 +270,7 @@ class Dispatching(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "dispatcher"):
             return
-        # In the end nothing is left waiting.
+        # In the end no request is left waiting.
         self.encode()
         for number in range(REPLICAS):
             self.die(number)
@@ -284,7 +284,7 @@ Dispatching.TestCase.settings = settings(max_examples=60, stateful_step_count=40
 TestDispatching = Dispatching.TestCase
 
 
-def test_a_replica_that_refuses_what_has_tokens_already_drains_all_the_same() -> None:
+def test_a_replica_that_refuses_a_request_with_output_counts_as_draining() -> None:
     given: list[Any] = []
     dispatcher = Dispatcher(
         RETRY_SECONDS,
@@ -294,7 +294,7 @@ def test_a_replica_that_refuses_what_has_tokens_already_drains_all_the_same() ->
         reencode=lambda _: None,
         has_output=lambda _: True,
     )
-    dispatcher.set_files_in_use(KINDS[0])
+    dispatcher.set_files_in_use(FILE_SETS[0])
     server, request_id = Server(0), b"%016d" % 1
     dispatcher.add(server.address)
     dispatcher.welcome(server.address, server.welcome())

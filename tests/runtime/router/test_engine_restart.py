@@ -1,4 +1,4 @@
-"""The requests of one machine while its only engine dies and restarts: dispatcher and session under a played clock."""
+"""The requests of one machine while its only engine dies and restarts: dispatcher and session under a fake clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUEUE_SECONDS, STALL_SECONDS = 60.0, 90.0
 
 
 class Machine:
-    """A worker without its loop, and an engine of which only the messages exist."""
+    """A worker without its loop, with an engine whose messages the test makes."""
 
     def __init__(self) -> None:
         self.session = Session(TokenBytes(TOKENIZER))
@@ -71,7 +71,7 @@ class Machine:
         return request_id
 
     def accept(self, *numbers: int) -> None:
-        """Accept the submits that the engine received in these places."""
+        """Accept the submits with these positions in `submits`."""
         for number in numbers:
             self.dispatcher.acked(ENGINE, Ack(self.submits[number].id))
         self.take()
@@ -231,7 +231,7 @@ def test_a_second_wait_is_as_long_as_the_first_and_a_second_loss_is_the_last() -
 
 
 def test_waiting_requests_are_forgotten_at_once_when_the_frontend_ends_them() -> None:
-    # As it does when the launcher gives up, or when its connection to the worker is lost.
+    # It does so when the launcher gives up, and when its connection to the worker is lost.
     machine, requests = serving(3)
     machine.kill_engine()
     machine.session.cancel(Cancel(requests[0]))

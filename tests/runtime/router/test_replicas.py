@@ -62,14 +62,14 @@ def reasons(replicas: Replicas) -> list[str]:
         (welcome(0, NEW), r"differ from those in use \(tokenizer.json\)"),
     ],
 )
-def test_who_can_take_a_request(one: Welcome, reason: str) -> None:
+def test_which_replicas_are_routable_and_why_others_are_not(one: Welcome, reason: str) -> None:
     replicas = replicas_of(one)
     assert [not reason] == [state.routable for state in replicas.views()]
     assert bool(replicas.routable) is (replicas.engine_info() is not None) is not reason
     assert re.search(reason, reasons(replicas)[0])
 
 
-def test_silence_and_what_ends_it() -> None:
+def test_a_silent_replica_is_stale_until_its_next_status() -> None:
     replicas = replicas_of(welcome(0))
     replicas.now = STALE_SECONDS + 1
     replicas.tick()
@@ -79,7 +79,7 @@ def test_silence_and_what_ends_it() -> None:
     assert replicas.routable
 
 
-def test_who_drains_until_it_starts_anew() -> None:
+def test_a_draining_replica_is_routable_again_after_a_restart() -> None:
     replicas = replicas_of(welcome(0))
     replicas.mark_draining("0")
     replicas.status("0", STATUS)
@@ -90,7 +90,7 @@ def test_who_drains_until_it_starts_anew() -> None:
     assert replicas.routable
 
 
-def test_the_load_is_what_all_frontends_have_there() -> None:
+def test_the_load_counts_requests_of_all_frontends() -> None:
     replicas = replicas_of(welcome(0))
     assert replicas["0"].load == 0
     replicas["0"].sent(())
@@ -103,11 +103,11 @@ def test_the_load_is_what_all_frontends_have_there() -> None:
     for _ in range(8):
         replicas["0"].sent(())
     replicas.status("0", STATUS)
-    # What is on its way there is not in the status yet.
+    # The status does not count requests that are still in transit.
     assert replicas["0"].load == 11
 
 
-def test_all_files_are_loaded_those_of_most_first() -> None:
+def test_all_tokenizer_files_are_loaded_those_of_most_replicas_first() -> None:
     replicas = replicas_of(welcome(0), welcome(1, NEW), welcome(2, NEW), hashes=None)
     assert replicas.files_to_load() == [NEW, OLD]
     assert replicas.addresses_with_files(NEW) == ["1", "2"]
@@ -117,7 +117,7 @@ def test_all_files_are_loaded_those_of_most_first() -> None:
     assert replicas.files_to_load() == []
 
 
-def test_files_are_changed_to_those_of_most_when_these_are_loaded() -> None:
+def test_files_of_most_replicas_are_switched_to_once_they_are_loaded() -> None:
     replicas = replicas_of(welcome(0), welcome(1), welcome(2, NEW), welcome(3, NEW))
     replicas.set_loaded_files([OLD])
     replicas.status("0", msgspec.structs.replace(STATUS, draining=True))
@@ -129,7 +129,7 @@ def test_files_are_changed_to_those_of_most_when_these_are_loaded() -> None:
     assert [replica.address for replica in replicas.routable] == ["2", "3"]
 
 
-def test_as_many_with_other_files_are_no_reason_to_change() -> None:
+def test_an_equal_number_of_replicas_does_not_switch_files() -> None:
     replicas = replicas_of(welcome(0), welcome(1, NEW))
     replicas.set_loaded_files([OLD, NEW])
     assert replicas.files_to_switch_to() is None
@@ -140,7 +140,7 @@ def test_as_many_with_other_files_are_no_reason_to_change() -> None:
     assert replicas.files_to_switch_to() is None
 
 
-def test_who_waits_for_files_could_take_requests_with_them() -> None:
+def test_a_replica_awaits_files_that_are_loaded_but_not_in_use() -> None:
     replicas = replicas_of(welcome(0), welcome(1, NEW), welcome(2, NEW), hashes=None)
 
     def waiting() -> list[str]:
@@ -159,20 +159,20 @@ def test_who_waits_for_files_could_take_requests_with_them() -> None:
     assert waiting() == ["0"]
 
 
-def test_nobody_is_no_reason_to_change() -> None:
+def test_without_accepting_replicas_files_are_neither_loaded_nor_switched() -> None:
     for replicas in (replicas_of(), replicas_of(welcome(0, {}))):
         replicas.set_loaded_files([OLD])
         assert (replicas.files_to_load(), replicas.files_to_switch_to()) == ([], None)
 
 
-def test_the_shortest_sequence_is_promised() -> None:
+def test_the_shortest_model_length_of_all_replicas_is_reported() -> None:
     replicas = replicas_of(welcome(0, epoch=(1, 9)), welcome(1, model=card(tokenizer_hashes=OLD, max_model_len=100)))
     served = replicas.engine_info()
     assert served is not None
     assert (served[0].max_model_len, served[1]) == (100, (1, 9))
 
 
-def test_statuses_add_up() -> None:
+def test_statuses_of_several_replicas_are_summed() -> None:
     replicas = replicas_of(welcome(0), welcome(1))
     assert replicas.aggregate_status() is None
     replicas.status("0", STATUS)

@@ -1,4 +1,4 @@
-"""A worker between a frontend and the replicas of a model, each a pod at an address of its own."""
+"""A worker between a frontend and the replicas of a model, each a pod with its own address."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHER = byte_level(("<|im_start|>", "<|im_end|>"))
 NEXT_EPOCH = (1_700_000_000_000, 2)
 
 
-def saying(text: str) -> Callable[[Submit], list[FromScheduler]]:
+def answering(text: str) -> Callable[[Submit], list[FromScheduler]]:
     return answer_with(TOKENIZER.encode(text).ids)
 
 
@@ -86,11 +86,11 @@ def state_of(state: WorkerState, number: int) -> ReplicaView:
     return next(one for one in state.replicas if one.replica == f"chat-r{number}")
 
 
-def test_replicas_are_found_greeted_and_their_files_fetched(cluster: Cluster) -> None:
+def test_replicas_are_discovered_and_their_tokenizer_files_fetched_once(cluster: Cluster) -> None:
     cluster.start_worker(names=("a", "b"))
-    nobody = cluster.wait_for(lambda state: "cannot be resolved" in state.reason)
-    assert (nobody.model, nobody.replicas) == (None, ())
-    pods = [cluster.pods.start(number, cluster.model, saying("xyz")) for number in (0, 1)]
+    unresolved = cluster.wait_for(lambda state: "cannot be resolved" in state.reason)
+    assert (unresolved.model, unresolved.replicas) == (None, ())
+    pods = [cluster.pods.start(number, cluster.model, answering("xyz")) for number in (0, 1)]
     state = cluster.wait_until_routable(0, 1)
     assert state.model is not None
     assert (state.model.card.name, state.model.names) == ("a", ("a", "b"))
@@ -108,8 +108,8 @@ def test_without_any_engine_requests_fail_at_once(cluster: Cluster) -> None:
     assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[1].code == "engine_unavailable"
 
 
-def test_a_lost_dns_record_closes_no_link(cluster: Cluster) -> None:
-    pod = cluster.pods.start(0, cluster.model, saying("xyz"))
+def test_a_missing_dns_record_closes_no_connection(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, answering("xyz"))
     cluster.start_worker()
     cluster.wait_until_routable(0)
     cluster.pods.addresses.clear()
@@ -129,8 +129,8 @@ def test_the_load_is_spread(cluster: Cluster) -> None:
     assert [len(pod.scheduler.received(Submit)) for pod in pods] == [3, 3, 3]
 
 
-def test_one_prefix_stays_with_one_replica(cluster: Cluster) -> None:
-    pods = [cluster.pods.start(number, cluster.model, saying("x")) for number in range(3)]
+def test_prompts_with_one_prefix_go_to_one_replica(cluster: Cluster) -> None:
+    pods = [cluster.pods.start(number, cluster.model, answering("x")) for number in range(3)]
     cluster.start_worker()
     cluster.wait_until_routable(0, 1, 2)
     for number in range(6):
@@ -139,7 +139,7 @@ def test_one_prefix_stays_with_one_replica(cluster: Cluster) -> None:
     assert sorted(len(pod.scheduler.received(Submit)) for pod in pods) == [0, 0, 6]
 
 
-def test_a_request_without_output_goes_elsewhere_and_one_with_output_fails(cluster: Cluster) -> None:
+def test_after_a_loss_requests_without_output_are_resubmitted_and_those_with_output_fail(cluster: Cluster) -> None:
     first = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker()
     cluster.wait_until_routable(0)
@@ -147,19 +147,19 @@ def test_a_request_without_output_goes_elsewhere_and_one_with_output_fails(clust
     submits = {submit.id: submit for submit in first.scheduler.wait_for(Submit, 2)}
     first.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]), to=submits[streaming])
     cluster.frontend.wait_for(Texts)
-    second = cluster.pods.start(1, cluster.model, saying("xyz"))
+    second = cluster.pods.start(1, cluster.model, answering("xyz"))
     cluster.wait_until_routable(0, 1)
     first.kill_engine()
     ends = cluster.frontend.wait_for_ends(silent, streaming)
     assert ends[streaming][1].code == "engine_unavailable"
     assert ends[silent][0] == "xyz"
-    # What the first one has seen must not be taken for what the second one says.
+    # Each attempt has its own identifier, so messages of the first replica cannot be mixed up with those of the second.
     assert second.scheduler.received(Submit)[0].id != silent
     assert cluster.wait_for(lambda state: state.retried > 0).retried == 1
 
 
-def test_the_last_words_of_an_engine_are_heard(cluster: Cluster) -> None:
-    pod = cluster.pods.start(0, cluster.model, saying("xyz"), max_model_len=2048)
+def test_messages_sent_before_a_connection_was_lost_are_read(cluster: Cluster) -> None:
+    pod = cluster.pods.start(0, cluster.model, answering("xyz"), max_model_len=2048)
     cluster.start_worker()
     cluster.wait_until_routable(0)
     request = cluster.frontend.generate(1, params=SamplingParams(max_tokens=1500))
@@ -169,7 +169,7 @@ def test_the_last_words_of_an_engine_are_heard(cluster: Cluster) -> None:
     assert (text, end.reason) == ("xyz" * 500, "length")
 
 
-def test_it_waits_for_the_next_epoch_and_is_accepted_once(cluster: Cluster) -> None:
+def test_a_request_waits_for_the_next_epoch_and_is_accepted_once(cluster: Cluster) -> None:
     pod = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker()
     cluster.wait_until_routable(0)
@@ -178,34 +178,34 @@ def test_it_waits_for_the_next_epoch_and_is_accepted_once(cluster: Cluster) -> N
     pod.kill_engine()
     cluster.wait_until_routable()
     assert cluster.frontend.wait_for_end(cluster.frontend.generate(2))[1].code == "engine_unavailable"
-    pod.start_engine(saying("xyz"), NEXT_EPOCH)
+    pod.start_engine(answering("xyz"), NEXT_EPOCH)
     assert cluster.frontend.wait_for_end(request)[0] == "xyz"
     assert not cluster.frontend.accepted
 
 
-def test_a_new_epoch_on_a_live_link_ends_what_was_there(cluster: Cluster) -> None:
+def test_a_new_epoch_on_an_open_connection_resubmits_earlier_requests(cluster: Cluster) -> None:
     pod = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker()
     cluster.wait_until_routable(0)
     request = cluster.frontend.generate(1)
     cluster.frontend.wait_for(Accepted)
-    pod.scheduler.answer = saying("xyz")
+    pod.scheduler.answer = answering("xyz")
     pod.scheduler.send(msgspec.structs.replace(pod.scheduler.welcome, epoch=NEXT_EPOCH))
     assert cluster.frontend.wait_for_end(request)[0] == "xyz"
 
 
-def test_who_expels_the_worker_is_greeted_again(cluster: Cluster) -> None:
+def test_a_worker_that_an_engine_has_dropped_connects_again(cluster: Cluster) -> None:
     pod = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker()
     cluster.wait_until_routable(0)
     request = cluster.frontend.generate(1)
     cluster.frontend.wait_for(Accepted)
-    pod.scheduler.answer = saying("xyz")
+    pod.scheduler.answer = answering("xyz")
     pod.scheduler.send(Failed(b"", "client_dropped", "it does not read what it asked for"))
     assert cluster.frontend.wait_for_end(request)[0] == "xyz"
 
 
-def test_it_waits_no_longer_than_it_may(cluster: Cluster) -> None:
+def test_a_request_waits_no_longer_than_the_queue_timeout(cluster: Cluster) -> None:
     pod = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker(queue_seconds=0.2)
     cluster.wait_until_routable(0)
@@ -217,12 +217,12 @@ def test_it_waits_no_longer_than_it_may(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("code", ["queue_full", "draining"])
-def test_who_refuses_is_not_the_last_to_be_asked(cluster: Cluster, code: str) -> None:
+def test_a_refused_request_is_resubmitted_to_another_replica(cluster: Cluster, code: str) -> None:
     refused = threading.Event()
 
     def refuse_first(submit: Submit) -> list[FromScheduler]:
         if refused.is_set():
-            return list(saying("xyz")(submit))
+            return list(answering("xyz")(submit))
         refused.set()
         return [Failed(submit.id, code, "not here")]
 
@@ -233,7 +233,7 @@ def test_who_refuses_is_not_the_last_to_be_asked(cluster: Cluster, code: str) ->
     assert [len(pod.scheduler.received(Submit)) for pod in pods] == [1, 1]
 
 
-def test_when_all_queues_are_full_the_client_is_told(cluster: Cluster) -> None:
+def test_a_request_fails_when_all_queues_are_full(cluster: Cluster) -> None:
     for number in (0, 1):
         cluster.pods.start(number, cluster.model, lambda submit: [Failed(submit.id, "queue_full", "too many")])
     cluster.start_worker()
@@ -242,7 +242,7 @@ def test_when_all_queues_are_full_the_client_is_told(cluster: Cluster) -> None:
     assert (failed.code, failed.message) == ("queue_full", "too many")
 
 
-def test_who_drains_keeps_what_streams_and_gives_away_what_does_not(cluster: Cluster) -> None:
+def test_a_draining_replica_keeps_requests_with_output_and_loses_those_without(cluster: Cluster) -> None:
     first = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker()
     cluster.wait_until_routable(0)
@@ -250,18 +250,18 @@ def test_who_drains_keeps_what_streams_and_gives_away_what_does_not(cluster: Clu
     submits = {submit.id: submit for submit in first.scheduler.wait_for(Submit, 2)}
     first.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]), to=submits[streaming])
     cluster.frontend.wait_for(Texts)
-    cluster.pods.start(1, cluster.model, saying("xyz"))
+    cluster.pods.start(1, cluster.model, answering("xyz"))
     cluster.wait_until_routable(0, 1)
     first.drain()
     assert cluster.frontend.wait_for_end(silent)[0] == "xyz"
     assert first.scheduler.wait_for(Abort) == [Abort(silent)]
-    # What it had begun for the other before it knew is nobody's.
+    # Tokens that it computed before the abort arrived are ignored.
     first.scheduler.send(row(silent, 0, 5), row(streaming, 1, TOKENIZER.encode("y").ids[0], "stop"))
     assert cluster.frontend.wait_for_end(streaming)[1].completion_tokens == 2
     assert state_of(cluster.wait_until_routable(1), 0).reason == "it is draining"
 
 
-def test_a_single_replica_that_drains_finishes_what_it_has(cluster: Cluster) -> None:
+def test_a_single_draining_replica_finishes_its_requests(cluster: Cluster) -> None:
     pod = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker()
     cluster.wait_until_routable(0)
@@ -273,7 +273,7 @@ def test_a_single_replica_that_drains_finishes_what_it_has(cluster: Cluster) -> 
     assert cluster.frontend.wait_for_end(request)[1].completion_tokens == 1
 
 
-def test_a_request_that_kills_engines_does_not_kill_all(cluster: Cluster) -> None:
+def test_a_request_that_kills_engines_is_not_sent_to_a_third_one(cluster: Cluster) -> None:
     pods = [cluster.pods.start(number, cluster.model, accept_only) for number in range(3)]
     cluster.start_worker()
     cluster.wait_until_routable(0, 1, 2)
@@ -294,13 +294,13 @@ def _wait_for_owner(pods: list[Any]) -> Any:
             if pod.scheduler.received(Submit):
                 return pod
         deadline.wait(0.01)
-    raise AssertionError("nobody has got the request")
+    raise AssertionError("no replica has received the request")
 
 
-def test_a_silent_replica_takes_nothing_new(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_replica_gets_no_new_requests(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minisgl.router.engine_source.STALE_SECONDS", 0.5)
     pod = cluster.pods.start(0, cluster.model, accept_only)
-    cluster.pods.start(1, cluster.model, saying("xyz"))
+    cluster.pods.start(1, cluster.model, answering("xyz"))
     cluster.start_worker()
     cluster.wait_until_routable(0, 1)
     pod.scheduler.sends_status = False
@@ -310,7 +310,7 @@ def test_a_silent_replica_takes_nothing_new(cluster: Cluster, monkeypatch: pytes
     cluster.wait_until_routable(0, 1)
 
 
-def test_a_replica_that_stands_still_loses_its_requests(cluster: Cluster) -> None:
+def test_a_stalled_replica_loses_its_requests(cluster: Cluster) -> None:
     pod = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker(stall_seconds=2.0)
     cluster.wait_until_routable(0)
@@ -322,10 +322,10 @@ def test_a_replica_that_stands_still_loses_its_requests(cluster: Cluster) -> Non
     assert cluster.frontend.wait_for_end(request)[1].code == "engine_stalled"
 
 
-def test_other_tokenizer_files_are_changed_to_when_nobody_has_those_in_use(cluster: Cluster) -> None:
+def test_tokenizer_files_are_switched_when_no_replica_has_those_in_use(cluster: Cluster) -> None:
     other = cluster.path / "other"
     write_directory(other, OTHER, chat_template=CHATML)
-    old = cluster.pods.start(0, cluster.model, saying("old"))
+    old = cluster.pods.start(0, cluster.model, answering("old"))
     cluster.start_worker()
     cluster.wait_until_routable(0)
     new = cluster.pods.start(1, other, answer_with(OTHER.encode("new").ids))
@@ -333,7 +333,7 @@ def test_other_tokenizer_files_are_changed_to_when_nobody_has_those_in_use(clust
     assert "tokenizer files differ" in state_of(state, 1).reason
     assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[0] == "old"
     assert not new.scheduler.received(Submit)
-    # One that has given nothing when its replica goes is encoded again.
+    # A request without output is encoded again when its replica is lost.
     old.scheduler.answer = accept_only
     request = cluster.frontend.generate(2, "<think>")
     old.scheduler.wait_for(Submit, 2)
@@ -344,7 +344,7 @@ def test_other_tokenizer_files_are_changed_to_when_nobody_has_those_in_use(clust
     assert array("i", submit.prompt).tolist() == OTHER.encode("<think>").ids != TOKENIZER.encode("<think>").ids
 
 
-def test_files_of_most_replicas_are_changed_to_and_who_has_others_ends_what_it_has(cluster: Cluster) -> None:
+def test_files_of_most_replicas_are_switched_to_and_other_replicas_finish_their_requests(cluster: Cluster) -> None:
     other = cluster.path / "other"
     write_directory(other, OTHER, chat_template=CHATML)
     old = cluster.pods.start(0, cluster.model, accept_only)
@@ -360,14 +360,14 @@ def test_files_of_most_replicas_are_changed_to_and_who_has_others_ends_what_it_h
     old.scheduler.send(row(streaming, 1, TOKENIZER.encode("y").ids[0], "length"), to=submits[streaming])
     assert cluster.frontend.wait_for_end(streaming)[1].completion_tokens == 2
     assert not [submit for pod in new for submit in pod.scheduler.received(Submit)]
-    # What it had not begun when it goes is encoded again.
+    # Its request without output is encoded again.
     old.kill()
     assert cluster.frontend.wait_for_end(silent)[0] == "new"
     (submit,) = (submit for pod in new for submit in pod.scheduler.received(Submit))
     assert array("i", submit.prompt).tolist() == OTHER.encode("<think>").ids != TOKENIZER.encode("<think>").ids
 
 
-def test_files_that_cannot_be_had_keep_nobody_from_those_of_fewer_replicas(cluster: Cluster) -> None:
+def test_files_that_cannot_be_fetched_do_not_block_those_of_fewer_replicas(cluster: Cluster) -> None:
     other = cluster.path / "other"
     write_directory(other, OTHER, chat_template=CHATML)
     for number in (0, 1):
@@ -378,9 +378,9 @@ def test_files_that_cannot_be_had_keep_nobody_from_those_of_fewer_replicas(clust
     assert not any(one.waits_for_files for one in state.replicas)
 
 
-def test_files_that_cannot_be_fetched_are_asked_for_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_fetched_are_retried(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minisgl.router.router.FETCH_AGAIN_SECONDS", 0.1)
-    pod = cluster.pods.start(0, cluster.model, saying("xyz"))
+    pod = cluster.pods.start(0, cluster.model, answering("xyz"))
     pod.files.fails = True
     cluster.start_worker()
     state = cluster.wait_for(lambda state: "HTTP status 503" in state.reason)
@@ -389,7 +389,7 @@ def test_files_that_cannot_be_fetched_are_asked_for_again(cluster: Cluster, monk
     cluster.wait_until_routable(0)
 
 
-def test_a_cancelled_request_is_cancelled_where_it_is(cluster: Cluster) -> None:
+def test_a_cancelled_request_is_aborted_at_its_replica(cluster: Cluster) -> None:
     pod = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker()
     cluster.wait_until_routable(0)
@@ -399,7 +399,7 @@ def test_a_cancelled_request_is_cancelled_where_it_is(cluster: Cluster) -> None:
     assert pod.scheduler.wait_for(Abort) == [Abort(request)]
 
 
-def test_a_flush_is_answered_with_the_sum(cluster: Cluster) -> None:
+def test_a_flush_reports_the_pages_of_all_replicas(cluster: Cluster) -> None:
     pods = [cluster.pods.start(number, cluster.model) for number in (0, 1)]
     cluster.start_worker()
     cluster.wait_until_routable(0, 1)
@@ -411,9 +411,9 @@ def test_a_flush_is_answered_with_the_sum(cluster: Cluster) -> None:
     assert cluster.frontend.wait_for(Flushed).pages == 7
 
 
-def test_of_two_addresses_of_a_replica_the_later_start_counts(cluster: Cluster) -> None:
+def test_the_latest_start_of_a_replica_counts(cluster: Cluster) -> None:
     cluster.pods.start(0, cluster.model, replica="chat-r0")
-    later = cluster.pods.start(1, cluster.model, saying("xyz"), replica="chat-r0", epoch=NEXT_EPOCH)
+    later = cluster.pods.start(1, cluster.model, answering("xyz"), replica="chat-r0", epoch=NEXT_EPOCH)
     cluster.start_worker()
     state = cluster.wait_for(lambda state: len([one for one in state.replicas if one.replica]) == 2)
     state = cluster.wait_for(lambda state: any(one.routable for one in state.replicas))

@@ -30,7 +30,7 @@ def tokens(*ids: int) -> bytes:
 
 
 @given(candidate_lists, prompts)
-def test_the_choice_within_load_margin_the_least_load_and_nobody_near_has_seen_more(
+def test_the_pick_is_within_the_load_margin_and_has_seen_most_of_the_prompt(
     candidates: list[Candidate], prompt: bytes
 ) -> None:
     chosen = next(one for one in candidates if one.name == pick_replica(candidates, prompt))
@@ -42,12 +42,14 @@ def test_the_choice_within_load_margin_the_least_load_and_nobody_near_has_seen_m
 
 
 @given(candidate_lists, prompts)
-def test_the_order_in_which_they_were_found_says_nothing(candidates: list[Candidate], prompt: bytes) -> None:
+def test_the_order_of_candidates_does_not_matter(candidates: list[Candidate], prompt: bytes) -> None:
     assert pick_replica(candidates, prompt) == pick_replica(candidates[::-1], prompt)
 
 
 @given(st.lists(names, min_size=2, max_size=12, unique=True), st.data(), prompts)
-def test_who_leaves_moves_only_its_own_prompts(all_names: list[str], data: st.DataObject, prompt: bytes) -> None:
+def test_a_replica_that_leaves_moves_only_its_own_prompts(
+    all_names: list[str], data: st.DataObject, prompt: bytes
+) -> None:
     candidates = [Candidate(name, 0, 0) for name in all_names]
     before = pick_replica(candidates, prompt)
     leaves = data.draw(st.sampled_from(all_names))
@@ -62,12 +64,12 @@ def test_equal_replicas_share_the_prompts() -> None:
 
 
 @pytest.mark.parametrize(("load", "least", "near"), [(8, 0, True), (9, 0, False), (133, 100, True), (134, 100, False)])
-def test_what_near_is(load: int, least: int, near: bool) -> None:
+def test_load_margin(load: int, least: int, near: bool) -> None:
     assert within_load_margin(load, least) is near
 
 
 @given(prompts, prompts, st.binary(max_size=2), st.binary(max_size=2))
-def test_as_many_blocks_in_common_as_the_prompts_have(a: bytes, b: bytes, salt: bytes, other: bytes) -> None:
+def test_matched_blocks_equal_the_shared_prefix(a: bytes, b: bytes, salt: bytes, other: bytes) -> None:
     first, second = prefix_blocks(a, salt), prefix_blocks(b, other)
     size = 4 * BLOCK_TOKENS
     shared = 0
@@ -81,12 +83,12 @@ def test_as_many_blocks_in_common_as_the_prompts_have(a: bytes, b: bytes, salt: 
     assert seen.matched_blocks(second) == shared
 
 
-def test_only_the_beginning_of_a_long_prompt_is_looked_at() -> None:
+def test_only_the_beginning_of_a_long_prompt_is_hashed() -> None:
     assert len(prefix_blocks(tokens(*range(BLOCK_TOKENS * (MAX_BLOCKS + 5))))) == MAX_BLOCKS
 
 
 @given(st.lists(prompts, max_size=12), st.integers(1, 8))
-def test_what_is_forgotten_is_the_end_of_what_was_used_longest_ago(all_prompts: list[bytes], room: int) -> None:
+def test_the_ends_of_the_oldest_prompts_are_forgotten_first(all_prompts: list[bytes], room: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routing, "REMEMBERED_BLOCKS", room)
         seen = PrefixIndex()
@@ -94,7 +96,7 @@ def test_what_is_forgotten_is_the_end_of_what_was_used_longest_ago(all_prompts: 
             chain = prefix_blocks(prompt)
             seen.add(chain)
             assert len(seen._blocks) <= room
-            # What is still known of a chain is a beginning of it: the search by halves relies on that.
+            # The known part of a chain is always its beginning: the binary search relies on that.
             for known in map(prefix_blocks, all_prompts):
                 flags = [block in seen._blocks for block in known]
                 assert flags == sorted(flags, reverse=True)

@@ -32,7 +32,7 @@ def obtain(hashes: dict[str, str], files: Files, cache: Path, hosts: tuple[str, 
     return fetch_files(hashes, hosts, files.port, cache)
 
 
-def test_what_was_fetched_once_is_there(files: Files, model: Path, tmp_path: Path) -> None:
+def test_fetched_files_are_cached(files: Files, model: Path, tmp_path: Path) -> None:
     hashes = hash_tokenizer_files(model)
     directory = obtain(hashes, files, tmp_path / "cache")
     assert hash_tokenizer_files(directory) == hashes
@@ -41,19 +41,19 @@ def test_what_was_fetched_once_is_there(files: Files, model: Path, tmp_path: Pat
     assert len(files.requests) == requests
 
 
-def test_what_was_damaged_is_fetched_again(files: Files, model: Path, tmp_path: Path) -> None:
+def test_damaged_files_are_fetched_again(files: Files, model: Path, tmp_path: Path) -> None:
     hashes = hash_tokenizer_files(model)
     directory = obtain(hashes, files, tmp_path / "cache")
     (directory / "tokenizer.json").write_text("{}")
     assert hash_tokenizer_files(obtain(hashes, files, tmp_path / "cache")) == hashes
 
 
-def test_the_next_source_is_asked(files: Files, model: Path, tmp_path: Path) -> None:
+def test_the_next_host_is_tried(files: Files, model: Path, tmp_path: Path) -> None:
     hashes = hash_tokenizer_files(model)
     assert obtain(hashes, files, tmp_path / "cache", ("127.0.0.3", ADDRESS)).is_dir()
 
 
-def test_other_content_than_was_named(files: Files, model: Path, tmp_path: Path) -> None:
+def test_files_with_another_hash_are_refused(files: Files, model: Path, tmp_path: Path) -> None:
     hashes = hash_tokenizer_files(model)
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"127\.0\.0\.2: tokenizer\.json does not have the hash") as refused:
@@ -62,7 +62,9 @@ def test_other_content_than_was_named(files: Files, model: Path, tmp_path: Path)
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_too_large(files: Files, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_too_large_are_refused(
+    files: Files, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokenizer_files, "MAX_FILE_BYTES", 100)
     with pytest.raises(TokenizerError, match="is larger than"):
         obtain(hash_tokenizer_files(model), files, tmp_path / "cache")
@@ -73,13 +75,13 @@ def test_too_large(files: Files, model: Path, tmp_path: Path, monkeypatch: pytes
     [{"../../etc/passwd": "0" * 64}, {"config.json": "0" * 64}, {"tokenizer.json": "../" * 20}],
     ids=["path", "name", "hash"],
 )
-def test_names_and_hashes_that_nobody_should_send(files: Files, tmp_path: Path, hashes: dict[str, str]) -> None:
+def test_unsafe_names_and_hashes_are_refused(files: Files, tmp_path: Path, hashes: dict[str, str]) -> None:
     with pytest.raises(TokenizerError, match="cannot be fetched"):
         obtain(hashes, files, tmp_path / "cache")
     assert not files.requests
 
 
-def test_what_was_used_longest_ago_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_files_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer_files, "CACHED_FILE_SETS", 2)
     directories = []
     for number in range(3):

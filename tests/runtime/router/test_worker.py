@@ -1,4 +1,4 @@
-"""The worker as a process of its own, between a frontend and a scheduler that speak the wire contract."""
+"""The worker between a fake frontend and a fake scheduler, on the wire."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_process_serves_until_sigterm(stack: Stack) -> None:
     assert process.exitcode == 0
 
 
-def test_hello_then_requests_in_batches(stack: Stack, worker: Worker) -> None:
+def test_requests_follow_the_hello_in_order(stack: Stack, worker: Worker) -> None:
     stack.wait_until_served()
     (hello,) = stack.scheduler.received(Hello)
     assert hello == Hello(WIRE_VERSION, "tokenizer0")
@@ -120,7 +120,9 @@ def test_hello_then_requests_in_batches(stack: Stack, worker: Worker) -> None:
     assert stack.frontend.wait_for_end(requests[-1])[0] == "x"
 
 
-def test_a_long_prompt_holds_up_nobody(stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_does_not_delay_other_requests(
+    stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stack.wait_until_served()
     goes_on = threading.Event()
     encode_texts = PromptEncoder._encode_texts
@@ -145,7 +147,7 @@ def test_a_long_prompt_holds_up_nobody(stack: Stack, worker: Worker, monkeypatch
     assert texts.count(long) <= 2, "once, and once more for those that came later"
 
 
-def test_errors_stay_with_their_request(stack: Stack, worker: Worker) -> None:
+def test_an_error_fails_only_its_request(stack: Stack, worker: Worker) -> None:
     stack.wait_until_served()
     bad = stack.frontend.generate(1, None, messages=(ChatMessage("user", "bad"),))
     long = stack.frontend.generate(2, "x" * 1000)
@@ -162,7 +164,7 @@ def test_a_cancelled_request_is_aborted_and_forgotten(stack: Stack, worker: Work
     stack.frontend.wait_for(Texts)
     stack.frontend.send(Cancel(request))
     assert stack.scheduler.wait_for(Abort) == [Abort(request)]
-    # What the scheduler had sent before it knew, and a sign that it has been read.
+    # Messages sent before the abort arrived, and a request that shows that they have been read.
     stack.scheduler.send(row(request, 1, 5), Failed(request, "deadline_exceeded", "late"))
     stack.scheduler.answer = answer_with(TOKENIZER.encode("ok").ids)
     after = stack.frontend.generate(2, params=SamplingParams(max_tokens=2))
@@ -221,7 +223,7 @@ def test_a_cancelled_request_does_not_wait_for_the_restart(stack: Stack, worker:
     assert [submit.id for submit in stack.scheduler.received(Submit)] == [after]
 
 
-def test_a_silent_engine_is_not_reported_as_heard_and_still_gets_requests(
+def test_a_silent_engine_gets_requests_and_its_state_is_not_reported_again(
     stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("minisgl.router.replicas.STALE_SECONDS", 0.0)
@@ -268,7 +270,7 @@ def test_an_engine_with_other_tokenizer_files_gets_no_requests(stack: Stack, wor
         Welcome(version=WIRE_VERSION + 5, epoch=(1, 1), model=card()),
     ],
 )
-def test_a_scheduler_that_refuses_or_cannot_be_understood_is_told(stack: Stack, worker: Worker, message: Any) -> None:
+def test_an_engine_of_another_version_is_reported(stack: Stack, worker: Worker, message: Any) -> None:
     stack.wait_until_served()
     stack.scheduler.send(message)
     assert "version" in stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
@@ -284,7 +286,7 @@ def test_a_broken_tokens_message_fails_the_answers(stack: Stack, worker: Worker)
     assert failed.code == "engine_error"
 
 
-def test_to_stop_a_worker_that_has_ended_is_no_error(stack: Stack) -> None:
+def test_stopping_a_worker_that_has_ended_is_not_an_error(stack: Stack) -> None:
     worker = Worker(stack.config())
     worker.stop()
     worker.serve()

@@ -30,7 +30,7 @@ CONVERSATIONS = {
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    """transformers' rendering of a template."""
+    """Return the template as transformers renders it."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(), **SPECIAL)
@@ -81,12 +81,12 @@ def test_template_variables(reference: Any, thinking: bool) -> None:
     assert "hm" not in rendered
 
 
-def test_the_date_is_known() -> None:
+def test_the_current_date_is_available() -> None:
     template = ChatTemplate("{{ strftime_now('%Y') }}", {})
     assert int(template.render([])) in range(datetime.now().year - 1, datetime.now().year + 1)
 
 
-def test_developer_is_system_where_the_template_does_not_know_it() -> None:
+def test_developer_is_system_where_the_template_has_no_developer() -> None:
     messages = [ChatMessage("developer", "Be brief."), ChatMessage("user", "Hi")]
     assert "<|im_start|>system\nBe brief." in ChatTemplate(CHATML, {}).render(messages)
     knows = "{{ messages[0].role }}{# developer #}"
@@ -107,7 +107,7 @@ def fails(source: str) -> PromptError:
     return raised.value
 
 
-def test_what_the_template_refuses_is_told() -> None:
+def test_the_error_of_a_template_reaches_the_client() -> None:
     assert "Roles must alternate" in fails(MISTRAL).message
 
 

@@ -95,7 +95,7 @@ def test_added_tokens_with_characters_outside_of_the_byte_alphabet() -> None:
     assert detokenizer.step(tokenizer.token_to_id("<｜a b｜>")) == "<｜a b｜>"
 
 
-def test_other_decoders_are_asked_for_each_token() -> None:
+def test_other_decoders_decode_each_token() -> None:
     vocab = {"un": 0, "##able": 1, "to": 2, "[UNK]": 3, "a": 4}
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -12,7 +12,7 @@ from minisgl.wire.text import SamplingDefaults
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
 
 
-def test_reads_what_a_checkpoint_says(tmp_path: Path) -> None:
+def test_reads_the_files_of_a_checkpoint(tmp_path: Path) -> None:
     config = {
         "bos_token": {"content": "<|endoftext|>", "special": True},
         "eos_token": "<|im_end|>",
@@ -29,7 +29,7 @@ def test_reads_what_a_checkpoint_says(tmp_path: Path) -> None:
     assert files.hashes == hash_tokenizer_files(tmp_path)
 
 
-def test_hashes_name_the_files_that_are_there(tmp_path: Path) -> None:
+def test_hashes_cover_the_existing_files(tmp_path: Path) -> None:
     write_directory(tmp_path, byte_level(), chat_template=None)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     hashes = hash_tokenizer_files(tmp_path)
@@ -47,7 +47,7 @@ def test_template_sources_in_their_order(tmp_path: Path) -> None:
     assert load_model_files(tmp_path).chat_template == "from jinja"
 
 
-def test_no_template_is_no_error(tmp_path: Path) -> None:
+def test_a_missing_template_is_not_an_error(tmp_path: Path) -> None:
     assert load_model_files(write_directory(tmp_path, byte_level(), chat_template=None)).chat_template is None
 
 

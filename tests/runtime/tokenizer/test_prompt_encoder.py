@@ -77,7 +77,7 @@ def test_no_bos_where_the_tokenizer_adds_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("add", [True, False])
-def test_an_explicit_setting_wins(tmp_path: Path, add: bool) -> None:
+def test_an_explicit_setting_overrides_the_tokenizer(tmp_path: Path, add: bool) -> None:
     tokenizer = byte_level() if add else llama3()
     bos = "<|endoftext|>" if add else "<|begin_of_text|>"
     hello = tokenizer.encode("Hello", add_special_tokens=False).ids
@@ -91,7 +91,7 @@ def test_completion_prompts_are_encoded_as_written(tmp_path: Path) -> None:
     assert ids(encoder(tmp_path, tokenizer), prompt=text) == tokenizer.encode(text).ids
 
 
-def test_token_ids_pass_as_they_are(tmp_path: Path) -> None:
+def test_token_ids_pass_unchanged(tmp_path: Path) -> None:
     assert ids(encoder(tmp_path, llama3()), tokens=array("i", [5, 6, 7]).tobytes()) == [5, 6, 7]
 
 
@@ -103,13 +103,13 @@ def test_an_empty_prompt_is_the_bos_or_an_error(tmp_path: Path) -> None:
     assert error(encoder(tmp_path / "c", tokenizer), tokens=b"").code == "empty_prompt"
 
 
-def test_a_model_without_a_chat_template_says_so(tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_refuses_chats(tmp_path: Path) -> None:
     failed = error(encoder(tmp_path, byte_level(), None), messages=HELLO)
     assert failed.code == "no_chat_template"
     assert "/v1/completions" in failed.message
 
 
-def test_one_bad_request_does_not_spoil_its_batch(tmp_path: Path) -> None:
+def test_a_bad_request_does_not_fail_its_batch(tmp_path: Path) -> None:
     template = "{% if messages[0].content == 'bad' %}{{ raise_exception('no') }}{% endif %}" + CHATML
     made = encoder(tmp_path, byte_level(), template)
     good = request(messages=HELLO)
@@ -152,7 +152,7 @@ def test_the_choices_of_a_request_are_encoded_once(tmp_path: Path, monkeypatch: 
     assert list(map(str, results)) == list(map(str, singly))
 
 
-def test_what_a_template_tells_apart_is_encoded_apart(tmp_path: Path) -> None:
+def test_prompts_that_a_template_renders_differently_are_encoded_separately(tmp_path: Path) -> None:
     made = encoder(tmp_path, byte_level(), "{{ mode }}{{ messages[0].content }}")
     one, true = (request(messages=HELLO, template_variables={"mode": mode}) for mode in (1, True))
     assert made.encode([one, true]) == [made.encode([one])[0], made.encode([true])[0]]

@@ -39,7 +39,7 @@ def generate(request_id: bytes = ID, **params: Any) -> Generate:
 
 
 def started(request_id: bytes = ID, session: Session | None = None, **params: Any) -> Session:
-    """A session in which the request is accepted and nothing is left to send."""
+    """Return a session whose request is accepted, with no message left to send."""
     if session is None:
         session = Session(TABLE)
         session.open(card())
@@ -52,7 +52,7 @@ def started(request_id: bytes = ID, session: Session | None = None, **params: An
 
 
 def answer(session: Session, tokens: list[int], finish: FinishReason | None = None) -> tuple[str, list[Finished]]:
-    """Give the tokens one a step, the last with `finish`; the text and the ends that come of it."""
+    """Deliver one token per step, the last with `finish`. Returns the text and the ends of the answer."""
     for index, token in enumerate(tokens):
         session.tokens(row(ID, index, token, finish if index == len(tokens) - 1 else None, cached=2))
     messages = session.take_to_frontend()
@@ -94,21 +94,21 @@ def submitted(max_model_len: int, **params: Any) -> Submit | TextFailed:
     return message
 
 
-def test_a_seed_is_drawn_where_none_is_given() -> None:
+def test_a_request_without_seed_gets_a_random_one() -> None:
     seeds = {m.seed for m in (submitted(99), submitted(99)) if isinstance(m, Submit)}
     assert len(seeds) == 2
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 @pytest.mark.parametrize("room", [1, 5])
-def test_max_tokens_is_what_the_context_leaves(room: int) -> None:
+def test_max_tokens_defaults_to_the_rest_of_the_context(room: int) -> None:
     message = submitted(len(PROMPT) + room)
     assert isinstance(message, Submit)
     assert message.max_tokens == room
 
 
 @pytest.mark.parametrize(("room", "max_tokens"), [(0, None), (-2, None), (3, 4), (-1, 1)])
-def test_what_does_not_fit_the_context_is_refused(room: int, max_tokens: int | None) -> None:
+def test_requests_that_exceed_the_context_are_refused(room: int, max_tokens: int | None) -> None:
     message = submitted(len(PROMPT) + room, max_tokens=max_tokens)
     assert isinstance(message, TextFailed)
     assert message.code == "context_length_exceeded"
@@ -130,7 +130,7 @@ def test_tokens_outside_the_vocabulary_are_refused(bad: int) -> None:
 
 
 @pytest.mark.parametrize("n", range(1, 6))
-def test_n_tokens_asked_n_tokens_given(n: int) -> None:
+def test_an_answer_has_max_tokens(n: int) -> None:
     tokens = TOKENIZER.encode(" answer" + "abcdef").ids[:n]
     session = started(max_tokens=n)
     text, (end,) = answer(session, tokens, "length")
@@ -194,7 +194,7 @@ def test_a_character_cut_by_max_tokens_becomes_a_replacement_character() -> None
     assert text == "ok �"
 
 
-def test_late_tokens_find_nobody() -> None:
+def test_late_tokens_are_ignored() -> None:
     session = started(stop=("b",))
     answer(session, TOKENIZER.encode("ab").ids)
     session.tokens(row(ID, 2, TOKENIZER.encode("c").ids[0]))
@@ -223,7 +223,7 @@ def test_one_message_for_all_requests_of_a_step() -> None:
     assert len(session) == 1
 
 
-def test_a_token_that_comes_twice_counts_once() -> None:
+def test_a_repeated_token_counts_once() -> None:
     session = started()
     token = TOKENIZER.encode("a").ids[0]
     for index in (0, 0, 1):
@@ -231,7 +231,7 @@ def test_a_token_that_comes_twice_counts_once() -> None:
     assert len(session.take_to_frontend()) == 2
 
 
-def test_a_hole_in_the_answer_is_a_failure() -> None:
+def test_a_missing_token_fails_the_request() -> None:
     session = started()
     session.tokens(row(ID, 1, 5))
     (failed,) = session.take_to_frontend()
@@ -241,7 +241,7 @@ def test_a_hole_in_the_answer_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
-def test_an_end_without_an_answer_is_a_failure(reason: FinishReason) -> None:
+def test_an_end_without_a_finish_reason_fails_the_request(reason: FinishReason) -> None:
     session = started()
     session.tokens(row(ID, 0, -1, reason))
     (failed,) = session.take_to_frontend()
@@ -250,7 +250,7 @@ def test_an_end_without_an_answer_is_a_failure(reason: FinishReason) -> None:
     assert not len(session)
 
 
-def test_failures_of_the_scheduler_and_of_the_encoder_are_told() -> None:
+def test_failures_of_scheduler_and_encoder_reach_the_frontend() -> None:
     session = started()
     session.failed(Failed(ID, "queue_full", "later"))
     assert session.take_to_frontend() == [TextFailed(id=ID, code="queue_full", message="later")]
@@ -280,7 +280,7 @@ def test_cancelled_while_it_waits_or_runs() -> None:
     assert session.take_to_frontend() == []
 
 
-def test_nothing_is_taken_before_the_engine_is_there() -> None:
+def test_requests_are_refused_before_an_engine_is_connected() -> None:
     session = Session(TABLE)
     assert not session.begin(generate())
     (failed,) = session.take_to_frontend()
@@ -288,7 +288,7 @@ def test_nothing_is_taken_before_the_engine_is_there() -> None:
     assert failed.code == "engine_unavailable"
 
 
-def test_an_id_that_is_taken_is_refused() -> None:
+def test_a_repeated_identifier_is_refused() -> None:
     session = started()
     assert not session.begin(generate())
     (failed,) = session.take_to_frontend()
@@ -297,7 +297,7 @@ def test_an_id_that_is_taken_is_refused() -> None:
     assert len(session) == 1
 
 
-def test_all_are_aborted_when_the_frontend_is_gone() -> None:
+def test_all_requests_are_aborted_when_the_frontend_is_lost() -> None:
     session = started()
     session.begin(generate(b"b" * 16))
     session.abort_all()
@@ -306,7 +306,7 @@ def test_all_are_aborted_when_the_frontend_is_gone() -> None:
     assert not len(session)
 
 
-# Log-probabilities, echo and the fields that the session itself acts on
+# Log-probabilities, echo, and parameters that the session itself applies
 
 
 def scored_row(index: int, token: int, finish: FinishReason | None = None, top: int = 1) -> Tokens:
@@ -378,7 +378,7 @@ def test_the_token_that_ends_an_answer_is_not_scored() -> None:
 
 
 @pytest.mark.parametrize("broken", [{}, {0: TokenLogprobs(b"", b"", b"")}, {0: TokenLogprobs(b"1234", b"12", b"")}])
-def test_missing_or_broken_scores_are_no_answer(broken: dict[int, TokenLogprobs]) -> None:
+def test_missing_or_broken_scores_fail_the_request(broken: dict[int, TokenLogprobs]) -> None:
     session = started(logprobs=1)
     message = msgspec.structs.replace(row(ID, 0, 5), logprobs=broken)
     if broken:
@@ -404,8 +404,8 @@ def test_scores_of_a_prompt_must_be_complete_and_in_order() -> None:
     assert isinstance(session.take_to_frontend()[-1], TextFailed)
 
 
-def test_an_echo_of_text_is_what_was_written() -> None:
-    """The tokenizer's own BOS is among the scored tokens, and has no text."""
+def test_an_echo_equals_the_text_of_the_prompt() -> None:
+    """The BOS that the tokenizer adds is among the scored tokens, without text."""
     tokenizer = byte_fallback()
     table = TokenBytes(tokenizer)
     prompt = array("i", tokenizer.encode("Hello é").ids)
@@ -419,7 +419,7 @@ def test_an_echo_of_text_is_what_was_written() -> None:
         assert [token.offset for token in scored] == sorted(token.offset for token in scored)
 
 
-def test_no_token_when_none_is_asked_for() -> None:
+def test_max_tokens_0_returns_no_token() -> None:
     session = started(max_tokens=0)
     text, (end,) = answer(session, [5], "length")
     assert (text, end.reason, end.completion_tokens) == ("", "length", 0)
@@ -432,13 +432,13 @@ def test_min_tokens_that_do_not_fit_are_refused() -> None:
 
 
 def submitted_again() -> Session:
-    """A session whose request was accepted, and is to be encoded with another tokenizer."""
+    """Return a session whose accepted request is to be encoded with another tokenizer."""
     session = started()
     assert session.begin_reencode(ID) == generate()
     return session
 
 
-def test_a_prompt_that_is_encoded_again_is_submitted_again() -> None:
+def test_a_reencoded_prompt_is_submitted_again() -> None:
     session = submitted_again()
     session.encoded(ID, PROMPT[:1])
     (submit,) = session.take_to_scheduler()
@@ -446,7 +446,7 @@ def test_a_prompt_that_is_encoded_again_is_submitted_again() -> None:
     assert submit.prompt == PROMPT[:1].tobytes()
 
 
-def test_what_was_submitted_before_is_withdrawn() -> None:
+def test_a_request_that_fails_to_reencode_is_aborted() -> None:
     session = submitted_again()
     session.encoded(ID, PromptError("chat_template_error", "no"))
     assert session.take_to_scheduler() == [Abort(ID)]
@@ -456,7 +456,7 @@ def test_what_was_submitted_before_is_withdrawn() -> None:
     assert session.begin_reencode(ID) is None
 
 
-def test_an_echo_that_was_given_is_not_begun_again_in_other_tokens() -> None:
+def test_a_request_with_a_sent_echo_is_not_reencoded() -> None:
     session = Session(TABLE)
     session.open(card())
     session.begin(Generate(id=ID, prompt="Hello", echo=True, params=SamplingParams()))
@@ -471,7 +471,7 @@ def test_an_echo_that_was_given_is_not_begun_again_in_other_tokens() -> None:
     assert failed.code == "engine_unavailable"
 
 
-def test_a_closed_session_goes_on_with_what_it_has() -> None:
+def test_a_closed_session_continues_its_requests() -> None:
     session = started()
     session.close()
     assert not session.begin(generate(b"b" * 16))

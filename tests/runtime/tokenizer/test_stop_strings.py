@@ -10,7 +10,7 @@ stop_lists = st.lists(st.text(ALPHABET, min_size=1, max_size=4), min_size=1, max
 
 
 def naive(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Character by character: the first character that completes a stop string ends the text before it."""
+    """Search character by character: the first character that completes a stop string ends the answer before it."""
     for end in range(1, len(text) + 1):
         matches = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if matches:
@@ -39,7 +39,7 @@ def test_holds_back_only_what_may_become_a_stop_string(text: str, stops: list[st
         assert not held or any(len(stop) > len(held) and stop.startswith(held) for stop in stops)
 
 
-def test_without_stop_strings_everything_passes() -> None:
+def test_without_stop_strings_all_text_passes() -> None:
     matcher = StopStrings(())
     assert matcher.push("anything") == "anything"
     assert matcher.finish() == ""
@@ -53,7 +53,7 @@ def test_nothing_follows_a_match() -> None:
     assert matcher.push("more") == "" == matcher.finish()
 
 
-def test_a_false_start_is_released() -> None:
+def test_an_incomplete_match_is_released() -> None:
     matcher = StopStrings(["\n\nUser:"])
     assert matcher.push("a\n\nUs") == "a"
     assert matcher.push("eful") == "\n\nUseful"
@@ -65,7 +65,7 @@ def test_the_stop_string_can_be_part_of_the_answer() -> None:
     assert stops.stopped
 
 
-def test_a_match_while_the_answer_must_not_stop_is_text() -> None:
+def test_a_match_before_min_tokens_is_text() -> None:
     stops = StopStrings(["END"])
     assert stops.push("a END b E", may_stop=False) == "a END b "
     assert not stops.stopped
@@ -73,7 +73,7 @@ def test_a_match_while_the_answer_must_not_stop_is_text() -> None:
     assert stops.stopped
 
 
-def test_what_matched_while_the_answer_must_not_stop_is_held_back_with_a_longer_one() -> None:
+def test_a_match_before_min_tokens_is_held_back_as_the_beginning_of_a_longer_one() -> None:
     stops = StopStrings(["abc d", "bc"])
     assert stops.push("abc", may_stop=False) == ""
     assert stops.push("x") == "abcx", "the match was complete before"
@@ -82,8 +82,8 @@ def test_what_matched_while_the_answer_must_not_stop_is_held_back_with_a_longer_
 
 @settings(deadline=None)
 @given(st.lists(st.text(ALPHABET, max_size=6), max_size=8), stop_lists, st.integers(0, 8))
-def test_only_matches_that_end_where_the_answer_may_stop_count(pieces: list[str], stops: list[str], free: int) -> None:
-    """`free`: so many pieces before it may stop."""
+def test_only_matches_that_end_after_min_tokens_count(pieces: list[str], stops: list[str], free: int) -> None:
+    """`free` is the number of pieces before the answer may stop."""
     matcher = StopStrings(stops)
     sent = "".join(matcher.push(piece, may_stop=number >= free) for number, piece in enumerate(pieces))
     text, passed = "".join(pieces), len("".join(pieces[:free]))
