@@ -31,7 +31,7 @@ files=("$@")
 [ $# -gt 0 ] || files=(
   tests/gpu/test_{pointwise,linear,batch_linear,experts,decode_kernels,balanced_decode,cascade,sampling}.py
   # Ranks that wait for each other might wait forever.
-  tests/gpu/test_one_shot_all_reduce.py::test_one_rank_by_itself
+  tests/gpu/test_one_shot_all_reduce.py::test_one_rank_alone
 )
 status=0
 for file in "${files[@]}"; do

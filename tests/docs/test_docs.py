@@ -103,7 +103,7 @@ def test_api_page_names_every_code_with_its_status() -> None:
 
 
 def test_api_page_names_every_code_of_tokenizer_and_scheduler_with_its_status() -> None:
-    """Those that end requests; others end processes, which the frontend does not outlive, or have no frontend yet."""
+    """Codes that end requests; others end processes, which the frontend does not outlive, or have no frontend yet."""
     packages = [ROOT / "runtime/minisgl" / package for package in ("router", "tokenizer", "scheduler")]
     sources = "".join(path.read_text() for package in packages for path in package.rglob("*.py"))
     ends = "Failed|Failure|RequestError|PromptError|ChatTemplateError|_fail|_end_failed|_lose|lost|_drop_client"

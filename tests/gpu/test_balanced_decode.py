@@ -65,14 +65,14 @@ def _check(shape: AttentionShape, decode: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("group", [1, 2, 4, 5, 8, 16])
 @pytest.mark.parametrize("name", SHAPES_OF_BATCHES)
-def test_attention_is_that_of_float64(name: str, group: int) -> None:
+def test_attention_matches_float64(name: str, group: int) -> None:
     _check(_shape(group), SHAPES_OF_BATCHES[name])
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 128])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_pages_heads_and_numbers_of_other_sizes(page_size: int, head_dim: int, dtype: torch.dtype) -> None:
+def test_other_sizes_of_pages_and_heads(page_size: int, head_dim: int, dtype: torch.dtype) -> None:
     _check(_shape(5, page_size, head_dim, dtype=dtype), SHAPES_OF_BATCHES["many"])
 
 
@@ -162,7 +162,7 @@ def _answer(checkpoint: Path, plans: list[StepPlan], **settings: object) -> Answ
 
 
 @pytest.mark.captures
-def test_a_graph_gives_bitwise_what_an_eager_step_gives_and_the_reference_the_same_tokens(checkpoint: Path) -> None:
+def test_a_graph_is_bitwise_equal_to_an_eager_step_and_tokens_match_the_reference(checkpoint: Path) -> None:
     _shape()
     plans = _plans(20)
     eager, replayed = (

@@ -40,7 +40,7 @@ def test_a_product(rows: int, tile: Tile, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("parts", [2, 4])
 @pytest.mark.parametrize(("rows", "hidden"), [(9, 1024), (100, 5120)])
-def test_a_norm_adds_parts_up(rows: int, hidden: int, parts: int) -> None:
+def test_a_norm_adds_partial_sums(rows: int, hidden: int, parts: int) -> None:
     dtype = torch.bfloat16
     x = draw(parts, rows, hidden, dtype=torch.float32, device=CUDA)
     residual, gain = draw(rows, hidden, dtype=dtype, device=CUDA), 1 + draw(hidden, dtype=dtype, device=CUDA, scale=0.1)
@@ -52,7 +52,7 @@ def test_a_norm_adds_parts_up(rows: int, hidden: int, parts: int) -> None:
 
 @pytest.mark.captures
 @pytest.mark.parametrize("rows", [16, 100])
-def test_a_chain_in_a_graph_is_the_chain_with_waits_between(rows: int) -> None:
+def test_a_chain_in_a_graph_equals_the_chain_with_waits(rows: int) -> None:
     """Memory is used again and again: a program that does not wait, or writes too early, changes the result of one of
     many replays."""
     hidden, layers, dtype = 1024, 12, torch.bfloat16

@@ -81,7 +81,7 @@ def _check(shape: AttentionShape, sequences: Sequences) -> None:
 
 @pytest.mark.parametrize("group", [1, 2, 4, 5, 8, 16])
 @pytest.mark.parametrize("sequences", [TWO_GROUPS, ONE_GROUP, NO_GROUP], ids=["two_groups", "one_group", "no_group"])
-def test_attention_is_that_of_float64(sequences: Sequences, group: int) -> None:
+def test_attention_matches_float64(sequences: Sequences, group: int) -> None:
     """Unowned pages and positions that are not written yet are NaN."""
     _check(_shape(group), sequences)
 
@@ -89,7 +89,7 @@ def test_attention_is_that_of_float64(sequences: Sequences, group: int) -> None:
 @pytest.mark.parametrize("page_size", [16, 32, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_pages_heads_and_numbers_of_other_sizes(page_size: int, head_dim: int, dtype: torch.dtype) -> None:
+def test_other_sizes_of_pages_and_heads(page_size: int, head_dim: int, dtype: torch.dtype) -> None:
     _check(_shape(5, page_size, head_dim, dtype=dtype), _at_page_size(TWO_GROUPS, page_size))
 
 
@@ -192,7 +192,7 @@ def _answer(checkpoint: Path, plans: list[StepPlan], **settings: object) -> Answ
 
 
 @pytest.mark.captures
-def test_tokens_are_those_of_rows_that_read_alone(checkpoint: Path) -> None:
+def test_tokens_match_rows_without_shared_reads(checkpoint: Path) -> None:
     plans = [_plans(shared=shared, pausing=True) for shared in (False, True)]
     plain, shared = (_answer(checkpoint, part) for part in plans)
     assert plain.stats.cascade_steps == 0 and shared.stats.cascade_steps == 11
@@ -200,7 +200,7 @@ def test_tokens_are_those_of_rows_that_read_alone(checkpoint: Path) -> None:
 
 
 @pytest.mark.captures
-def test_a_graph_gives_bitwise_what_an_eager_step_gives(checkpoint: Path) -> None:
+def test_a_graph_is_bitwise_equal_to_an_eager_step(checkpoint: Path) -> None:
     plans = _plans(shared=True, pausing=False)
     eager, replayed = (_answer(checkpoint, plans, cuda_graph_max_batch=size) for size in (0, ROWS))
     assert eager.stats.cascade_steps == replayed.stats.cascade_steps == 11

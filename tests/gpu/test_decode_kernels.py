@@ -16,7 +16,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_as_in_the_interpreter(name: str) -> None:
+def test_kernels_match_the_interpreter(name: str) -> None:
     CASES[name](CUDA)
 
 
@@ -58,7 +58,7 @@ def test_split_decode(
 
 @pytest.mark.captures
 @pytest.mark.parametrize("rows", [1, 3, 8, 64])
-def test_a_long_chain_of_early_launches_in_a_graph_is_the_chain_with_waits_between(rows: int) -> None:
+def test_a_long_chain_of_early_launches_equals_the_chain_with_waits(rows: int) -> None:
     """Every kernel reads what the one before wrote, and memory is used again and again: a kernel that does not wait,
     or writes too early, changes the result of one of many replays."""
     hidden, heads, layers = 1024, 8, 12

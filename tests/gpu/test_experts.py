@@ -63,7 +63,7 @@ def test_experts_of_30b_a3b() -> None:
 
 
 @pytest.mark.parametrize("tokens", [3, 40, 200])
-def test_all_tokens_may_choose_the_same_experts(tokens: int) -> None:
+def test_all_tokens_may_select_the_same_experts(tokens: int) -> None:
     x, gate_up, down = draw(CROWDED, tokens, torch.bfloat16)
     experts = torch.tensor([[15, 3, 9, 0, 5, 14, 1, 2]], dtype=torch.int32, device="cuda").repeat(tokens, 1)
     shares = torch.full(experts.shape, 0.125, device="cuda", dtype=torch.bfloat16)
@@ -71,7 +71,7 @@ def test_all_tokens_may_choose_the_same_experts(tokens: int) -> None:
     check(ours, x, shares, experts, gate_up, down)
 
 
-def test_a_token_has_the_same_result_whoever_else_is_there() -> None:
+def test_the_result_of_a_token_does_not_depend_on_other_tokens() -> None:
     x, gate_up, down = draw(QWEN3_30B, 200, torch.bfloat16)
     experts = choices(QWEN3_30B, 200)
     shares = torch.rand(experts.shape, device="cuda").bfloat16()
@@ -82,7 +82,7 @@ def test_a_token_has_the_same_result_whoever_else_is_there() -> None:
     torch.testing.assert_close(one, many[7:8], rtol=2e-2, atol=2e-2)
 
 
-def test_other_activations_go_another_way() -> None:
+def test_other_activations_use_the_fallback() -> None:
     x, gate_up, down = draw(FEW, 5, torch.bfloat16)
     experts = choices(FEW, 5)
     shares = torch.rand(experts.shape, device="cuda").bfloat16()
@@ -97,7 +97,7 @@ def test_other_activations_go_another_way() -> None:
 @pytest.mark.parametrize(
     ("sizes", "dtype"), [*((sizes, torch.bfloat16) for sizes in SIZES.values()), (FEW, torch.float16)], ids=str
 )
-def test_choice_and_experts_in_one(sizes: Sizes, tokens: int, renormalize: bool, dtype: torch.dtype) -> None:
+def test_selection_and_experts_in_one_launch(sizes: Sizes, tokens: int, renormalize: bool, dtype: torch.dtype) -> None:
     x, gate_up, down = draw(sizes, tokens, dtype)
     logits = torch.randn(tokens, sizes.experts, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
     # Some of them are equal.
@@ -109,7 +109,7 @@ def test_choice_and_experts_in_one(sizes: Sizes, tokens: int, renormalize: bool,
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
-def test_choice_and_experts_of_30b_a3b_in_one(renormalize: bool) -> None:
+def test_selection_and_experts_of_30b_a3b_in_one_launch(renormalize: bool) -> None:
     x, gate_up, down = draw(QWEN3_30B, 1, torch.bfloat16)
     logits = torch.randn(1, 128, generator=torch.Generator("cuda").manual_seed(0), device="cuda").bfloat16()
     shares, experts = route(logits, 8, renormalize=renormalize)
@@ -119,7 +119,7 @@ def test_choice_and_experts_of_30b_a3b_in_one(renormalize: bool) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, float("nan"), float("inf"), float("-inf")])
-def test_any_logits_go_through_choice_and_experts(value: float) -> None:
+def test_any_logits_work_in_selection_and_experts(value: float) -> None:
     x, gate_up, down = draw(FEW._replace(experts=128), 1, torch.bfloat16)
     logits = torch.full((1, 128), value, device="cuda", dtype=torch.bfloat16)
     out = mixture(x, logits, gate_up, down, silu_and_mul, 8, renormalize=True)
@@ -130,7 +130,7 @@ def test_any_logits_go_through_choice_and_experts(value: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (60, 4), (6, 2), (200, 200)])
-def test_routing_is_that_of_the_cpu(num_experts: int, top_k: int, renormalize: bool, dtype: torch.dtype) -> None:
+def test_routing_matches_a_cpu(num_experts: int, top_k: int, renormalize: bool, dtype: torch.dtype) -> None:
     # No two of a row are equal: which of them is chosen is nobody's promise.
     order = torch.stack([torch.randperm(num_experts) for _ in range(301)])
     logits = ((order - num_experts / 2) / 16).to(dtype).float()
@@ -141,7 +141,7 @@ def test_routing_is_that_of_the_cpu(num_experts: int, top_k: int, renormalize: b
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), float("-inf")])
-def test_any_logits_choose_experts_that_exist_and_none_twice(value: float) -> None:
+def test_any_logits_select_distinct_existing_experts(value: float) -> None:
     logits = torch.full((3, 100), value, device="cuda", dtype=torch.bfloat16)
     logits[1, 50:] = 1.0
     _, experts = route(logits, 8, renormalize=True)
@@ -153,7 +153,7 @@ def test_any_logits_choose_experts_that_exist_and_none_twice(value: float) -> No
 @pytest.mark.captures
 @pytest.mark.parametrize("tokens", [1, 2, 3, 4, 40, MAX_TOKENS + 50])
 @torch.inference_mode()
-def test_kernels_that_start_early_read_nothing_of_an_earlier_layer(
+def test_kernels_that_start_early_read_no_data_of_an_earlier_layer(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launched one after the other in the ordinary way, the same kernels give the same."""

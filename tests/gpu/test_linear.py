@@ -25,7 +25,7 @@ def test_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> Non
     assert float((ours.double() - exact).norm() / exact.norm()) < (3e-3 if dtype is torch.bfloat16 else 4e-4)
 
 
-def test_what_does_not_fit_goes_another_way() -> None:
+def test_unsupported_shapes_use_the_fallback() -> None:
     weight = torch.randn(64, 1000, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(2, 1000, device="cuda", dtype=torch.bfloat16)
     assert not fits(x, weight)

@@ -31,7 +31,7 @@ class _Ranks:
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_sums_of_many_lengths_one_behind_the_other(size: int, dtype: torch.dtype) -> None:
+def test_messages_of_many_lengths_in_sequence(size: int, dtype: torch.dtype) -> None:
     ranks, draw = _Ranks(size), torch.Generator("cuda").manual_seed(0)
     # The programs of all ranks fit onto one device at a time, and all ranks take the longest message.
     lengths = [8, 2048, 2056, 5120, 40_000, 16, 60_000, 5120] * 8
@@ -49,7 +49,7 @@ def test_sums_of_many_lengths_one_behind_the_other(size: int, dtype: torch.dtype
         torch.testing.assert_close(parts[0].double(), total, rtol=tolerance, atol=tolerance)
 
 
-def test_one_rank_by_itself() -> None:
+def test_one_rank_alone() -> None:
     """Waits for nobody: memory checkers, which may run one kernel at a time, can run it."""
     from minisgl.kernels.one_shot_all_reduce_triton import memory_bytes, num_programs, one_shot_all_reduce
 
@@ -103,7 +103,7 @@ def test_in_graphs() -> None:
         assert all((message == 4 * (2 * value + 1)).all() for message in messages)
 
 
-def test_what_it_does_not_take() -> None:
+def test_unsupported_messages_use_nccl() -> None:
     ranks = _Ranks(2)
     message = torch.zeros(one_shot_capacity(2) + 16, dtype=torch.uint8, device="cuda").view(torch.bfloat16)
     assert ranks.takes(message[:-8]) and ranks.takes(message[:8]) and ranks.takes(message[8:16])

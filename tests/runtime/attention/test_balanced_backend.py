@@ -1,4 +1,4 @@
-"""Which rows the balanced kernel leaves to another backend; tests/gpu has the kernel itself."""
+"""Rows that the balanced backend leaves to another one. tests/gpu tests the kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.kernels.dense_attention import DenseCase, Sequences, attention_shap
     ],
     ids=["few rows", "beside a prompt"],
 )
-def test_the_other_backend_serves(sequences: Sequences) -> None:
+def test_the_other_backend_serves_few_rows_and_prefill_steps(sequences: Sequences) -> None:
     shape = attention_shape(
         query_heads=4, kv_heads=2, head_dim=64, page_size=16, longest=128, dtype=torch.float32, device="cpu"
     )

@@ -55,7 +55,7 @@ def test_a_row_with_a_prefix_is_in_one_tile_that_reads_it(
 
 
 @given(batches())
-def test_there_is_room_for_all_groups_of_a_useful_size(
+def test_all_groups_of_a_useful_size_fit(
     batch: tuple[CascadeLayout, int, list[SharedPrefix]],
 ) -> None:
     layout, count, groups = batch
@@ -64,7 +64,7 @@ def test_there_is_room_for_all_groups_of_a_useful_size(
     assert all(prefix_pages[row] == group.pages for group in groups for row in group.rows)
 
 
-def test_large_groups_come_first_where_there_is_no_room_for_all() -> None:
+def test_large_groups_come_first_if_not_all_fit() -> None:
     layout = CascadeLayout(group=128, kv_heads=1, programs=1, part_pages=1)
     rows = np.arange(15, dtype=np.int32)
     pairs = [SharedPrefix(1, rows[:7]), SharedPrefix(2, rows[7:])]

@@ -1,4 +1,4 @@
-"""Which segments FlashAttention-3 gets, with a stand-in for its package; tests/gpu has the kernels themselves."""
+"""Segments that FlashAttention-3 gets, with a stand-in for its package. tests/gpu tests the kernels."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _varlen(
         (((64, 20),), 0),
     ],
 )
-def test_it_gets_the_prompts_behind_the_last_one_that_goes_on(
+def test_it_gets_the_segments_behind_the_last_continued_prompt(
     monkeypatch: pytest.MonkeyPatch, segments: tuple[tuple[int, int], ...], served: int
 ) -> None:
     seen = []

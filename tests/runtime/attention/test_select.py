@@ -19,7 +19,7 @@ CPU = attention_shape(
 
 
 @pytest.mark.parametrize("name", ["auto", "torch", "torch,torch", " torch , auto "])
-def test_a_machine_without_gpu_gets_the_reference(name: str) -> None:
+def test_without_a_gpu_the_reference_is_selected(name: str) -> None:
     prefill, decode = select_backends(name, CPU)
     assert (prefill.name, decode.name) == ("torch", "torch")
 
@@ -42,7 +42,7 @@ def test_a_backend_that_cannot_serve_is_refused_with_the_reason(name: str, messa
     assert refused.value.code == "attention_backend_unavailable"
 
 
-def test_reasons_name_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_name_the_unsupported_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     hopper = dataclasses.replace(CPU, device=torch.device("cuda"))
     odd = dataclasses.replace(hopper, page_size=48)
@@ -79,7 +79,7 @@ def test_a_missing_compiled_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp
         ("8.0", (9, 0), False),
     ],
 )
-def test_kernels_that_were_compiled_for_other_gpus_are_not_chosen(
+def test_kernels_compiled_for_other_gpus_are_not_selected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, built_for: str | None, capability: tuple[int, int], chosen: bool
 ) -> None:
     monkeypatch.setattr(flashinfer_setup, "load_flashinfer", lambda: None)

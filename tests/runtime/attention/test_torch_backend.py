@@ -22,7 +22,7 @@ def _run(case: DenseCase) -> torch.Tensor:
     ],
     ids=["decode", "prefill", "mixed"],
 )
-def test_equals_dense_attention_with_nan_in_everything_else(
+def test_it_equals_dense_attention_with_nan_in_all_other_pages(
     page_size: int, query_heads: int, kv_heads: int, sequences: Sequences
 ) -> None:
     shape = attention_shape(
@@ -51,7 +51,7 @@ def test_a_segment_reads_a_prefix_that_another_segment_of_the_step_computes(owne
     torch.testing.assert_close(_run(case).double(), case.expected(), atol=2e-6, rtol=1e-5)
 
 
-def test_rows_are_split_where_a_gather_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_split_if_a_gather_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minisgl.attention.torch_backend._GATHER_ELEMENTS", 50 * 2 * 16)
     shape = attention_shape(
         query_heads=4, kv_heads=2, head_dim=16, page_size=4, longest=64, dtype=torch.float32, device="cpu"
@@ -60,7 +60,7 @@ def test_rows_are_split_where_a_gather_would_be_too_large(monkeypatch: pytest.Mo
     torch.testing.assert_close(_run(case).double(), case.expected(), atol=2e-6, rtol=1e-5)
 
 
-def test_bfloat16_rounds_as_bfloat16_does() -> None:
+def test_bfloat16_has_the_error_of_bfloat16() -> None:
     shape = attention_shape(
         query_heads=8, kv_heads=2, head_dim=64, page_size=16, longest=256, dtype=torch.bfloat16, device="cpu"
     )

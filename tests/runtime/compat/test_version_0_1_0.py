@@ -1,5 +1,5 @@
-"""What version 0.1.0 sends and writes is read by this version as it was meant, and the other way around: pods of both
-run side by side while a model is updated, and files outlive the version that wrote them."""
+"""Messages and files are readable in both directions between version 0.1.0 and this one: pods of both run side by side
+while a model is updated, and files outlive the version that wrote them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EACH_SAMPLE = pytest.mark.parametrize(("family", "name"), SAMPLES)
 
 @dataclass(frozen=True)
 class Previous:
-    """What 0.1.0's own code did: where it wrote its frames, and how it reads those that this version encodes."""
+    """Results of the code of 0.1.0: the frames that it wrote, and its values of frames that this version encodes."""
 
     written: Path
     values: dict[str, dict[str, Any]]
@@ -61,7 +61,7 @@ def test_every_type_of_message_has_a_full_and_a_least_frame(family: str) -> None
 
 @EACH_FAMILY
 def test_messages_have_the_same_fields_types_and_defaults(family: str) -> None:
-    """What is added goes into `support.compat.today.NEW_SINCE`; nothing may be renamed, retyped or left out."""
+    """New fields are listed in `support.compat.today.NEW_SINCE`; no field is renamed, retyped or removed."""
     new = NEW.get(family, frozenset())
     today = TODAY[family].schema
     assert new <= today.keys()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("meeting", ["tcp", "file"])
-def test_collectives_in_a_graph_and_the_transport(meeting: str, size: int, tmp_path: Path) -> None:
+def test_collectives_can_be_captured_and_report_their_transport(meeting: str, size: int, tmp_path: Path) -> None:
     """Ranks that meet at a file are on one machine, and write short messages into each other's memory."""
     if torch.cuda.device_count() < size:
         pytest.skip(f"needs {size} CUDA devices")

@@ -23,7 +23,7 @@ NUM_BYTES = 4096
 
 
 def _outcomes(tmp_path: Path, fails: Callable[[str, int], bool]) -> list[list[int] | str]:
-    """What each rank gets, or its error, when `fails` says of a call ("export" or "open") and a rank that it does."""
+    """Result or error of each rank, where `fails` decides for each call ("export" or "open") and rank."""
 
     def rank_main(rank: int) -> list[int] | str:
         def export() -> bytes:
@@ -46,13 +46,13 @@ def _outcomes(tmp_path: Path, fails: Callable[[str, int], bool]) -> list[list[in
         return list(pool.map(rank_main, range(SIZE)))
 
 
-def test_each_rank_gets_what_the_others_export(tmp_path: Path) -> None:
+def test_each_rank_opens_the_exports_of_the_others(tmp_path: Path) -> None:
     assert _outcomes(tmp_path, lambda call, rank: False) == [[11, 12], [10, 12], [10, 11]]
 
 
 @pytest.mark.parametrize("call", ["export", "open"])
 @pytest.mark.parametrize("culprit", range(SIZE))
-def test_one_that_fails_fails_all(call: str, culprit: int, tmp_path: Path) -> None:
+def test_a_failure_on_one_rank_fails_all_ranks(call: str, culprit: int, tmp_path: Path) -> None:
     outcomes = _outcomes(tmp_path, lambda name, rank: (name, rank) == (call, culprit))
     assert all(isinstance(outcome, str) for outcome in outcomes)
     assert str(culprit) in outcomes[culprit]
@@ -118,7 +118,7 @@ def _memories(
         return drivers, list(pool.map(rank_main, range(SIZE)))
 
 
-def test_memory_is_closed_and_freed_when_nobody_has_it_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_freed_when_no_rank_has_it_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drivers, memories = _memories(tmp_path, monkeypatch, lambda name, rank: False)
     each = [memory for memory in memories if isinstance(memory, PeerMemory)]
     assert [memory.addresses.tolist() for memory in each] == [[1, 102, 103], [201, 2, 203], [301, 302, 3]]
@@ -139,7 +139,7 @@ def test_memory_that_another_rank_may_have_open_is_not_freed(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2"])
-def test_nothing_is_kept_where_one_rank_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_no_rank_keeps_memory_if_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     drivers, memories = _memories(tmp_path, monkeypatch, lambda name, rank: (name, rank) == (call, 1))
     assert all(isinstance(error, str) for error in memories) and call in str(memories[1])
     assert not any(driver.allocated or driver.opened for driver in drivers)

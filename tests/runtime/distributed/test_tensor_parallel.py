@@ -58,18 +58,18 @@ def test_collectives_see_all_ranks_in_order(size: int, dtype: torch.dtype, tmp_p
     run_ranks(size, tmp_path, work)
 
 
-def test_equal_parts(tmp_path: Path) -> None:
+def test_parts_of_ranks_are_equal(tmp_path: Path) -> None:
     parts = run_ranks(2, tmp_path, lambda parallel: parallel.shard(6))
     assert parts == [slice(0, 3), slice(3, 6)]
 
 
-def test_groups_one_after_the_other_and_close_twice(tmp_path: Path) -> None:
+def test_a_process_creates_groups_in_succession_and_closes_twice(tmp_path: Path) -> None:
     for _ in range(2):
         run_ranks(2, tmp_path, lambda parallel: (parallel.gather_int(1), parallel.close()))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_ranks_meet_at_an_address(host: str) -> None:
+def test_ranks_connect_at_an_address(host: str) -> None:
     """The same port twice: a rank that was started again finds it as its predecessor left it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -91,7 +91,7 @@ def test_ranks_meet_at_an_address(host: str) -> None:
             assert list(pool.map(meet, (1, 0))) == [[0, 1], [0, 1]]
 
 
-def test_a_rank_that_does_not_come_is_an_error_with_the_address(tmp_path: Path) -> None:
+def test_a_missing_rank_is_an_error_with_the_address(tmp_path: Path) -> None:
     rendezvous = f"file://{tmp_path}/meet"
     with pytest.raises(RendezvousError, match="rank 0 of 2") as caught:
         TensorParallel(rank=0, size=2, rendezvous=rendezvous, timeout_seconds=0.5)
@@ -100,7 +100,7 @@ def test_a_rank_that_does_not_come_is_an_error_with_the_address(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("rendezvous", ["", "tcp://host", "http://host:1", "file://"])
-def test_an_address_of_no_known_form_is_refused(rendezvous: str) -> None:
+def test_an_address_of_an_unknown_form_is_rejected(rendezvous: str) -> None:
     with pytest.raises(RendezvousError, match="neither"):
         TensorParallel(rank=0, size=2, rendezvous=rendezvous)
 

@@ -21,7 +21,7 @@ from support.kernels.interpreter import interpreted
 
 SHARED_MEMORY = 227 << 10
 RESERVED = 1 << 10
-"""Of shared memory, for each program."""
+"""Bytes of shared memory per program."""
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,12 @@ def errors() -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_is_that_of_float64(errors: dict[str, float], name: str) -> None:
+def test_attention_matches_float64(errors: dict[str, float], name: str) -> None:
     assert 0 <= errors[name] < 2e-3
 
 
 @pytest.mark.parametrize(("group", "head_dim", "block", "stages"), [(5, 128, 32, 3), (8, 64, 32, 6), (1, 128, 16, 6)])
-def test_four_programs_fit_on_a_multiprocessor_of_hopper(group: int, head_dim: int, block: int, stages: int) -> None:
+def test_four_programs_fit_on_a_hopper_multiprocessor(group: int, head_dim: int, block: int, stages: int) -> None:
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     tiles = f"tensordesc<bf16[{block}, {head_dim}],{layout!r}>"
     constants = {"KV_HEADS": 8, "GROUP": group, "VECTORS": MAX_GROUP, "STAGES": stages, "PDL": True}
@@ -45,7 +45,7 @@ def test_four_programs_fit_on_a_multiprocessor_of_hopper(group: int, head_dim: i
     assert 4 * (shared + RESERVED) <= SHARED_MEMORY
 
 
-def test_steps_of_many_rows_are_rehearsed() -> None:
+def test_rehearsal_covers_steps_of_many_rows() -> None:
     launches = Launches()
     with launches.recorded(Architecture.parse("9.0a")):
         config = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-0.6b"], "num_hidden_layers": 2})

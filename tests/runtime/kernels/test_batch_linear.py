@@ -1,4 +1,4 @@
-"""Which tile a product of a decode batch gets, and that its kernel compiles for Hopper; tests/gpu has what it gives."""
+"""Selection of tiles for products of a decode batch, and compilation for Hopper. tests/gpu tests the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARED_MEMORY = 227 << 10
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [*SMALL.values(), (2048, 2048), (7168, 5120), (1000, 1024), (1280, 640)]
 )
-def test_a_tile_covers_the_product_and_finds_room(outputs: int, inputs: int, in_parts: bool) -> None:
+def test_a_tile_covers_the_product_and_fits_into_shared_memory(outputs: int, inputs: int, in_parts: bool) -> None:
     for rows in range(MIN_ROWS, MAX_ROWS + 1):
         tile = _choose(rows, outputs, inputs, in_parts=in_parts)
         if tile is None:
@@ -35,17 +35,17 @@ def test_a_tile_covers_the_product_and_finds_room(outputs: int, inputs: int, in_
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_product_of_few_rows_is_served(name: str) -> None:
+def test_small_products_of_few_rows_use_the_kernel(name: str) -> None:
     assert _choose(64, *SMALL[name], in_parts=name in ("o", "down"))
 
 
-def test_other_products_are_left_to_the_library() -> None:
+def test_other_products_use_cublas() -> None:
     assert _choose(64, 34816, 5120, in_parts=False) is None
     assert _choose(64, 1024, 1000, in_parts=True) is None
     assert _choose(MAX_ROWS + 1, 4096, 1024, in_parts=False) is None
 
 
-def test_steps_of_all_sizes_go_through_a_decoder_whose_products_come_in_parts() -> None:
+def test_steps_of_all_sizes_work_with_partial_sums() -> None:
     launches = Launches()
     with launches.recorded(Architecture.parse("9.0a")):
         config = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-0.6b"], "num_hidden_layers": 2})

@@ -14,7 +14,7 @@ from support.kernels.interpreted_cascade import CASES
 from support.kernels.interpreter import interpreted
 
 SHARED_MEMORY = 227 << 10
-"""Of a multiprocessor of a Hopper GPU."""
+"""Bytes of shared memory of a multiprocessor of a Hopper GPU."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def errors() -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_attention_is_that_of_float64(errors: dict[str, float], name: str) -> None:
+def test_attention_matches_float64(errors: dict[str, float], name: str) -> None:
     assert 0 <= errors[name] < 2e-3
 
 
@@ -36,7 +36,7 @@ def test_attention_is_that_of_float64(errors: dict[str, float], name: str) -> No
     ],
     ids=["shared", "own"],
 )
-def test_programs_fit_side_by_side_on_hopper(
+def test_two_programs_fit_on_a_hopper_multiprocessor(
     kernel: Any, constants: dict[str, int], launch: dict[str, int], programs: int, group: int
 ) -> None:
     constants = constants | {

@@ -18,5 +18,5 @@ def faults() -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_kernel_computes_what_float64_does(faults: dict[str, str | None], name: str) -> None:
+def test_the_kernel_matches_float64(faults: dict[str, str | None], name: str) -> None:
     assert faults[name] is None

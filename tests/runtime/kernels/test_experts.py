@@ -20,14 +20,14 @@ def errors() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_experts_are_those_of_float64(name: str, errors: dict[str, float]) -> None:
+def test_experts_match_float64(name: str, errors: dict[str, float]) -> None:
     assert errors[name] < 1e-3
 
 
 @pytest.mark.parametrize(("architecture", "shared_memory"), [(80, 163 << 10), (89, 99 << 10), (90, 227 << 10)])
 @pytest.mark.parametrize("width", [768, 96])
 @pytest.mark.parametrize("pairs_per_expert", [8, 16, 32, 100])
-def test_tiles_fit_the_memory_that_a_program_can_have(
+def test_tiles_fit_into_shared_memory(
     pairs_per_expert: int, width: int, architecture: int, shared_memory: int
 ) -> None:
     tiles = choose_tiles(pairs_per_expert, width)

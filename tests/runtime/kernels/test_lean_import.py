@@ -9,7 +9,7 @@ import pytest
 from minisgl.kernels.lean_import import lean_package
 
 
-def test_the_rest_of_a_package_is_imported_when_it_is_asked_for(
+def test_the_package_is_imported_on_first_access(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "heavy_package"
@@ -33,6 +33,6 @@ def test_the_rest_of_a_package_is_imported_when_it_is_asked_for(
             del sys.modules[name]
 
 
-def test_a_package_that_is_not_there() -> None:
+def test_a_missing_package_is_an_import_error() -> None:
     with pytest.raises(ImportError, match="no package minisgl_nowhere"):
         lean_package("minisgl_nowhere")

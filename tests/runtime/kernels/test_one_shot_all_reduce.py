@@ -20,9 +20,9 @@ def faults() -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_rank_gets_the_sum_in_the_ranks_order(faults: dict[str, str | None], name: str) -> None:
+def test_every_rank_sums_in_rank_order(faults: dict[str, str | None], name: str) -> None:
     assert faults[name] is None
 
 
-def test_numbers_of_ranks_that_were_not_measured_are_left_to_nccl() -> None:
+def test_unmeasured_rank_counts_use_nccl() -> None:
     assert [ranks for ranks in range(1, 17) if one_shot_capacity(ranks)] == [2, 4]

@@ -54,7 +54,7 @@ def _hugging_face(logits: torch.Tensor, temperature: float, top_k: int, top_p: f
         (1.5, 3, 0.95, 0.0),
     ],
 )
-def test_draws_are_distributed_as_transformers_would_have_them(
+def test_samples_follow_the_distribution_of_transformers(
     temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     draws, vocabulary = 100_000, 24
@@ -84,7 +84,7 @@ def test_draws_are_distributed_as_transformers_would_have_them(
         (999, 0.99, 0.0),
     ],
 )
-def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: float) -> None:
+def test_filters_keep_the_tokens_that_transformers_keeps(top_k: int, top_p: float, min_p: float) -> None:
     logits = torch.randn(40, 400, generator=torch.Generator().manual_seed(1)) * 3
     temperatures = [0.3 + 0.05 * i for i in range(40)]
     rows = sampling_rows(40, temperature=temperatures, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -94,13 +94,13 @@ def test_filters_keep_what_transformers_keeps(top_k: int, top_p: float, min_p: f
         assert torch.equal(kept[row], expected)
 
 
-def test_tokens_of_equal_logit_stay_or_go_together() -> None:
+def test_tokens_with_equal_logits_are_kept_or_removed_together() -> None:
     logits = torch.tensor([[1.0, 2.0, 1.0, 0.0, 1.0, -1.0]])
     assert top_k_top_p_thresholds(logits, sampling_rows(1, top_k=2)).tolist() == [1.0]
     assert top_k_top_p_thresholds(logits, sampling_rows(1, top_p=0.6)).tolist() == [1.0]
 
 
-def test_greedy_takes_the_lowest_of_equal_logits() -> None:
+def test_greedy_sampling_takes_the_lowest_index_of_equal_logits() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0], [5.0, 5.0, 5.0]], dtype=torch.bfloat16)
     values, indices = sample(logits, sampling_rows(2, temperature=0.0), 100)
     assert indices.tolist() == [101, 100] and values.tolist() == [3.0, 5.0]
@@ -108,7 +108,7 @@ def test_greedy_takes_the_lowest_of_equal_logits() -> None:
 
 @pytest.mark.parametrize("fault", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_that_is_not_finite_has_no_token(fault: float, temperature: float) -> None:
+def test_a_row_with_logits_that_are_not_finite_has_no_token(fault: float, temperature: float) -> None:
     logits = torch.zeros(3, 9)
     logits[1, 4] = fault
     rows = sampling_rows(3, temperature=temperature, top_p=0.5)
@@ -128,7 +128,7 @@ def test_a_requests_tokens_depend_neither_on_its_row_nor_on_its_neighbours() -> 
     assert alone == together.tolist()
 
 
-def test_shards_of_the_vocabulary_have_the_random_numbers_of_the_whole() -> None:
+def test_vocabulary_shards_use_the_random_numbers_of_the_whole() -> None:
     logits = torch.randn(32, 300, generator=torch.Generator().manual_seed(7))
     rows = sampling_rows(32)
     values, indices = sample(logits, rows, 0)
@@ -138,7 +138,7 @@ def test_shards_of_the_vocabulary_have_the_random_numbers_of_the_whole() -> None
     assert torch.equal(torch.stack([part[0] for part in parts]).max(0).values, values)
 
 
-def test_large_batches_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_sampled_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(10, 300, generator=torch.Generator().manual_seed(8))
     rows = sampling_rows(10)
     whole = sample(logits, rows, 0)[1]
@@ -146,7 +146,7 @@ def test_large_batches_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(sample(logits, rows, 0)[1], whole)
 
 
-def test_random_bits_are_fixed_for_ever() -> None:
+def test_random_bits_never_change() -> None:
     """A resumed request must continue its stream on another version: these numbers never change."""
     rows = sampling_rows(2, seeds=[0, -(2**63) + 12345], positions=[0, 1_000_000])
     keys = row_keys(rows.seed_low, rows.seed_high, rows.positions)

@@ -48,7 +48,7 @@ def test_gated_activations(name: str, activation: torch.nn.Module, generator: to
     torch.testing.assert_close(out, activation(gate) * up)
 
 
-def test_scores_depend_on_distance_alone(generator: torch.Generator) -> None:
+def test_scores_depend_only_on_distance(generator: torch.Generator) -> None:
     q, k = torch.randn(2, 1, 1, 32, generator=generator)
     rotary = Rotary(RopeConfig(), 32, 600, CPU)
 
@@ -60,7 +60,7 @@ def test_scores_depend_on_distance_alone(generator: torch.Generator) -> None:
     torch.testing.assert_close(score(300, 300), (q * k).sum(), rtol=1e-4, atol=1e-4)
 
 
-def test_rotation_is_that_of_complex_numbers(generator: torch.Generator) -> None:
+def test_rotation_equals_complex_multiplication(generator: torch.Generator) -> None:
     x = torch.randn(6, 2, 16, generator=generator)
     positions = torch.tensor([0, 1, 5, 5, 99, 3], dtype=torch.int32)
     angles = positions.double()[:, None] * inverse_frequencies(RopeConfig(), 16).double()
@@ -99,7 +99,7 @@ def test_heads_are_normalized_before_they_are_rotated(generator: torch.Generator
     torch.testing.assert_close(q_out, rotate(q, at))
 
 
-def test_positions_are_exact_far_out() -> None:
+def test_large_positions_are_exact() -> None:
     at = Rotary(RopeConfig(theta=1e6), 64, 40000, CPU).at(torch.tensor([39999]))
     assert at[0, 0].item() == pytest.approx(math.cos(39999), abs=1e-4)
 

@@ -28,7 +28,7 @@ def parse(generation: dict[str, Any] | None = None, **changes: Any) -> ModelConf
     return ModelConfig.parse({**LLAMA, **changes}, generation)
 
 
-def test_what_a_config_leaves_out_is_what_transformers_assumes() -> None:
+def test_missing_fields_have_the_defaults_of_transformers() -> None:
     config = parse()
     assert (config.head_dim, config.rms_norm_eps, config.tied_embeddings) == (8, 1e-6, False)
     assert (config.rope.kind, config.rope.theta, config.dtype) == ("default", 10000.0, "bfloat16")
@@ -45,7 +45,7 @@ def test_dtype_has_two_spellings(spelling: str) -> None:
     assert parse(**{spelling: "float16"}).dtype == "float16"
 
 
-def test_attention_bias_counts_where_the_architecture_has_it() -> None:
+def test_attention_bias_applies_only_to_architectures_with_it() -> None:
     for name, qkv, out in [
         ("Llama", True, True),
         ("Mistral", False, False),
@@ -56,7 +56,7 @@ def test_attention_bias_counts_where_the_architecture_has_it() -> None:
         assert (config.qkv_bias, config.output_bias) == (qkv, out), name
 
 
-def test_all_end_tokens_count() -> None:
+def test_end_tokens_of_both_files_are_used() -> None:
     config = parse({"eos_token_id": [7, 9]})
     assert config.eos_token_ids == (7, 9, 2)
     assert parse(eos_token_id=None).eos_token_ids == ()
@@ -71,7 +71,7 @@ def test_rope_parameters_and_rope_scaling_mean_the_same() -> None:
     assert old.rope.attention_factor == pytest.approx(1.138629)
 
 
-def test_yarn_reaches_beyond_the_length_of_pre_training() -> None:
+def test_yarn_extends_the_length_of_pre_training() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
     assert parse(rope_scaling=yarn).max_model_len == 16384
     assert parse(rope_scaling={**yarn, "original_max_position_embeddings": 1024}).max_model_len == 4096
@@ -102,7 +102,7 @@ def test_yarn_reaches_beyond_the_length_of_pre_training() -> None:
         ("invalid_config", {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 1}, "mlp_only_layers"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(code: str, changes: dict[str, Any], says: str) -> None:
+def test_unsupported_configurations_are_rejected_by_name(code: str, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ModelError) as refusal:
         parse(**changes)
     assert refusal.value.code == code
@@ -138,7 +138,7 @@ def test_what_cannot_be_served_is_refused_by_name(code: str, changes: dict[str, 
         ({"architectures": ["Qwen3MoeForCausalLM"], "sliding_window": 100, "use_sliding_window": True}, 100),
     ],
 )
-def test_a_sliding_window_is_refused_only_where_it_matters(changes: dict[str, Any], window: int | None) -> None:
+def test_a_sliding_window_is_rejected_only_within_max_model_len(changes: dict[str, Any], window: int | None) -> None:
     config = parse(**changes)
     assert config.sliding_window == window
     config.check_sliding_window(100)
@@ -148,7 +148,7 @@ def test_a_sliding_window_is_refused_only_where_it_matters(changes: dict[str, An
         assert refusal.value.code == "sliding_window"
 
 
-def test_sizes_that_do_not_divide_are_refused_with_those_that_do() -> None:
+def test_tensor_parallel_sizes_that_do_not_divide_are_rejected_with_those_that_do() -> None:
     config = parse(hidden_size=96, num_attention_heads=12, num_key_value_heads=4)
     for size in (1, 2, 4, 12):
         config.check_tensor_parallel(size)

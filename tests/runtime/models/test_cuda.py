@@ -31,7 +31,7 @@ SEQUENCES = [[3, 1, 4, 1, 5, 9, 2, 6], list(range(100, 160)), [7], [token * 31 %
 
 @pytest.mark.parametrize("write", [write_tiny_checkpoint, write_wide_checkpoint])
 @pytest.mark.parametrize("arch", TINY_ARCHS)
-def test_logits_are_those_of_the_cpu(arch: str, write: Callable[[Path, str], Path], tmp_path: Path) -> None:
+def test_logits_match_a_cpu(arch: str, write: Callable[[Path, str], Path], tmp_path: Path) -> None:
     checkpoint = write(tmp_path, arch)
     expected = all_logits(load(checkpoint), SEQUENCES)
     exact = all_logits(load(checkpoint, device="cuda"), SEQUENCES).cpu()
@@ -50,8 +50,8 @@ def test_logits_are_those_of_the_cpu(arch: str, write: Callable[[Path, str], Pat
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 40])
 @pytest.mark.parametrize("arch", TINY_ARCHS)
-def test_few_rows_of_a_wide_model_are_those_of_the_cpu(arch: str, rows: int, tmp_path: Path) -> None:
-    """Of 80 tokens, so many at a time: one row alone may lie further off."""
+def test_few_rows_of_a_wide_model_match_a_cpu(arch: str, rows: int, tmp_path: Path) -> None:
+    """80 tokens, `rows` at a time. A single row may have a larger error."""
     checkpoint = write_wide_checkpoint(tmp_path, arch)
     sequences = [[100 + row] for row in range(80)]
     expected = all_logits(load(checkpoint), sequences)
@@ -86,7 +86,7 @@ def test_a_captured_step_equals_an_eager_one(arch: str, dtype: torch.dtype, tmp_
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 300])
-def test_grouped_and_dense_experts_agree_with_the_loop(tokens: int) -> None:
+def test_grouped_and_dense_experts_match_the_reference(tokens: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16)
     gate_up = (torch.randn(16, 2 * 96, 256, device="cuda") / 16).bfloat16()

@@ -29,7 +29,7 @@ def _hidden(
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3-moe"])
 @pytest.mark.parametrize("layers", [1, 3])
-def test_some_rows_are_as_among_all(arch: str, layers: int, tmp_path: Path) -> None:
+def test_selected_rows_equal_those_of_all_rows(arch: str, layers: int, tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, arch, layers=layers)
     everything, _ = _hidden(checkpoint, None)
     for rows in ([4, 13, 14], [0], list(range(sum(LENGTHS)))):
@@ -38,7 +38,7 @@ def test_some_rows_are_as_among_all(arch: str, layers: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
-def test_no_rows_at_all_on_one_rank_and_on_two(arch: str, tmp_path: Path) -> None:
+def test_zero_rows_work_on_one_rank_and_on_two(arch: str, tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "model", arch)
     alone = [_hidden(checkpoint, [])]
     for hidden, logits in alone + run_ranks(2, tmp_path, lambda parallel: _hidden(checkpoint, [], parallel)):

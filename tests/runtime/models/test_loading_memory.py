@@ -1,4 +1,4 @@
-"""What loading takes of the host's memory."""
+"""Host memory while weights are loaded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from minisgl.toy.tiny import write_tiny_checkpoint
 from support.frontend.served import RUNTIME
 
 MOST = 1.7
-"""Of the parameters' bytes: themselves, and the parts of files that the threads are reading at this moment, about a
-third. A copy of the model makes it 2."""
+"""Most host memory relative to the bytes of the parameters: the parameters, and about a third for the parts of files
+that threads are reading. A second copy of the model would make it 2."""
 
 
-def test_no_second_copy_of_the_model_is_ever_in_memory(tmp_path: Path) -> None:
+def test_loading_never_holds_a_second_copy_of_the_model(tmp_path: Path) -> None:
     """200 MB in many tensors, in a process of its own: the most that this one ever held says nothing."""
     write_tiny_checkpoint(tmp_path, "llama", layers=12, hidden=768, intermediate=3072, heads=12, kv_heads=12)
     run = subprocess.run(

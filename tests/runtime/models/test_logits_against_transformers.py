@@ -84,7 +84,7 @@ def test_a_checkpoint_that_transformers_saved_is_read(arch: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3-moe"])
-def test_more_ranks_than_kv_heads_and_a_vocabulary_that_does_not_divide(arch: str, tmp_path: Path) -> None:
+def test_ranks_exceed_kv_heads_and_the_vocabulary_does_not_divide(arch: str, tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", arch, vocab=575)
     expected = all_logits(load(checkpoint), SEQUENCES)
 
@@ -103,7 +103,7 @@ def test_more_ranks_than_kv_heads_and_a_vocabulary_that_does_not_divide(arch: st
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("arch", TINY_ARCHS)
-def test_half_precision_stays_near_float32(arch: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_is_close_to_float32(arch: str, dtype: torch.dtype, tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, arch)
     exact = all_logits(load(checkpoint), SEQUENCES)
     rounded = all_logits(load(checkpoint, dtype=dtype), SEQUENCES)

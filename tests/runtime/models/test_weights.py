@@ -155,7 +155,7 @@ def test_unknown_tensors_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptu
     assert "vision.weight" in record.getMessage()
 
 
-def test_weights_without_an_index_may_lie_in_any_files(tmp_path: Path) -> None:
+def test_weights_without_an_index_may_be_in_any_files(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, "llama")
     expected = all_logits(load(checkpoint), [[1, 2, 3]])
     (checkpoint / "model.safetensors.index.json").unlink()
@@ -177,7 +177,7 @@ def test_random_weights_give_finite_logits_that_do_not_depend_on_the_split(arch:
     torch.testing.assert_close(run_ranks(2, tmp_path, logits)[1], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_an_index_is_data_not_a_path_outside(tmp_path: Path) -> None:
+def test_an_index_cannot_name_files_outside_the_directory(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", "llama")
     outside = tmp_path / "outside.safetensors"
     outside.write_bytes((checkpoint / "model-00001-of-00002.safetensors").read_bytes())

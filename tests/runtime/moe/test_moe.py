@@ -28,7 +28,7 @@ def test_routing_takes_the_most_probable_experts() -> None:
 
 
 @pytest.mark.parametrize("crowded", [False, True], ids=["spread", "one expert for all"])
-def test_the_ways_for_cuda_agree_with_the_loop(crowded: bool) -> None:
+def test_grouped_and_dense_experts_match_the_reference(crowded: bool) -> None:
     x, gate_up, down = weights(torch.bfloat16)
     generator = torch.Generator().manual_seed(1)
     experts = torch.stack([torch.randperm(EXPERTS, generator=generator)[:TOP_K] for _ in range(TOKENS)])

@@ -33,7 +33,7 @@ class Family:
 
     @property
     def tags(self) -> list[str]:
-        """Of the types of messages; the empty tag where there is only one type."""
+        """Tags of the message types; the empty tag if there is only one type."""
         return [path for path in self.schema if "." not in path and "[" not in path] or [""]
 
 

@@ -28,12 +28,12 @@ from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 _MARGIN: Final = 64
 Case = Callable[[torch.device], None]
 _NOBODYS: Final = -7.0
-"""What a pool holds where nothing was stored."""
+"""Value of pool locations where nothing was stored."""
 
 
 @contextmanager
 def poisoned_outputs() -> Iterator[None]:
-    """What `torch.empty` gives here is NaN, and so is memory before and behind it, which must stay so."""
+    """Fill results of `torch.empty`, and memory before and behind them, with NaN; check that the margins keep it."""
     given: list[tuple[torch.Tensor, int]] = []
     empty = torch.empty
 

@@ -22,7 +22,7 @@ from minisgl.kernels import one_shot_all_reduce_triton
 from minisgl.kernels.one_shot_all_reduce_triton import memory_bytes
 
 _LENGTHS = (8, 2056, 4104, 40, 2048, 8)
-"""Of the messages, one behind the other: of one block and of several, and ends within a block."""
+"""Lengths of successive messages: one block, several blocks, and ends within a block."""
 _JOIN_SECONDS = 200.0
 
 

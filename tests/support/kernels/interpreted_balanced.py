@@ -111,7 +111,7 @@ class _Tiles:
 
 
 class _Language:
-    """What the kernel uses of `gl`, of one program."""
+    """The functions of `gl` that the kernel uses, for one program."""
 
     constexpr = object
     int32, int64, float32 = torch.int32, torch.int64, torch.float32

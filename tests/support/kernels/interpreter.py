@@ -10,7 +10,7 @@ from typing import Any
 
 
 def interpreted(module: str) -> Any:
-    """What `module`, run as a program of its own, prints as JSON."""
+    """Run `module` as a program of its own and return the JSON that it prints."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", module]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)

@@ -1,4 +1,4 @@
-"""Which kernels are compiled ahead of time, and what a machine without a compiler is told. Compiling itself takes
+"""Kernels that are compiled ahead of time, and errors of machines without a compiler. The compilation itself needs
 minutes and a CUDA toolkit."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from minisgl.kernels.flashinfer_kernels import HeadShape, PagedPrefillKernel, Xq
 BF16 = torch.bfloat16
 
 
-def test_each_kernel_once_and_by_the_heads_of_a_rank() -> None:
+def test_each_kernel_is_listed_once_with_the_heads_of_a_rank() -> None:
     shapes = [HeadShape(32, 4, 128, BF16, ranks) for ranks in (1, 2, 4, 8)] + [HeadShape(40, 8, 128, BF16)]
     assert kernels_of(shapes, page_size=64) == [
         PagedPrefillKernel(BF16, 128),
@@ -30,7 +30,7 @@ def test_each_kernel_once_and_by_the_heads_of_a_rank() -> None:
     assert kernels_of([HeadShape(4, 2, 32, torch.float32)], page_size=64) == []
 
 
-def test_names_are_those_of_the_folders_that_flashinfer_looks_for() -> None:
+def test_names_match_the_folders_that_flashinfer_searches() -> None:
     assert XqaKernel(BF16, 64, 128, 2).name == (
         "xqa_input_bf16_kv_cache_bf16_output_bf16_page_size_64_head_dim_128_head_group_ratio_2_use_sliding_window_False_"
         "use_spec_dec_False_spec_q_seq_len_1"
@@ -50,7 +50,7 @@ def test_the_command_lists_the_kernels_of_a_model(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.strip() == "", "no model can be split over three ranks"
 
 
-def test_a_machine_without_nvcc_is_told_what_to_install(
+def test_without_nvcc_the_error_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "nowhere"))
@@ -69,7 +69,7 @@ def _put(kernel: XqaKernel, folder: Path) -> None:
     library.touch()
 
 
-def test_what_is_there_is_not_compiled_again(tmp_path: Path) -> None:
+def test_existing_kernels_are_not_compiled_again(tmp_path: Path) -> None:
     kernel = XqaKernel(BF16, 64, 128, 2)
     _put(kernel, tmp_path)
     assert build([kernel], tmp_path, architecture="9.0a") == []

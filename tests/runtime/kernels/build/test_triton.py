@@ -40,7 +40,7 @@ def _launch(count: int, offset: int = 0) -> None:
     _double[(1,)](x, torch.empty_like(x), count, BLOCK=64)
 
 
-def test_what_a_machine_lacks_is_named_before_anything_is_compiled(
+def test_missing_tools_are_named_before_compilation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
@@ -52,7 +52,7 @@ def test_what_a_machine_lacks_is_named_before_anything_is_compiled(
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton needs a C compiler")
-def test_modules_name_the_driver_also_where_linkers_drop_what_is_not_needed(
+def test_modules_link_the_driver_with_linkers_that_drop_unused_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "cc"
@@ -70,7 +70,7 @@ def test_modules_name_the_driver_also_where_linkers_drop_what_is_not_needed(
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton needs a C compiler")
-def test_a_launch_finds_what_was_compiled_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_finds_kernels_compiled_ahead_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches()
     with launches.recorded(HOPPER):
         _launch(48)
@@ -96,7 +96,7 @@ def test_a_launch_finds_what_was_compiled_ahead_of_time(tmp_path: Path, monkeypa
     assert hits == [True, False], "47 is no multiple of 16: another kernel, which is compiled then"
 
 
-def test_alignment_of_what_begins_in_the_middle_counts() -> None:
+def test_alignment_of_slices_is_part_of_the_name() -> None:
     launches = Launches()
     with launches.recorded(HOPPER):
         for offset in (0, 8, 3):
@@ -105,7 +105,7 @@ def test_alignment_of_what_begins_in_the_middle_counts() -> None:
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
-def test_a_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path) -> None:
+def test_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path) -> None:
     folder = write_tiny_checkpoint(tmp_path, arch, hidden=256, heads=4, kv_heads=2, head_dim=128)
     launches = Launches()
     with launches.recorded(HOPPER):
@@ -120,7 +120,7 @@ def test_a_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
-def test_a_rehearsal_of_representative_layers_launches_what_all_layers_do(
+def test_rehearsal_of_representative_layers_launches_the_kernels_of_all_layers(
     arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch, layers=4, head_dim=128))
@@ -143,7 +143,7 @@ def _names(order: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
-def test_a_kernels_name_does_not_depend_on_what_was_compiled_before(arch: str, tmp_path: Path) -> None:
+def test_the_name_of_a_kernel_does_not_depend_on_earlier_compilations(arch: str, tmp_path: Path) -> None:
     """Triton leaves the constants of a function that two kernels call out of the name of the one that is first."""
     _kernels.clear()
     config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch, hidden=256, heads=2, kv_heads=2, head_dim=128))
