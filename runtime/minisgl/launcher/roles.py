@@ -37,7 +37,7 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
 
     def create() -> Engine:
         nonlocal transport
-        engine = start_rank0(config.engine, config.followers, EngineProgress(control))
+        engine = start_rank0(config.engine, config.plan_addresses, EngineProgress(control))
         transport = engine.stats.transport
         return engine
 

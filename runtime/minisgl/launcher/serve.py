@@ -78,7 +78,7 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
         scheduler = SchedulerProcessConfig(
             engine=engine,
             address=scheduler_address,
-            followers=tuple(plans.values()),
+            plan_addresses=tuple(plans.values()),
             model_name=options.model_name,
             revision=options.revision or "",
             tokenizer_hashes=tokenizer_hashes,

@@ -73,7 +73,7 @@ def plan_epoch(
     scheduler = SchedulerProcessConfig(
         engine=options.engine,
         address=f"tcp://*:{ports.scheduler}",
-        followers=(*local_plans.values(), *remote_plans),
+        plan_addresses=(*local_plans.values(), *remote_plans),
         model_name=options.model_name,
         replica=identity.replica,
         replica_revision=identity.revision,

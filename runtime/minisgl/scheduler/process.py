@@ -27,7 +27,7 @@ class SchedulerProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     address: str
     """Address for clients: `ipc://…` or `tcp://…`."""
-    followers: tuple[str, ...] = ()
+    plan_addresses: tuple[str, ...] = ()
     """Addresses on which ranks 1, 2, … receive plans, in this order."""
     model_name: str
     revision: str = ""

@@ -137,24 +137,3 @@ class FetchStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: FetchFailureReason | Literal[""] = ""
     """Reason of the failure, or of the current wait."""
     message: str = ""
-
-
-class _Kind(msgspec.Struct):
-    kind: Literal["engine", "frontend", "fetch"]
-
-
-_decode_kind: Final = msgspec.json.Decoder(_Kind).decode
-_decode_engine: Final = msgspec.json.Decoder(EngineStatus).decode
-_decode_frontend: Final = msgspec.json.Decoder(FrontendStatus).decode
-_decode_fetch: Final = msgspec.json.Decoder(FetchStatus).decode
-
-
-def decode_status(body: bytes | str) -> EngineStatus | FrontendStatus | FetchStatus:
-    """Decode a body by its `kind`. Raises msgspec.DecodeError for anything else, RecursionError for deep nesting."""
-    match _decode_kind(body).kind:
-        case "engine":
-            return _decode_engine(body)
-        case "frontend":
-            return _decode_frontend(body)
-        case "fetch":
-            return _decode_fetch(body)

@@ -28,15 +28,15 @@ def test_without_a_gpu_the_reference_is_selected(name: str) -> None:
     ("name", "message"),
     [
         ("flash", "is unknown; use auto, fa3, flashinfer, torch, balanced, xqa"),
-        ("xqa,torch", "no prefill backend 'xqa'; use auto, fa3, flashinfer, torch"),
-        ("torch,fa3", "no decode backend 'fa3'; use auto, balanced, xqa, flashinfer, torch"),
+        ("xqa,torch", "'xqa' has no prefill kernel; use auto, fa3, flashinfer, torch"),
+        ("torch,fa3", "'fa3' has no decode kernel; use auto, balanced, xqa, flashinfer, torch"),
         ("fa3", "'fa3' cannot prefill here: it needs a CUDA device"),
         ("xqa", "'xqa' cannot decode here: it needs a CUDA device"),
         ("balanced", "'balanced' cannot decode here: it needs a CUDA device"),
         ("torch,flashinfer", "'flashinfer' cannot decode here: it needs a CUDA device"),
     ],
 )
-def test_a_backend_that_cannot_serve_is_refused_with_the_reason(name: str, message: str) -> None:
+def test_a_backend_that_cannot_serve_is_rejected_with_the_reason(name: str, message: str) -> None:
     with pytest.raises(BackendUnavailable, match=message) as refused:
         select_backends(name, CPU)
     assert refused.value.code == "attention_backend_unavailable"

@@ -49,7 +49,7 @@ def test_a_restarted_engine_has_a_later_epoch_a_new_rendezvous_and_the_same_addr
     (first, worker1), (second, worker2) = starts[1], starts[2]
     assert first.config.epoch[0] == second.config.epoch[0]
     assert (first.config.epoch[1], second.config.epoch[1]) == (1, 2)
-    assert (first.config.address, first.config.followers) == (second.config.address, second.config.followers)
+    assert (first.config.address, first.config.plan_addresses) == (second.config.address, second.config.plan_addresses)
     assert worker1.config.plans == worker2.config.plans
     assert first.config.engine.rendezvous != second.config.engine.rendezvous
     assert second.config.engine.rendezvous == worker2.config.engine.rendezvous

@@ -237,7 +237,7 @@ def test_ranks_of_an_epoch_differ_only_in_rank_device_and_plan_address() -> None
     assert [rank.pid_residue for rank in ranks] == [(rank, 4) for rank in range(4)]
     assert [rank.drains for rank in ranks] == [True, False, False, False]
     scheduler = plan.local[0].config
-    assert scheduler.followers == ("ipc:///tmp/s/plans1", "tcp://[fd00::2]:5562", "tcp://[fd00::2]:5563")
+    assert scheduler.plan_addresses == ("ipc:///tmp/s/plans1", "tcp://[fd00::2]:5562", "tcp://[fd00::2]:5563")
     assert [rank.config.plans for rank in ranks[1:]] == ["ipc:///tmp/s/plans1", "tcp://*:5562", "tcp://*:5563"]
     assert (scheduler.epoch, scheduler.replica, scheduler.replica_revision) == ((7, 3), "m-r0", "a")
 
@@ -254,6 +254,6 @@ def test_ranks_of_one_pod_use_no_network() -> None:
     plan = _plan(_options(device="cpu", ranks_per_pod=4), [])
     assert plan.messages == []
     assert plan.local[0].config.engine.rendezvous == "file:///tmp/s/rendezvous3"
-    assert all(address.startswith("ipc://") for address in plan.local[0].config.followers)
+    assert all(address.startswith("ipc://") for address in plan.local[0].config.plan_addresses)
     assert plan.local[0].config.engine.device_index is None
     assert plan.local[0].pid_residue is None
