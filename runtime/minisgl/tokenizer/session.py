@@ -235,7 +235,7 @@ class Session:
             request.tokens += 1
             request.cached_tokens = cached
             if request.text_only and code == _NOT_FINISHED:
-                # Nearly every token. The code below would do the same in 2.5 times the time (1.7 µs more).
+                # Nearly every token. The code below would do the same, but more slowly (1.7 µs).
                 if text := request.detokenizer.step(token):
                     request.has_output = True
                     ids.append(request_id)
