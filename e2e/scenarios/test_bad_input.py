@@ -166,7 +166,7 @@ def test_a_truncated_checkpoint(namespace: Namespace) -> None:
         # Without a token, the Hub does not reveal whether a repository is private or does not exist.
         ("org/none", "AuthRequired", "Check its name"),
         ("org/demo", "NotFound", "huggingFace"),
-        ("org/limited", "RateLimited", "it goes on by itself"),
+        ("org/limited", "RateLimited", "continues automatically"),
     ],
     ids=["gated", "missing", "no-such-revision", "limited"],
 )
