@@ -59,9 +59,9 @@ def fetch(source: Source, directory: Path, publish: Callable[[FetchStatus], None
     `publish` is called with each change of the status, from any thread. Raises FetchError, HubError
     `directory_in_use` and `directory_unusable`.
     """
-    if (directory / "config.json").is_file():
-        return _existing_status(directory)
     try:
+        if (directory / "config.json").is_file():
+            return _existing_status(directory)
         if directory.exists() and any(directory.iterdir()):
             raise HubError("directory_in_use", f"{directory} is neither empty nor a checkpoint; use another directory")
         return _Fetch(source, directory, publish).run()

@@ -165,8 +165,10 @@ class LLM:
             )
         submits = self._text.submits(requests) if self._text else [submit_from_tokens(g, self.limits) for g in requests]
         try:
+            # First: the scheduler refuses lengths that no memory could hold.
+            self._queue(submits)
             outputs = BatchOutputs(submits)
-            self._answer(submits, outputs, progress)
+            self._answer(outputs, progress, len(submits))
         except (OfflineError, KeyboardInterrupt):
             self._abort_all(submits)
             raise
@@ -179,18 +181,21 @@ class LLM:
             return self._text.outputs(submits, outputs)
         return [outputs.output(number) for number in range(len(submits))]
 
-    def _answer(self, submits: Sequence[Submit], outputs: BatchOutputs, progress: bool | None) -> None:
-        """Queue all requests in the order given, then run until each has finished."""
+    def _queue(self, submits: Sequence[Submit]) -> None:
+        """Queue all requests in the order given. Raises OfflineError for one that cannot be served."""
+        for number, submit in enumerate(submits):
+            try:
+                self._scheduler.submit(submit, number)
+            except RequestError as error:
+                raise OfflineError(error.code, f"prompt {number}: {error}") from error
+
+    def _answer(self, outputs: BatchOutputs, progress: bool | None, requests: int) -> None:
+        """Run until each request has finished."""
         with (
-            _progress_bar(len(submits), progress) as bar,
+            _progress_bar(requests, progress) as bar,
             defer_interrupts() as check_interrupt,
             self._waiting_for_worker_ranks(),
         ):
-            for number, submit in enumerate(submits):
-                try:
-                    self._scheduler.submit(submit, number)
-                except RequestError as error:
-                    raise OfflineError(error.code, f"prompt {number}: {error}") from error
             while self._scheduler.has_work:
                 check_interrupt()
                 self._check_worker_ranks()

@@ -211,8 +211,9 @@ class Dispatcher:
                     # Tokens without text, as of an incomplete character: another attempt begins with the prompt.
                     request.files = None
 
-    def tick(self) -> list[str]:
-        """Time has passed. Returns the addresses of replicas that count as lost because they were silent."""
+    def tick(self, now_ms: int) -> list[str]:
+        """Time has passed; `now_ms` is Unix time. Returns the addresses of replicas that were silent for so long that
+        they count as lost."""
         self.replicas.tick()
         stalled = []
         for replica in list(self.replicas):
@@ -225,7 +226,10 @@ class Dispatcher:
             elif self.replicas.is_stale(replica):
                 self._move_unstarted(replica.address)
         for request in list(self._parked.values()):
-            if request.expires_at is not None and self.replicas.now >= request.expires_at:
+            assert request.submit is not None, "only requests without output wait"
+            if 0 < request.submit.deadline_ms <= now_ms:
+                self._fail(request, "deadline_exceeded", "the request's deadline passed before an engine could take it")
+            elif request.expires_at is not None and self.replicas.now >= request.expires_at:
                 self._fail(request, UNAVAILABLE, f"no engine could take the request for {self._queue_seconds:g} s")
         self.dispatch_parked()
         return stalled

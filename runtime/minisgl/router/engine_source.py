@@ -33,22 +33,30 @@ class EngineSource(msgspec.Struct, frozen=True, kw_only=True):
     """Tokenizer that is in use from the start."""
     stale_seconds: float
     """A replica that has sent nothing for this long gets no new requests."""
+    stall_seconds: float
+    """A replica with requests that has sent nothing for this long counts as lost."""
 
 
-def engine_source(engines: LocalEngine | EngineDiscovery, resolve: Resolve) -> EngineSource:
-    """Return the source of a configuration; on one machine this loads the tokenizer. Raises TokenizerError."""
+def engine_source(engines: LocalEngine | EngineDiscovery, stall_seconds: float, resolve: Resolve) -> EngineSource:
+    """Return the source of a configuration; on one machine this loads the tokenizer. Raises TokenizerError.
+
+    `stall_seconds` applies in a cluster.
+    """
     match engines:
         case LocalEngine():
             return EngineSource(
                 sockets={LOCAL_ENGINE: engines.scheduler_address},
                 files=lambda hashes, _: local_files(Path(engines.model), hashes),
                 tokenizer=load(engines.model),
-                # No other engine could take the requests, and a long step on a CPU is as silent as a hang.
+                # No other engine could take the requests, and a long step on a CPU is as silent as a hang. The watchdog
+                # of the frontend reports a hang.
                 stale_seconds=math.inf,
+                stall_seconds=math.inf,
             )
         case EngineDiscovery():
             return EngineSource(
                 find=lambda: look_up(engines.host, engines.scheduler_port, resolve),
                 files=lambda hashes, hosts: fetch_files(hashes, hosts, engines.control_port, Path(engines.cache)),
                 stale_seconds=STALE_SECONDS,
+                stall_seconds=stall_seconds,
             )

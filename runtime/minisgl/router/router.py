@@ -88,7 +88,7 @@ class Router:
         self._discovery = Discovery(source.sockets, source.find, wake)
         self._dispatcher = Dispatcher(
             config.queue_seconds,
-            config.stall_seconds,
+            source.stall_seconds,
             deliver=session.receive,
             send=self._send,
             reencode=self._on_reencode,
@@ -138,7 +138,7 @@ class Router:
                 self._lose(address, UNAVAILABLE, "the connection to the engine was lost")
         if is_tick := self._replicas.now >= self._next_tick:
             self._next_tick = self._replicas.now + TICK_SECONDS
-            for address in self._dispatcher.tick():
+            for address in self._dispatcher.tick(time.time_ns() // 1_000_000):
                 self._reconnect(address)
         if is_tick or self._loading is not None or self._replicas.changes != self._files_changes:
             self._update_files()

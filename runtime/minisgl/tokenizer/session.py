@@ -142,8 +142,12 @@ class Session:
         return request.generate
 
     def has_output(self, request_id: bytes) -> bool:
-        """Return whether output was sent to the frontend. Without output another engine may begin the answer again."""
-        return request_id not in self._requests or self._requests[request_id].has_output
+        """Return whether output was sent to the frontend. Without output another engine may begin the answer again.
+
+        A sent echo counts once there are tokens: the prompt would be encoded and echoed again.
+        """
+        request = self._requests.get(request_id)
+        return request is None or request.has_output or (request.echo is not None and request.tokens > 0)
 
     def encoded(self, request_id: bytes, prompt: Prompt | PromptError) -> None:
         """Submit a request with its token ids, or end it with the error of its prompt. It may have been cancelled

@@ -21,7 +21,7 @@ import pytest
 from fake_hub import FakeHub, Repository
 from minisgl.cli.main import main
 from minisgl.hub import fetch as model_fetch
-from minisgl.hub.errors import FetchError
+from minisgl.hub.errors import FetchError, HubError
 from minisgl.hub.fetch import fetch
 from minisgl.hub.repository import HubFile, Source, files_to_download
 from minisgl.wire.status import FetchStatus
@@ -274,6 +274,13 @@ def test_the_command_prints_its_final_status(
     assert (status_json["phase"], status_json["percent"], status_json["reason"]) == (
         ("Failed", 0, "AuthRequired") if status else ("Done", 100, "")
     )
+
+
+def test_a_directory_that_cannot_be_read_is_reported(hub: FakeHub, tmp_path: Path) -> None:
+    # Its name is too long: the tests may run as root, whom permissions do not stop.
+    with pytest.raises(HubError, match="too long") as unusable:
+        run_fetch(hub, tmp_path / ("x" * 300))
+    assert unusable.value.code == "directory_unusable"
 
 
 def test_the_process_reports_its_progress_and_stops_on_sigterm(

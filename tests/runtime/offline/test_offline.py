@@ -283,7 +283,12 @@ def test_a_prompt_longer_than_the_context_is_refused_without_a_tokenizer_too() -
             with pytest.raises(OfflineError, match=f"prompt 1: .*the prompt has {length}") as refused:
                 llm.generate([[1], [1] * length], SamplingParams(ignore_eos=True))
             assert refused.value.code == "context_length_exceeded"
+            # Alone it leaves a negative number of tokens to generate.
+            with pytest.raises(OfflineError, match=f"prompt 0: .*the prompt has {length}"):
+                llm.generate([[1] * length], SamplingParams(ignore_eos=True))
         assert llm.counters.steps == 0
+        [output] = llm.generate([[1]], _GREEDY)
+        assert output.finish_reason in ("stop", "length"), "the next call works"
 
 
 def test_logits_processors_apply_without_a_tokenizer() -> None:

@@ -14,7 +14,7 @@ from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.messages import WIRE_VERSION, Abort, Ack, FinishReason, SamplingParams, Submit, Welcome
 from minisgl.wire.text import Accepted, Cancel, Finished, Generate, ScoredToken, TextFailed, Texts
-from support.frontend.fake_scheduler import card, row
+from support.frontend.fake_scheduler import STATUS, card, row
 from support.frontend.scored_answers import scores
 from support.tiny_tokenizers import byte_level
 
@@ -63,9 +63,16 @@ class Machine:
         self.session.close()
         self.take()
 
-    def ask(self, number: int, **params: Any) -> bytes:
+    def ask(self, number: int, *, echo: bool = False, deadline_ms: int = 0, **params: Any) -> bytes:
         request_id = b"%016d" % number
-        assert self.session.begin(Generate(id=request_id, prompt="Hi", params=SamplingParams(max_tokens=8, **params)))
+        request = Generate(
+            id=request_id,
+            prompt="Hi",
+            echo=echo,
+            deadline_ms=deadline_ms,
+            params=SamplingParams(max_tokens=8, **params),
+        )
+        assert self.session.begin(request)
         self.session.encoded(request_id, array("i", TOKENIZER.encode("Hi").ids))
         self.take()
         return request_id
@@ -86,7 +93,7 @@ class Machine:
 
     def pass_time(self, seconds: float) -> list[str]:
         self.dispatcher.replicas.now += seconds
-        lost = self.dispatcher.tick()
+        lost = self.dispatcher.tick(round(self.dispatcher.replicas.now * 1000))
         self.take()
         return lost
 
@@ -124,6 +131,34 @@ def failure(machine: Machine, request_id: bytes) -> tuple[str, str]:
     end = machine.ends[request_id]
     assert isinstance(end, TextFailed)
     return end.code, end.message
+
+
+def test_a_deadline_ends_a_request_that_waits_for_an_engine() -> None:
+    machine, _ = serving(0)
+    deadline_ms = round((machine.dispatcher.replicas.now + 5) * 1000)
+    timed, patient = machine.ask(0, deadline_ms=deadline_ms), machine.ask(1)
+    machine.kill_engine()
+    machine.pass_time(4)
+    assert not machine.ends
+    machine.pass_time(1)
+    assert failure(machine, timed)[0] == "deadline_exceeded"
+    assert patient not in machine.ends
+
+
+def test_an_echoed_prompt_with_tokens_stays_at_a_draining_engine() -> None:
+    machine, _ = serving(0)
+    echoed = machine.ask(0, echo=True)
+    machine.accept(0)
+    (submit,) = machine.submits
+    # The first byte of a character has no text yet.
+    machine.give(submit, 0, TOKENIZER.encode("é").ids[0])
+    machine.dispatcher.add("other")
+    model = card(tokenizer_hashes=FILES)
+    machine.dispatcher.welcome("other", Welcome(version=WIRE_VERSION, epoch=(1, 1), model=model, replica="other"))
+    machine.dispatcher.status(ENGINE, msgspec.structs.replace(STATUS, draining=True))
+    machine.take()
+    assert machine.submits == [submit], "it is not moved"
+    assert echoed not in machine.ends
 
 
 def test_requests_without_output_are_answered_by_the_next_epoch() -> None:

@@ -88,11 +88,11 @@ def test_chat_in_the_terminal(served: Served) -> None:
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:4] == ["nothing was answered yet", answered, "role: Be brief.", answer]
+    assert lines[:4] == ["nothing was answered yet", answered, "system prompt: Be brief.", answer]
     assert lines[4].startswith("last: ")
     assert lines[5].startswith("all 2: ")
-    assert "forgotten" in lines
-    assert lines[-1] == "/what is not known; /help lists what is"
+    assert "new conversation" in lines
+    assert lines[-1] == "unknown command /what; type /help for commands"
 
 
 def test_chat_accepts_input_that_is_not_text(served: Served) -> None:
@@ -191,7 +191,7 @@ def test_ctrl_c_at_the_prompt_does_not_exit(served: Served) -> None:
         # A signal between the prompt and the wait for input takes effect only when something else ends that wait. Users
         # press the keys again; but one signal too many would discard the question that follows.
         eventually(lambda: _sleeps(chat.pid))
-        while "/exit or Ctrl-D ends the chat" not in shown:
+        while "/exit or Ctrl-D to leave the chat" not in shown:
             chat.send_signal(signal.SIGINT)
             if select.select([terminal], [], [], 10)[0]:
                 shown += os.read(terminal, 4096).decode()

@@ -33,7 +33,7 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 WAIT_SECONDS = 60.0
 
-_STATUS = Status(
+STATUS = Status(
     waiting=0,
     running=0,
     used_pages=0,
@@ -105,7 +105,7 @@ class FakeScheduler:
     ) -> None:
         self.answer = answer
         self.welcome = Welcome(version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision)
-        self.status = _STATUS
+        self.status = STATUS
         """Status that is sent ten times a second."""
         self.sends_status = True
         """Whether the status is sent."""

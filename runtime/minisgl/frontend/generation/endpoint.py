@@ -116,7 +116,6 @@ async def _send_stream(
             await _send_part(send, b"".join([events.event(delta) for delta in deltas]) if deltas else KEEPALIVE)
     except ApiError as error:
         logger.warning("stream %s ends in an error: %s", record.response_id, error.message)
-        record.error_code = record.error_code or error.code
         await _send_part(send, b"data: " + error.body() + b"\n\n")
         # To return without the last part makes the server drop the connection.
         return

@@ -35,6 +35,9 @@ class RequestTracker:
         """Count and log a request, in flight or rejected before."""
         self.in_flight.discard(record)
         metrics = self.metrics
+        if record.stream is not None and isinstance(record.stream.error, ApiError):
+            # The task that writes the stream may have been cancelled before it met the error.
+            record.error_code = record.error_code or record.stream.error.code
         if record.disconnected_in is not None:
             metrics.disconnects[record.disconnected_in] += 1
             if record.stream is not None:
