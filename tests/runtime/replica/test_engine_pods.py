@@ -125,7 +125,7 @@ def test_two_pods_recover_from_the_death_of_each_rank_and_of_a_pod(
         # The promise is ten seconds; the machine that runs this test may be busy.
         assert seconds < 30
 
-    member.close()
+    member.kill()
     waiting = leader.wait_for(phase="Waiting")
     assert waiting["progress"] == "waiting for m-r0-1"
     assert leader.children().keys() <= {"standby-rank0"}

@@ -62,7 +62,7 @@ def reasons(replicas: Replicas) -> list[str]:
         (welcome(0, NEW), r"differ from those in use \(tokenizer.json\)"),
     ],
 )
-def test_which_replicas_are_routable_and_why_others_are_not(one: Welcome, reason: str) -> None:
+def test_each_state_is_routable_or_names_a_reason(one: Welcome, reason: str) -> None:
     replicas = replicas_of(one)
     assert [not reason] == [state.routable for state in replicas.views()]
     assert bool(replicas.routable) is (replicas.engine_info() is not None) is not reason

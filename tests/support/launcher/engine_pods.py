@@ -19,6 +19,7 @@ from support.launcher.ports import free_port, free_ports
 PORTS = ("control", "scheduler", "link", "rendezvous", "plans")
 # Rank n receives its plans on the plans port plus n.
 _MOST_RANKS = 8
+_STOP_SECONDS = 20.0
 
 
 class EnginePod:
@@ -51,6 +52,7 @@ class EnginePod:
                     "TMPDIR": str(self._folder),
                     "HOME": str(self._folder),
                     "OMP_NUM_THREADS": "1",
+                    **_coverage(),
                 },
             )
 
@@ -91,9 +93,23 @@ class EnginePod:
         os.kill(self.children()[f"rank{rank}"], signal.SIGKILL)
         return time.monotonic()
 
-    def close(self) -> None:
+    def kill(self) -> None:
         self.popen.kill()
         self.popen.wait()
+
+    def close(self) -> None:
+        """Stop the launcher; one that does not stop in time is killed."""
+        self.popen.terminate()
+        try:
+            self.popen.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def _coverage() -> dict[str, str]:
+    """Environment in which a launcher measures its coverage, if the tests do: only it runs most of its code."""
+    measured = "coverage" in sys.modules and sys.modules["coverage"].Coverage.current() is not None
+    return {"COVERAGE_PROCESS_START": str(RUNTIME.parent / "pyproject.toml")} if measured else {}
 
 
 class Pods:
