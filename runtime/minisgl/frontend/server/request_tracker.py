@@ -5,6 +5,7 @@ Links to tokenizer workers report here what arrives for a choice; it is measured
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from minisgl.frontend.config import RequestLimits
@@ -13,7 +14,7 @@ from minisgl.frontend.metrics.counters import FrontendMetrics
 from minisgl.frontend.server import access_log
 from minisgl.frontend.server.admission import Admission
 from minisgl.frontend.server.request_record import RequestRecord
-from minisgl.frontend.server.response_stream import PHASES, Choice, ResponseStream
+from minisgl.frontend.server.response_stream import PHASES, Choice, Phase, ResponseStream
 from minisgl.wire.messages import Status
 from minisgl.wire.text import Finished, Generate, ServedModel
 
@@ -30,11 +31,15 @@ class RequestTracker:
         """Last status of the scheduler."""
         self.model: ServedModel | None = None
         self._stepped_at = 0.0
+        self._phases: Counter[Phase] = Counter()
+        """Response streams of the requests in flight, counted as they change, so that no scrape visits them all."""
 
     def end(self, record: RequestRecord, now: float) -> None:
         """Count and log a request, in flight or rejected before."""
         self.in_flight.discard(record)
         metrics = self.metrics
+        if record.stream is not None:
+            self._phases[record.stream.phase] -= 1
         if record.stream is not None and isinstance(record.stream.error, ApiError):
             # The task that writes the stream may have been cancelled before it met the error.
             record.error_code = record.error_code or record.stream.error.code
@@ -52,6 +57,7 @@ class RequestTracker:
         choices = [(request.id, _estimate_prompt_tokens(request)) for request in requests]
         self.admission.admit(len(choices), sum(tokens for _, tokens in choices))
         record.stream = ResponseStream(record.started_at, choices, n)
+        self._phases[record.stream.phase] += 1
         return record.stream
 
     def accept(self, choice: Choice, prompt_tokens: int, now: float) -> None:
@@ -63,7 +69,7 @@ class RequestTracker:
             self.metrics.prompt_tokens_total.value += prompt_tokens
         stream.accept(choice, prompt_tokens)
         if stream.is_accepted and stream.phase == "tokenizing":
-            stream.phase = "waiting"
+            self._enter_phase(stream, "waiting")
             stream.accepted_at = now
             self.metrics.accept_time.observe(now - stream.started_at)
 
@@ -118,8 +124,13 @@ class RequestTracker:
         """The engine has computed the choice's prompt."""
         choice.waiting = False
         choice.first_token_at = choice.stream.last_token_at = now
-        choice.stream.phase = "generating"
+        self._enter_phase(choice.stream, "generating")
         self.admission.start(choice.prompt_tokens)
+
+    def _enter_phase(self, stream: ResponseStream, phase: Phase) -> None:
+        self._phases[stream.phase] -= 1
+        self._phases[phase] += 1
+        stream.phase = phase
 
     def _stop_waiting(self, choice: Choice) -> None:
         if choice.waiting:
@@ -142,8 +153,8 @@ class RequestTracker:
 
     def phases(self) -> dict[str, int]:
         """Return the number of HTTP requests in each phase."""
-        phases = [record.phase for record in self.in_flight]
-        return {phase: phases.count(phase) for phase in PHASES}
+        reading = len(self.in_flight) - self._phases.total()
+        return {phase: reading if phase == "reading" else self._phases[phase] for phase in PHASES}
 
 
 def _estimate_prompt_tokens(request: Generate) -> int:
