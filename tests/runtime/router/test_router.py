@@ -17,7 +17,7 @@ from minisgl.router.worker import Worker
 from minisgl.wire.messages import Abort, Ack, Failed, Flush, Flushed, FromScheduler, SamplingParams, Submit
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import Accepted, Cancel, Texts, WorkerState
-from support.cluster.fake_pods import Pods
+from support.cluster.fake_pods import Pod, Pods
 from support.frontend.fake_frontend import FakeFrontend
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
@@ -139,7 +139,9 @@ def test_prompts_with_one_prefix_go_to_one_replica(cluster: Cluster) -> None:
     assert sorted(len(pod.scheduler.received(Submit)) for pod in pods) == [0, 0, 6]
 
 
-def test_after_a_loss_requests_without_output_are_resubmitted_and_those_with_output_fail(cluster: Cluster) -> None:
+def start_two_replicas(cluster: Cluster) -> tuple[Pod, Pod, bytes, bytes]:
+    """The first replica has two requests, one without and one with output; the second answers every request with
+    "xyz"."""
     first = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker()
     cluster.wait_until_routable(0)
@@ -149,6 +151,11 @@ def test_after_a_loss_requests_without_output_are_resubmitted_and_those_with_out
     cluster.frontend.wait_for(Texts)
     second = cluster.pods.start(1, cluster.model, answering("xyz"))
     cluster.wait_until_routable(0, 1)
+    return first, second, silent, streaming
+
+
+def test_after_a_loss_requests_without_output_are_resubmitted_and_those_with_output_fail(cluster: Cluster) -> None:
+    first, second, silent, streaming = start_two_replicas(cluster)
     first.kill_engine()
     ends = cluster.frontend.wait_for_ends(silent, streaming)
     assert ends[streaming][1].code == "engine_unavailable"
@@ -243,15 +250,7 @@ def test_a_request_fails_when_all_queues_are_full(cluster: Cluster) -> None:
 
 
 def test_a_draining_replica_keeps_requests_with_output_and_loses_those_without(cluster: Cluster) -> None:
-    first = cluster.pods.start(0, cluster.model, accept_only)
-    cluster.start_worker()
-    cluster.wait_until_routable(0)
-    streaming, silent = cluster.frontend.generate(1), cluster.frontend.generate(2)
-    submits = {submit.id: submit for submit in first.scheduler.wait_for(Submit, 2)}
-    first.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]), to=submits[streaming])
-    cluster.frontend.wait_for(Texts)
-    cluster.pods.start(1, cluster.model, answering("xyz"))
-    cluster.wait_until_routable(0, 1)
+    first, _, silent, streaming = start_two_replicas(cluster)
     first.drain()
     assert cluster.frontend.wait_for_end(silent)[0] == "xyz"
     assert first.scheduler.wait_for(Abort) == [Abort(silent)]
