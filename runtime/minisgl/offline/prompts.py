@@ -98,12 +98,12 @@ def _params_per_prompt(params: Params, count: int) -> Sequence[SamplingParams]:
 
 def _generate(number: int, prompt: Prompt, params: SamplingParams) -> Generate:
     if isinstance(prompt, str):
-        return Generate(id=os.urandom(REQUEST_ID_BYTES), prompt=prompt, params=params)
+        return Generate(id=os.urandom(REQUEST_ID_BYTES), prompt=prompt, params=params, stream=False)
     try:
         tokens = array("i", prompt).tobytes()
     except (TypeError, OverflowError) as error:
         raise OfflineError("invalid_prompt", f"prompt {number}: expected a text or token ids: {error}") from error
-    return Generate(id=os.urandom(REQUEST_ID_BYTES), tokens=tokens, params=params)
+    return Generate(id=os.urandom(REQUEST_ID_BYTES), tokens=tokens, params=params, stream=False)
 
 
 def _generate_chat(number: int, messages: Sequence[Message], params: SamplingParams) -> Generate:
@@ -111,4 +111,4 @@ def _generate_chat(number: int, messages: Sequence[Message], params: SamplingPar
         turns = msgspec.convert(list(messages), tuple[ChatMessage, ...])
     except msgspec.ValidationError as error:
         raise OfflineError("invalid_prompt", f"conversation {number}: {error}") from error
-    return Generate(id=os.urandom(REQUEST_ID_BYTES), messages=turns, params=params)
+    return Generate(id=os.urandom(REQUEST_ID_BYTES), messages=turns, params=params, stream=False)

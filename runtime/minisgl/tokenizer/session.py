@@ -392,6 +392,7 @@ def submit_message(generate: Generate, prompt: bytes, *, max_tokens: int, seed: 
         priority=generate.priority,
         deadline_ms=generate.deadline_ms,
         cache_salt=generate.cache_salt.encode("utf-8", "replace"),
+        stream=generate.stream,
     )
 
 

@@ -87,6 +87,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     """Unix time in ms after which the request ends in an error; 0: none."""
     cache_salt: bytes = b""
     """Requests share cached prefixes only with requests of the same salt."""
+    stream: bool = True
+    """The client receives each token as it is sampled; false: only the whole answer, so gaps do not matter."""
 
     @staticmethod
     def with_params(
@@ -97,12 +99,21 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
         priority: int = 0,
         deadline_ms: int = 0,
         cache_salt: bytes = b"",
+        stream: bool = True,
     ) -> Submit:
         """A request with flat `params`, whose `max_tokens` and `seed` are set. Stop strings are left out."""
         flat = {name: getattr(params, name) for name in _TOKEN_PARAMS}
         flat |= {name: -1 for name in _LOGPROBS if flat[name] is None}
         flat["top_k"] = max(params.top_k, 0)
-        return Submit(id=id, prompt=prompt, priority=priority, deadline_ms=deadline_ms, cache_salt=cache_salt, **flat)
+        return Submit(
+            id=id,
+            prompt=prompt,
+            priority=priority,
+            deadline_ms=deadline_ms,
+            cache_salt=cache_salt,
+            stream=stream,
+            **flat,
+        )
 
     @property
     def params(self) -> SamplingParams:

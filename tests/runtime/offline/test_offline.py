@@ -59,11 +59,12 @@ def test_outputs_are_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert [output.token_ids for output in together] == [output.token_ids for output in alone]
 
 
-def test_requests_are_queued_at_once_in_the_order_given(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_queued_at_once_in_order_without_streams(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     submit, queued = llm._scheduler.submit, []
 
     def recorded(message: Submit, client: int) -> None:
         assert llm.counters.steps == steps
+        assert not message.stream
         queued.append(client)
         submit(message, client)
 

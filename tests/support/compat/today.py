@@ -30,7 +30,12 @@ from minisgl.wire.status import EngineStatus, Failure, FetchStatus, ReplicaView
 from minisgl.wire.text import FromTokenizer, ToTokenizer
 from support.compat.codecs import NO_FIELDS, Family, plain, schema, typed
 
-NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {"0.1.0": {}}
+NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
+    "0.1.0": {
+        "to_scheduler": frozenset({"submit.stream"}),
+        "to_tokenizer": frozenset({"generate.stream"}),
+    }
+}
 """Version → family → paths of fields and message types, as in `Family.schema`, that the version does not know. It must
 be able to read messages with such fields, and gets messages of such types only when it has said that it knows them."""
 

@@ -61,6 +61,7 @@ def generate_messages(request: GenerationRequest, headers: Headers) -> list[Gene
             priority=request.priority,
             deadline_ms=deadline_ms,
             cache_salt=request.cache_salt,
+            stream=request.stream,
         )
         for prompt in request.prompts
         for params in variants

@@ -117,6 +117,12 @@ def test_the_default_number_of_tokens(stack: FrontendStack) -> None:
 
 
 @BOTH
+def test_the_scheduler_learns_which_requests_stream(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
+    streams = [ask(stack, path, body | change)[1][0].stream for change in ({}, {"stream": False}, {"stream": True})]
+    assert streams == [False, False, True]
+
+
+@BOTH
 def test_the_earliest_timeout_is_the_deadline(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
     def seconds(change: dict[str, Any], **headers: str) -> float:
         _, (submit,) = ask(stack, path, body | change, **headers)
