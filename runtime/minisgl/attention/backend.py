@@ -29,6 +29,8 @@ class AttentionShape:
     pages_per_row: int
     dtype: torch.dtype
     device: torch.device
+    window: int | None = None
+    """Last positions that a token attends to, its own included; None: all, also when no sequence is longer."""
 
     @property
     def group(self) -> int:

@@ -25,6 +25,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.window is not None:
+        return "it does not support a sliding window"
     if torch.cuda.get_device_capability(shape.device)[0] != 9:
         return "it needs a Hopper GPU"
     if shape.dtype not in (torch.bfloat16, torch.float16):

@@ -22,6 +22,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.window is not None:
+        return "it does not support a sliding window"
     if torch.cuda.get_device_capability(shape.device)[0] < 8:
         return "it needs an Ampere GPU or a later one"
     if shape.dtype not in (torch.bfloat16, torch.float16):

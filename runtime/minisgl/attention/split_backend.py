@@ -18,6 +18,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.window is not None:
+        return "it does not support a sliding window"
     if shape.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in bfloat16 and float16, not in {str(shape.dtype).removeprefix('torch.')}"
     if shape.page_size % 32:

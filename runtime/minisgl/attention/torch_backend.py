@@ -21,6 +21,7 @@ class TorchDecode:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._page_size = shape.page_size
+        self._window = shape.window
         self._positions_per_group = _GATHER_ELEMENTS // (shape.kv_heads * shape.head_dim)
         self._groups: list[tuple[slice, torch.Tensor, torch.Tensor]] = []
 
@@ -33,7 +34,13 @@ class TorchDecode:
 
     def begin(self, batch: AttentionBatch) -> None:
         self._groups.clear()
+        attended = batch.decode_lengths
+        starts = torch.zeros_like(attended)
         lengths = batch.host_decode_lengths.tolist()
+        if self._window is not None:
+            attended = attended.clamp(max=self._window)
+            starts = batch.decode_lengths - attended
+            lengths = [min(length, self._window) for length in lengths]
         first = 0
         while first < len(lengths):
             longest, last = lengths[first], first + 1
@@ -44,8 +51,9 @@ class TorchDecode:
                 longest, last = longest_with, last + 1
             rows = slice(first, last)
             positions = torch.arange(longest, device=batch.page_table.device)
-            valid = positions < batch.decode_lengths[rows, None]
-            locations = _locations(batch.page_table, batch.decode_slots[rows, None], positions * valid, self._page_size)
+            valid = positions < attended[rows, None]
+            positions = (starts[rows, None] + positions) * valid
+            locations = _locations(batch.page_table, batch.decode_slots[rows, None], positions, self._page_size)
             self._groups.append((rows, locations, valid[:, None, None, :]))
             first = last
 
@@ -64,6 +72,7 @@ class TorchPrefill:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._page_size = shape.page_size
+        self._window = shape.window
         self._segments: list[tuple[slice, torch.Tensor, torch.Tensor | None]] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
@@ -74,9 +83,15 @@ class TorchPrefill:
         offset = 0
         lengths = batch.host_prefill_lengths.tolist()
         for i, (start, length) in enumerate(zip(batch.host_prefill_starts.tolist(), lengths, strict=True)):
-            positions = torch.arange(start + length, device=batch.page_table.device)
+            end = start + length
+            window = end if self._window is None else min(self._window, end)
+            first = max(0, start + 1 - window)
+            positions = torch.arange(first, end, device=batch.page_table.device)
             locations = _locations(batch.page_table, batch.prefill_slots[i], positions, self._page_size)
-            mask = positions <= positions[start:, None] if start else None
+            mask = None
+            if start or window < end:
+                distances = positions[start - first :, None] - positions
+                mask = (distances >= 0) & (distances < window)
             self._segments.append((slice(offset, offset + length), locations, mask))
             offset += length
 

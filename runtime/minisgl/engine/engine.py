@@ -54,7 +54,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
             "max_model_len_too_large",
             f"--max-model-len {max_model_len} exceeds the model's limit of {model_config.max_model_len} tokens",
         )
-    model_config.check_sliding_window(max_model_len)
+    model_config.check_length(max_model_len)
     model_config.check_tensor_parallel(config.tensor_parallel)
     if config.tensor_parallel > 1:
         report("meet", 0.0)

@@ -24,6 +24,7 @@ def attention_shape(
     model: Decoder, parallel: TensorParallel, *, page_size: int, max_model_len: int, device: torch.device
 ) -> AttentionShape:
     """Sizes of attention on one rank of `model`."""
+    window = model.config.sliding_window
     return AttentionShape(
         query_heads=model.config.num_heads // parallel.size,
         kv_heads=model.num_kv_heads_local,
@@ -32,6 +33,8 @@ def attention_shape(
         pages_per_row=-(-max_model_len // page_size),
         dtype=model.parameters.dtype,
         device=device,
+        # A window that no sequence exceeds would only rule out kernels.
+        window=None if window is None or window >= max_model_len else window,
     )
 
 

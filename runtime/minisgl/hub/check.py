@@ -65,10 +65,10 @@ def _describe(config: ModelConfig, report: CheckpointReport) -> None:
     report.dtype = config.dtype
     report.max_model_len = config.max_model_len
     report.tensor_parallel_sizes = config.tensor_parallel_sizes()
-    if config.sliding_window is not None and config.sliding_window < config.max_model_len:
-        report.max_model_len = config.sliding_window
+    if config.partial_window is not None and config.partial_window < config.max_model_len:
+        report.max_model_len = config.partial_window
         try:
-            config.check_sliding_window(config.max_model_len)
+            config.check_length(config.max_model_len)
         except ModelError as error:
             report.notes.append(Finding(error.code, str(error)))
     if not config.eos_token_ids:

@@ -99,7 +99,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     """All tokens that end an answer: those of generation_config.json, then those of config.json."""
     sliding_window: int | None = None
-    """Some layer attends to this many last tokens only."""
+    """Every layer attends to this many last tokens only, a token itself included."""
+    partial_window: int | None = None
+    """Only some layers have a window, of this many tokens. That is not supported beyond the window."""
     moe: MoeConfig | None = None
 
     @property
@@ -110,14 +112,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             return max(self.max_position_embeddings, int(self.rope.factor * self.rope.original_max_position))
         return self.max_position_embeddings
 
-    def check_sliding_window(self, max_model_len: int) -> None:
-        """Raise ModelError if a sliding window is shorter than `max_model_len` tokens."""
-        if self.sliding_window is not None and max_model_len > self.sliding_window:
+    def check_length(self, max_model_len: int) -> None:
+        """Raise ModelError if sequences of `max_model_len` tokens need attention that is not supported."""
+        if self.partial_window is not None and max_model_len > self.partial_window:
             raise ModelError(
                 "sliding_window",
-                f"the model attends to the last {self.sliding_window} tokens only, which is not supported, so a "
-                f"sequence must stay within them; start with --max-model-len {self.sliding_window} or less (it is "
-                f"{max_model_len})",
+                f"some layers of the model attend to the last {self.partial_window} tokens only and others to all, "
+                f"which is not supported for longer sequences; start with --max-model-len {self.partial_window} or "
+                f"less (it is {max_model_len})",
             )
 
     def check_tensor_parallel(self, size: int) -> None:
@@ -179,6 +181,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         layers = fields.count("num_hidden_layers")
         max_position = fields.count("max_position_embeddings")
         attention_bias = fields.flag("attention_bias") and architecture.optional_bias
+        window, every_layer = _sliding_window(config, architecture, layers)
         head_dim = fields.count("head_dim", default=128 if name == "Qwen3ForCausalLM" else hidden // heads)
         if head_dim % 2:
             raise ModelError("invalid_config", f"config.json: head_dim {head_dim} is odd, RoPE rotates pairs")
@@ -202,7 +205,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             rope=_rope(config, max_position),
             dtype=_dtype(config),
             eos_token_ids=_eos_token_ids(generation or {}, config),
-            sliding_window=_sliding_window(config, architecture, layers),
+            sliding_window=window if every_layer else None,
+            partial_window=None if every_layer else window,
             moe=_moe(fields, layers) if architecture.moe else None,
         )
 
@@ -313,20 +317,28 @@ def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _sliding_window(config: Mapping[str, Any], architecture: _Architecture, layers: int) -> int | None:
+def _sliding_window(
+    config: Mapping[str, Any], architecture: _Architecture, layers: int
+) -> tuple[int | None, bool]:
+    """The window, None if no layer has one, and whether every layer has it."""
     window = config.get("sliding_window", architecture.default_sliding_window)
     if window is None or architecture.default_sliding_window is None:
-        return None
+        return None, True
     if not isinstance(window, int) or window < 1:
         raise ModelError("invalid_config", f"config.json: sliding_window is {window!r}, not a positive integer or null")
     if architecture.window_switch and not config.get("use_sliding_window", False):
-        return None
-    if architecture.window_by_layer:
-        types = config.get("layer_types")
-        if types is None:
-            return window if layers > config.get("max_window_layers", 28) else None
-        return window if "sliding_attention" in types else None
-    return window
+        return None, True
+    if not architecture.window_by_layer:
+        return window, True
+    types = config.get("layer_types")
+    if types is None:
+        first = config.get("max_window_layers", 28)
+        if not isinstance(first, int):
+            raise ModelError("invalid_config", f"config.json: max_window_layers is {first!r}, not an integer")
+        windowed = [layer >= first for layer in range(layers)]
+    else:
+        windowed = [kind == "sliding_attention" for kind in types]
+    return window if any(windowed) else None, all(windowed)
 
 
 def _moe(fields: _Fields, layers: int) -> MoeConfig:

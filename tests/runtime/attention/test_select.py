@@ -52,6 +52,12 @@ def test_reasons_name_the_unsupported_size(monkeypatch: pytest.MonkeyPatch) -> N
     assert "bfloat16 or float16, not in float32" in str(xqa_backend.why_not(single))
 
 
+def test_a_backend_without_windows_is_rejected_for_a_model_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    windowed = dataclasses.replace(CPU, device=torch.device("cuda"), window=128)
+    assert xqa_backend.why_not(windowed) == "it does not support a sliding window"
+
+
 def test_a_missing_compiled_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(flashinfer_setup, "load_flashinfer", lambda: None)
     monkeypatch.setenv(flashinfer_setup.KERNELS_DIR, str(tmp_path))

@@ -38,6 +38,25 @@ def test_it_equals_dense_attention_with_nan_in_all_other_pages(
     torch.testing.assert_close(_run(case).double(), case.expected(), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("window", [1, 2, 16, 33, 64, 129, 1000])
+def test_a_window_hides_earlier_positions(window: int, page_size: int) -> None:
+    shape = attention_shape(
+        query_heads=4,
+        kv_heads=2,
+        head_dim=16,
+        page_size=page_size,
+        longest=256,
+        dtype=torch.float32,
+        device="cpu",
+        window=window,
+    )
+    decode = (1, window, window + 1, 130, 200)
+    segments = ((0, 5), (0, 70), (64, 1), (7, 130), (40, 3))
+    case = DenseCase(shape, Sequences(decode=tuple(min(length, 256) for length in decode), segments=segments))
+    torch.testing.assert_close(_run(case).double(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("owner_first", [True, False])
 def test_a_segment_reads_a_prefix_that_another_segment_of_the_step_computes(owner_first: bool) -> None:
     shape = attention_shape(

@@ -48,11 +48,9 @@ def test_dummy_weights_need_only_the_configuration(
     assert engine.stats.parameter_bytes > 0
 
 
-def test_a_sliding_window_shorter_than_the_context_is_rejected(tmp_path: Path) -> None:
-    write_tiny_checkpoint(tmp_path, "mistral")
-    config = (tmp_path / "config.json").read_text()
-    assert '"sliding_window": null' in config
-    (tmp_path / "config.json").write_text(config.replace('"sliding_window": null', '"sliding_window": 32'))
+def test_a_window_of_some_layers_that_is_shorter_than_the_context_is_rejected(tmp_path: Path) -> None:
+    window = {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1}
+    write_tiny_checkpoint(tmp_path, "qwen2", config_extra=window)
     with pytest.raises(ModelError, match="--max-model-len 32"):
         create_engine(EngineConfig(model=str(tmp_path), num_pages=64))
     create_engine(EngineConfig(model=str(tmp_path), num_pages=64, max_model_len=32)).close()

@@ -61,8 +61,9 @@ def test_a_missing_directory_is_one_problem(tmp_path: Path) -> None:
     assert problem.code == "model_not_found"
 
 
-def test_a_sliding_window_limits_the_sequence_length(tmp_path: Path) -> None:
-    checkpoint = write_tiny_checkpoint(tmp_path, "mistral", config_extra={"sliding_window": 512, "eos_token_id": None})
+def test_a_window_of_some_layers_limits_the_sequence_length(tmp_path: Path) -> None:
+    window = {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 1}
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2", config_extra={**window, "eos_token_id": None})
     (checkpoint / "generation_config.json").unlink()
     report = check_checkpoint(checkpoint)
     assert report.servable

@@ -109,43 +109,42 @@ def test_unsupported_configurations_are_rejected_by_name(code: str, changes: dic
     assert says in str(refusal.value)
 
 
+def qwen2_window(**changes: Any) -> dict[str, Any]:
+    return {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "use_sliding_window": True, **changes}
+
+
 @pytest.mark.parametrize(
     ("changes", "window"),
     [
         ({"architectures": ["LlamaForCausalLM"], "sliding_window": 100}, None),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, None),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 100}, 100),
-        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100}, None),
-        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 100, "use_sliding_window": True}, None),
-        (
-            {
-                "architectures": ["Qwen2ForCausalLM"],
-                "sliding_window": 100,
-                "use_sliding_window": True,
-                "max_window_layers": 1,
-            },
-            100,
-        ),
-        (
-            {
-                "architectures": ["Qwen3ForCausalLM"],
-                "sliding_window": 100,
-                "use_sliding_window": True,
-                "layer_types": ["full_attention", "full_attention"],
-            },
-            None,
-        ),
+        (qwen2_window(use_sliding_window=False), None),
+        (qwen2_window(use_sliding_window=None), None),
+        (qwen2_window(), None),
+        (qwen2_window(max_window_layers=2), None),
+        (qwen2_window(max_window_layers=0), 100),
+        (qwen2_window(layer_types=["full_attention", "full_attention"]), None),
+        (qwen2_window(layer_types=["sliding_attention", "sliding_attention"]), 100),
         ({"architectures": ["Qwen3MoeForCausalLM"], "sliding_window": 100, "use_sliding_window": True}, 100),
     ],
 )
-def test_a_sliding_window_is_rejected_only_within_max_model_len(changes: dict[str, Any], window: int | None) -> None:
+def test_a_sliding_window_applies_where_transformers_applies_it(changes: dict[str, Any], window: int | None) -> None:
     config = parse(**changes)
     assert config.sliding_window == window
-    config.check_sliding_window(100)
-    if window is not None:
-        with pytest.raises(ModelError, match=r"--max-model-len 100") as refusal:
-            config.check_sliding_window(101)
-        assert refusal.value.code == "sliding_window"
+    config.check_length(config.max_model_len)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_window_layers": 1}, {"layer_types": ["full_attention", "sliding_attention"]}]
+)
+def test_a_window_of_some_layers_is_rejected_beyond_its_length(changes: dict[str, Any]) -> None:
+    config = parse(**qwen2_window(**changes))
+    assert (config.sliding_window, config.partial_window) == (None, 100)
+    config.check_length(100)
+    with pytest.raises(ModelError, match=r"--max-model-len 100") as refusal:
+        config.check_length(101)
+    assert refusal.value.code == "sliding_window"
 
 
 def test_tensor_parallel_sizes_that_do_not_divide_are_rejected_with_those_that_do() -> None:

@@ -26,6 +26,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral, gelu tanh, wide heads": ("mistral", {"activation": "gelu_pytorch_tanh", "head_dim": 64}),
     "mistral, gelu new, one kv head": ("mistral", {"activation": "gelu_new", "kv_heads": 1}),
+    "mistral, window within the sequence": ("mistral", {"config_extra": {"sliding_window": 20}}),
     "qwen2, yarn, untied": ("qwen2", {"rope": "yarn", "tied": False}),
     "qwen2, window beyond the sequence": (
         "qwen2",

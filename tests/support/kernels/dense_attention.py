@@ -30,7 +30,15 @@ class Sequences:
 
 
 def attention_shape(
-    *, query_heads: int, kv_heads: int, head_dim: int, page_size: int, longest: int, dtype: torch.dtype, device: str
+    *,
+    query_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    longest: int,
+    dtype: torch.dtype,
+    device: str,
+    window: int | None = None,
 ) -> AttentionShape:
     return AttentionShape(
         query_heads=query_heads,
@@ -40,6 +48,7 @@ def attention_shape(
         pages_per_row=-(-longest // page_size),
         dtype=dtype,
         device=torch.device(device),
+        window=window,
     )
 
 
@@ -163,7 +172,8 @@ class DenseCase:
             wide_k = k.double().repeat_interleave(group, 1)
             wide_v = v.double().repeat_interleave(group, 1)
             scores = torch.einsum("qhd,khd->hqk", q.double(), wide_k) * self.shape.head_dim**-0.5
-            later = torch.arange(len(k))[None] > torch.arange(start, len(k))[:, None]
-            weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+            distance = torch.arange(start, len(k))[:, None] - torch.arange(len(k))[None]
+            hidden = (distance < 0) | (distance >= (self.shape.window or len(k)))
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
             results.append(torch.einsum("hqk,khd->qhd", weights, wide_v).flatten(1))
         return torch.cat(results)

@@ -13,8 +13,10 @@ from minisgl.kernels.rotation import Rotation
 class SequenceAttention:
     """Causal attention over whole sequences that lie one after the other in the batch."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], window: int | None = None) -> None:
+        """`window`: last positions that a token attends to; None: all."""
         self._lengths = list(lengths)
+        self._window = window
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         q, k = rotation.apply(q, k)
@@ -22,6 +24,9 @@ class SequenceAttention:
         parts = zip(*(torch.split(tensor, self._lengths) for tensor in (q, k, v)), strict=True)
         for query, key, value in parts:
             q_heads, k_heads, v_heads = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
-            out = F.scaled_dot_product_attention(q_heads, k_heads, v_heads, is_causal=True, enable_gqa=True)
+            positions = torch.arange(len(query), device=q.device)
+            distances = positions[:, None] - positions
+            mask = (distances >= 0) & (distances < (self._window or len(query)))
+            out = F.scaled_dot_product_attention(q_heads, k_heads, v_heads, attn_mask=mask, enable_gqa=True)
             outputs.append(out[0].transpose(0, 1).flatten(1))
         return torch.cat(outputs)
