@@ -10,10 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from minisgl.hub.errors import FetchError
+from minisgl.models.checkpoint import served_weights
 
 CONFIG_FILES: Final = ("*.json", "*.jinja")
-CHECKPOINT_FILES: Final = (*CONFIG_FILES, "*.safetensors")
-"""Patterns of the files that a server reads."""
+"""Patterns of the small files that a server reads."""
+WEIGHT_FILES: Final = "*.safetensors"
 
 _TIMEOUT_SECONDS: Final = 30.0
 
@@ -81,9 +82,6 @@ def list_checkpoint(source: Source) -> tuple[str, list[HubFile]]:
 
 
 def files_to_download(files: Sequence[HubFile]) -> list[HubFile]:
-    """Select the files that a server reads. Some repositories contain their weights a second time in another format:
-    if any weights are named `model*`, all others are left out."""
-    selected = [file for file in files if any(fnmatch(file.name, pattern) for pattern in CHECKPOINT_FILES)]
-    weights = [file for file in selected if file.name.endswith(".safetensors")]
-    preferred = [file for file in weights if file.name.startswith("model")] or weights
-    return [file for file in selected if file not in weights or file in preferred]
+    """Select the files that a server reads."""
+    weights = served_weights(file.name for file in files if fnmatch(file.name, WEIGHT_FILES))
+    return [file for file in files if file.name in weights or any(fnmatch(file.name, name) for name in CONFIG_FILES)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,8 @@ from minisgl.models.errors import ModelError
 _AGAIN: Final = "download the file again"
 _MAX_HEADER: Final = 100_000_000
 """Limit of the format; a larger length field means that the file is not safetensors."""
+SERVED_WEIGHTS: Final = "model*.safetensors"
+"""Names that Hugging Face's libraries give to weight files."""
 ITEM_BYTES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2}
 """Element types that can be loaded."""
 
@@ -60,6 +63,13 @@ def check_tensor(name: str, shape: tuple[int, ...], tensors: Mapping[str, Stored
     return stored
 
 
+def served_weights(names: Iterable[str]) -> list[str]:
+    """Select the weight files to read: those that match SERVED_WEIGHTS if any does, else all. Some repositories contain
+    the same weights a second time, as Mistral's do in consolidated.safetensors."""
+    every = list(names)
+    return fnmatch.filter(every, SERVED_WEIGHTS) or every
+
+
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
@@ -78,7 +88,8 @@ def _weight_files(directory: Path) -> list[Path]:
         return files
     if (directory / "model.safetensors").is_file():
         return [directory / "model.safetensors"]
-    files = sorted(directory.glob("*.safetensors"))
+    names = served_weights(file.name for file in directory.glob("*.safetensors"))
+    files = [directory / name for name in sorted(names)]
     if not files:
         others = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
         remedy = "convert them to safetensors" if others else "download the *.safetensors files of the model"

@@ -49,14 +49,54 @@ def test_names_that_are_not_hub_ids_are_not_sent_to_the_hub(path: str, hub: list
     assert len(hub) == 1
 
 
+def _repository(monkeypatch: pytest.MonkeyPatch, directory: Path, names: list[str]) -> None:
+    """Let the Hub's client store the requested files of a repository with these files."""
+
+    def snapshot_download(model: str, *, allow_patterns: Any, ignore_patterns: Any, **options: Any) -> str:
+        for name in huggingface_hub.utils.filter_repo_objects(
+            names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        ):
+            (directory / name).parent.mkdir(exist_ok=True)
+            (directory / name).touch()
+        return str(directory)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+
+@pytest.mark.parametrize(
+    ("weights", "stored"),
+    [
+        (
+            ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors"],
+            ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"],
+        ),
+        (["model.safetensors", "consolidated.00.safetensors", "adapter_model.safetensors"], ["model.safetensors"]),
+        (["consolidated.safetensors"], ["consolidated.safetensors"]),
+    ],
+)
+def test_weights_in_a_second_format_are_not_downloaded(
+    weights: list[str], stored: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = ["model.safetensors.index.json", "pytorch_model.bin", "original/params.json", "onnx/model.safetensors"]
+    _repository(monkeypatch, tmp_path, ["config.json", *weights, *others])
+    resolve("mistralai/Mistral-7B-Instruct-v0.3")
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
+    assert found == sorted(["config.json", "model.safetensors.index.json", *stored])
+
+
+def test_no_weights_are_downloaded_for_dummy_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _repository(monkeypatch, tmp_path, ["config.json", "chat_template.jinja", "model.safetensors", "x.safetensors"])
+    resolve("Qwen/Qwen3-0.6B", with_weights=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chat_template.jinja", "config.json"]
+
+
 def test_a_hub_id_is_downloaded(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
     hub[0]["outcome"] = tmp_path
+    (tmp_path / "model.safetensors").touch()
     assert resolve("Qwen/Qwen3-0.6B", "main") == tmp_path
     assert hub[1]["model"] == "Qwen/Qwen3-0.6B"
     assert hub[1]["revision"] == "main"
-    assert "*.safetensors" in hub[1]["allow_patterns"]
-    resolve("Qwen/Qwen3-0.6B", with_weights=False)
-    assert "*.safetensors" not in hub[2]["allow_patterns"]
+    assert len(hub) == 2
 
 
 def _http_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:

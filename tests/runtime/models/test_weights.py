@@ -52,6 +52,14 @@ def test_every_parameter_is_filled_exactly_once(arch: str, size: int, tmp_path: 
     run_ranks(size, tmp_path, check)
 
 
+def test_weights_in_a_second_format_are_not_read(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "mistral")
+    expected = all_logits(load(checkpoint), [[1, 2, 3]])
+    (checkpoint / "consolidated.safetensors").write_bytes(b"not read")
+    (checkpoint / "model.safetensors.index.json").unlink()
+    assert torch.equal(all_logits(load(checkpoint), [[1, 2, 3]]), expected)
+
+
 def test_a_rank_reads_only_its_part_and_reports_progress(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "checkpoint", "mistral")
     whole = load_weights(empty(checkpoint).parameters, checkpoint)
