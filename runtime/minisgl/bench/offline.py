@@ -8,19 +8,23 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
+from minisgl.bench import long_context
 from minisgl.bench import record as bench_record
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.bench.device_trace import trace_device
 from minisgl.bench.errors import BenchError
+from minisgl.bench.record import Result
 from minisgl.bench.report import Metric, gpu_names, report
 from minisgl.bench.roofline import Roofline, hardware_of
+from minisgl.bench.sampling import PLAIN, Variant
 from minisgl.bench.workloads import WORKLOADS, Sizes, Workload, WorkloadName, roofline_tokens_per_second
 from minisgl.hub.resolve import resolve
 from minisgl.models.config import ModelConfig
@@ -41,6 +45,7 @@ class OfflineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Workloads to run, how often, and the files to write."""
 
     workloads: tuple[WorkloadName, ...] = ("A",)
+    variants: tuple[Variant, ...] = (PLAIN,)
     seed: Annotated[Index, option("seed of lengths, tokens and sampling")] = 0
     repeat: Annotated[
         Count, option("timed runs, each with the next seed; the median is reported", default="{} run")
@@ -49,7 +54,7 @@ class OfflineOptions(msgspec.Struct, frozen=True, kw_only=True):
         Path | None,
         option(
             "write a trace in Chrome's format of one more run with short answers, and print how long the device was "
-            "idle; with several workloads, the name of each becomes part of FILE",
+            "idle; with several workloads or variants, their names become part of FILE",
             default="none",
         ),
     ] = None
@@ -65,14 +70,16 @@ class OfflineOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Seeds of the timed runs."""
         return range(self.seed, self.seed + self.repeat)
 
-    def metric_name(self, workload: WorkloadName, key: str) -> str:
-        """Name of a workload's metric `key` in the report."""
-        return key if len(self.workloads) == 1 else f"{workload.lower()}_{key}"
+    def metric_name(self, workload: WorkloadName, variant: Variant, key: str) -> str:
+        """Name in the report of the metric `key` of a workload that is sampled by `variant`."""
+        parts = [workload.lower()] * (len(self.workloads) > 1) + [variant.name] * (len(self.variants) > 1)
+        return "_".join([*parts, key])
 
-    def trace_path(self, trace: Path, workload: WorkloadName) -> Path:
-        """Path of a workload's trace: `trace`, with the workload's name in it if there are several."""
+    def trace_path(self, trace: Path, workload: WorkloadName, variant: Variant) -> Path:
+        """Path of a trace: `trace`, with the names of workload and variant in it if there are several."""
         name, dot, suffixes = trace.name.partition(".")
-        return trace if len(self.workloads) == 1 else trace.with_name(f"{name}-{workload.lower()}{dot}{suffixes}")
+        parts = [name] + [workload.lower()] * (len(self.workloads) > 1) + [variant.name] * (len(self.variants) > 1)
+        return trace.with_name(f"{'-'.join(parts)}{dot}{suffixes}")
 
 
 def run(model: str, sizes: Sizes, options: OfflineOptions, engine: Mapping[str, Any], *, json_path: str | None) -> None:
@@ -86,22 +93,52 @@ def run(model: str, sizes: Sizes, options: OfflineOptions, engine: Mapping[str, 
         config = ModelConfig.read(directory)
         with LLM(directory, detokenize=False, **{**engine, **({"dummy_weights": True} if builtin else {})}) as llm:
             start = _measure_start(llm)
-            metrics: dict[str, Metric] = {"model": model, "workload": " ".join(options.workloads), **start}
+            metrics: dict[str, Metric] = {
+                "model": model,
+                "workload": " ".join(options.workloads),
+                "variants": " ".join(variant.name for variant in options.variants),
+                **start,
+            }
             reference: dict[str, Metric] = {}
-            for name in options.workloads:
-                measured = _measure(llm, name, sizes, options.seeds())
-                roofline = _roofline(llm, name, sizes, options.seeds(), config)
-                if roofline is not None:
-                    measured["f1_ratio"] = float(measured["tokens_per_second"]) / roofline
-                    reference[options.metric_name(name, "tokens_per_second")] = roofline
+            roofline = _roofline(llm, config)
+            for name, variant in product(options.workloads, options.variants):
+                if name == "L":
+                    measured, floor = _measure_long(llm, sizes, variant, options.seeds(), roofline)
+                else:
+                    measured, floor = _measure(llm, name, sizes, variant, options.seeds(), roofline)
+                reference |= {options.metric_name(name, variant, key): value for key, value in floor.items()}
                 if options.trace is not None:
-                    path = options.trace_path(options.trace, name)
-                    measured |= _trace(llm, name, sizes, options.seeds().stop + 1, path)
-                metrics |= {options.metric_name(name, key): value for key, value in measured.items()}
+                    path = options.trace_path(options.trace, name, variant)
+                    measured |= _trace(llm, name, sizes, variant, options.seeds().stop + 1, path)
+                metrics |= {options.metric_name(name, variant, key): value for key, value in measured.items()}
                 if options.record is not None and known is not None:
-                    bench_record.update(options.record, known, model, name, llm.tensor_parallel, {**start, **measured})
+                    key = bench_record.model_key(model, llm.tensor_parallel)
+                    results = _results(key, name, variant, sizes, {**start, **measured})
+                    bench_record.update(options.record, known, results)
             metrics |= _engine_metrics(llm)
     report("offline", metrics, reference, json_path)
+
+
+def _results(
+    model: str, workload: WorkloadName, variant: Variant, sizes: Sizes, metrics: Mapping[str, float]
+) -> dict[str, Result]:
+    """Results to record, under their names there. `model` is the model's part of these names."""
+
+    def result(key: str) -> Result:
+        return Result(metrics[key], (metrics[f"{key}_min"], metrics[f"{key}_max"]), metrics.get("f1_ratio"))
+
+    results = {f"engine_up_{model}_s": Result(metrics["engine_up_seconds"])}
+    suffix = "" if variant == PLAIN else f"_{variant.name}"
+    if workload == "L":
+        length = f"{sizes.context_length / 1000:g}k{suffix}"
+        results[f"first_token_{length}_{model}_s"] = result("first_token_seconds")
+        results[f"tpot_at_{length}_ms"] = result("tpot_ms")
+        return results
+    name = f"{workload.lower()}_{model}{suffix}"
+    results[f"{name}_tok_s"] = result("tokens_per_second")
+    if "f1_ratio" in metrics:
+        results[f"{name}_f1"] = Result(metrics["f1_ratio"])
+    return results
 
 
 def _measure_start(llm: LLM) -> dict[str, float]:
@@ -118,33 +155,47 @@ def _measure_start(llm: LLM) -> dict[str, float]:
     }
 
 
-def _measure(llm: LLM, name: WorkloadName, sizes: Sizes, seeds: range) -> dict[str, float]:
-    """Run a workload once per seed after a warm-up."""
+def _measure(
+    llm: LLM, name: WorkloadName, sizes: Sizes, variant: Variant, seeds: range, roofline: Roofline | None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Run a workload once per seed after a warm-up; returns its metrics, and those of the roofline F1."""
     make = WORKLOADS[name]
     vocabulary = llm.limits.vocab_size
-    _generate(llm, make(sizes, vocabulary, seeds.stop), longest_output=_WARM_UP_TOKENS)
+    _generate(llm, make(sizes, vocabulary, seeds.stop), variant, longest_output=_WARM_UP_TOKENS)
     before = _counters(llm)
+    workloads = [make(sizes, vocabulary, seed) for seed in seeds]
     seconds, rates = [], []
-    for seed in seeds:
-        workload = make(sizes, vocabulary, seed)
-        took = _generate(llm, workload)
+    for seed, workload in zip(seeds, workloads, strict=True):
+        took = _generate(llm, workload, variant)
         seconds.append(took)
         rates.append(workload.output_tokens / took)
-        print(f"{name}, seed {seed}: {took:.2f} s, {rates[-1]:,.1f} output tokens/s", file=sys.stderr)
+        print(f"{name} {variant.name}, seed {seed}: {took:.2f} s, {rates[-1]:,.1f} output tokens/s", file=sys.stderr)
     counted = {key: value - before[key] for key, value in _counters(llm).items()}
-    first = make(sizes, vocabulary, seeds.start)
-    return {
+    metrics = {
         "tokens_per_second": statistics.median(rates),
         "tokens_per_second_min": min(rates),
         "tokens_per_second_max": max(rates),
         "seconds": statistics.median(seconds),
         "runs": len(seeds),
         "first_seed": seeds.start,
-        "requests": len(first.prompts),
-        "prompt_tokens_of_first_seed": first.prompt_tokens,
-        "output_tokens_of_first_seed": first.output_tokens,
+        "requests": len(workloads[0].prompts),
+        "prompt_tokens_of_first_seed": workloads[0].prompt_tokens,
+        "output_tokens_of_first_seed": workloads[0].output_tokens,
         **counted,
     }
+    if roofline is None:
+        return metrics, {}
+    floor = statistics.median(roofline_tokens_per_second(name, workload, roofline) for workload in workloads)
+    return metrics | {"f1_ratio": metrics["tokens_per_second"] / floor}, {"tokens_per_second": floor}
+
+
+def _measure_long(
+    llm: LLM, sizes: Sizes, variant: Variant, seeds: range, roofline: Roofline | None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Run workload L; returns its metrics, and those of the roofline F1."""
+    [params] = WORKLOADS["L"](sizes, llm.limits.vocab_size, seeds.start).params(variant)
+    metrics = long_context.measure(llm, sizes, seeds, params)
+    return metrics, {} if roofline is None else long_context.roofline_times(sizes, roofline)
 
 
 def _engine_metrics(llm: LLM) -> dict[str, Metric]:
@@ -163,9 +214,10 @@ def _engine_metrics(llm: LLM) -> dict[str, Metric]:
     }
 
 
-def _trace(llm: LLM, name: WorkloadName, sizes: Sizes, seed: int, path: Path) -> dict[str, float]:
+def _trace(llm: LLM, name: WorkloadName, sizes: Sizes, variant: Variant, seed: int, path: Path) -> dict[str, float]:
+    workload = WORKLOADS[name](sizes, llm.limits.vocab_size, seed)
     with trace_device(path, llm.device) as found:
-        _generate(llm, WORKLOADS[name](sizes, llm.limits.vocab_size, seed), longest_output=_TRACED_TOKENS)
+        _generate(llm, workload, variant, longest_output=_TRACED_TOKENS)
     print(f"trace written to {path}", file=sys.stderr)
     [device] = found
     return {
@@ -175,11 +227,11 @@ def _trace(llm: LLM, name: WorkloadName, sizes: Sizes, seed: int, path: Path) ->
     }
 
 
-def _generate(llm: LLM, workload: Workload, longest_output: int | None = None) -> float:
+def _generate(llm: LLM, workload: Workload, variant: Variant, longest_output: int | None = None) -> float:
     """Run all requests of a workload; returns seconds. Raises BenchError `bad_answer` when an answer is not complete,
     which means that its logits were not finite."""
     began = time.perf_counter()
-    outputs = llm.generate(workload.prompts, workload.params(longest_output))
+    outputs = llm.generate(workload.prompts, workload.params(variant, longest_output))
     seconds = time.perf_counter() - began
     failed = [output for output in outputs if output.finish_reason != "length"]
     if failed:
@@ -209,14 +261,10 @@ def _counters(llm: LLM) -> dict[str, int]:
     }
 
 
-def _roofline(llm: LLM, name: WorkloadName, sizes: Sizes, seeds: Sequence[int], config: ModelConfig) -> float | None:
-    """Output tokens per second of the roofline F1, median over the seeds; None on hardware that was not measured."""
+def _roofline(llm: LLM, config: ModelConfig) -> Roofline | None:
+    """Roofline F1; None on hardware that was not measured."""
     hardware = hardware_of(next(iter(gpu_names()), "")) if llm.device == "cuda" else None
-    if hardware is None:
-        return None
-    roofline = Roofline(config, hardware, llm.tensor_parallel)
-    workloads = [WORKLOADS[name](sizes, config.vocab_size, seed) for seed in seeds]
-    return statistics.median(roofline_tokens_per_second(name, workload, roofline) for workload in workloads)
+    return None if hardware is None else Roofline(config, hardware, llm.tensor_parallel)
 
 
 @contextmanager

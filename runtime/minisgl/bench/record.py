@@ -8,11 +8,12 @@ import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from minisgl.bench.errors import BenchError
-from minisgl.bench.report import Metric, gpu_names, versions
+from minisgl.bench.report import gpu_names, versions
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -48,17 +49,29 @@ def read(path: Path) -> Record:
     return known
 
 
-def update(
-    path: Path, known: Record, model: str, workload: str, tensor_parallel: int, metrics: Mapping[str, Metric]
-) -> None:
-    """Add the metrics of one workload of `bench offline` to `known` and write it to `path`."""
-    name = Path(model).name.lower().replace("-", "_") + (f"_tp{tensor_parallel}" if tensor_parallel > 1 else "")
-    rate = f"{workload.lower()}_{name}_tok_s"
-    known.figures[rate] = _rounded(metrics["tokens_per_second"])
-    known.figures[f"engine_up_{name}_s"] = _rounded(metrics["engine_up_seconds"])
-    known.spread[rate] = (_rounded(metrics["tokens_per_second_min"]), _rounded(metrics["tokens_per_second_max"]))
-    if "f1_ratio" in metrics:
-        known.f1_ratio[rate] = _rounded(metrics["f1_ratio"])
+class Result(NamedTuple):
+    """One figure to record."""
+
+    value: float
+    spread: tuple[float, float] | None = None
+    """Lowest and highest run."""
+    f1_ratio: float | None = None
+    """Share of the roofline F1."""
+
+
+def model_key(model: str, tensor_parallel: int = 1) -> str:
+    """Part of the names of a model's results, such as `qwen3_14b_tp2`."""
+    return Path(model).name.lower().replace("-", "_") + (f"_tp{tensor_parallel}" if tensor_parallel > 1 else "")
+
+
+def update(path: Path, known: Record, results: Mapping[str, Result]) -> None:
+    """Add results by name to `known` and write it to `path`."""
+    for name, result in results.items():
+        known.figures[name] = _rounded(result.value)
+        if result.spread is not None:
+            known.spread[name] = (_rounded(result.spread[0]), _rounded(result.spread[1]))
+        if result.f1_ratio is not None:
+            known.f1_ratio[name] = _rounded(result.f1_ratio)
     known.date = datetime.datetime.now(datetime.UTC).date().isoformat()
     known.versions = versions()
     known.commit = _commit()
@@ -82,6 +95,5 @@ def _commit() -> str:
     return answer.stdout.strip()
 
 
-def _rounded(value: Metric) -> float:
-    assert isinstance(value, float | int)
+def _rounded(value: float) -> float:
     return float(f"{value:.4g}") if abs(value) < 1000 else round(float(value), 1)

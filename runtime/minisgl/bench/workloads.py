@@ -10,10 +10,11 @@ import msgspec
 
 from minisgl.bench.errors import BenchError
 from minisgl.bench.roofline import Roofline
+from minisgl.bench.sampling import PLAIN, Variant
 from minisgl.options import Count, option
 from minisgl.wire.messages import SamplingParams
 
-WorkloadName = Literal["A", "C", "C64", "D"]
+WorkloadName = Literal["A", "C", "C64", "D", "L"]
 
 _TOKEN_RANGE: Final = 10_000
 """Largest token id of prompts, unless the vocabulary is smaller."""
@@ -25,6 +26,8 @@ _STREAM_PROMPT: Final = 4
 _STREAM_OUTPUT: Final = 1024
 _SINGLE_CONTEXT: Final = 1024
 _STREAMS: Final = 64
+LONG_OUTPUT: Final = 257
+"""Tokens behind the prompt of L: the first one, and 256 whose time is measured."""
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -42,20 +45,23 @@ class Workload(msgspec.Struct, frozen=True):
     def output_tokens(self) -> int:
         return sum(self.output_lengths)
 
-    def params(self, longest_output: int | None = None) -> list[SamplingParams]:
+    def params(self, variant: Variant = PLAIN, longest_output: int | None = None) -> list[SamplingParams]:
+        """Sampling parameters of each request; answers have at most `longest_output` tokens."""
         return [
-            SamplingParams(
-                max_tokens=length if longest_output is None else min(length, longest_output),
-                temperature=self.temperature,
-                ignore_eos=True,
-                seed=number,
+            variant.of_request(number).applied_to(
+                SamplingParams(
+                    max_tokens=length if longest_output is None else min(length, longest_output),
+                    temperature=self.temperature,
+                    ignore_eos=True,
+                    seed=number,
+                )
             )
             for number, length in enumerate(self.output_lengths)
         ]
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a workload: A uses all of them, D the number of requests, C and C64 none."""
+    """Sizes of a workload: A uses the first three, D the number of requests, L the last one, C and C64 none."""
 
     requests: Annotated[Count, option("number of requests of A and D", default="{} requests")] = msgspec.field(
         default=256, name="num_requests"
@@ -68,6 +74,10 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Count, Count],
         option("range of the lengths of answers of A", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"),
     ] = msgspec.field(default=(100, 1024), name="output_len")
+
+    context_length: Annotated[Count, option("length of the prompt of L", default="{} tokens")] = msgspec.field(
+        default=100_000, name="context_len"
+    )
 
     def check(self) -> None:
         """Raise BenchError `bad_range` if a minimum exceeds its maximum."""
@@ -109,18 +119,25 @@ def shared_prefix(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
     return Workload(prompts, [_SHARED_OUTPUT] * sizes.requests, 0.6)
 
 
+def long_context(sizes: Sizes, vocabulary: int, seed: int) -> Workload:
+    """L: a single request with a long prompt."""
+    prompt = _tokens(random.Random(seed), sizes.context_length, vocabulary)
+    return Workload([prompt], [LONG_OUTPUT], 0.6)
+
+
 WORKLOADS: Final[Mapping[WorkloadName, Callable[[Sizes, int, int], Workload]]] = {
     "A": independent,
     "C": single_stream,
     "C64": many_streams,
     "D": shared_prefix,
+    "L": long_context,
 }
 
 
 def roofline_tokens_per_second(name: WorkloadName, workload: Workload, roofline: Roofline) -> float:
     """Output tokens per second at the roofline F1."""
     match name:
-        case "A" | "C64":
+        case "A" | "C64" | "L":
             lengths = [len(prompt) for prompt in workload.prompts]
             return workload.output_tokens / roofline.offline(lengths, workload.output_lengths)
         case "C":

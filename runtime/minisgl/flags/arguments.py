@@ -50,16 +50,19 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def number(low: float, high: float | None = None) -> Callable[[str], float]:
-    """Type for argparse: a number above `low`, up to `high`."""
-    span = f"above {low:g}" if high is None else f"above {low:g}, up to {high:g}"
+def number(low: float, high: float | None = None, *, with_low: bool = False) -> Callable[[str], float]:
+    """Type for argparse: a number above `low`, or also `low` itself, up to `high`."""
+    span = f"{low:g} or more" if with_low else f"above {low:g}"
+    if high is not None:
+        span += f", up to {high:g}"
 
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = float("nan")
-        if not value > low or value == float("inf") or (high is not None and value > high):
+        enough = value >= low if with_low else value > low
+        if not enough or value == float("inf") or (high is not None and value > high):
             raise argparse.ArgumentTypeError(f"{text!r} is not a number {span}")
         return value
 
@@ -161,7 +164,9 @@ def _parser_of(option: Option) -> Callable[[str], Any]:
         assert bounds.ge is not None
         return integer(int(bounds.ge), None if bounds.le is None else int(bounds.le))
     if option.type is float:
-        assert bounds.gt is not None
+        if bounds.gt is None:
+            assert bounds.ge is not None
+            return number(bounds.ge, bounds.le, with_low=True)
         return number(bounds.gt, bounds.le)
     return _PARSERS.get(option.name, Path if option.type is Path else str)
 

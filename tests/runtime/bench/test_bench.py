@@ -121,6 +121,40 @@ def test_bench_offline_updates_a_results_file_and_writes_traces(
     assert "holds results of NVIDIA H200" in capsys.readouterr().err
 
 
+def test_bench_offline_measures_variants_of_sampling_with_one_engine(tmp_path: Path) -> None:
+    record, report = tmp_path / "cpu.json", tmp_path / "offline.json"
+    command = "bench offline --device cpu --num-requests 5 --input-len 3 9 --output-len 2 4 --num-pages 900"
+    names = ["plain", "topk", "penalty", "logprobs", "mixed"]
+    model = ["--model", str(tiny_checkpoint()), "--record", str(record), "--json", str(report)]
+    assert main([*command.split(), *model, "--variants", *names]) == 0
+    metrics = json.loads(report.read_text())["figures"]
+    assert metrics["variants"] == " ".join(names)
+    assert all(metrics[f"{name}_requests"] == 5 for name in names)
+    model_key = tiny_checkpoint().name.lower().replace("-", "_")
+    rates = {f"a_{model_key}_tok_s", *(f"a_{model_key}_{name}_tok_s" for name in names[1:])}
+    assert json.loads(record.read_text())["figures"].keys() == {*rates, f"engine_up_{model_key}_s"}
+
+    assert main([*command.split(), *model, "--presence-penalty", "1", "--repetition-penalty", "1.1"]) == 0
+    added = json.loads(record.read_text())["figures"].keys() - rates
+    assert added == {f"a_{model_key}_presence_penalty1_repetition_penalty1.1_tok_s", f"engine_up_{model_key}_s"}
+
+
+def test_bench_offline_measures_a_long_prompt(tmp_path: Path) -> None:
+    record, report = tmp_path / "cpu.json", tmp_path / "offline.json"
+    command = "bench offline --device cpu --workload L --context-len 200 --num-pages 900 --max-step-tokens 64"
+    model = ["--model", str(tiny_checkpoint()), "--record", str(record), "--json", str(report)]
+    assert main([*command.split(), *model]) == 0
+    metrics = json.loads(report.read_text())["figures"]
+    assert metrics["first_token_seconds"] > 0
+    assert metrics["tpot_ms"] > 0
+    model_key = tiny_checkpoint().name.lower().replace("-", "_")
+    assert json.loads(record.read_text())["figures"].keys() == {
+        f"first_token_0.2k_{model_key}_s",
+        "tpot_at_0.2k_ms",
+        f"engine_up_{model_key}_s",
+    }
+
+
 def test_utilization_merges_overlapping_work_and_finds_gaps() -> None:
     found = utilization([(10, 20), (0, 4), (12, 15), (18, 25), (30, 40)])
     assert (found.span, found.busy, found.gaps, found.longest_gap) == (40, 29, 2, 6)

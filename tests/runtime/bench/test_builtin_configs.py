@@ -1,0 +1,52 @@
+"""Built-in configurations, compared with the number of parameters that their authors publish."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.models.config import ModelConfig
+
+_PARAMETERS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-8b": 8_190_735_360,
+}
+
+
+def _parameters(config: ModelConfig) -> int:
+    hidden, queries, keys = (
+        config.hidden_size,
+        config.num_heads * config.head_dim,
+        config.num_kv_heads * config.head_dim,
+    )
+    attention = hidden * (2 * queries + 2 * keys) + config.qkv_bias * (queries + 2 * keys)
+    attention += 2 * config.head_dim * config.qk_norm
+    feed_forward = 3 * hidden * config.intermediate_size
+    if config.moe is not None:
+        feed_forward = config.moe.num_experts * hidden * (3 * config.moe.intermediate_size + 1)
+    layer = attention + feed_forward + 2 * hidden
+    embeddings = config.vocab_size * hidden * (1 if config.tied_embeddings else 2)
+    return config.num_layers * layer + embeddings + hidden
+
+
+@pytest.mark.parametrize("name", BUILTIN_CONFIGS)
+def test_a_builtin_configuration_has_the_published_number_of_parameters(name: str) -> None:
+    assert _parameters(ModelConfig.parse(BUILTIN_CONFIGS[name])) == _PARAMETERS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "query_heads_per_kv_head"), [("llama-3.2-1b", 64, 4), ("qwen2.5-0.5b", 64, 7)]
+)
+def test_small_models_have_heads_of_64(name: str, head_dim: int, query_heads_per_kv_head: int) -> None:
+    config = ModelConfig.parse(BUILTIN_CONFIGS[name])
+    assert config.head_dim == head_dim
+    assert config.num_heads == config.num_kv_heads * query_heads_per_kv_head
+    assert config.sliding_window is None
