@@ -38,8 +38,39 @@ def test_a_product(rows: int, tile: Tile, dtype: torch.dtype) -> None:
     assert_close(ours, x.double() @ weight.double().T, F.linear(x, weight))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [9, 31, 64, 130, 256])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "tile"),
+    [
+        (896, 1152, Tile(rows=16, outputs=64, inputs=128, splits=1, stages=7, warps=4, early=7)),
+        (896, 1152, Tile(rows=64, outputs=64, inputs=128, splits=1, stages=6, warps=4, early=6)),
+        (896, 9728, Tile(rows=64, outputs=128, inputs=128, splits=1, stages=4, warps=4, early=4)),
+        (896, 9728, Tile(rows=128, outputs=128, inputs=128, splits=1, stages=3, warps=8, early=3)),
+    ],
+)
+def test_a_product_with_a_bias(inputs: int, outputs: int, tile: Tile, rows: int, dtype: torch.dtype) -> None:
+    x = draw(rows, inputs, dtype=dtype, device=CUDA)
+    weight = draw(outputs, inputs, dtype=dtype, device=CUDA, scale=inputs**-0.5)
+    bias = draw(outputs, dtype=dtype, device=CUDA, scale=3.0)
+    with poisoned_outputs():
+        ours = batch_linear(x, weight, tile, bias)
+    assert_close(ours, x.double() @ weight.double().T + bias.double(), F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("rows", [9, 64, 256])
+@pytest.mark.parametrize(("inputs", "splits", "stages"), [(896, 4, 2), (896, 2, 4), (4864, 4, 6), (640, 4, 2)])
+def test_the_last_split_may_be_shorter_or_empty(rows: int, inputs: int, splits: int, stages: int) -> None:
+    x = draw(rows, inputs, dtype=torch.bfloat16, device=CUDA)
+    weight = draw(896, inputs, dtype=torch.bfloat16, device=CUDA, scale=inputs**-0.5)
+    tile = Tile(rows=64, outputs=64, inputs=128, splits=splits, stages=stages, warps=4, early=stages)
+    with poisoned_outputs():
+        ours = batch_linear(x, weight, tile)
+    assert_close(ours.sum(0).to(torch.bfloat16), x.double() @ weight.double().T, F.linear(x, weight))
+
+
 @pytest.mark.parametrize("parts", [2, 4])
-@pytest.mark.parametrize(("rows", "hidden"), [(9, 1024), (100, 5120)])
+@pytest.mark.parametrize(("rows", "hidden"), [(9, 1024), (9, 896), (100, 5120)])
 def test_a_norm_adds_partial_sums(rows: int, hidden: int, parts: int) -> None:
     dtype = torch.bfloat16
     x = draw(parts, rows, hidden, dtype=torch.float32, device=CUDA)

@@ -24,10 +24,25 @@ def test_kernels_match_the_interpreter(name: str) -> None:
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize(
     ("inputs", "outputs", "gated"),
-    [(1024, 4096, False), (1024, 3072, True), (2048, 2051, True), (5120, 7168, False), (5120, 17_408, True)],
+    [
+        (1024, 4096, False),
+        (1024, 3072, True),
+        (2048, 2051, True),
+        (5120, 7168, False),
+        (5120, 17_408, True),
+        (896, 1152, False),
+        (896, 4864, True),
+        (2048, 8192, True),
+        (3584, 4608, False),
+    ],
 )
-def test_normed_linear(inputs: int, outputs: int, gated: bool, with_residual: bool, dtype: torch.dtype) -> None:
-    check_normed_linear(CUDA, inputs=inputs, outputs=outputs, gated=gated, with_residual=with_residual, dtype=dtype)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_normed_linear(
+    inputs: int, outputs: int, gated: bool, with_bias: bool, with_residual: bool, dtype: torch.dtype
+) -> None:
+    check_normed_linear(
+        CUDA, inputs=inputs, outputs=outputs, gated=gated, with_residual=with_residual, dtype=dtype, with_bias=with_bias
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -11,16 +11,30 @@ from minisgl.layers.linear import linear
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("inputs", "outputs"), [(1024, 4096), (3072, 1024), (1024, 6145), (5120, 17), (2048, 128), (17_408, 5120)]
+    ("inputs", "outputs"),
+    [
+        (1024, 4096),
+        (3072, 1024),
+        (1024, 6145),
+        (5120, 17),
+        (2048, 128),
+        (17_408, 5120),
+        (896, 1152),
+        (4864, 896),
+        (3584, 4608),
+        (18_944, 3584),
+    ],
 )
-@pytest.mark.parametrize("rows", range(1, MAX_ROWS + 2))
-def test_linear(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("rows", [*range(1, MAX_ROWS + 2), 33, 200])
+def test_linear(rows: int, with_bias: bool, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     draw = torch.Generator("cuda").manual_seed(rows)
     x = torch.randn(rows, inputs, generator=draw, device="cuda").to(dtype)
     weight = (torch.randn(outputs, inputs, generator=draw, device="cuda") / inputs**0.5).to(dtype)
+    bias = torch.randn(outputs, generator=draw, device="cuda").to(dtype) * 2 if with_bias else None
     assert fits(x, weight) is (rows <= MAX_ROWS)
-    exact = x.double() @ weight.double().T
-    ours = linear(x, weight)
+    exact = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    ours = linear(x, weight, bias)
     assert ours.shape == exact.shape
     assert float((ours.double() - exact).norm() / exact.norm()) < (3e-3 if dtype is torch.bfloat16 else 4e-4)
 

@@ -30,10 +30,11 @@ from minisgl.kernels.dependent_launch_triton import dependent_launch
 MIN_ROWS = 9
 MAX_ROWS = 256
 
-_LARGEST = 8 << 20
+_LARGEST = 9 << 20
 """Most elements of W."""
 _PROGRAMS = 132
 """Programs: one per multiprocessor of a Hopper GPU."""
+_FEW_PROGRAMS = 16
 _MOST_SPLITS = 4
 """Most splits: more cost the next norm more time than they save here."""
 _SHARED_MEMORY = 192 << 10
@@ -83,6 +84,13 @@ def _step(x, w, total, SWAP: gl.constexpr):
 
 
 @gluon.jit
+def _add_bias(total, bias, n, layout: gl.constexpr, OUTPUTS: gl.constexpr, SWAP: gl.constexpr):
+    m_axis: gl.constexpr = 1 if SWAP else 0
+    outputs_of = n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(m_axis, layout))
+    return total + gl.expand_dims(gl.load(bias + outputs_of).to(gl.float32), m_axis)
+
+
+@gluon.jit
 def _store(value, out, m, n, rows, stride, first_row, ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SWAP: gl.constexpr):
     warps: gl.constexpr = gl.num_warps()
     VECTOR: gl.constexpr = 4
@@ -100,9 +108,9 @@ def _store(value, out, m, n, rows, stride, first_row, ROWS: gl.constexpr, OUTPUT
 
 @gluon.jit(do_not_specialize=["rows", "steps"])
 def _batch_linear(
-    x, w, weight, out, rows, inputs, outputs, steps,
+    x, w, weight, bias, out, rows, inputs, outputs, steps,
     ROWS: gl.constexpr, OUTPUTS: gl.constexpr, INPUTS: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr,
-    LINES: gl.constexpr, SWAP: gl.constexpr, PDL: gl.constexpr,
+    LINES: gl.constexpr, SWAP: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """`x` and `w` are tensor maps, padded with zeros. Programs that share rows of W are neighbours. The barrier of a
     stage counts the bytes of both tiles."""
@@ -113,6 +121,8 @@ def _batch_linear(
     n = gl.program_id(0) // row_tiles * OUTPUTS
     split = gl.program_id(1)
     begin = split * steps * INPUTS
+    # The last split may have fewer inputs than the others.
+    steps = gl.minimum(steps, (inputs - begin) // INPUTS)
 
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, INPUTS], x.layout)
     w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, OUTPUTS, INPUTS], w.layout)
@@ -157,6 +167,8 @@ def _batch_linear(
         tma.async_copy_global_to_shared(w, [n, k], arrived.index(free), w_ring.index(free), pred=more)
         tma.async_copy_global_to_shared(x, [m, k], arrived.index(free), x_ring.index(free), pred=more)
     total = warpgroup_mma_wait(0, deps=[total])
+    if BIAS:
+        total = _add_bias(total, bias, n, layout, OUTPUTS, SWAP)
     # The output reuses the memory of the stages: wait until all warps have read them.
     gl.thread_barrier()
     _store(total, out, m, n, rows, outputs, split * rows, ROWS, OUTPUTS, SWAP)
@@ -185,28 +197,35 @@ def _choose(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Tile | N
     programs = row_tiles * outputs // tile_outputs
     steps = inputs // 128
     splits = 1
-    while in_parts and 2 * splits * programs <= _PROGRAMS and splits < _MOST_SPLITS and steps % (2 * splits) == 0:
+    while in_parts and splits < _MOST_SPLITS and 2 * splits <= min(_PROGRAMS // programs, steps):
         splits *= 2
-    if not _PROGRAMS // 3 <= programs * splits <= _PROGRAMS:
+    steps = triton.cdiv(steps, splits)
+    stages = min(_SHARED_MEMORY // ((tile_rows + tile_outputs) * 128 * 2), steps)
+    # Few programs are enough where they read nearly all of W before the previous kernel has ended.
+    fewest = _PROGRAMS // 3 if steps > stages + 1 else _FEW_PROGRAMS
+    if not fewest <= programs * splits <= _PROGRAMS:
         return None
-    stages = min(_SHARED_MEMORY // ((tile_rows + tile_outputs) * 128 * 2), steps // splits)
     return Tile(tile_rows, tile_outputs, 128, splits, stages, 4, stages)
 
 
-def batch_linear(x: torch.Tensor, weight: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """x W^T of `x` [M, K] and `weight` [N, K], divisible by the tile: [M, N]; with several splits their partial sums,
-    [splits, M, N] in float32."""
+def batch_linear(
+    x: torch.Tensor, weight: torch.Tensor, tile: Tile, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x W^T + bias of `x` [M, K] and `weight` [N, K], divisible by the tile, and `bias` [N]: [M, N]; with several
+    splits their partial sums, [splits, M, N] in float32, which have no bias."""
     rows, inputs = x.shape
     outputs = len(weight)
     assert inputs % tile.inputs == 0 and outputs % tile.outputs == 0 and tile.early <= tile.stages
+    assert bias is None or tile.splits == 1
     shape, dtype = ((rows, outputs), x.dtype) if tile.splits == 1 else ((tile.splits, rows, outputs), torch.float32)
     out = torch.empty(shape, dtype=dtype, device=x.device)
     steps = triton.cdiv(inputs // tile.inputs, tile.splits)
     lines = min(triton.next_power_of_2(steps * tile.inputs // 64), _MOST_LINES)
     _batch_linear[(triton.cdiv(rows, tile.rows) * (outputs // tile.outputs), tile.splits)](
-        _tiles(x, tile.rows, tile.inputs), _tiles(weight, tile.outputs, tile.inputs), weight, out, rows, inputs,
-        outputs, steps, ROWS=tile.rows, OUTPUTS=tile.outputs, INPUTS=tile.inputs, STAGES=tile.stages,
-        EARLY=tile.early, LINES=lines, SWAP=tile.rows < 64, num_warps=tile.warps, **dependent_launch(x.device),
+        _tiles(x, tile.rows, tile.inputs), _tiles(weight, tile.outputs, tile.inputs), weight,
+        weight if bias is None else bias, out, rows, inputs, outputs, steps, ROWS=tile.rows, OUTPUTS=tile.outputs,
+        INPUTS=tile.inputs, STAGES=tile.stages, EARLY=tile.early, LINES=lines, SWAP=tile.rows < 64,
+        BIAS=bias is not None, num_warps=tile.warps, **dependent_launch(x.device),
     )  # fmt: skip
     return out
 

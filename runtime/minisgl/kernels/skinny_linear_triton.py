@@ -28,6 +28,8 @@ _FEW_OUTPUTS = 128
 _FEW_OUTPUTS_INPUTS = 6144
 """Most inputs with few outputs: with more, 8 rows exceed the registers of a thread."""
 _VECTOR_INPUTS = 32_768
+_INPUTS_MULTIPLE = 128
+"""Inputs per tile of the tensor-core kernel, which has no mask for them."""
 _WEIGHT_REGISTERS = 80
 """Registers of a thread for its part of W; more would allow too few threads."""
 _PROGRAMS = 256
@@ -35,7 +37,7 @@ _PROGRAMS = 256
 _WARP_INPUTS = 256
 """Inputs of a warp, so that each thread reads 16 bytes at a time."""
 _NORMED_ABOVE = 2048
-_MATRIX_TILE = (16, 128)
+_MATRIX_TILE = (16, _INPUTS_MULTIPLE)
 _TENSOR_CORE_ROWS = 16
 
 
@@ -79,14 +81,22 @@ def _product(tiles, parts, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TILES: 
     return tl.sum(total, 1)
 
 
+@triton.jit
+def _bias(bias, n, outputs, BLOCK_N: tl.constexpr, BIAS: tl.constexpr):
+    """Load the bias [outputs] in float32; zeros without one."""
+    if BIAS:
+        return tl.load(bias + n, n < outputs, other=0.0).to(tl.float32)
+    return tl.zeros((BLOCK_N,), tl.float32)
+
+
 @triton.jit(do_not_specialize=["outputs", "rows"])
 def _vector(
-    x, residual, gain, weight, out, stream, kept, outputs, rows, eps,
+    x, residual, gain, weight, bias, out, stream, kept, outputs, rows, eps,
     INPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
-    ADD: tl.constexpr, KEEP: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+    ADD: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of all rows, multiplied and added in registers. A gated program has the gates of
-    its outputs in the first `outputs` rows of W, and the gated values in the rows behind them."""
+    its outputs in the first `outputs` rows of W, and the gated values in the rows behind them; the bias likewise."""
     TILES: tl.constexpr = (INPUTS + BLOCK_K - 1) // BLOCK_K
     program = tl.program_id(0)
     n = program * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -102,6 +112,8 @@ def _vector(
     if NORM:
         for i in tl.static_range(TILES):
             gains = gains + (_part(gain, True, i * BLOCK_K, INPUTS, BLOCK_K),)
+    shift = _bias(bias, n, outputs, BLOCK_N, BIAS)
+    up_shift = _bias(bias + outputs, n, outputs, BLOCK_N, BIAS and GATED)
     start_next(PDL)
     wait_for_previous(PDL)
 
@@ -129,16 +141,16 @@ def _vector(
                 for i in tl.static_range(TILES):
                     k = i * BLOCK_K + tl.arange(0, BLOCK_K)
                     tl.store(kept + row * INPUTS + k, mine[i], (k < INPUTS) & (row < rows) & (program == 0))
-        value = _product(tiles, mine, BLOCK_N, BLOCK_K, TILES).to(out.dtype.element_ty)
+        value = (_product(tiles, mine, BLOCK_N, BLOCK_K, TILES) + shift).to(out.dtype.element_ty)
         if GATED:
-            value = silu_times_up(value, _product(ups, mine, BLOCK_N, BLOCK_K, TILES), value.dtype)
+            value = silu_times_up(value, _product(ups, mine, BLOCK_N, BLOCK_K, TILES) + up_shift, value.dtype)
         tl.store(out + row * outputs + n, value, (n < outputs) & (row < rows))
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _matrix(
-    x, weight, out, outputs, rows,
-    INPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, weight, bias, out, outputs, rows,
+    INPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of all rows, padded to a tensor-core product. It is not launched early: its
     programs are few, and those that start early crowd on the multiprocessors that become free first."""
@@ -150,6 +162,7 @@ def _matrix(
         tile = tl.load(weight + n[:, None].to(tl.int64) * INPUTS + start + k[None, :], n[:, None] < outputs, other=0.0)
         part = tl.load(x + m[None, :] * INPUTS + start + k[:, None], m[None, :] < rows, other=0.0)
         total = tl.dot(tile, part, total)
+    total += _bias(bias, n, outputs, BLOCK_N, BIAS)[:, None]
     mask = (m[None, :] < rows) & (n[:, None] < outputs)
     tl.store(out + m[None, :] * outputs + n[:, None], total.to(out.dtype.element_ty), mask)
 
@@ -159,7 +172,7 @@ def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and 0 < len(x) <= MAX_ROWS
-        and weight.shape[1] % 1024 == 0
+        and weight.shape[1] % _INPUTS_MULTIPLE == 0
         and weight.shape[1] <= _VECTOR_INPUTS
         and x.is_contiguous()
         and weight.is_contiguous()
@@ -171,8 +184,8 @@ def fits_normed(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return len(x) == 1 and weight.shape[1] <= _NORMED_INPUTS and fits(x, weight)
 
 
-def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x W^T of supported `x` [M, K] and `weight` [N, K]: [M, N], summed in float32."""
+def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x W^T + bias of supported `x` [M, K] and `weight` [N, K], and `bias` [N]: [M, N], summed in float32."""
     rows, inputs = x.shape
     outputs = len(weight)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
@@ -180,15 +193,15 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if rows == 1 or (rows <= _VECTOR_ROWS and outputs <= _VECTOR_OUTPUTS) or few_outputs:
         block_n, block_k, warps = _vector_tile(outputs, inputs, 1, normed=False)
         _vector[(triton.cdiv(outputs, block_n),)](
-            x, x, x, weight, out, x, x, outputs, rows, 0.0, INPUTS=inputs, ROWS=triton.next_power_of_2(rows),
-            BLOCK_N=block_n, BLOCK_K=block_k, NORM=False, ADD=False, KEEP=False, GATED=False, num_warps=warps,
-            **dependent_launch(x.device),
+            x, x, x, weight, x if bias is None else bias, out, x, x, outputs, rows, 0.0, INPUTS=inputs,
+            ROWS=triton.next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, NORM=False, ADD=False, KEEP=False,
+            BIAS=bias is not None, GATED=False, num_warps=warps, **dependent_launch(x.device),
         )  # fmt: skip
     else:
         block_n, block_k = _MATRIX_TILE
         _matrix[(triton.cdiv(outputs, block_n),)](
-            x, weight, out, outputs, rows, INPUTS=inputs, ROWS=_TENSOR_CORE_ROWS, BLOCK_N=block_n, BLOCK_K=block_k,
-            num_warps=2, num_stages=6,
+            x, weight, x if bias is None else bias, out, outputs, rows, INPUTS=inputs, ROWS=_TENSOR_CORE_ROWS,
+            BLOCK_N=block_n, BLOCK_K=block_k, BIAS=bias is not None, num_warps=2, num_stages=6,
         )  # fmt: skip
     return out
 
@@ -199,12 +212,13 @@ def normed_linear(
     gain: torch.Tensor,
     eps: float,
     weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
     *,
     gated: bool = False,
     normed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """RMSNorm of `x` + `residual` [M, K], times `weight` [N, K]; `gated`: SiLU of the first N / 2 outputs × the rest.
-    `x` and `weight` must be supported. `normed` [M, K], if given, receives the norm.
+    """RMSNorm of `x` + `residual` [M, K], times `weight` [N, K], + `bias` [N]; `gated`: SiLU of the first N / 2
+    outputs × the rest. `x` and `weight` must be supported. `normed` [M, K], if given, receives the norm.
 
     Returns the product, [M, N] or [M, N / 2], and the sum, which without a residual is `x` itself.
     """
@@ -214,9 +228,10 @@ def normed_linear(
     stream = x if residual is None else torch.empty_like(residual)
     block_n, block_k, warps = _vector_tile(outputs, inputs, 2 if gated else 1, normed=True)
     _vector[(triton.cdiv(outputs, block_n),)](
-        x, x if residual is None else residual, gain, weight, out, stream, x if normed is None else normed, outputs,
-        rows, eps, INPUTS=inputs, ROWS=triton.next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, NORM=True,
-        ADD=residual is not None, KEEP=normed is not None, GATED=gated, num_warps=warps, **dependent_launch(x.device),
+        x, x if residual is None else residual, gain, weight, x if bias is None else bias, out, stream,
+        x if normed is None else normed, outputs, rows, eps, INPUTS=inputs, ROWS=triton.next_power_of_2(rows),
+        BLOCK_N=block_n, BLOCK_K=block_k, NORM=True, ADD=residual is not None, KEEP=normed is not None,
+        BIAS=bias is not None, GATED=gated, num_warps=warps, **dependent_launch(x.device),
     )  # fmt: skip
     return out, stream
 

@@ -13,16 +13,16 @@ from minisgl.layers.parameters import Parameters
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """[T, in] and [out, in] to [T, out]."""
-    if x.is_cuda and bias is None:
+    """[T, in], [out, in] and [out] to [T, out]."""
+    if x.is_cuda:
         from minisgl.kernels.batch_linear_gluon import batch_linear, batch_tile
         from minisgl.kernels.skinny_linear_triton import fits, skinny_linear
 
         if fits(x, weight):
-            return skinny_linear(x, weight)
+            return skinny_linear(x, weight, bias)
         tile = batch_tile(x, weight, in_parts=False)
         if tile is not None:
-            return batch_linear(x, weight, tile)
+            return batch_linear(x, weight, tile, bias)
     return F.linear(x, weight, bias)
 
 
@@ -91,8 +91,8 @@ class RowParallelLinear:
         self.bias = parameters.replicated(f"{name}.bias", out_features) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._parallel.size == 1 and self.bias is None:
-            return linear_in_parts(x, self.weight)
+        if self._parallel.size == 1:
+            return linear_in_parts(x, self.weight) if self.bias is None else linear(x, self.weight, self.bias)
         out = self._parallel.all_reduce_sum(linear(x, self.weight))
         # Only after the sum: added on every rank before it, the bias would count once per rank.
         return out if self.bias is None else out + self.bias

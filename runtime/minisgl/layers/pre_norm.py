@@ -15,8 +15,8 @@ def project(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`x` and `residual` [T, hidden] to the projection of their sum's norm, and the sum: the new residual stream.
     Without a residual `x` begins the stream. The caller must not use `residual` again."""
-    if _is_one_kernel(x, projection.weight, projection.bias):
-        return _in_one_kernel(norm, projection.weight, x, residual)
+    if _is_one_kernel(x, projection.weight):
+        return _in_one_kernel(norm, projection.weight, x, residual, bias=projection.bias)
     x, residual = norm.forward(x, residual)
     return projection.forward(x), residual
 
@@ -29,8 +29,8 @@ def project_gated(
     residual: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`project`, then the `activation` of the projection's output."""
-    if activation is silu_and_mul and _is_one_kernel(x, projection.weight, projection.bias):
-        return _in_one_kernel(norm, projection.weight, x, residual, gated=True)
+    if activation is silu_and_mul and _is_one_kernel(x, projection.weight):
+        return _in_one_kernel(norm, projection.weight, x, residual, bias=projection.bias, gated=True)
     x, residual = project(norm, projection, x, residual)
     return activation(x), residual
 
@@ -48,9 +48,9 @@ def normalize_and_project(
     return x, linear(x, weight), residual
 
 
-def _is_one_kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+def _is_one_kernel(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Decide by shapes alone, so that a captured step can be replayed."""
-    if not x.is_cuda or bias is not None:
+    if not x.is_cuda:
         return False
     from minisgl.kernels.skinny_linear_triton import fits_normed
 
@@ -63,9 +63,10 @@ def _in_one_kernel(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     *,
+    bias: torch.Tensor | None = None,
     gated: bool = False,
     normed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from minisgl.kernels.skinny_linear_triton import normed_linear
 
-    return normed_linear(x, residual, norm.weight, norm.eps, weight, gated=gated, normed=normed)
+    return normed_linear(x, residual, norm.weight, norm.eps, weight, bias, gated=gated, normed=normed)

@@ -16,27 +16,31 @@ from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled
 
 SMALL = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
+ODD = {"qkv": (1152, 896), "o": (896, 896), "gate_up": (9728, 896), "down": (896, 4864)}
+"""Products of Qwen2.5-0.5B."""
 SHARED_MEMORY = 227 << 10
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize(
-    ("outputs", "inputs"), [*SMALL.values(), (2048, 2048), (7168, 5120), (1000, 1024), (1280, 640)]
+    ("outputs", "inputs"), [*SMALL.values(), *ODD.values(), (2048, 2048), (7168, 5120), (1000, 1024), (1280, 640)]
 )
 def test_a_tile_covers_the_product_and_fits_into_shared_memory(outputs: int, inputs: int, in_parts: bool) -> None:
     for rows in range(MIN_ROWS, MAX_ROWS + 1):
         tile = _choose(rows, outputs, inputs, in_parts=in_parts)
         if tile is None:
             continue
-        assert outputs % tile.outputs == 0 and inputs % (tile.inputs * tile.splits) == 0
-        assert in_parts or tile.splits == 1
+        assert outputs % tile.outputs == 0 and inputs % tile.inputs == 0
+        assert tile.splits == 1 or (in_parts and tile.splits <= inputs // tile.inputs)
         assert 0 < tile.early <= tile.stages
         assert tile.stages * (tile.rows + tile.outputs) * tile.inputs * 2 + 1024 <= SHARED_MEMORY
 
 
+@pytest.mark.parametrize("rows", [9, 16, 64])
 @pytest.mark.parametrize("name", SMALL)
-def test_small_products_of_few_rows_use_the_kernel(name: str) -> None:
-    assert _choose(64, *SMALL[name], in_parts=name in ("o", "down"))
+def test_small_products_of_few_rows_use_the_kernel(name: str, rows: int) -> None:
+    for sizes in (SMALL, ODD):
+        assert _choose(rows, *sizes[name], in_parts=name in ("o", "down"))
 
 
 def test_other_products_use_cublas() -> None:
@@ -53,16 +57,18 @@ def test_steps_of_all_sizes_work_with_partial_sums() -> None:
     assert "_batch_linear" in {name for name, _ in launches._by_key}
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("rows", "name"), [(16, "qkv"), (100, "gate_up"), (128, "down"), (256, "qkv")])
-def test_the_kernel_compiles_for_hopper(rows: int, name: str) -> None:
+def test_the_kernel_compiles_for_hopper(rows: int, name: str, bias: bool) -> None:
     tile = _choose(rows, *SMALL[name], in_parts=name == "down")
     assert tile is not None
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    constants = _constants(tile)
+    constants = _constants(tile) | {"BIAS": bias}
     types = {
         "x": f"tensordesc<bf16[{tile.rows}, {tile.inputs}],{layout!r}>",
         "w": f"tensordesc<bf16[{tile.outputs}, {tile.inputs}],{layout!r}>",
         "weight": "*bf16",
+        "bias": "*bf16",
         "out": "*bf16" if tile.splits == 1 else "*fp32",
     }
     kernel = compiled(_batch_linear, types, constants, default="i32", options={"num_warps": tile.warps})

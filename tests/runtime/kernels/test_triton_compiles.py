@@ -82,13 +82,19 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
         *(
             (
                 skinny_linear_triton._vector,
-                dict.fromkeys(("x", "residual", "gain", "weight", "out", "stream", "kept"), HALVES)
+                dict.fromkeys(("x", "residual", "gain", "weight", "bias", "out", "stream", "kept"), HALVES)
                 | {"outputs": INT, "rows": INT, "eps": FLOAT},
                 {"INPUTS": inputs, "ROWS": rows, "BLOCK_N": 4, "BLOCK_K": 1024}
                 | dict.fromkeys(("NORM", "ADD", "KEEP"), normed)
-                | {"GATED": gated, "PDL": True},
+                | {"BIAS": bias, "GATED": gated, "PDL": True},
             )
-            for inputs, rows, normed, gated in ((3072, 1, False, False), (1024, 1, True, True), (5120, 1, True, False))
+            for inputs, rows, normed, bias, gated in (
+                (3072, 1, False, False, False),
+                (1024, 1, True, False, True),
+                (5120, 1, True, False, False),
+                (896, 1, True, True, False),
+                (4864, 4, False, True, False),
+            )
         ),
         (
             split_decode_triton._part,
@@ -129,8 +135,8 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
         ),
         (
             skinny_linear_triton._matrix,
-            dict.fromkeys(("x", "weight", "out"), HALVES) | dict.fromkeys(("outputs", "rows"), INT),
-            {"INPUTS": 1024, "ROWS": 16, "BLOCK_N": 16, "BLOCK_K": 128},
+            dict.fromkeys(("x", "weight", "bias", "out"), HALVES) | dict.fromkeys(("outputs", "rows"), INT),
+            {"INPUTS": 1024, "ROWS": 16, "BLOCK_N": 16, "BLOCK_K": 128, "BIAS": True},
         ),
         *(
             (

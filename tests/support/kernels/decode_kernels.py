@@ -111,13 +111,17 @@ def _normed(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * gain.double()
 
 
-def check_linear(device: torch.device, *, rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+def check_linear(
+    device: torch.device, *, rows: int, inputs: int, outputs: int, dtype: torch.dtype, with_bias: bool = False
+) -> None:
     x = draw(rows, inputs, dtype=dtype, device=device)
     weight = draw(outputs, inputs, dtype=dtype, device=device, scale=inputs**-0.5)
+    bias = draw(outputs, dtype=dtype, device=device, scale=3.0) if with_bias else None
     assert skinny_linear_triton.fits(x, weight)
     with poisoned_outputs():
-        ours = skinny_linear_triton.skinny_linear(x, weight)
-    assert_close(ours, x.double() @ weight.double().T, F.linear(x, weight))
+        ours = skinny_linear_triton.skinny_linear(x, weight, bias)
+    exact = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    assert_close(ours, exact, F.linear(x, weight, bias))
 
 
 def check_normed_linear(
@@ -128,26 +132,28 @@ def check_normed_linear(
     gated: bool,
     with_residual: bool,
     dtype: torch.dtype,
+    with_bias: bool = False,
 ) -> None:
     x = draw(1, inputs, dtype=dtype, device=device, scale=2.0)
     residual = draw(1, inputs + 1, dtype=dtype, device=device, scale=5.0)[:, 1:].contiguous()
     gain = 1 + draw(inputs, dtype=dtype, device=device, scale=0.2)
     weight = draw(outputs * (1 + gated), inputs, dtype=dtype, device=device, scale=inputs**-0.5)
+    bias = draw(len(weight), dtype=dtype, device=device, scale=3.0) if with_bias else None
     stream = x + residual if with_residual else x
     before = x.clone(), residual.clone()
 
-    exact = _normed(stream.double(), gain) @ weight.double().T
-    plain = F.linear(rms_norm(stream, gain, 1e-6), weight)
+    exact = _normed(stream.double(), gain) @ weight.double().T + (0.0 if bias is None else bias.double())
+    plain = F.linear(rms_norm(stream, gain, 1e-6), weight, bias)
     if gated:
         exact, plain = (F.silu(both[:, :outputs]) * both[:, outputs:] for both in (exact, plain))
     assert skinny_linear_triton.fits_normed(x, weight)
     with poisoned_outputs():
         ours, our_stream = skinny_linear_triton.normed_linear(
-            x, residual if with_residual else None, gain, 1e-6, weight, gated=gated
+            x, residual if with_residual else None, gain, 1e-6, weight, bias, gated=gated
         )
         normed = torch.empty_like(x)
         again, _ = skinny_linear_triton.normed_linear(
-            x, residual if with_residual else None, gain, 1e-6, weight, gated=gated, normed=normed
+            x, residual if with_residual else None, gain, 1e-6, weight, bias, gated=gated, normed=normed
         )
     assert_close(ours, exact, plain)
     assert torch.equal(again, ours)
@@ -220,21 +226,28 @@ def _cases() -> dict[str, Case]:
         (4, 5120, 2),
         (5, 1024, 40),
         (8, 2048, 3),
+        (1, 896, 21),
+        (2, 4864, 6),
+        (6, 896, 130),
     ):
-        cases[f"linear {rows}x{inputs} to {outputs}"] = partial(
-            check_linear, rows=rows, inputs=inputs, outputs=outputs, dtype=half
-        )
-    for inputs, outputs, gated, with_residual in (
-        (1024, 35, False, False),
-        (1024, 29, True, True),
-        (2048, 19, False, True),
-        (3072, 7, True, False),
-        (5120, 5, False, True),
+        for with_bias in (False, True):
+            cases[f"linear {rows}x{inputs} to {outputs} bias={with_bias}"] = partial(
+                check_linear, rows=rows, inputs=inputs, outputs=outputs, dtype=half, with_bias=with_bias
+            )
+    for inputs, outputs, gated, with_residual, with_bias in (
+        (1024, 35, False, False, False),
+        (1024, 29, True, True, False),
+        (2048, 19, False, True, False),
+        (3072, 7, True, False, False),
+        (5120, 5, False, True, False),
+        (896, 21, False, True, True),
+        (896, 13, True, True, True),
+        (3584, 9, False, False, True),
     ):
-        name = f"norm, linear {inputs} to {outputs} gated={gated} residual={with_residual}"
+        name = f"norm, linear {inputs} to {outputs} gated={gated} residual={with_residual} bias={with_bias}"
         cases[name] = partial(
             check_normed_linear, inputs=inputs, outputs=outputs, gated=gated, with_residual=with_residual,
-            dtype=half,
+            dtype=half, with_bias=with_bias,
         )  # fmt: skip
     for lengths, kv_heads, group, head_dim, page_size in (
         ((1, 2, 33, 300), 2, 3, 64, 32),
