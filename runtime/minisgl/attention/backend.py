@@ -60,6 +60,10 @@ class DecodeBackend(Protocol):
         """Write the attention of `q` [D, Hq, D] to `out` [D, Hq, D]."""
         ...
 
+    def backend_for(self, rows: int, *, mixed: bool) -> str:
+        """Name of the backend that computes `rows` rows; `mixed`: in a step with prefill segments."""
+        ...
+
 
 class PrefillBackend(Protocol):
     """Causal attention of segments. Keys and values of all tokens of the step are in the pool when it runs."""
@@ -75,4 +79,8 @@ class PrefillBackend(Protocol):
     ) -> None:
         """Write the attention of `q` [T', Hq, D] to `out` [T', Hq, D]; `k` and `v` [T', Hkv, D] are the keys
         and values of the same T' prefill tokens, for kernels that read no prefix from the pool."""
+        ...
+
+    def backend_for(self, *, prefix: bool) -> str:
+        """Name of the backend that computes a segment; `prefix`: one that does not begin at position 0."""
         ...

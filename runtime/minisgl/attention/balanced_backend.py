@@ -103,6 +103,10 @@ class BalancedDecode:
             settings=self.settings,
         )
 
+    def backend_for(self, rows: int, *, mixed: bool) -> str:
+        few = self._other(rows, int(mixed))
+        return self.name if few is None else few.backend_for(rows, mixed=mixed)
+
     def _other(self, rows: int, segments: int = 0) -> DecodeBackend | None:
         # Steps with prompts are launched kernel by kernel. There two tensor maps per launch cost the host more than the
         # device gains.

@@ -91,3 +91,6 @@ class CascadeDecode:
             scale=self._scale,
             programs=self.layout.programs,
         )
+
+    def backend_for(self, rows: int, *, mixed: bool) -> str:
+        return self.name

@@ -111,6 +111,10 @@ class Fa3Prefill:
         if longest:
             out.copy_(self._fa3.flash_attn_varlen_func(q, k, v, offsets, offsets, longest, longest, causal=True))
 
+    def backend_for(self, *, prefix: bool) -> str:
+        paged = self._shape.page_size % _TILE_ROWS == 0
+        return self._fallback.backend_for(prefix=True) if prefix and not paged else self.name
+
 
 def _first_segments(batch: AttentionBatch, count: int) -> AttentionBatch:
     return replace(

@@ -88,6 +88,9 @@ class FlashInferDecode:
     def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
         self._wrapper.run(q, (kv.keys[layer], kv.values[layer]), out=out)
 
+    def backend_for(self, rows: int, *, mixed: bool) -> str:
+        return self.name
+
 
 class FlashInferPrefill:
     name = "flashinfer"
@@ -129,6 +132,9 @@ class FlashInferPrefill:
         self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
         self._wrapper.run(q, (kv.keys[layer], kv.values[layer]), out=out)
+
+    def backend_for(self, *, prefix: bool) -> str:
+        return self.name
 
 
 def _int32(size: int, shape: AttentionShape) -> torch.Tensor:

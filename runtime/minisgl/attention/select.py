@@ -23,8 +23,11 @@ def _always(shape: AttentionShape) -> None:
 
 
 def _fa3(shape: AttentionShape) -> PrefillBackend:
-    fallback = TorchPrefill if flashinfer_backend.why_not(shape) else flashinfer_backend.FlashInferPrefill
-    return fa3_backend.Fa3Prefill(shape, fallback(shape))
+    reason = flashinfer_backend.why_not(shape)
+    if reason is None:
+        return fa3_backend.Fa3Prefill(shape, flashinfer_backend.FlashInferPrefill(shape))
+    logger.warning("attention backend for prefill with a prefix is torch: not flashinfer, because %s", reason)
+    return fa3_backend.Fa3Prefill(shape, TorchPrefill(shape))
 
 
 def _xqa(shape: AttentionShape) -> DecodeBackend:
@@ -80,6 +83,8 @@ def _select(phase: str, name: str, choices: Mapping[str, _Choice[Backend]], shap
     why_not, make = choices[name]
     if reason := why_not(shape):
         raise BackendUnavailable(f"attention backend {name!r} cannot {phase} here: {reason}; or use auto")
+    if name == "torch" and shape.device.type == "cuda":
+        logger.warning("attention backend for %s is torch, as configured: it is many times slower than auto", phase)
     return make(shape)
 
 

@@ -76,3 +76,6 @@ class SplitDecode:
             out,
             scale=self._scale,
         )
+
+    def backend_for(self, rows: int, *, mixed: bool) -> str:
+        return "split" if rows <= MOST_ROWS else self._many.backend_for(rows, mixed=mixed)

@@ -66,6 +66,9 @@ class TorchDecode:
             v = values[locations].transpose(1, 2)
             out[rows] = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).flatten(1, 2)
 
+    def backend_for(self, rows: int, *, mixed: bool) -> str:
+        return self.name
+
 
 class TorchPrefill:
     name = "torch"
@@ -109,6 +112,9 @@ class TorchPrefill:
                 enable_gqa=True,
             )
             out[tokens] = attended[0].transpose(0, 1)
+
+    def backend_for(self, *, prefix: bool) -> str:
+        return self.name
 
 
 def _locations(page_table: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -64,3 +64,6 @@ class XqaDecode:
             kv_layout="NHD",
             out=out,
         )
+
+    def backend_for(self, rows: int, *, mixed: bool) -> str:
+        return self.name

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from minisgl.config import EngineConfig
+from minisgl.errors import CodedError
 from minisgl.flags.arguments import add_options, filled, set_up_log
 from minisgl.flags.manifest import read
 from minisgl.flags.settings import Settings
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     sources = args.settings.resolve(args)
     other_names = () if args.file is None else _take_manifest(args, sources)
     if args.print_config:
-        print(args.settings.render(args, sources), end="")
+        print(args.settings.render(args, sources) + _attention_comment(args), end="")
         return 0
     if args.model is None:
         args.settings.usage_error("the following arguments are required: MODEL")
@@ -65,6 +66,24 @@ def run(args: argparse.Namespace) -> int:
     set_up_log(args, options.log)
     serve(msgspec.structs.replace(options, engine=engine))
     return 0
+
+
+def _attention_comment(args: argparse.Namespace) -> str:
+    """Comment with the attention backends that a start on this machine would use, as far as that is known."""
+    if args.model is None or not (Path(args.model) / "config.json").is_file():
+        return "# attention backends: chosen at the start, from the model's config.json\n"
+    try:
+        device = choose_device(args.device)
+        if device == "cpu" and args.attention_backend == "auto":
+            return "# attention backends on cpu: torch\n"
+        from minisgl.engine.engine import planned_attention
+
+        engine = msgspec.structs.replace(filled(args, _DEFAULTS).engine, model=args.model, device=device)
+        found = planned_attention(engine)
+    except (CodedError, ImportError, RuntimeError) as error:
+        return f"# attention backends: unknown, because the start would fail here: {' '.join(str(error).split())}\n"
+    lines = [f"#   {kind}: {backend}\n" for kind, backend in found.items()]
+    return f"# attention backends on {device}:\n{''.join(lines)}"
 
 
 def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> tuple[str, ...]:

@@ -10,6 +10,9 @@ from typing import Final
 import torch
 
 from minisgl.attention import cascade_backend
+from minisgl.attention.backend import AttentionShape
+from minisgl.attention.cascade_backend import CascadeDecode
+from minisgl.attention.overview import overview
 from minisgl.attention.paged import PagedAttention
 from minisgl.attention.select import select_backends
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
@@ -72,6 +75,23 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
         raise
 
 
+def planned_attention(config: EngineConfig) -> dict[str, str]:
+    """Attention backends that a start would use on this machine, as `EngineStats.attention`. It creates the backends,
+    but loads no model. Raises as `create_engine`."""
+    model, device = ModelConfig.read(config.model), _device(config)
+    model.check_tensor_parallel(config.tensor_parallel)
+    shape = attention_shape(
+        model,
+        config.tensor_parallel,
+        _dtype(config, model),
+        page_size=config.page_size or DEFAULT_PAGE_SIZE[config.device],
+        max_model_len=config.max_model_len or model.max_model_len,
+        device=device,
+    )
+    backends = select_backends(config.attention_backend, shape)
+    return overview(*backends, _cascade(shape, config.max_running), config.max_running)
+
+
 @dataclass
 class _EngineBuilder:
     """Phases of a start, in order: model, KV pool, graphs."""
@@ -96,13 +116,19 @@ class _EngineBuilder:
         clock.end("load", device)
         page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
         self._shape = shape = attention_shape(
-            model, parallel, page_size=page_size, max_model_len=self._max_model_len, device=device
+            model.config,
+            parallel.size,
+            model.parameters.dtype,
+            page_size=page_size,
+            max_model_len=self._max_model_len,
+            device=device,
         )
         if preload is not None:
             preload.finish()
         self._backends = select_backends(config.attention_backend, shape)
-        fits = cascade_backend.why_not(shape) is None
-        self._cascade = cascade_backend.CascadeDecode(shape, config.max_running) if fits else None
+        self._cascade = _cascade(shape, config.max_running)
+        attention = overview(*self._backends, self._cascade, config.max_running)
+        logger.info("attention backends: %s", ", ".join(f"{kind} {name}" for kind, name in attention.items()))
         clock.end("kernels", device)
         limit = config.cuda_graph_max_batch
         self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
@@ -120,6 +146,7 @@ class _EngineBuilder:
             start_seconds=clock.seconds,
             prefill_backend=prefill.name,
             decode_backend=decode.name,
+            attention=attention,
             transport=parallel.transport,
         )
         limits = EngineLimits(
@@ -221,6 +248,10 @@ class _EngineBuilder:
         tables = Tables(config.max_running, shape.pages_per_row, kv.dummy_page, model_config.vocab_size, self._device)
         prefill, decode = self._backends
         return Runner(self._model, self._parallel, kv, tables, PagedAttention(kv, prefill, decode, self._cascade))
+
+
+def _cascade(shape: AttentionShape, max_running: int) -> CascadeDecode | None:
+    return None if cascade_backend.why_not(shape) else CascadeDecode(shape, max_running)
 
 
 def _device(config: EngineConfig) -> torch.device:

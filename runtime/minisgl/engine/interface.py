@@ -39,8 +39,12 @@ class EngineStats(msgspec.Struct, kw_only=True):
     `kernels` (importing their libraries), `warm_up` (the largest step), `pool`, `capture`."""
     compiled_kernels: int = 0
     """Number of our kernels that were compiled during the start because they were not built ahead of time."""
+    compiled_after_ready: int = 0
+    """Number of kernels that were compiled since, each while requests waited: the warm-up did not launch them."""
     prefill_backend: str = ""
     decode_backend: str = ""
+    attention: dict[str, str] = {}
+    """Attention backend by kind of attention, see `attention.overview`."""
     transport: str = ""
     """Transport of the ranks' collectives: `TensorParallel.transport`."""
 

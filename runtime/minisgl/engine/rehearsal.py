@@ -40,7 +40,9 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
     dtype = getattr(torch, config.dtype)
     model = Decoder(config, parallel, dtype, _DEVICE)
     max_model_len = config.max_model_len
-    shape = attention_shape(model, parallel, page_size=page_size, max_model_len=max_model_len, device=_DEVICE)
+    shape = attention_shape(
+        config, tensor_parallel, dtype, page_size=page_size, max_model_len=max_model_len, device=_DEVICE
+    )
     kv = kv_pool.allocate(shape, layers=config.num_layers, num_pages=_PAGES, audit=False)
     tables = Tables(max_running, shape.pages_per_row, kv.dummy_page, config.vocab_size, _DEVICE)
     fits = cascade_backend.why_not(shape) is None
@@ -105,6 +107,9 @@ class _NullAttention:
 
     def for_graph(self, size: int) -> _NullAttention:
         return self
+
+    def backend_for(self, rows: int = 0, *, mixed: bool = False, prefix: bool = False) -> str:
+        return self.name
 
     def prepare(self, batch: AttentionBatch) -> None: ...
 

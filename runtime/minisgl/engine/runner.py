@@ -14,6 +14,7 @@ from minisgl.engine.batch import DeviceStep, PackedStep
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import Tables
 from minisgl.kernels.step_inputs import step_inputs
+from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.wire.plan import StepPlan
 
@@ -21,17 +22,23 @@ LogitsHook = Callable[[StepPlan, torch.Tensor], None]
 
 
 def attention_shape(
-    model: Decoder, parallel: TensorParallel, *, page_size: int, max_model_len: int, device: torch.device
+    config: ModelConfig,
+    tensor_parallel: int,
+    dtype: torch.dtype,
+    *,
+    page_size: int,
+    max_model_len: int,
+    device: torch.device,
 ) -> AttentionShape:
-    """Sizes of attention on one rank of `model`."""
-    window = model.config.sliding_window
+    """Sizes of attention on one of `tensor_parallel` ranks."""
+    window = config.sliding_window
     return AttentionShape(
-        query_heads=model.config.num_heads // parallel.size,
-        kv_heads=model.num_kv_heads_local,
-        head_dim=model.config.head_dim,
+        query_heads=config.num_heads // tensor_parallel,
+        kv_heads=max(config.num_kv_heads // tensor_parallel, 1),
+        head_dim=config.head_dim,
         page_size=page_size,
         pages_per_row=-(-max_model_len // page_size),
-        dtype=model.parameters.dtype,
+        dtype=dtype,
         device=device,
         # A window that no sequence exceeds would only rule out kernels.
         window=None if window is None or window >= max_model_len else window,

@@ -281,6 +281,9 @@ def _aggregate(name: str, values: list[Any]) -> Any:
     if name == "start_seconds":
         # Replicas start beside each other: the slowest counts, phase by phase.
         return {phase: max(each.get(phase, 0.0) for each in values) for phase in dict.fromkeys(chain(*values))}
+    if name == "attention":
+        kinds = dict.fromkeys(chain(*values))
+        return {kind: ", ".join(sorted({each[kind] for each in values if kind in each})) for kind in kinds}
     if isinstance(values[0], tuple):
         # Histograms; an older engine may send none.
         return tuple(map(sum, zip(*filter(None, values), strict=False)))

@@ -89,6 +89,8 @@ def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
         num_pages=scheduler.config.num_pages,
         page_size=scheduler.config.page_size,
         start_seconds=loop.engine.stats.start_seconds,
+        attention=loop.engine.stats.attention,
+        compiled_after_ready=loop.engine.stats.compiled_after_ready,
         draining=is_draining,
         **reported,
     )

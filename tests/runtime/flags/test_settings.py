@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from minisgl.cli.main import main
+from minisgl.toy.tiny import write_tiny_checkpoint
 
 
 def _printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, tuple[object, str]]:
@@ -15,7 +16,8 @@ def _printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, t
     assert main(["serve", *arguments, "--print-config"]) == 0
     text = capsys.readouterr().out
     values = yaml.safe_load(text)
-    sources = {line.partition(":")[0]: line.rpartition("  # ")[2] for line in text.splitlines()}
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    sources = {line.partition(":")[0]: line.rpartition("  # ")[2] for line in lines}
     assert values.keys() == sources.keys()
     return {key: (values[key], sources[key]) for key in values}
 
@@ -103,3 +105,29 @@ def test_an_error_in_a_variable_names_it(
         main(["serve", "m"])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "comment"),
+    [
+        ((), "# attention backends on cpu: torch"),
+        (("--attention-backend", "torch,torch"), "# attention backends on cpu:\n#   prefill: torch\n"),
+        (
+            ("--attention-backend", "fa3"),
+            "# attention backends: unknown, because the start would fail here: attention backend 'fa3' cannot prefill "
+            "here: it needs a CUDA device; or use auto\n",
+        ),
+        (("--device", "cuda"), "# attention backends: unknown, because the start would fail here: "),
+    ],
+)
+def test_the_printed_configuration_names_the_attention_backends_of_a_start(
+    arguments: tuple[str, ...], comment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_checkpoint(tmp_path, "qwen3")
+    assert main(["serve", str(folder), "--device", "cpu", *arguments, "--print-config"]) == 0
+    assert comment in capsys.readouterr().out
+
+
+def test_attention_backends_of_a_model_that_is_not_here_are_not_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "owner/name", "--print-config"]) == 0
+    assert "# attention backends: chosen at the start" in capsys.readouterr().out

@@ -27,6 +27,8 @@ STATUS = Status(
     preemptions=9,
     finished=10,
     start_seconds={"load": 1.5},
+    attention={"prefill": "fa3", "decode": "balanced"},
+    compiled_after_ready=1,
 )
 
 
@@ -178,9 +180,12 @@ def test_statuses_of_several_replicas_are_summed() -> None:
     replicas.status("0", STATUS)
     assert replicas.aggregate_status() == STATUS
     slower = {"load": 3.0, "capture": 0.5}
-    replicas.status("1", msgspec.structs.replace(STATUS, draining=True, start_seconds=slower))
+    other = {"attention": {"prefill": "torch", "decode": "balanced"}, "compiled_after_ready": 2}
+    replicas.status("1", msgspec.structs.replace(STATUS, draining=True, start_seconds=slower, **other))
     total = replicas.aggregate_status()
     assert total is not None
     assert total.start_seconds == slower
+    assert total.attention == {"prefill": "fa3, torch", "decode": "balanced"}
+    assert total.compiled_after_ready == 3
     assert (total.waiting, total.steps, total.queue_seconds, total.queue_times) == (2, 8, 1.0, (2, 4))
     assert (total.page_size, total.num_pages, total.draining) == (16, 20, False)

@@ -34,6 +34,8 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
     "0.1.0": {
         "to_scheduler": frozenset({"submit.stream"}),
         "to_tokenizer": frozenset({"generate.stream"}),
+        "from_scheduler": frozenset({"status.attention", "status.compiled_after_ready"}),
+        "from_tokenizer": frozenset({"state.status.attention", "state.status.compiled_after_ready"}),
     }
 }
 """Version → family → paths of fields and message types, as in `Family.schema`, that the version does not know. It must

@@ -69,6 +69,11 @@ def _engine(page: _Page, status: Status) -> None:
     page.counter("vllm:num_preemptions_total", "Requests requeued because KV pages ran out.", status.preemptions)
     page.counter("minisgl:engine_steps_total", "Launched steps.", status.steps)
     page.counter("minisgl:engine_prefill_tokens_total", "Prompt tokens computed, not cached.", status.prefill_tokens)
+    compiled_text = "Kernels compiled while serving, each of which delayed requests."
+    page.counter("minisgl:kernels_compiled_after_ready_total", compiled_text, status.compiled_after_ready)
+    if status.attention:
+        name, text = "minisgl:attention_backend_info", "Attention backend by kind of attention."
+        page.info(name, text, [{"kind": kind, "backend": backend} for kind, backend in status.attention.items()])
     if status.start_seconds:
         name, text = "minisgl:engine_start_seconds", "Time of each phase of the engine's last start."
         page.labelled(name, "gauge", text, "phase", status.start_seconds)
@@ -92,6 +97,13 @@ class _Page:
         self._lines += [
             f'{name}{{{self._labels},{label}="{_escape(key)}"}} {value}' for key, value in sorted(values.items())
         ]
+
+    def info(self, name: str, text: str, values: Sequence[Mapping[str, str]]) -> None:
+        """One sample of 1 for each set of labels in `values`."""
+        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} gauge")
+        for labels in values:
+            own = "".join(f',{key}="{_escape(value)}"' for key, value in labels.items())
+            self._lines.append(f"{name}{{{self._labels}{own}}} 1")
 
     def histogram(self, name: str, text: str, edges: tuple[float, ...], counts: Sequence[int], total: float) -> None:
         """`counts`: one for each edge, then one for larger values."""

@@ -39,6 +39,8 @@ STATUS = Status(
     step_sizes=(1, 2, *[0] * 12),
     step_tokens=13,
     start_seconds={"load": 1.5, "capture": 0.5},
+    attention={"prefill": "fa3", "decode_1_to_4_rows": "split"},
+    compiled_after_ready=3,
 )
 
 
@@ -83,6 +85,12 @@ def test_the_page_has_the_last_status_of_the_scheduler() -> None:
     assert found[f"{step}_sum", ()] == 13
     starts = [found["minisgl:engine_start_seconds", (("phase", phase),)] for phase in ("load", "capture")]
     assert starts == [1.5, 0.5]
+    backends = [dict(labels) for name, labels in found if name == "minisgl:attention_backend_info"]
+    assert backends == [
+        {"kind": "prefill", "backend": "fa3"},
+        {"kind": "decode_1_to_4_rows", "backend": "split"},
+    ]
+    assert found["minisgl:kernels_compiled_after_ready_total", ()] == 3
     assert found["minisgl:frontend_inflight", (("phase", "waiting"),)] == 2
     assert found["minisgl:admission_rejections_total", (("reason", "waiting"),)] == 6
 
@@ -113,7 +121,7 @@ VLLM_NAMES = """num_requests_waiting num_requests_running kv_cache_usage_perc ca
     iteration_tokens_total"""
 OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds frontend_inflight disconnects_total
     slow_clients_total timeouts_total request_errors_total engine_last_step_age_seconds engine_starts_total
-    engine_start_seconds
+    engine_start_seconds attention_backend_info kernels_compiled_after_ready_total
     requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds"""
 
 

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from minisgl.attention import fa3_backend, flashinfer_backend
+from minisgl.attention.balanced_backend import BalancedDecode
+from minisgl.attention.fa3_backend import Fa3Prefill
+from minisgl.attention.overview import overview
+from minisgl.attention.select import select_backends
+from minisgl.attention.split_backend import SplitDecode
+from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
+from minisgl.kernels.build.triton import Architecture, Launches
+from support.kernels.dense_attention import attention_shape
+
+SHAPE = attention_shape(
+    query_heads=4, kv_heads=2, head_dim=128, page_size=64, longest=256, dtype=torch.bfloat16, device="cpu"
+)
+HOPPER = dataclasses.replace(SHAPE, device=torch.device("cuda"))
+
+
+def test_a_cpu_uses_the_reference_for_everything() -> None:
+    assert overview(*select_backends("auto", SHAPE), None, max_rows=256) == dict.fromkeys(
+        ("prefill", "prefill_with_prefix", "decode", "decode_with_prefill"), "torch"
+    )
+
+
+def test_ranges_of_rows_are_those_that_each_backend_serves() -> None:
+    with Launches().recorded(Architecture.parse("9.0a")):
+        decode = SplitDecode(HOPPER, BalancedDecode(HOPPER, TorchDecode(HOPPER)))
+        found = overview(TorchPrefill(HOPPER), decode, None, max_rows=32)
+        few = overview(TorchPrefill(HOPPER), decode, None, max_rows=3)
+    assert found == {
+        "prefill": "torch",
+        "prefill_with_prefix": "torch",
+        "decode_1_to_4_rows": "split",
+        "decode_5_to_8_rows": "torch",
+        "decode_9_to_32_rows": "balanced",
+        "decode_with_prefill_1_to_4_rows": "split",
+        "decode_with_prefill_5_to_32_rows": "torch",
+    }
+    assert few["decode"] == "split"
+
+
+def test_the_reference_behind_prefixes_is_named_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fa3_backend, "why_not", lambda shape: None)
+    monkeypatch.setattr(flashinfer_backend, "why_not", lambda shape: "nvcc is not here")
+    monkeypatch.setattr("minisgl.attention.fa3_backend.importlib.import_module", lambda name: None)
+    with Launches().recorded(Architecture.parse("9.0a")):
+        prefill, _ = select_backends("fa3,auto", HOPPER)
+    assert isinstance(prefill, Fa3Prefill)
+    assert [prefill.backend_for(prefix=prefix) for prefix in (False, True)] == ["fa3", "torch"]
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "prefill with a prefix is torch: not flashinfer, because nvcc is not here" in warning
+
+
+def test_the_reference_on_a_gpu_is_a_warning_also_when_it_is_configured(caplog: pytest.LogCaptureFixture) -> None:
+    with Launches().recorded(Architecture.parse("9.0a")):
+        select_backends("torch", HOPPER)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "many times slower than auto" in caplog.text
