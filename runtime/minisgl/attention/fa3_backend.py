@@ -1,23 +1,32 @@
-"""FlashAttention-3 (arXiv:2407.08608) for segments, from the fa3-fwd package.
-
-The package reads paged keys only in whole tiles: pages of a multiple of 128 tokens, and enough query rows to fill a
-tile. Segments that begin at position 0 need no pages: they attend to the keys of the step itself. In other steps, all
-segments up to the last one with a prefix use the fallback.
-"""
+"""FlashAttention-3 for segments. Its kernel reads no pages smaller than a tile, so keys and values of segments with a
+prefix are first copied from the pool to contiguous memory, one layer at a time. In steps whose segments all begin at
+position 0, they attend to the keys of the step itself."""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import replace
-from typing import Any
+import itertools
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 
 from minisgl.attention.backend import AttentionShape, PrefillBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.kernels.fa3 import attend_segments, load_fa3
+from minisgl.kernels.gather_keys import GUARD, KeyRows, gather_keys, locate_keys
+from minisgl.wire.plan import IntArray
 
-_TILE_ROWS = 128
+_LEAST_KEYS: Final = 32_768
+"""Keys that the copy has place for even if no sequence is as long: steps may have many segments."""
+_COPY_BYTES: Final = 1 << 30
+"""Most bytes of the copy. Steps with a longer sequence use the fallback."""
+_PROGRAMS: Final = 132
+"""Programs of the kernel: one per multiprocessor of a Hopper GPU."""
+_TILE_ROWS: Final = 128
+_SPLIT_KEYS: Final = 512
+"""Least keys of a split."""
+_MOST_SPLITS: Final = 16
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -33,10 +42,23 @@ def why_not(shape: AttentionShape) -> str | None:
     if shape.head_dim not in (64, 96, 128, 192, 256):
         return f"it has kernels for head sizes 64, 96, 128, 192 and 256, not {shape.head_dim}"
     try:
-        importlib.import_module("fa3_fwd_interface")
+        load_fa3()
     except (ImportError, OSError) as error:
         return f"fa3-fwd cannot be imported ({error}); install the cuda extra"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Neighbouring segments that one call of the kernel serves."""
+
+    segments: slice
+    tokens: slice
+    longest_query: int
+    longest_key: int
+    keys: int
+    """Number of all keys."""
+    splits: int
 
 
 class Fa3Prefill:
@@ -45,83 +67,107 @@ class Fa3Prefill:
     def __init__(self, shape: AttentionShape, fallback: PrefillBackend) -> None:
         self._shape = shape
         self._fallback = fallback
-        self._fa3: Any = importlib.import_module("fa3_fwd_interface")
-        self._batch: AttentionBatch
-        self._paged = False
-        self._longest = 0
-        self._split = 0
-        """Index of the first segment that does not use the fallback."""
-        self._split_tokens = 0
-        """Tokens of the segments that use the fallback."""
+        row_bytes = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+        self.copied_keys = min(max(shape.pages_per_row * shape.page_size, _LEAST_KEYS), _COPY_BYTES // row_bytes)
+        """Keys that fit into the copy."""
+        size = (self.copied_keys + GUARD, shape.kv_heads, shape.head_dim)
+        self._keys, self._values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
+        self._calls: list[_Call] = []
+        self._copies = False
+        self._falls_back = False
+        self._query_offsets: list[torch.Tensor] = []
+        self._located: list[KeyRows] = []
 
     def prepare(self, batch: AttentionBatch) -> None:
-        lengths, continued = batch.host_prefill_lengths, np.flatnonzero(batch.host_prefill_starts)
-        self._paged = bool(
-            len(continued)
-            and self._shape.page_size % _TILE_ROWS == 0
-            and int(np.max(lengths)) * self._shape.group > _TILE_ROWS
-        )
-        # Continued prompts come before new ones: segments behind the last continued one need no pages.
-        self._split = 0 if self._paged or not len(continued) else int(continued[-1]) + 1
-        self._split_tokens = int(lengths[: self._split].sum())
-        self._longest = int(np.max(lengths[self._split :], initial=0))
-        if self._split:
-            self._fallback.prepare(_first_segments(batch, self._split))
+        starts, lengths = batch.host_prefill_starts, batch.host_prefill_lengths
+        ends = starts + lengths
+        self._copies = bool(starts.any())
+        self._falls_back = self._copies and int(ends.max()) > self.copied_keys
+        if self._falls_back:
+            self._fallback.prepare(batch)
+            return
+        cuts = _cuts(ends, self.copied_keys) if self._copies else [0, len(ends)]
+        offsets = np.concatenate(([0], lengths.cumsum())).tolist()
+        self._calls = [
+            self._call(slice(first, last), slice(offsets[first], offsets[last]), lengths[first:last], ends[first:last])
+            for first, last in itertools.pairwise(cuts)
+        ]
 
     def begin(self, batch: AttentionBatch) -> None:
-        self._batch = batch
-        self._offsets = batch.query_offsets
-        if self._split:
-            self._fallback.begin(_first_segments(batch, self._split))
-            self._offsets = batch.query_offsets[self._split :] - self._split_tokens
-        elif self._paged:
-            self._block_tables = batch.page_table[batch.prefill_slots]
-            page = self._shape.page_size
-            last = batch.prefill_kv_lengths - 1
-            self._last_pages = self._block_tables.gather(1, (last // page).long()[:, None])[:, 0]
-            offsets = torch.arange(page, device=last.device)
-            self._beyond = (offsets > (last % page)[:, None])[..., None, None]
+        if self._falls_back:
+            self._fallback.begin(batch)
+            return
+        self._query_offsets = [
+            batch.query_offsets[call.segments.start : call.segments.stop + 1] - call.tokens.start
+            if call.tokens.start
+            else batch.query_offsets[: call.segments.stop + 1]
+            for call in self._calls
+        ]
+        self._located = [self._locate(batch, call) for call in self._calls] if self._copies else []
 
     def prefill(
         self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
-        offsets, longest = self._offsets, self._longest
-        if self._paged:
-            # The kernel reads whole tiles, and a weight of 0 does not remove a value that is not finite: values that an
-            # earlier owner left behind the end of a segment must not reach it. The segment owns the page.
-            values = kv.values[layer]
-            values[self._last_pages] = values[self._last_pages].masked_fill(self._beyond, 0)
-            out.copy_(
-                self._fa3.flash_attn_with_kvcache(
-                    q,
-                    kv.keys[layer],
-                    values,
-                    cache_seqlens=self._batch.prefill_kv_lengths,
-                    page_table=self._block_tables,
-                    cu_seqlens_q=offsets,
-                    max_seqlen_q=longest,
-                    softmax_scale=self._shape.head_dim**-0.5,
-                    causal=True,
-                )
-            )
+        if self._falls_back:
+            self._fallback.prefill(layer, kv, q, k, v, out)
             return
-        if split := self._split_tokens:
-            self._fallback.prefill(layer, kv, q[:split], k[:split], v[:split], out[:split])
-            q, k, v, out = q[split:], k[split:], v[split:], out[split:]
-        if longest:
-            out.copy_(self._fa3.flash_attn_varlen_func(q, k, v, offsets, offsets, longest, longest, causal=True))
+        for number, (call, offsets) in enumerate(zip(self._calls, self._query_offsets, strict=True)):
+            if self._copies:
+                located = self._located[number]
+                gather_keys(kv.keys[layer], kv.values[layer], located, self._keys, self._values)
+                k, v, key_offsets = self._keys, self._values, located.offsets
+            else:
+                key_offsets = offsets
+            attend_segments(
+                q[call.tokens],
+                k,
+                v,
+                out[call.tokens],
+                offsets,
+                key_offsets,
+                longest_query=call.longest_query,
+                longest_key=call.longest_key,
+                splits=call.splits,
+            )
+
+    def _call(self, segments: slice, tokens: slice, lengths: IntArray, ends: IntArray) -> _Call:
+        longest_key = int(ends.max())
+        tiles = self._shape.kv_heads * int((-(-lengths * self._shape.group // _TILE_ROWS)).sum())
+        return _Call(
+            segments=segments,
+            tokens=tokens,
+            longest_query=int(lengths.max()),
+            longest_key=longest_key,
+            keys=int(ends.sum()),
+            splits=_splits(tiles, longest_key),
+        )
+
+    def _locate(self, batch: AttentionBatch, call: _Call) -> KeyRows:
+        return locate_keys(
+            batch.page_table,
+            batch.prefill_slots[call.segments],
+            batch.prefill_kv_lengths[call.segments],
+            page_size=self._shape.page_size,
+            most_keys=call.keys,
+        )
 
     def backend_for(self, *, prefix: bool) -> str:
         paged = self._shape.page_size % _TILE_ROWS == 0
         return self._fallback.backend_for(prefix=True) if prefix and not paged else self.name
 
 
-def _first_segments(batch: AttentionBatch, count: int) -> AttentionBatch:
-    return replace(
-        batch,
-        prefill_slots=batch.prefill_slots[:count],
-        query_offsets=batch.query_offsets[: count + 1],
-        prefill_kv_lengths=batch.prefill_kv_lengths[:count],
-        host_prefill_starts=batch.host_prefill_starts[:count],
-        host_prefill_lengths=batch.host_prefill_lengths[:count],
-    )
+def _cuts(ends: IntArray, most_keys: int) -> list[int]:
+    """Borders of groups of segments with at most `most_keys` keys each; `ends` [P] are the keys of the segments."""
+    cuts, keys = [0], 0
+    for segment, end in enumerate(ends.tolist()):
+        if keys + end > most_keys:
+            cuts.append(segment)
+            keys = 0
+        keys += end
+    return [*cuts, len(ends)]
+
+
+def _splits(tiles: int, longest_key: int) -> int:
+    """Programs that share the keys of a tile of queries. A tile that reads all keys alone would take long where there
+    are fewer tiles than multiprocessors. Few tiles also bound the memory of partial results."""
+    return max(min(_PROGRAMS // tiles, longest_key // _SPLIT_KEYS, _MOST_SPLITS), 1)

@@ -18,6 +18,7 @@ from minisgl.engine.batch import PackedStep, dummy_plan
 from minisgl.engine.decode_graphs import cascade_sizes, graph_sizes
 from minisgl.engine.runner import Runner, attention_shape
 from minisgl.engine.tables import Tables
+from minisgl.kernels.gather_keys import GUARD, gather_keys, locate_keys
 from minisgl.kernels.sample import sample
 from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
 from minisgl.models.config import ModelConfig
@@ -64,6 +65,7 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
         for rows in {0, 1, min(16, max_running)}:
             plan = dummy_plan(tables.dummy_slot, decode=rows, prompts=[tokens])
             _step(runner, plan, PackedStep(plan, tables))
+    _copy_keys(kv, tables)
     for rows in _SAMPLED_ROWS:
         slots = torch.empty(rows, dtype=torch.int32, device=_DEVICE)
         # Logits of the model, and float32 logits after penalties and biases.
@@ -72,6 +74,14 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
             parameters = tables.sampling_rows(slots, slots)
             sample(logits, parameters, 0)
             sample(logits, parameters, 0, top_k_top_p_thresholds(logits, parameters))
+
+
+def _copy_keys(kv: PagedKV, tables: Tables) -> None:
+    """Launch the kernels that copy the keys of segments with a prefix."""
+    segments = torch.empty(2, dtype=torch.int32, device=_DEVICE)
+    located = locate_keys(tables.page_table, segments, segments, page_size=kv.page_size, most_keys=kv.page_size)
+    copy = torch.empty((kv.page_size + GUARD, *kv.keys.shape[3:]), dtype=kv.keys.dtype, device=_DEVICE)
+    gather_keys(kv.keys[0], kv.values[0], located, copy, copy)
 
 
 def _representative_layers(config: ModelConfig) -> ModelConfig:

@@ -38,4 +38,4 @@ class Preload:
 def _libraries() -> None:
     # In sequence: both import modules of torch that refer to each other, which can deadlock two threads.
     load_flashinfer()
-    importlib.import_module("fa3_fwd_interface")
+    importlib.import_module("fa3_fwd._C")

@@ -101,9 +101,7 @@ def _drop_disconnected_clients(loop: StepLoop, clients: Clients) -> None:
         loop.scheduler.drop_client(number)
 
 
-def _handle_message(
-    loop: StepLoop, clients: Clients, number: int, message: ToScheduler, *, is_draining: bool
-) -> None:
+def _handle_message(loop: StepLoop, clients: Clients, number: int, message: ToScheduler, *, is_draining: bool) -> None:
     match message:
         case Submit() if is_draining:
             clients.send(number, Failed(message.id, "draining", _DRAINING))

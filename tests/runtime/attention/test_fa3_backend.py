@@ -1,64 +1,95 @@
-"""Segments that FlashAttention-3 gets, with a stand-in for its package. tests/gpu tests the kernels."""
+"""Calls of FlashAttention-3, with a stand-in for its kernel. tests/gpu tests the kernel."""
 
 from __future__ import annotations
-
-import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from minisgl.attention import fa3_backend
 from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 
 
-def _varlen(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    query_offsets: torch.Tensor,
-    key_offsets: torch.Tensor,
-    longest_query: int,
-    longest_key: int,
-    *,
-    causal: bool,
-) -> torch.Tensor:
-    assert causal and torch.equal(query_offsets, key_offsets) and longest_query == longest_key
-    lengths = query_offsets.diff().tolist()
-    assert query_offsets[0] == 0 and sum(lengths) == len(q) and max(lengths) == longest_query
-    parts = []
-    for part in zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True):
-        query, key, value = (x.transpose(0, 1)[None] for x in part)
-        parts.append(F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True))
-    return torch.cat([part[0].transpose(0, 1) for part in parts])
+class Kernel:
+    """Attention of segments in torch, which records the queries and keys of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        query_offsets: torch.Tensor,
+        key_offsets: torch.Tensor,
+        *,
+        longest_query: int,
+        longest_key: int,
+        splits: int,
+    ) -> None:
+        queries, keys = query_offsets.tolist(), key_offsets.tolist()
+        assert queries[0] == 0 and queries[-1] == len(q) and splits >= 1
+        self.calls.append((len(q), keys[-1]))
+        for begin, end, first, last in zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True):
+            assert end - begin <= longest_query and last - first <= longest_key
+            mask = torch.ones(end - begin, last - first, dtype=torch.bool).tril(last - first - (end - begin))
+            query, key, value = (x.transpose(0, 1)[None] for x in (q[begin:end], k[first:last], v[first:last]))
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+            out[begin:end] = attended[0].transpose(0, 1)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    kernel = Kernel()
+    monkeypatch.setattr(fa3_backend, "attend_segments", kernel)
+    return kernel
+
+
+def _check(sequences: Sequences, *, page_size: int = 16) -> None:
+    shape = attention_shape(
+        query_heads=4, kv_heads=2, head_dim=16, page_size=page_size, longest=256, dtype=torch.float32, device="cpu"
+    )
+    case = DenseCase(shape, sequences)
+    result = case.run(Fa3Prefill(shape, TorchPrefill(shape)), TorchDecode(shape))
+    torch.testing.assert_close(result.double(), case.expected(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("segments", "served"),
+    ("segments", "calls"),
     [
-        (((0, 30), (0, 1), (0, 65)), 96),
-        (((64, 20), (0, 30), (0, 5)), 35),
-        (((0, 30), (64, 20), (0, 30), (16, 2), (0, 7)), 7),
-        (((0, 30), (64, 20)), 0),
-        (((64, 20),), 0),
+        (((0, 30), (0, 1), (0, 65)), [(96, 96)]),
+        (((64, 20), (0, 30), (0, 5)), [(55, 119)]),
+        (((0, 30), (63, 20), (0, 30), (17, 2), (0, 7)), [(89, 169)]),
+        (((5, 1),), [(1, 6)]),
     ],
 )
-def test_it_gets_the_segments_behind_the_last_continued_prompt(
-    monkeypatch: pytest.MonkeyPatch, segments: tuple[tuple[int, int], ...], served: int
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_one_call_serves_new_and_continued_segments(
+    kernel: Kernel, segments: tuple[tuple[int, int], ...], calls: list[tuple[int, int]], page_size: int
 ) -> None:
-    seen = []
+    _check(Sequences(decode=(5, 40), segments=segments), page_size=page_size)
+    assert kernel.calls == calls
 
-    def varlen(q: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        seen.append(len(q))
-        return _varlen(q, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", SimpleNamespace(flash_attn_varlen_func=varlen))
-    shape = attention_shape(
-        query_heads=4, kv_heads=2, head_dim=16, page_size=16, longest=256, dtype=torch.float32, device="cpu"
-    )
-    case = DenseCase(shape, Sequences(decode=(5, 40), segments=segments))
-    result = case.run(Fa3Prefill(shape, TorchPrefill(shape)), TorchDecode(shape))
-    torch.testing.assert_close(result.double(), case.expected(), atol=1e-5, rtol=1e-5)
-    assert seen == ([served] if served else [])
+def test_a_segment_behind_a_prefix_that_the_same_step_computes(kernel: Kernel) -> None:
+    _check(Sequences(segments=((64, 20), (0, 150)), shares=(1, None)))
+    assert kernel.calls == [(170, 234)]
+
+
+def test_segments_whose_keys_do_not_fit_together_get_several_calls(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fa3_backend, "_COPY_BYTES", 250 * 2 * 2 * 16 * 4)
+    _check(Sequences(decode=(7,), segments=((100, 20), (0, 130), (30, 1), (200, 50), (0, 3))))
+    assert kernel.calls == [(150, 250), (1, 31), (50, 250), (3, 3)]
+
+
+def test_a_prefix_that_does_not_fit_uses_the_fallback(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fa3_backend, "_COPY_BYTES", 100 * 2 * 2 * 16 * 4)
+    _check(Sequences(decode=(7,), segments=((100, 20), (0, 30))))
+    _check(Sequences(segments=((0, 200),)))
+    assert kernel.calls == [(200, 200)]

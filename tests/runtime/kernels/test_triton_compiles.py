@@ -12,6 +12,7 @@ from minisgl.kernels import (
     activation_triton,
     experts_triton,
     experts_vector_gluon,
+    gather_keys_triton,
     norm_triton,
     one_shot_all_reduce_triton,
     rotary_triton,
@@ -40,6 +41,16 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
     [
         (step_inputs_triton._step_inputs, STEP_INPUTS, {"PAGE_SIZE": 64, "BLOCK": 128}),
         (step_inputs_triton._store_last_tokens, {"total": INT}, {"BLOCK": 128, "PDL": True}),
+        (
+            gather_keys_triton._locate,
+            {"pages_per_row": INT},
+            {"PAGE": 64, "GUARD": 256, "BLOCK": 256},
+        ),
+        (
+            gather_keys_triton._gather,
+            dict.fromkeys(("keys", "values", "key_out", "value_out"), HALVES),
+            {"WIDTH": 1024, "COLUMNS": 1024, "ROWS": 8, "GUARD": 256},
+        ),
         *(
             (
                 sample_triton._sample_part,

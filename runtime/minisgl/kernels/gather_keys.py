@@ -1,0 +1,55 @@
+"""Copy of the keys and values of segments from the pages of one layer to contiguous memory, for attention kernels that
+read no pages."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+
+GUARD: Final = 256
+"""Rows of zeros behind the last key. Attention kernels read whole tiles, and a weight of 0 does not remove a value that
+is not finite."""
+
+
+class KeyRows(NamedTuple):
+    """Places of the keys of P segments, the same in all layers."""
+
+    offsets: torch.Tensor
+    """[P + 1] int32: offset of each segment among all keys."""
+    rows: torch.Tensor
+    """[at least keys + GUARD] int32: row of the flattened pool for each key; −1 in the guard, undefined behind it."""
+
+
+def locate_keys(
+    page_table: torch.Tensor, slots: torch.Tensor, lengths: torch.Tensor, *, page_size: int, most_keys: int
+) -> KeyRows:
+    """Find positions 0 to `lengths` [P] of `slots` [P], int32 both, in the pages of `page_table`. There are at most
+    `most_keys` in all. A CUDA graph can capture it."""
+    if slots.is_cuda:
+        from minisgl.kernels.gather_keys_triton import locate_keys_cuda
+
+        return locate_keys_cuda(page_table, slots, lengths, page_size, most_keys)
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    torch.cumsum(lengths, 0, dtype=torch.int32, out=offsets[1:])
+    segment = torch.repeat_interleave(lengths)
+    position = torch.arange(len(segment), dtype=torch.int32) - offsets[segment]
+    rows = torch.full((most_keys + GUARD,), -1, dtype=torch.int32)
+    rows[: len(segment)] = page_table[slots[segment], position // page_size] * page_size + position % page_size
+    return KeyRows(offsets, rows)
+
+
+def gather_keys(
+    keys: torch.Tensor, values: torch.Tensor, located: KeyRows, key_out: torch.Tensor, value_out: torch.Tensor
+) -> None:
+    """Copy the located rows of one layer's `keys` and `values` [pages, page_size, Hkv, D], and zeros behind them, to
+    `key_out` and `value_out` [at least keys + GUARD, Hkv, D]."""
+    if keys.is_cuda:
+        from minisgl.kernels.gather_keys_triton import gather_keys_cuda
+
+        gather_keys_cuda(keys, values, located, key_out, value_out)
+        return
+    total = int(located.offsets[-1])
+    for pool, out in ((keys, key_out), (values, value_out)):
+        torch.index_select(pool.flatten(0, 1), 0, located.rows[:total], out=out[:total])
+        out[total : total + GUARD] = 0
