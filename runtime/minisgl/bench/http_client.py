@@ -10,7 +10,7 @@ import json
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
@@ -58,11 +58,12 @@ class Endpoint:
         self._host_header = parts.netloc.rpartition("@")[2]
 
     @asynccontextmanager
-    async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> AsyncIterator[Response]:
-        """Send a request and wait for the headers of the answer. The end of the block closes the connection. Raises
-        HttpError."""
-        # Input from a terminal can contain bytes that are not text; each becomes a question mark.
-        content = b"" if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    async def request(
+        self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None
+    ) -> AsyncIterator[Response]:
+        """Send a request with a JSON `body`, encoded or not, and wait for the headers of the answer. The end of the
+        block closes the connection. Raises HttpError."""
+        content = encoded(body) if isinstance(body, Mapping) else body or b""
         head = (
             f"{method} {self._path}{path} HTTP/1.1\r\nHost: {self._host_header}\r\nConnection: close\r\n"
             f"{self._authorization}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -75,6 +76,7 @@ class Endpoint:
             reason = str(error) or f"no connection within {_CONNECT_SECONDS} s"
             raise HttpError("cannot_connect", f"cannot connect to {self.url}: {reason}") from error
         try:
+            response.sent_at = time.perf_counter()
             transport.write(head.encode() + content)
             await response.started()
             yield response
@@ -111,8 +113,48 @@ class Endpoint:
             yield response.events()
 
 
+def encoded(body: Mapping[str, Any]) -> bytes:
+    """JSON text of a body."""
+    # Input from a terminal can contain bytes that are not text; each becomes a question mark.
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+
+
+class Events:
+    """Splits a body into server-sent events, without comments and without the last one, [DONE]."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.done = False
+        """Whether [DONE] has arrived; what follows it is ignored."""
+
+    def feed(self, at: float, chunk: bytes) -> Iterator[Event]:
+        """Events that end in `chunk`, which arrived at the time `at`."""
+        *blocks, self._rest = (self._rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
+        for block in blocks:
+            data = b"\n".join(line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:"))
+            self.done = self.done or data == b"[DONE]"
+            if data and not self.done:
+                yield Event(at, data)
+
+    def check_done(self) -> None:
+        """Raise HttpError `truncated` if [DONE] is missing."""
+        if not self.done:
+            raise HttpError("truncated", "the stream ended without [DONE]")
+
+
+def events_of(chunks: Iterable[tuple[float, bytes]]) -> Iterator[Event]:
+    """Events of a body in `chunks` with their arrival times. Raises HttpError `truncated`."""
+    events = Events()
+    for at, chunk in chunks:
+        yield from events.feed(at, chunk)
+    events.check_done()
+
+
 class Response(asyncio.Protocol):
     """Answer to one request, while it arrives. Created by `Endpoint.request`."""
+
+    sent_at = 0.0
+    """time.perf_counter() when the request was written."""
 
     def __init__(self) -> None:
         # Part of the frontend extra, which other commands do not need.
@@ -123,6 +165,7 @@ class Response(asyncio.Protocol):
         self._parser_error = httptools.HttpParserError
         self._chunks: deque[tuple[float, bytes]] = deque()
         self._wake = asyncio.Event()
+        self._ended = asyncio.Event()
         self._headers_complete = self._complete = self._lost = False
 
     async def started(self) -> None:
@@ -144,17 +187,21 @@ class Response(asyncio.Protocol):
         return b"".join([chunk async for _, chunk in self.chunks()])
 
     async def events(self) -> AsyncIterator[Event]:
-        """Events before [DONE], without comments. Raises HttpError `truncated` if [DONE] is missing."""
-        rest = b""
+        """Events before [DONE]. Raises HttpError `truncated` if [DONE] is missing."""
+        events = Events()
         async for at, chunk in self.chunks():
-            *blocks, rest = (rest + chunk).replace(b"\r\n", b"\n").split(b"\n\n")
-            for block in blocks:
-                data = b"\n".join(line[5:].strip() for line in block.split(b"\n") if line.startswith(b"data:"))
-                if data == b"[DONE]":
-                    return
-                if data:
-                    yield Event(at, data)
-        raise HttpError("truncated", "the stream ended without [DONE]", self.status)
+            for event in events.feed(at, chunk):
+                yield event
+            if events.done:
+                return
+        events.check_done()
+
+    async def all_chunks(self) -> list[tuple[float, bytes]]:
+        """Wait for the whole body; returns its chunks with their arrival times. Wakes up only once."""
+        await self._ended.wait()
+        if not self._complete:
+            raise self._lost_error()
+        return list(self._chunks)
 
     def raise_for_status(self, content: bytes) -> None:
         """Raise HttpError for a status of 400 or more, with the message of the body `content`."""
@@ -170,20 +217,24 @@ class Response(asyncio.Protocol):
 
     async def _more(self) -> None:
         if self._lost and not self._chunks and not self._complete:
-            raise HttpError("connection_lost", "the connection broke before the answer was complete", self.status)
+            raise self._lost_error()
         await self._wake.wait()
         self._wake.clear()
+
+    def _lost_error(self) -> HttpError:
+        return HttpError("connection_lost", "the connection broke before the answer was complete", self.status)
 
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except self._parser_error:
-            self._lost = True
+            self.connection_lost(None)
         self._wake.set()
 
     def connection_lost(self, _: Exception | None) -> None:
         self._lost = True
         self._wake.set()
+        self._ended.set()
 
     # Callbacks of the parser.
     def on_headers_complete(self) -> None:
@@ -195,3 +246,4 @@ class Response(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._complete = True
+        self._ended.set()

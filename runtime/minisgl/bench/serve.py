@@ -1,27 +1,32 @@
-"""Load for an OpenAI endpoint: send requests of a trace, measure latency and throughput of the streamed answers."""
+"""Load for an OpenAI endpoint: send requests, measure latency and throughput of the streamed answers."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
+import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
-from minisgl.bench.http_client import Endpoint, HttpError
+from minisgl.bench import record as bench_record
+from minisgl.bench.errors import BenchError
+from minisgl.bench.http_client import Endpoint, HttpError, encoded
+from minisgl.bench.record import Result
 from minisgl.bench.report import Metric, report
+from minisgl.bench.samples import Answer, Sample, median_metrics, sample, summarize, write_plot
+from minisgl.bench.sampling import Sampling
+from minisgl.bench.sending import Client, TimedRequest, send_all
 from minisgl.bench.traces import TraceRequest, TraceShape, make_trace, prompt_tokens, read_trace, write_trace
+from minisgl.bench.workloads import WORKLOADS, Sizes, WorkloadName
 from minisgl.options import Count, Index, option
 
-_PERCENTILES: Final = (50, 90, 99)
+_LAG_LIMIT_MS: Final = 2.0
+_SYNTHETIC_REQUESTS: Final = 100
 
 _Milliseconds = Annotated[float, Meta(gt=0, extra={"metavar": "MS"})]
 _Lengths = tuple[Count, Count]
@@ -51,7 +56,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     trace: Annotated[Path | None, option("requests to send, one JSON object per line", default="synthetic")] = None
     trace_speed: Annotated[float, Meta(gt=0), option("replay the trace X times as fast", default="{:g}")] = 1.0
-    num_requests: Annotated[Count, option("number of synthetic requests")] = 100
+    workload: Annotated[
+        WorkloadName | None,
+        option("send the requests of this workload of bench offline, all at the same time", default="a trace"),
+    ] = None
+    num_requests: Annotated[
+        Count | None, option("number of requests", default="100 synthetic ones, or 256 of workloads A and D")
+    ] = None
     input_len: Annotated[
         _Lengths,
         option("range of the lengths of synthetic prompts", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"),
@@ -72,7 +83,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
     block_size: Annotated[Count, option("tokens per entry of a trace's hash_ids", default="{} tokens")] = 512
     max_concurrency: Annotated[Count | None, option("requests in flight at the same time", default="no limit")] = None
-    seed: Annotated[Index, option("seed of synthetic requests and prompts")] = 0
+    warm_up: Annotated[
+        Index, option("requests before the measured ones, one at a time, that do not count", default="{} requests")
+    ] = 0
+    seed: Annotated[Index, option("seed of requests and prompts")] = 0
+    repeat: Annotated[Count, option("runs, each with the next seed; medians are reported", default="{} run")] = 1
     write_trace: Annotated[Path | None, option("write the requests to FILE and send none", default="send them")] = None
 
 
@@ -94,108 +109,103 @@ class LatencyLimits(msgspec.Struct, frozen=True, kw_only=True):
         return {name: limit for name, limit in msgspec.structs.asdict(self).items() if limit is not None}
 
 
-class Sample(msgspec.Struct):
-    """Measurements of one request, in seconds since it was sent."""
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """File that keeps the newest results, and the metrics to add to it."""
 
-    ttft: float = 0.0
-    gaps: list[float] = []
-    """Seconds between successive events with text."""
-    e2e: float = 0.0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    error: str = ""
+    file: Annotated[
+        Path | None,
+        option("update the results in FILE, which holds others on the same kind of device", default="none"),
+    ] = msgspec.field(default=None, name="record")
+    figures: tuple[str, ...] = ()
+    """Each is NAME=METRIC: the metric of the report, and its name in the file."""
 
-    @property
-    def tpot(self) -> float | None:
-        """Mean seconds per token after the first; None for answers of one token."""
-        return sum(self.gaps) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+    def results(self, runs: Sequence[Mapping[str, Metric]]) -> dict[str, Result]:
+        """Results by name, with medians over `runs`. Raises BenchError `bad_figure` for an unknown metric."""
+        found = {}
+        medians = median_metrics(runs)
+        for figure in self.figures:
+            name, _, key = figure.partition("=")
+            values = [value for run in runs if isinstance(value := run.get(key), int | float)]
+            value = medians.get(key)
+            if not isinstance(value, int | float):
+                raise BenchError("bad_figure", f"{figure}: the report has no metric {key!r}; use NAME=METRIC")
+            found[name] = Result(value, (min(values), max(values)))
+        return found
 
 
-def run(target: Target, load: Load, limits: LatencyLimits, *, plot: Path | None, json: str | None) -> int:
+class _Prepared(msgspec.Struct, frozen=True):
+    """Request of a run."""
+
+    due: float
+    """Seconds since the beginning."""
+    prompt: list[int]
+    output_length: int
+    sampling: dict[str, Any]
+
+
+def run(
+    target: Target,
+    load: Load,
+    sampling: Sampling,
+    limits: LatencyLimits,
+    recording: Recording,
+    *,
+    plot: Path | None,
+    json: str | None,
+) -> int:
     """Run the benchmark, print and write its report. Returns the exit code: 1 if any request failed. Raises HttpError,
     BenchError `bad_trace`."""
     import uvloop
 
-    requests = _requests(load)
     if load.write_trace is not None:
+        requests = _trace(load, load.seed)
         write_trace(load.write_trace, requests)
         print(f"{len(requests)} requests written to {load.write_trace}")
         return 0
+    known = None if recording.file is None else bench_record.read(recording.file)
     endpoint = Endpoint(target.url, target.api_key or os.environ.get("OPENAI_API_KEY"))
-    began = time.perf_counter()
+    runs: list[dict[str, Metric]] = []
+    samples: list[Sample] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        samples = runner.run(_send_all(endpoint, target, load, requests))
-    report("serve", summarize(samples, time.perf_counter() - began, limits.given()), {}, json)
+        for seed in range(load.seed, load.seed + load.repeat):
+            prepared = _prepare(target, load, seed)
+            answers, client = runner.run(_run(endpoint, target, load, sampling, prepared, seed))
+            found = list(map(sample, answers))
+            samples += found
+            runs.append(summarize(found, client.seconds, limits.given()) | _client_metrics(client))
+        compiled = runner.run(_compiled_after_ready(endpoint))
+    metrics = median_metrics(runs)
+    if compiled is not None:
+        metrics["compiled_after_ready"] = compiled
+    report("serve", metrics, {}, json)
     errors = [sample.error for sample in samples if sample.error]
     if errors:
         print(f"minisgl: error: {len(errors)} requests failed; the first error: {errors[0]}", file=sys.stderr)
+    elif recording.file is not None and known is not None:
+        bench_record.update(recording.file, known, recording.results(runs))
     if plot is not None:
         write_plot(samples, plot)
     return 1 if errors else 0
 
 
-def summarize(samples: Sequence[Sample], seconds: float, limits_ms: Mapping[str, float]) -> dict[str, Metric]:
-    """Metrics of the report. Latencies cover the requests that completed; goodput counts those within all limits."""
-    good = [sample for sample in samples if not sample.error]
-    metrics: dict[str, Metric] = {
-        "completed": len(good),
-        "failed": len(samples) - len(good),
-        "duration_s": seconds,
-        "requests_per_second": len(good) / seconds,
-        "prompt_tokens": sum(sample.prompt_tokens for sample in good),
-        "output_tokens": sum(sample.output_tokens for sample in good),
-        "output_tokens_per_second": sum(sample.output_tokens for sample in good) / seconds,
-    }
-    for name, values in _latencies(good).items():
-        if values:
-            metrics[f"{name}_ms_mean"] = float(np.mean(values)) * 1000
-            for percent in _PERCENTILES:
-                metrics[f"{name}_ms_p{percent}"] = float(np.percentile(values, percent)) * 1000
-    if limits_ms:
-        within = sum(all((getattr(s, name) or 0) * 1000 <= limit for name, limit in limits_ms.items()) for s in good)
-        metrics["goodput_requests_per_second"] = within / seconds
-        metrics["goodput_share"] = within / len(samples)
-    return metrics
+async def _run(
+    endpoint: Endpoint, target: Target, load: Load, sampling: Sampling, prepared: Sequence[_Prepared], seed: int
+) -> tuple[list[Answer], Client]:
+    model = target.model or await endpoint.first_model()
+    path = "/v1/completions" if target.api == "completions" else "/v1/chat/completions"
+    if load.warm_up:
+        others = _prepare(target, load, seed + load.repeat)[: load.warm_up]
+        await send_all(endpoint, path, [_encoded(target, sampling, model, other) for other in others], 1)
+    requests = [_encoded(target, sampling, model, request) for request in prepared]
+    return await send_all(endpoint, path, requests, load.max_concurrency)
 
 
-def _latencies(samples: Sequence[Sample]) -> dict[str, list[float]]:
-    """Seconds of each latency, over all samples that have it."""
-    return {
-        "ttft": [sample.ttft for sample in samples],
-        "tpot": [tpot for sample in samples if (tpot := sample.tpot) is not None],
-        "itl": [gap for sample in samples for gap in sample.gaps],
-        "e2e": [sample.e2e for sample in samples],
-    }
-
-
-def write_plot(samples: Sequence[Sample], path: Path) -> None:
-    """Write the cumulative distributions of the latencies to `path` as PNG. Prints why on stderr if it cannot."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("minisgl: no plot: matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
-        return
-    canvas = Figure(figsize=(10, 6), layout="constrained")
-    for index, (name, values) in enumerate(_latencies([s for s in samples if not s.error]).items()):
-        axes = canvas.add_subplot(2, 2, index + 1)
-        if values:
-            axes.ecdf(np.array(values) * 1000)
-        axes.set(title=name.upper(), xlabel="ms", ylabel="share of samples")
-        axes.grid(alpha=0.3)
-    try:
-        canvas.savefig(path, dpi=120, format="png")
-    except OSError as error:
-        print(f"minisgl: no plot: {path} cannot be written: {error.strerror}", file=sys.stderr)
-        return
-    print(f"plot written to {path}")
-
-
-def _requests(load: Load) -> list[TraceRequest]:
+def _trace(load: Load, seed: int) -> list[TraceRequest]:
     if load.trace is not None:
         return read_trace(load.trace)
     return make_trace(
         TraceShape(
-            requests=load.num_requests,
+            requests=load.num_requests or _SYNTHETIC_REQUESTS,
             input_length=(load.input_len[0], max(load.input_len)),
             output_length=(load.output_len[0], max(load.output_len)),
             rate=load.request_rate,
@@ -203,73 +213,70 @@ def _requests(load: Load) -> list[TraceRequest]:
             shared_prefixes=load.shared_prefixes,
             block=load.block_size,
         ),
-        load.seed,
+        seed,
     )
 
 
-async def _send_all(endpoint: Endpoint, target: Target, load: Load, requests: Sequence[TraceRequest]) -> list[Sample]:
-    """Send each request at its time in the trace; returns their samples in the same order."""
-    model = target.model or await endpoint.first_model()
-    bodies = [_body(target, load, model, number, request) for number, request in enumerate(requests)]
-    path = "/v1/completions" if target.api == "completions" else "/v1/chat/completions"
-    limiter = asyncio.Semaphore(load.max_concurrency) if load.max_concurrency else contextlib.nullcontext()
-    began = time.perf_counter()
+def _prepare(target: Target, load: Load, seed: int) -> list[_Prepared]:
+    """Requests of the run with `seed`."""
+    if load.workload is not None:
+        sizes = Sizes() if load.num_requests is None else Sizes(requests=load.num_requests)
+        workload = WORKLOADS[load.workload](sizes, target.vocabulary, seed)
+        return [
+            _Prepared(0.0, prompt, length, {"temperature": workload.temperature, "seed": number})
+            for number, (prompt, length) in enumerate(zip(workload.prompts, workload.output_lengths, strict=True))
+        ]
+    requests = _trace(load, seed)
     first = requests[0].timestamp
-    async with asyncio.TaskGroup() as group:
-        tasks = []
-        for request, body in zip(requests, bodies, strict=True):
-            due = began + (request.timestamp - first) / 1000 / load.trace_speed
-            if (wait := due - time.perf_counter()) > 0:
-                await asyncio.sleep(wait)
-            tasks.append(group.create_task(_send(endpoint, path, body, limiter)))
-    return [task.result() for task in tasks]
+    return [
+        _Prepared(
+            (request.timestamp - first) / 1000 / load.trace_speed,
+            prompt_tokens(request, number, block=load.block_size, vocabulary=target.vocabulary, seed=seed),
+            request.output_length,
+            {"temperature": 0},
+        )
+        for number, request in enumerate(requests)
+    ]
 
 
-def _body(target: Target, load: Load, model: str, index: int, request: TraceRequest) -> dict[str, Any]:
-    tokens = prompt_tokens(request, index, block=load.block_size, vocabulary=target.vocabulary, seed=load.seed)
+def _encoded(target: Target, sampling: Sampling, model: str, request: _Prepared) -> TimedRequest:
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": request.output_length,
-        "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **request.sampling,
+        **sampling.given(),
     }
     if not target.stop_at_eos:
         body["ignore_eos"] = True
     if target.api == "completions":
-        return body | {"prompt": tokens}
-    # A short word is about two tokens.
-    return body | {"messages": [{"role": "user", "content": " ".join(f"w{token}" for token in tokens[::2])}]}
+        body["prompt"] = request.prompt
+    else:
+        # A short word is about two tokens.
+        content = " ".join(f"w{token}" for token in request.prompt[::2])
+        body["messages"] = [{"role": "user", "content": content}]
+        if sampling.logprobs is not None:
+            body |= {"logprobs": True, "top_logprobs": sampling.logprobs}
+    return TimedRequest(request.due, encoded(body))
 
 
-async def _send(
-    endpoint: Endpoint, path: str, body: dict[str, Any], limiter: contextlib.AbstractAsyncContextManager[None]
-) -> Sample:
-    """Send one request and read its stream to the end. Errors are part of the sample."""
-    sample = Sample(gaps=[])
-    async with limiter:
-        began = last = time.perf_counter()
-        try:
-            async with endpoint.stream(path, body) as events:
-                async for event in events:
-                    chunk = json.loads(event.data)
-                    if "error" in chunk:
-                        raise HttpError("stream_failed", str(chunk["error"]))
-                    if usage := chunk.get("usage"):
-                        sample.prompt_tokens, sample.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-                    for choice in chunk["choices"]:
-                        if not (choice.get("text") or choice.get("delta", {}).get("content")):
-                            continue
-                        if sample.ttft:
-                            sample.gaps.append(event.at - last)
-                        else:
-                            sample.ttft = event.at - began
-                        last = event.at
-                    sample.e2e = event.at - began
-        except HttpError as error:
-            sample.error = str(error)
-        except (ValueError, KeyError, TypeError) as error:
-            sample.error = f"not a chunk of an OpenAI stream: {error!r}"
-    # An answer may have no text at all; its first event is then its end.
-    sample.ttft = sample.ttft or sample.e2e
-    return sample
+def _client_metrics(client: Client) -> dict[str, Metric]:
+    if client.lag_ms_p99 > _LAG_LIMIT_MS:
+        print(
+            f"minisgl: warning: the event loop of this client lags by {client.lag_ms_p99:.1f} ms (p99), so latencies "
+            "include the client's own; run it on a core of its own, or send less",
+            file=sys.stderr,
+        )
+    return {"client_cpu_share": client.cpu_share, "client_lag_ms_p99": client.lag_ms_p99}
+
+
+async def _compiled_after_ready(endpoint: Endpoint) -> int | None:
+    """Kernels that the server has compiled while it served; None if it does not report them."""
+    try:
+        async with endpoint.request("GET", "/metrics") as response:
+            text = (await response.read()).decode(errors="replace")
+    except HttpError:
+        return None
+    values = re.findall(r"^minisgl:kernels_compiled_after_ready_total\S* (\S+)$", text, re.MULTILINE)
+    return int(sum(map(float, values))) if values else None

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from minisgl.bench.errors import BenchError
-from minisgl.bench.serve import Sample, summarize
+from minisgl.bench.samples import Answer, Sample, median_metrics, sample, summarize
 from minisgl.bench.traces import TraceShape, make_trace, prompt_tokens, read_trace, write_trace
+from minisgl.bench.workloads import WORKLOADS, Sizes
 from minisgl.cli.main import main
 
 
@@ -27,6 +28,7 @@ class Endpoint:
         self.bodies: list[dict[str, Any]] = []
         self.broken = self.refused = False
         self.models: Any = {"data": [{"id": "fake"}]}
+        self.metrics = b""
         self.first_event = ""
         """Data of an additional first event of each stream."""
         self.running = self.most = 0
@@ -44,6 +46,8 @@ class Endpoint:
         content = await reader.readexactly(length)
         if head.startswith("GET /v1/models"):
             self._answer(writer, 200, self.models)
+        elif head.startswith("GET /metrics"):
+            self._answer(writer, 200 if self.metrics else 404, self.metrics)
         elif self.refused:
             self._answer(writer, 429, {"error": {"message": "too many", "code": "overloaded"}})
         else:
@@ -131,6 +135,50 @@ def test_max_concurrency_limits_requests_in_flight(endpoint: Endpoint) -> None:
     assert len(endpoint.bodies) == 9
     assert endpoint.most <= 2
     assert all("ignore_eos" not in body and "messages" in body for body in endpoint.bodies)
+
+
+def test_a_workload_is_sent_with_its_prompts_and_sampling_parameters(endpoint: Endpoint, tmp_path: Path) -> None:
+    json_path = tmp_path / "report.json"
+    command = f"bench serve --url {endpoint.url} --workload A --num-requests 3 --vocabulary 300 --json {json_path}"
+    assert main([*command.split(), "--seed", "1", "--top-k", "20", "--presence-penalty", "-0.5"]) == 0
+    workload = WORKLOADS["A"](Sizes(requests=3), 300, 1)
+    bodies = sorted(endpoint.bodies, key=lambda body: body["seed"])
+    assert [body["prompt"] for body in bodies] == workload.prompts
+    assert [body["max_tokens"] for body in bodies] == workload.output_lengths
+    assert [body["seed"] for body in bodies] == [0, 1, 2]
+    for body in bodies:
+        assert (body["temperature"], body["top_k"], body["presence_penalty"]) == (0.6, 20, -0.5)
+        assert "top_p" not in body
+    metrics = _metrics(json_path)
+    assert metrics["tokens_per_chunk"] == 1
+    assert metrics["client_cpu_share"] > 0
+
+
+def test_warm_up_requests_come_first_and_do_not_count(endpoint: Endpoint, tmp_path: Path) -> None:
+    json_path = tmp_path / "report.json"
+    command = f"bench serve --url {endpoint.url} --input-len 4 4 --output-len 2 2 --json {json_path}"
+    assert main([*command.split(), "--num-requests", "5", "--warm-up", "2", "--repeat", "3"]) == 0
+    assert len(endpoint.bodies) == 3 * (2 + 5)
+    prompts = {tuple(body["prompt"]) for body in endpoint.bodies}
+    assert len(prompts) == 3 * 2 + 3 * 5
+    assert _metrics(json_path)["completed"] == 5
+
+
+def test_chosen_metrics_are_recorded(endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record, json_path = tmp_path / "results.json", tmp_path / "report.json"
+    endpoint.metrics = b'# TYPE x\nminisgl:kernels_compiled_after_ready_total{engine="0"} 2\n'
+    command = (
+        f"bench serve --url {endpoint.url} --num-requests 3 --repeat 2 --record {record} --json {json_path}".split()
+    )
+    assert main([*command, "--figures", "trace_ttft_p50_ms=ttft_ms_p50", "trace_itl_p99_ms=itl_ms_p99"]) == 0
+    known, metrics = json.loads(record.read_text()), _metrics(json_path)
+    assert known["figures"]["trace_ttft_p50_ms"] == pytest.approx(metrics["ttft_ms_p50"], rel=1e-3)
+    assert known["figures"]["trace_itl_p99_ms"] == pytest.approx(metrics["itl_ms_p99"], rel=1e-3)
+    low, high = known["spread"]["trace_ttft_p50_ms"]
+    assert low <= known["figures"]["trace_ttft_p50_ms"] <= high
+    assert metrics["compiled_after_ready"] == 2
+    assert main([*command, "--figures", "x=none"]) == 1
+    assert "the report has no metric 'none'" in capsys.readouterr().err
 
 
 def test_failures_are_counted_and_reported(
@@ -251,6 +299,39 @@ def test_the_error_of_an_invalid_trace_names_the_line(text: str, message: str, t
         read_trace(path)
     with pytest.raises(BenchError, match="cannot be read"):
         read_trace(tmp_path / "none")
+
+
+def _chunks(events: list[tuple[float, str]], size: int) -> list[tuple[float, bytes]]:
+    """Pieces of `size` bytes of the events, each with the time of its event."""
+    texts = [(at, f"data: {data}\r\n\r\n".encode()) for at, data in events]
+    return [(at, text[begin : begin + size]) for at, text in texts for begin in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_times_of_a_stream_do_not_depend_on_its_division(size: int) -> None:
+    def event(text: str) -> str:
+        return json.dumps({"choices": [{"text": text}]})
+
+    usage = '{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}}'
+    events = [(10.1, event("")), (10.3, event("a")), (10.4, event("bcd")), (10.5, event("")), (10.8, event("e"))]
+    chunks = _chunks([*events, (10.9, usage), (10.9, "[DONE]"), (11.0, event("late"))], size)
+    found = sample(Answer(10.0, chunks))
+    assert found.ttft == pytest.approx(0.3)
+    assert found.gaps == pytest.approx([0.1, 0.4])
+    assert found.e2e == pytest.approx(0.9)
+    assert (found.prompt_tokens, found.output_tokens, found.error) == (3, 5, "")
+    assert "without [DONE]" in sample(Answer(10.0, _chunks(events, size))).error
+
+
+def test_an_error_in_a_stream_is_the_error_of_the_request() -> None:
+    chunks = [(1.0, b'data: {"error": {"message": "engine died", "code": "engine_failed"}}\n\n')]
+    assert "engine died" in sample(Answer(0.0, chunks)).error
+    assert "not a chunk" in sample(Answer(0.0, [(1.0, b"data: <html>\n\ndata: [DONE]\n\n")])).error
+
+
+def test_the_median_of_runs_is_taken_metric_by_metric() -> None:
+    runs: list[dict[str, Any]] = [{"a": 1.0, "b": 5}, {"a": 3.0, "b": 4}, {"a": 2.0, "b": 9, "c": 7}]
+    assert median_metrics(runs) == {"a": 2.0, "b": 5, "c": 7}
 
 
 def test_the_summary_of_known_samples() -> None:
