@@ -152,8 +152,8 @@ class Fa3Prefill:
         )
 
     def backend_for(self, *, prefix: bool) -> str:
-        paged = self._shape.page_size % _TILE_ROWS == 0
-        return self._fallback.backend_for(prefix=True) if prefix and not paged else self.name
+        fits = self._shape.pages_per_row * self._shape.page_size <= self.copied_keys
+        return self._fallback.backend_for(prefix=True) if prefix and not fits else self.name
 
 
 def _cuts(ends: IntArray, most_keys: int) -> list[int]:

@@ -24,10 +24,15 @@ def _always(shape: AttentionShape) -> None:
 
 def _fa3(shape: AttentionShape) -> PrefillBackend:
     reason = flashinfer_backend.why_not(shape)
-    if reason is None:
-        return fa3_backend.Fa3Prefill(shape, flashinfer_backend.FlashInferPrefill(shape))
-    logger.warning("attention backend for prefill with a prefix is torch: not flashinfer, because %s", reason)
-    return fa3_backend.Fa3Prefill(shape, TorchPrefill(shape))
+    fallback = flashinfer_backend.FlashInferPrefill(shape) if reason is None else TorchPrefill(shape)
+    prefill = fa3_backend.Fa3Prefill(shape, fallback)
+    if reason is not None and prefill.backend_for(prefix=True) != prefill.name:
+        logger.warning(
+            "attention backend for prefill with more than %d tokens is torch: not flashinfer, because %s",
+            prefill.copied_keys,
+            reason,
+        )
+    return prefill
 
 
 def _xqa(shape: AttentionShape) -> DecodeBackend:

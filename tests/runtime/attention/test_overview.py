@@ -46,18 +46,20 @@ def test_ranges_of_rows_are_those_that_each_backend_serves() -> None:
     assert few["decode"] == "split"
 
 
-def test_the_reference_behind_prefixes_is_named_with_a_warning(
+def test_the_reference_behind_prefixes_that_are_too_long_to_copy_is_named_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fa3_backend, "why_not", lambda shape: None)
+    monkeypatch.setattr(fa3_backend, "load_fa3", lambda: None)
     monkeypatch.setattr(flashinfer_backend, "why_not", lambda shape: "nvcc is not here")
-    monkeypatch.setattr("minisgl.attention.fa3_backend.importlib.import_module", lambda name: None)
-    with Launches().recorded(Architecture.parse("9.0a")):
-        prefill, _ = select_backends("fa3,auto", HOPPER)
-    assert isinstance(prefill, Fa3Prefill)
-    assert [prefill.backend_for(prefix=prefix) for prefix in (False, True)] == ["fa3", "torch"]
+    prefixes = []
+    for pages in (4, 1 << 14):
+        with Launches().recorded(Architecture.parse("9.0a")):
+            prefill, _ = select_backends("fa3,auto", dataclasses.replace(HOPPER, pages_per_row=pages))
+        assert isinstance(prefill, Fa3Prefill) and prefill.backend_for(prefix=False) == "fa3"
+        prefixes.append(prefill.backend_for(prefix=True))
+    assert prefixes == ["fa3", "torch"]
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "prefill with a prefix is torch: not flashinfer, because nvcc is not here" in warning
+    assert "is torch: not flashinfer, because nvcc is not here" in warning
 
 
 def test_the_reference_on_a_gpu_is_a_warning_also_when_it_is_configured(caplog: pytest.LogCaptureFixture) -> None:
