@@ -52,7 +52,7 @@ def test_the_reference_behind_prefixes_that_are_too_long_to_copy_is_named_with_a
     monkeypatch.setattr(fa3_backend, "load_fa3", lambda: None)
     monkeypatch.setattr(flashinfer_backend, "why_not", lambda shape: "nvcc is not here")
     prefixes = []
-    for pages in (4, 1 << 14):
+    for pages in (4, 1 << 15):
         with Launches().recorded(Architecture.parse("9.0a")):
             prefill, _ = select_backends("fa3,auto", dataclasses.replace(HOPPER, pages_per_row=pages))
         assert isinstance(prefill, Fa3Prefill) and prefill.backend_for(prefix=False) == "fa3"
