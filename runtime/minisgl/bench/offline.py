@@ -75,6 +75,10 @@ class OfflineOptions(msgspec.Struct, frozen=True, kw_only=True):
         parts = [workload.lower()] * (len(self.workloads) > 1) + [variant.name] * (len(self.variants) > 1)
         return "_".join([*parts, key])
 
+    def run_name(self, model: str) -> str:
+        """Name of this run of a model: workloads and variants are part of it."""
+        return " ".join([model, *self.workloads, *(variant.name for variant in self.variants)])
+
     def trace_path(self, trace: Path, workload: WorkloadName, variant: Variant) -> Path:
         """Path of a trace: `trace`, with the names of workload and variant in it if there are several."""
         name, dot, suffixes = trace.name.partition(".")
@@ -114,7 +118,8 @@ def run(model: str, sizes: Sizes, options: OfflineOptions, engine: Mapping[str, 
                 if options.record is not None and known is not None:
                     key = bench_record.model_key(model, llm.tensor_parallel)
                     results = _results(key, name, variant, sizes, {**start, **measured})
-                    bench_record.update(options.record, known, results)
+                    compiled = options.run_name(key), llm.stats.compiled_after_ready
+                    bench_record.update(options.record, known, results, compiled)
             metrics |= _engine_metrics(llm)
     report("offline", metrics, reference, json_path)
 
@@ -207,6 +212,7 @@ def _engine_metrics(llm: LLM) -> dict[str, Metric]:
         "decode_backend": stats.decode_backend,
         "transport": stats.transport,
         "compiled_kernels": stats.compiled_kernels,
+        "compiled_after_ready": stats.compiled_after_ready,
         "page_size": limits.page_size,
         "num_pages": limits.num_pages,
         "parameter_gib": stats.parameter_bytes / 2**30,

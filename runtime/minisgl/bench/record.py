@@ -29,6 +29,8 @@ class Record(msgspec.Struct, kw_only=True):
     f1_ratio: dict[str, float] = {}
     spread: dict[str, tuple[float, float]] = {}
     """Slowest and fastest run."""
+    compiled_after_ready: dict[str, int] = {}
+    """Kernels that were compiled after the start of an engine, by run. Their sum is a figure, too."""
 
 
 def read(path: Path) -> Record:
@@ -64,14 +66,19 @@ def model_key(model: str, tensor_parallel: int = 1) -> str:
     return Path(model).name.lower().replace("-", "_") + (f"_tp{tensor_parallel}" if tensor_parallel > 1 else "")
 
 
-def update(path: Path, known: Record, results: Mapping[str, Result]) -> None:
-    """Add results by name to `known` and write it to `path`."""
+def update(path: Path, known: Record, results: Mapping[str, Result], compiled: tuple[str, int] | None = None) -> None:
+    """Add results by name to `known` and write it to `path`. `compiled`: a run, and the number of kernels that were
+    compiled during it."""
     for name, result in results.items():
         known.figures[name] = _rounded(result.value)
         if result.spread is not None:
             known.spread[name] = (_rounded(result.spread[0]), _rounded(result.spread[1]))
         if result.f1_ratio is not None:
             known.f1_ratio[name] = _rounded(result.f1_ratio)
+    if compiled is not None:
+        run, kernels = compiled
+        known.compiled_after_ready[run] = kernels
+        known.figures["compiled_after_ready"] = sum(known.compiled_after_ready.values())
     known.date = datetime.datetime.now(datetime.UTC).date().isoformat()
     known.versions = versions()
     known.commit = _commit()

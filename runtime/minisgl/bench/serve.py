@@ -182,7 +182,9 @@ def run(
     if errors:
         print(f"minisgl: error: {len(errors)} requests failed; the first error: {errors[0]}", file=sys.stderr)
     elif recording.file is not None and known is not None:
-        bench_record.update(recording.file, known, recording.results(runs))
+        results = recording.results(runs)
+        run_name = f"serve {next(iter(results), target.url)}"
+        bench_record.update(recording.file, known, results, None if compiled is None else (run_name, compiled))
     if plot is not None:
         write_plot(samples, plot)
     return 1 if errors else 0

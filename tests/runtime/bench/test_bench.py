@@ -108,9 +108,15 @@ def test_bench_offline_updates_a_results_file_and_writes_traces(
     assert {path.name for path in tmp_path.glob("several*")} == {"several-c.json.gz", "several-a.json.gz"}
     known = json.loads(record.read_text())
     name = tiny_checkpoint().name.lower().replace("-", "_")
-    assert known["figures"].keys() == {f"a_{name}_tok_s", f"c_{name}_tok_s", f"engine_up_{name}_s"}
+    assert known["figures"].keys() == {
+        f"a_{name}_tok_s",
+        f"c_{name}_tok_s",
+        f"engine_up_{name}_s",
+        "compiled_after_ready",
+    }
     assert known["figures"][f"a_{name}_tok_s"] == pytest.approx(figures["a_tokens_per_second"], rel=1e-3)
     assert known["spread"].keys() == {f"a_{name}_tok_s", f"c_{name}_tok_s"}
+    assert known["compiled_after_ready"] == {f"{name} A plain": 0, f"{name} C A plain": 0}
     assert known["f1_ratio"] == {}, "no roofline is known for a CPU"
     assert known["device"] == "cpu"
     assert json.loads(trace.read_text())["traceEvents"]
@@ -132,11 +138,19 @@ def test_bench_offline_measures_variants_of_sampling_with_one_engine(tmp_path: P
     assert all(metrics[f"{name}_requests"] == 5 for name in names)
     model_key = tiny_checkpoint().name.lower().replace("-", "_")
     rates = {f"a_{model_key}_tok_s", *(f"a_{model_key}_{name}_tok_s" for name in names[1:])}
-    assert json.loads(record.read_text())["figures"].keys() == {*rates, f"engine_up_{model_key}_s"}
+    assert json.loads(record.read_text())["figures"].keys() == {
+        *rates,
+        f"engine_up_{model_key}_s",
+        "compiled_after_ready",
+    }
 
     assert main([*command.split(), *model, "--presence-penalty", "1", "--repetition-penalty", "1.1"]) == 0
     added = json.loads(record.read_text())["figures"].keys() - rates
-    assert added == {f"a_{model_key}_presence_penalty1_repetition_penalty1.1_tok_s", f"engine_up_{model_key}_s"}
+    assert added == {
+        f"a_{model_key}_presence_penalty1_repetition_penalty1.1_tok_s",
+        f"engine_up_{model_key}_s",
+        "compiled_after_ready",
+    }
 
 
 def test_bench_offline_measures_a_long_prompt(tmp_path: Path) -> None:
@@ -152,6 +166,7 @@ def test_bench_offline_measures_a_long_prompt(tmp_path: Path) -> None:
         f"first_token_0.2k_{model_key}_s",
         "tpot_at_0.2k_ms",
         f"engine_up_{model_key}_s",
+        "compiled_after_ready",
     }
 
 

@@ -177,6 +177,8 @@ def test_chosen_metrics_are_recorded(endpoint: Endpoint, tmp_path: Path, capsys:
     low, high = known["spread"]["trace_ttft_p50_ms"]
     assert low <= known["figures"]["trace_ttft_p50_ms"] <= high
     assert metrics["compiled_after_ready"] == 2
+    assert known["compiled_after_ready"] == {"serve trace_ttft_p50_ms": 2}
+    assert known["figures"]["compiled_after_ready"] == 2
     assert main([*command, "--figures", "x=none"]) == 1
     assert "the report has no metric 'none'" in capsys.readouterr().err
 
