@@ -1,32 +1,48 @@
 #!/usr/bin/env bash
 # Measures on GPUs, part after part. Each line of the log has the seconds since the beginning; a part that fails does
-# not stop the next one. Results go to the directory $OUT.
+# not stop the next one. Results go to the directory $OUT, the newest figures to $OUT/h200.json.
 #
 #   OUT=results MINISGL_KERNELS_DIR=kernels benchmarks/h200.sh [PART...]
 #
-# Default parts: kernels tests small large start serve.
+# Default parts: kernels tests sampling large small-models latency-0.6b latency-14b long-context compiled.
+# The seconds are those of one H200 with kernels compiled ahead of time, starts included.
 #
-#   kernels compile minisgl's own kernels into MINISGL_KERNELS_DIR, which already contains those of flashinfer
-#   tests   pytest -m gpu
-#   small   workloads A, C and D on Qwen3-0.6B in one process, seeds 0 to 2, recorded in $OUT/h200.json
-#   large   the same on Qwen3-14B
-#   start   Qwen3-14B again, for the time of its start with files in the page cache and only kernels compiled ahead of
-#           time, and workload C; `compiled_kernels` must be 0
-#   traces  traces of the device in a few steps of A, C and D
-#   serve   a server with a tiny model: one question, metrics, and a clean exit
-#   online  a server with Qwen3-14B and dummy weights, under a synthetic chat trace at three speeds
-#   moe     Qwen3-30B-A3B, decode at batch 1 and 64
-#   load    random load, $MINUTES (8) minutes
-#   tp2     on two GPUs: tests, all-reduce by size, workload A on Qwen3-14B
-#   tp4     on four GPUs: all-reduce by size, Qwen3-32B under 1,000 requests of the chat trace at three speeds
+#   kernels       40 s   compile minisgl's own kernels into MINISGL_KERNELS_DIR, which already contains those of
+#                        flashinfer; MODELS names others than those of the default parts
+#   tests        300 s   pytest -m gpu
+#   sampling     110 s   workloads A and C on Qwen3-0.6B, plain, with top-k and top-p, with penalties, with
+#                        log-probabilities and a quarter of the requests each; seeds 0 to 2, one start
+#   small         50 s   workloads A, C and D on Qwen3-0.6B, plain; seeds 0 to 2
+#   large        120 s   the same on Qwen3-14B
+#   small-models  70 s   A and C, plain and with top-k and top-p, on Llama-3.2-1B and Qwen2.5-0.5B (heads of 64)
+#   latency-0.6b  95 s   a server with Qwen3-0.6B: first token on an idle server, workload A all at once, and 1,000
+#                        requests of a chat trace at 20 per second
+#   latency-14b  380 s   the same with Qwen3-14B, the trace at 4 per second
+#   long-context  50 s   Llama-3.1-8B: the first token of a prompt of 100,000 tokens, and tokens behind it
+#   compiled     150 s   A, C and D, plain and mixed, one seed, on Qwen2.5-7B, Llama-3.1-8B, Mistral-7B and
+#                        Qwen3-30B-A3B: no kernel is compiled after the start of an engine. The other parts count, too
+#   compare      330 s   plain lines and starts, an older tree and this one in turn: BASE is the directory of the older
+#                        package (runtime/ of its checkout), BASE_KERNELS_DIR has its kernels. Twice on Qwen3-0.6B,
+#                        once on Qwen3-14B
+#   start         40 s   Qwen3-14B again, for the time of its start with files in the page cache and only kernels
+#                        compiled ahead of time, and workload C; `compiled_kernels` must be 0
+#   traces        60 s   traces of the device in a few steps of A, C and D
+#   serve         25 s   a server with a tiny model: one question, metrics, and a clean exit
+#   online       420 s   a server with Qwen3-14B and dummy weights, under a synthetic chat trace at three speeds
+#   moe           60 s   Qwen3-30B-A3B, decode at batch 1 and 64
+#   load                 random load, $MINUTES (8) minutes
+#   tp2          500 s   on two GPUs: tests, all-reduce by size, workload A on Qwen3-14B
+#   tp4          700 s   on four GPUs: all-reduce by size, Qwen3-32B under 1,000 requests of the chat trace at three speeds
 #
-# MINISGL is the command (default: minisgl), PYTHON an interpreter with pytest (default: python3).
+# MINISGL is the command (default: minisgl), PYTHON an interpreter with pytest (default: python3). REPEAT is the number
+# of seeds (3); REQUESTS shortens the traces.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:?set OUT to a directory for the results}
 MINISGL=${MINISGL:-minisgl}
 PYTHON=${PYTHON:-python3}
 PORT=${PORT:-8123}
+REPEAT=${REPEAT:-3}
 BEGAN=$(date +%s)
 mkdir -p "$OUT"
 SCRATCH=$(mktemp -d)
@@ -65,9 +81,14 @@ with_server() { # LOG SERVE-ARGUMENTS... -- COMMAND...: run COMMAND while the se
     kill -0 $server 2>/dev/null || break
     sleep 0.5
   done
-  log "the server is ready, or has exited"
-  "$@"
-  kill -TERM $server
+  if curl -sf "127.0.0.1:$PORT/ready" >/dev/null; then
+    log "the server is ready"
+    "$@"
+  else
+    log "the server is not ready"
+    tail -n 20 "$server_log"
+  fi
+  kill -TERM $server 2>/dev/null
   wait $server
   log "serve exited with $?"
   grep -hE "the engine is up|engine ready" "$server_log"
@@ -91,14 +112,77 @@ replay() { # NAME REQUESTS SPEED...: replay the trace at each speed; 2.5 is 6.5 
   done
 }
 
+served() { # NAME SECONDS ARGUMENTS...: requests to the running server, with recorded figures
+  local name=$1 seconds=$2
+  shift 2
+  limited "$seconds" $MINISGL bench serve --url "http://127.0.0.1:$PORT" --vocabulary 150000 \
+    --json "$OUT/$name.json" --record "$OUT/h200.json" "$@"
+}
+
+latency() { # MODEL TRACE-SPEED TRACE-NAME: the figures of a served model
+  local model=$1 speed=$2 trace=$3 key=${1//-/_}
+  log "idle"
+  served "idle-$model" 60 --warm-up 1 --num-requests 20 --max-concurrency 1 --input-len 4 4 --output-len 64 64 \
+    --figures "ttft_idle_${key}_ms=ttft_ms_p50" "tpot_idle_${key}_ms=tpot_ms_p50"
+  log "workload A, all at once"
+  served "burst-$model" 200 --warm-up 1 --workload A --repeat "$REPEAT" \
+    --figures "burst_256_${key}_itl_p99_ms=itl_ms_p99" "burst_256_${key}_tok_s=output_tokens_per_second" \
+    "burst_256_${key}_ttft_p50_ms=ttft_ms_p50"
+  log "trace at speed $speed"
+  "$PYTHON" benchmarks/chat_trace.py "$SCRATCH/chat.jsonl" --requests "${REQUESTS:-1000}"
+  served "trace-$model" 400 --trace "$SCRATCH/chat.jsonl" --block-size 16 --trace-speed "$speed" \
+    --figures "${trace}_${key}_ttft_p50_ms=ttft_ms_p50" "${trace}_${key}_ttft_p99_ms=ttft_ms_p99" \
+    "${trace}_${key}_itl_p99_ms=itl_ms_p99" "${trace}_${key}_tpot_p50_ms=tpot_ms_p50"
+}
+
+serve_model() { # MODEL COMMAND...: run COMMAND beside a server of a built-in configuration
+  local model=$1
+  shift
+  $MINISGL models dummy "$model" "$SCRATCH/$model"
+  with_server "$OUT/serve-$model.log" "$SCRATCH/$model" --dummy-weights -- "$@"
+}
+
+in_turn() { # NAME MODEL SECONDS ARGUMENTS...: once with the older tree, once with this one
+  local name=$1 model=$2 seconds=$3
+  shift 3
+  PYTHONPATH=${BASE:?set BASE to the package directory of an older checkout}:${PYTHONPATH:-} \
+    MINISGL_KERNELS_DIR=${BASE_KERNELS_DIR:-$MINISGL_KERNELS_DIR} \
+    limited "$seconds" $MINISGL bench offline --model "$model" --json "$OUT/$name-old.json" "$@"
+  limited "$seconds" $MINISGL bench offline --model "$model" --json "$OUT/$name-new.json" "$@"
+  "$PYTHON" benchmarks/compare.py "$OUT/$name-old.json" "$OUT/$name-new.json"
+}
+
 part() {
   case $1 in
     kernels)
-      limited 200 $MINISGL kernels build qwen3-0.6b qwen3-14b qwen3-30b-a3b --tp 1 --own-only
+      limited 300 $MINISGL kernels build ${MODELS:-qwen3-0.6b qwen3-14b qwen3-30b-a3b llama-3.2-1b qwen2.5-0.5b \
+        llama-3.1-8b qwen2.5-7b mistral-7b-v0.3} --tp 1 --own-only
+      ;;
+    sampling)
+      bench sampling-qwen3-0.6b qwen3-0.6b 240 --workload A C --repeat "$REPEAT" \
+        --variants topk plain penalty logprobs mixed
+      ;;
+    small-models)
+      for model in llama-3.2-1b qwen2.5-0.5b; do
+        bench "offline-$model" $model 120 --workload A C --repeat "$REPEAT" --variants plain topk
+      done
+      ;;
+    latency-0.6b) serve_model qwen3-0.6b latency qwen3-0.6b 7.7 trace_20rps ;;
+    latency-14b) serve_model qwen3-14b latency qwen3-14b 1.54 trace_4rps ;;
+    long-context) bench long-context-llama-3.1-8b llama-3.1-8b 150 --workload L --repeat "$REPEAT" ;;
+    compiled)
+      for model in qwen2.5-7b llama-3.1-8b mistral-7b-v0.3 qwen3-30b-a3b; do
+        bench "compiled-$model" $model 120 --workload A C D --variants plain mixed
+      done
+      ;;
+    compare)
+      in_turn compare-1-qwen3-0.6b qwen3-0.6b 120 --workload A C --repeat "$REPEAT"
+      in_turn compare-2-qwen3-0.6b qwen3-0.6b 120 --workload A C --repeat "$REPEAT"
+      in_turn compare-qwen3-14b qwen3-14b 200 --workload A --repeat "$REPEAT"
       ;;
     tests) gpu_tests ;;
-    small) bench offline-qwen3-0.6b qwen3-0.6b 240 --workload A C D --repeat 3 ;;
-    large) bench offline-qwen3-14b qwen3-14b 300 --workload A C D --repeat 3 ;;
+    small) bench offline-qwen3-0.6b qwen3-0.6b 240 --workload A C D --repeat "$REPEAT" ;;
+    large) bench offline-qwen3-14b qwen3-14b 300 --workload A C D --repeat "$REPEAT" ;;
     start)
       TRITON_CACHE_DIR=$SCRATCH/empty bench start-qwen3-14b qwen3-14b 120 --workload C --repeat 3
       ;;
@@ -136,7 +220,7 @@ part() {
 }
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(kernels tests small large start serve)
+[ $# -gt 0 ] || parts=(kernels tests sampling large small-models latency-0.6b latency-14b long-context compiled)
 for name in "${parts[@]}"; do
   log "$name"
   part "$name" 2>&1
