@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.errors import CodedError
-from minisgl.options import Count, Fraction, Index, closest, option, options_of
+from minisgl.options import Count, Fraction, Index, Milliseconds, closest, option, options_of
 
 Device = Literal["cpu", "cuda"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -74,6 +74,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Count,
         option("token budget of a step: one per decoding request, the rest for chunks of prompts", default="{} tokens"),
     ] = 8192
+    target_itl_ms: Annotated[
+        Milliseconds,
+        option(
+            "longest time between tokens of streamed answers to aim for: a step that generates such tokens takes only "
+            "as many prompt tokens along as fit; 0: as many as --max-step-tokens allows",
+            default="{:g} ms",
+        ),
+    ] = 30.0
     page_size: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | None,
         option(
@@ -121,6 +129,7 @@ class EngineArgs(TypedDict, total=False):
     max_running: int
     max_model_len: int | None
     max_step_tokens: int
+    target_itl_ms: float
     page_size: int | None
     num_pages: int | None
     memory_fraction: float
@@ -141,6 +150,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: Count
     vocab_size: Count
     max_step_tokens: Count
+    target_itl_ms: Milliseconds = 0.0
+    """See `EngineConfig.target_itl_ms`."""
+    prefill_buckets: tuple[int, ...] = ()
+    """Numbers of prompt tokens in a step for which the engine has a graph, ascending."""
     overlap: bool
     cache: CacheKind
     eos_token_ids: tuple[int, ...] = ()

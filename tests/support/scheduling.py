@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +15,10 @@ from minisgl.scheduler.request import Phase
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import Failure, StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
+from minisgl.wire.plan import StepPlan
 from support.numerics.kv_engine import KvEngine, prompt_scores, reference
 from support.scheduler_audit import check
+from support.timed_engine import TimedEngine
 
 VOCAB = 97
 EOS = (7, 11)
@@ -66,7 +69,11 @@ class Harness:
         audit: bool = True,
         checks: bool = True,
         max_waiting: int = 1000,
+        target_itl_ms: float = 0.0,
+        prefill_buckets: tuple[int, ...] = (),
+        step_seconds: Callable[[StepPlan], float] = lambda plan: 1e-3,
     ) -> None:
+        """`step_seconds`: time that a step takes on a clock of the engine's own."""
         self.config = SchedulerConfig(
             num_pages=pages,
             page_size=page_size,
@@ -79,6 +86,8 @@ class Harness:
             eos_token_ids=EOS,
             audit=audit,
             max_waiting=max_waiting,
+            target_itl_ms=target_itl_ms,
+            prefill_buckets=prefill_buckets,
         )
         limits = EngineLimits(
             num_pages=pages,
@@ -90,7 +99,8 @@ class Harness:
         )
         self.engine = KvEngine(limits)
         self.scheduler = Scheduler(self.config)
-        self.loop = StepLoop(self.scheduler, self.engine)
+        self.timed = TimedEngine(self.engine, step_seconds)
+        self.loop = StepLoop(self.scheduler, self.timed, self.timed.clock)
         self.answers: dict[bytes, Answer] = {}
         self.checks = checks
         self._ids = itertools.count(1)

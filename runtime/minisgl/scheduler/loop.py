@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
 
 from minisgl.engine.interface import Engine
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
+from minisgl.scheduler.step_times import StepWork
+
+_WAITED: Final = 50e-6
+"""Shortest time in `collect` that was spent waiting for the device, in seconds."""
+_LAUNCH_AHEAD: Final = 1.5e-3
+_LAUNCH_AHEAD_SHARE: Final = 0.15
+"""A step is launched this long, or this share of the running step, before the running one is expected to end."""
+_DISTRUST_STEPS: Final = 32
+"""Steps that are launched at once after the device had to wait for a launch: their times are measured anew."""
+
+
+class _Launched(msgspec.Struct, frozen=True):
+    handle: Any
+    work: StepWork
+    began: float
+    """Time before the launch, in seconds."""
 
 
 class StepLoop:
@@ -16,17 +36,52 @@ class StepLoop:
     Without overlap a step is launched when the result of the one before is complete. With overlap step n + 1 is
     launched before the result of step n is read, so that planning and bookkeeping hide behind the device."""
 
-    def __init__(self, scheduler: Scheduler, engine: Engine) -> None:
+    def __init__(self, scheduler: Scheduler, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds; it measures steps."""
         self.scheduler = scheduler
         self.engine = engine
+        self._clock = clock
         self._ahead = 1 if scheduler.config.overlap else 0
-        self._pending: deque[Any] = deque()
+        self._pending: deque[_Launched] = deque()
+        self._ended = 0.0
+        """Time at which the device was ready for the oldest pending step, if it was launched by then."""
+        self._distrust = 0
+
+    def spare_ms(self) -> int:
+        """Whole milliseconds for which the next launch can wait without making the device wait. A request that arrives
+        by then is part of the next step, instead of the one after it."""
+        if len(self._pending) != 1 or self._distrust or not self.scheduler.table.has_free_row:
+            return 0
+        running = self._pending[0]
+        expected = self.scheduler.times.expected(running.work)
+        ends = max(running.began, self._ended) + expected
+        launch_at = ends - max(_LAUNCH_AHEAD, _LAUNCH_AHEAD_SHARE * expected)
+        return max(int((launch_at - self._clock()) * 1000), 0)
 
     def step(self) -> StepOutput | None:
         """Launch the next step, if any, and complete the oldest one that is due; None when no step was due."""
         plan = self.scheduler.plan()
         if plan is not None:
-            self._pending.append(self.engine.launch(plan))
+            began = self._clock()
+            self._pending.append(_Launched(self.engine.launch(plan), StepWork.of(plan), began))
         if not self._pending or (plan is not None and len(self._pending) <= self._ahead):
             return None
-        return self.scheduler.complete(self.engine.collect(self._pending.popleft()))
+        step = self._pending.popleft()
+        called = self._clock()
+        result = self.engine.collect(step.handle)
+        self._measure(step, called, self._clock())
+        return self.scheduler.complete(result)
+
+    def _measure(self, step: _Launched, called: float, returned: float) -> None:
+        """Measure a step that was collected between these times.
+
+        A step begins on the device when the one before ends, or with its launch. It ends when `collect` returns; if
+        `collect` did not wait, it ended unseen, and the time until the next launch is what it took the loop."""
+        began = max(step.began, self._ended)
+        self._distrust = max(self._distrust - 1, 0)
+        if returned - called > _WAITED:
+            self._ended = returned
+        else:
+            self._distrust = _DISTRUST_STEPS
+            self._ended = max(began, self._pending[0].began if self._pending else called)
+        self.scheduler.times.observe(step.work, self._ended - began)

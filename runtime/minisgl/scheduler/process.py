@@ -53,6 +53,7 @@ def scheduler_config(engine: EngineConfig, limits: EngineLimits) -> SchedulerCon
     return SchedulerConfig(
         **msgspec.structs.asdict(limits),
         max_step_tokens=engine.max_step_tokens,
+        target_itl_ms=engine.target_itl_ms,
         overlap=engine.overlap,
         cache=engine.cache,
         audit=engine.audit,

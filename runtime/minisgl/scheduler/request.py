@@ -58,6 +58,7 @@ class Request(msgspec.Struct, kw_only=True):
     arrival: int
     """Order of arrival; a preemption does not change it."""
     cache_salt: bytes
+    stream: bool
     prompt_logprobs_from: int
     """Index of the next prompt token whose log-probability is to be reported; `prompt_length`: none is left."""
     queued_at: float
@@ -121,6 +122,8 @@ class RequestTable:
         self.inserted = column()
         """Number of leading pages that were offered to the prefix cache."""
         self.client = column()
+        self.streams: NDArray[np.bool_] = np.zeros(rows, np.bool_)
+        """Rows whose clients receive each token as it is sampled."""
         self.ids = np.zeros(rows, f"V{REQUEST_ID_BYTES}")
         # Zeroed memory is mapped on first use: these two take only the memory that requests use.
         self.tokens: IntArray = np.zeros((rows, max_length), np.int32)
@@ -166,6 +169,7 @@ class RequestTable:
         self.inserted[slot] = cached
         self.num_pages[slot] = total
         self.client[slot] = request.client
+        self.streams[slot] = request.stream
         self.ids[slot] = np.void(request.id)
         self.tokens[slot, :length] = request.tokens
         self.page_table[slot, :cached] = cached_pages

@@ -19,6 +19,8 @@ from minisgl.scheduler.request import ERROR, Completed, Phase, Request, RequestT
 from minisgl.scheduler.row_pages import RowPages
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
 from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Counters, Failure, RequestError, StepOutput
+from minisgl.scheduler.step_times import StepTimes
+from minisgl.scheduler.token_budget import TokenBudget
 from minisgl.scheduler.validation import request_from_submit
 from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Submit
 from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, IntArray, StepPlan, StepResult
@@ -72,6 +74,8 @@ class Scheduler:
             vocab_size=config.vocab_size,
             eos_ids=config.eos_token_ids,
         )
+        self.times = StepTimes()
+        """Measured times of steps, which the step loop adds."""
         self.pages = RowPages(config, self.table, self.counters)
         self.queue = WaitingQueue()
         self._unfinished: dict[bytes, Request] = {}
@@ -150,7 +154,7 @@ class Scheduler:
             self._blocked_head = None
         updates: list[IntArray] = []
         decode, positions = self._plan_decode(updates)
-        segments, admitted = self._plan_prefill(max(self.config.max_step_tokens - len(decode), 1))
+        segments, admitted = self._plan_prefill(decode, positions)
         if not len(decode) and not segments:
             return None
 
@@ -273,19 +277,34 @@ class Scheduler:
         # Otherwise each row has grown by one token since: a slot given to another request skips at least one plan.
         return self._ordered
 
-    def _plan_prefill(self, budget: int) -> tuple[list[tuple[int, int, int, int]], list[Request]]:
-        """Segments (slot, start, length, sample) of at most `budget` tokens, first of prompts in progress, then of
-        requests that are admitted; and these requests."""
+    def _plan_prefill(
+        self, decode: IntArray, positions: IntArray
+    ) -> tuple[list[tuple[int, int, int, int]], list[Request]]:
+        """Segments (slot, start, length, sample) of prompts beside the decode rows, within the token budget: first of
+        prompts in progress, then of requests that are admitted; and these requests."""
         segments: list[tuple[int, int, int, int]] = []
         admitted: list[Request] = []
-        for request in self.table.prefilling():
-            if not budget:
+        in_progress = self.table.prefilling()
+        if not in_progress and not len(self.queue):
+            return segments, admitted
+        budget = self._token_budget(decode, positions)
+        for request in in_progress:
+            if budget.is_spent:
                 break
-            budget -= self._schedule_segment(request, budget, segments)
-        while budget and (new := self._admit()) is not None:
+            self._schedule_segment(request, budget, segments)
+        while not budget.is_spent and (new := self._admit()) is not None:
             admitted.append(new)
-            budget -= self._schedule_segment(new, budget, segments)
+            self._schedule_segment(new, budget, segments)
         return segments, admitted
+
+    def _token_budget(self, decode: IntArray, positions: IntArray) -> TokenBudget:
+        """Budget of a step's prompts. The step is kept short when a client waits for the next token of a decode row."""
+        config = self.config
+        budget = TokenBudget(max(config.max_step_tokens - len(decode), 1), config.prefill_buckets)
+        if config.target_itl_ms and np.count_nonzero(self.table.streams.take(decode)):
+            context = int(positions.sum(dtype=np.int64))
+            budget.limit_seconds(config.target_itl_ms / 1000, self.times, len(decode), context)
+        return budget
 
     def _all_pages(self, request: Request) -> IntArray:
         """`StepPlan.page_updates` of a row that joins."""
@@ -293,18 +312,21 @@ class Scheduler:
         pages = self.table.pages(request.slot)
         return np.stack((np.full(len(pages), request.slot, np.int32), np.arange(len(pages), dtype=np.int32), pages))
 
-    def _schedule_segment(self, request: Request, budget: int, segments: list[tuple[int, int, int, int]]) -> int:
-        """Add the next segment of a prompt. Returns its number of tokens, at most `budget`."""
+    def _schedule_segment(
+        self, request: Request, budget: TokenBudget, segments: list[tuple[int, int, int, int]]
+    ) -> None:
+        """Add the next segment of a prompt, if the budget has tokens for it."""
         table, slot = self.table, request.slot
         assert slot is not None
         start = int(table.computed[slot])
-        length = min(int(table.prefill_end[slot]) - start, budget)
+        length = budget.grant(start, int(table.prefill_end[slot]) - start)
+        if not length:
+            return
         sample = table.launch_prefill(slot, length)
         segments.append((slot, start, length, int(sample)))
         # Cached immediately: steps run in order, and within a step all KV is stored before any is read. A request that
         # matches these pages from now on, even in this plan, reads them after they are written.
         self.pages.share(slot)
-        return length
 
     def _admit(self) -> Request | None:
         """Give the head of the queue a row and the pages of its prompt, if they are available."""

@@ -48,17 +48,19 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: thr
             elif not scheduler.has_work and time.monotonic() >= end_not_before:
                 clients.flush()
                 return
-        for number, message in clients.receive(0 if scheduler.has_work else IDLE_WAIT_MS):
+        for number, message in clients.receive(loop.spare_ms() if scheduler.has_work else IDLE_WAIT_MS):
             # Before the message: a client that has restarted may use the same request ids again.
             _drop_disconnected_clients(loop, clients)
             _handle_message(loop, clients, number, message, is_draining=end_not_before is not None)
         _drop_disconnected_clients(loop, clients)
         if scheduler.has_work:
             idle_turns = 0
-            scheduler.now = time.monotonic()
-            output = loop.step()
-            if output is not None:
-                clients.send_step(output, time.monotonic())
+            # Otherwise a message has arrived, and there is time for more.
+            if not loop.spare_ms():
+                scheduler.now = time.monotonic()
+                output = loop.step()
+                if output is not None:
+                    clients.send_step(output, time.monotonic())
         else:
             idle_turns += 1
             if idle_turns == 2:

@@ -65,6 +65,7 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
         arrival=arrival,
         queued_at=now,
         cache_salt=message.cache_salt,
+        stream=message.stream,
         prompt_logprobs_from=1 if reports_prompt else prompt_length,
     )
 

@@ -13,11 +13,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from minisgl.scheduler import shared_prefixes
+from minisgl.scheduler import shared_prefixes, token_budget
+from minisgl.wire.plan import StepPlan
 from support.scheduling import Answer, Harness
 
 # Limits that small tests reach; the hash model checks every group of a plan.
 SMALL_GROUPS = {"MIN_GROUP_ROWS": 2, "MIN_SAVED_TOKENS": 1, "MIN_SAVED_SHARE": 0.0}
+SMALL_CHUNKS = {"LEAST_TOKENS": 2, "LEAST_CHUNK": 1}
+
+
+def step_seconds(plan: StepPlan) -> float:
+    """10 ms, and 1 ms for each prompt token."""
+    return 0.01 + 0.001 * len(plan.prefill_tokens)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -25,20 +32,33 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = mock.patch.multiple(shared_prefixes, **SMALL_GROUPS)
-        self.patch.start()
+        self.patches = [
+            mock.patch.multiple(shared_prefixes, **SMALL_GROUPS),
+            mock.patch.multiple(token_budget, **SMALL_CHUNKS),
+        ]
+        for patch in self.patches:
+            patch.start()
 
     @initialize(
         page_size=st.sampled_from([1, 2, 4, 16]),
         slack=st.integers(0, 40),
         rows=st.integers(1, 6),
         budget=st.sampled_from([1, 3, 7, 16, 10_000]),
+        target_itl_ms=st.sampled_from([0, 0, 1, 15, 18]),
         overlap=st.booleans(),
         cache=st.sampled_from(["radix", "radix", "naive"]),
         prefixes=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=14), min_size=1, max_size=3),
     )
     def start(
-        self, page_size: int, slack: int, rows: int, budget: int, overlap: bool, cache: str, prefixes: list[list[int]]
+        self,
+        page_size: int,
+        slack: int,
+        rows: int,
+        budget: int,
+        target_itl_ms: float,
+        overlap: bool,
+        cache: str,
+        prefixes: list[list[int]],
     ) -> None:
         max_model_len = 32
         self.harness = Harness(
@@ -47,6 +67,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             rows=rows,
             max_model_len=max_model_len,
             budget=budget,
+            target_itl_ms=target_itl_ms,
+            prefill_buckets=(4, 8),
+            step_seconds=step_seconds,
             overlap=overlap,
             cache=cache,
         )
@@ -66,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs=st.sampled_from([-1, -1, 0, 2]),
         prompt_logprobs=st.sampled_from([-1, -1, -1, 0, 1]),
         salt=st.sampled_from([b"", b"", b"a", b"b"]),
+        stream=st.booleans(),
     )
     def arrive(
         self,
@@ -80,6 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs: int,
         prompt_logprobs: int,
         salt: bytes,
+        stream: bool,
     ) -> None:
         self.harness.submit(
             [*self.prefixes[prefix % len(self.prefixes)], *own],
@@ -92,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             cache_salt=salt,
+            stream=stream,
         )
 
     @rule(data=st.data())
@@ -122,7 +148,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             self._finish()
         finally:
-            self.patch.stop()
+            for patch in self.patches:
+                patch.stop()
 
     def _finish(self) -> None:
         if not hasattr(self, "harness"):

@@ -1,0 +1,173 @@
+"""Prompt tokens beside decode rows: bounded by the time that the step takes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from minisgl.scheduler.step_times import StepCosts, StepTimes, StepWork
+from minisgl.scheduler.token_budget import LEAST_SHARE, LEAST_TOKENS, TokenBudget
+from minisgl.wire.plan import StepPlan
+from support.scheduling import VOCAB, Harness
+
+TARGET_MS = 30.0
+LARGE = StepCosts(fixed=2e-3, token=4.5e-5, pair=1.5e-9, context=4e-8)
+"""A step of a model with 14B parameters."""
+
+
+def harness(costs: StepCosts = LARGE, *, target_itl_ms: float = TARGET_MS, overlap: bool = True) -> Harness:
+    return Harness(
+        pages=4096,
+        page_size=16,
+        rows=16,
+        max_model_len=4096,
+        budget=8192,
+        overlap=overlap,
+        audit=False,
+        checks=False,
+        target_itl_ms=target_itl_ms,
+        step_seconds=lambda plan: costs.seconds(StepWork.of(plan)),
+    )
+
+
+def prompt(length: int, first: int) -> list[int]:
+    draw = random.Random(first)
+    return [first % VOCAB, *(draw.randrange(VOCAB) for _ in range(length - 1))]
+
+
+def arrive(driven: Harness, lengths: list[int], *, stream: bool = True, tokens: int = 8) -> None:
+    """Let prompts arrive one after the other, each some steps after the one before, and run until all have ended."""
+    for number, length in enumerate(lengths):
+        driven.submit(prompt(length, number), tokens, ignore_eos=True, stream=stream)
+        for _ in range(3):
+            driven.step()
+    driven.run()
+    for answer in driven.answers.values():
+        assert answer.tokens == answer.expected()
+
+
+def mixed(driven: Harness) -> list[tuple[StepPlan, float]]:
+    return [(plan, took) for plan, took in driven.timed.durations if len(plan.decode_slots) and len(plan.prefill_slots)]
+
+
+COSTS = st.builds(
+    StepCosts,
+    fixed=st.floats(1e-4, 1e-2),
+    token=st.floats(2e-6, 1e-4),
+    pair=st.floats(0, 2e-9),
+    context=st.floats(0, 1e-7),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(COSTS, st.lists(st.integers(50, 1500), min_size=4, max_size=12), st.booleans())
+def test_a_decode_row_waits_for_a_bounded_time(costs: StepCosts, lengths: list[int], overlap: bool) -> None:
+    """Steps of a linear model are expected exactly, but for the ridge of the fit, once some were measured."""
+    driven = harness(costs, overlap=overlap)
+    arrive(driven, [1500, 100, 700, 300, *lengths])
+    for plan, took in mixed(driven)[8:]:
+        work = StepWork.of(plan)
+        alone = costs.seconds(StepWork(0, work.decode_rows, 0.0, work.decode_context))
+        least = alone / (1 - LEAST_SHARE) + LEAST_TOKENS * (costs.token + costs.pair * 1600)
+        assert took <= 1.15 * max(TARGET_MS / 1000, least)
+
+
+@settings(max_examples=25, deadline=None)
+@given(COSTS, st.lists(st.integers(50, 1500), min_size=4, max_size=12))
+def test_no_prompt_starves(costs: StepCosts, lengths: list[int]) -> None:
+    """Every step with prompts computes at least some tokens, or the last ones of a prompt, even for a tiny target."""
+    driven = harness(replace(costs, fixed=costs.fixed + 0.1), target_itl_ms=0.001)
+    arrive(driven, lengths)
+    for plan, _ in mixed(driven):
+        assert len(plan.prefill_tokens) >= LEAST_TOKENS or plan.prefill_sample.any()
+
+
+def test_prompts_are_computed_in_the_order_of_arrival() -> None:
+    driven = harness()
+    arrive(driven, [100, 900])
+    driven.submit(prompt(8, 50), 60, ignore_eos=True)
+    driven.step()
+    answers = [driven.submit(prompt(1200, 60 + number), 4, ignore_eos=True) for number in range(3)]
+    order = []
+    while driven.scheduler.has_work:
+        driven.step()
+        order += [answer for answer in answers if answer.tokens and answer not in order]
+    assert [id(answer) for answer in order] == [id(answer) for answer in answers]
+
+
+@pytest.mark.parametrize(("stream", "longest"), [(True, 0.035), (False, 0.06)])
+def test_rows_that_nobody_watches_may_wait(stream: bool, longest: float) -> None:
+    driven = harness()
+    arrive(driven, [1500, 100, 700, 300, 900])
+    driven.timed.durations.clear()
+    arrive(driven, [200, 1400, 1300], stream=stream, tokens=40)
+    slowest = max(took for _, took in mixed(driven))
+    assert longest * 0.7 < slowest < longest * 1.3
+
+
+def test_a_step_is_not_limited_without_decode_rows() -> None:
+    driven = harness()
+    arrive(driven, [1000, 1000])
+    driven.timed.durations.clear()
+    for number in range(4):
+        driven.submit(prompt(1000, 80 + number), 4, ignore_eos=True)
+    driven.step()
+    assert len(driven.timed.durations[0][0].prefill_tokens) == 4000
+    driven.run()
+
+
+def measured(costs: StepCosts) -> StepTimes:
+    times = StepTimes()
+    for tokens in range(100, 8100, 500):
+        work = StepWork(tokens, tokens % 7, tokens * tokens / 2, 100 * (tokens % 11))
+        times.observe(work, costs.seconds(work))
+    return times
+
+
+def limited(buckets: tuple[int, ...] = (), tokens: int = 8192) -> TokenBudget:
+    budget = TokenBudget(tokens, buckets)
+    budget.limit_seconds(TARGET_MS / 1000, measured(LARGE), 10, 20_000)
+    return budget
+
+
+def test_a_chunk_fills_the_largest_graph_that_fits() -> None:
+    unrounded = limited().grant(0, 5000)
+    assert 500 < unrounded < 640
+    assert limited((128, 256, 512, 1024)).grant(0, 5000) == 512
+    # Too much would be left out, or there is no graph of this size at all.
+    assert limited((128, 256, 1024)).grant(0, 5000) == unrounded
+    assert limited((128, 256)).grant(0, 5000) == unrounded
+    # A prompt's end is not cut off.
+    assert limited((128, 256, 512, 1024)).grant(0, 300) == 300
+
+
+def test_later_prompts_get_what_earlier_ones_leave() -> None:
+    budget = limited()
+    assert budget.grant(0, 300) == 300
+    assert not budget.is_spent
+    rest = budget.grant(0, 5000)
+    assert 200 < rest < 340
+    assert budget.is_spent
+    budget = limited((128, 256, 512, 1024))
+    assert (budget.grant(0, 300), budget.grant(0, 5000)) == (300, 212)
+
+
+def test_no_prompt_begins_with_a_few_tokens() -> None:
+    budget = limited()
+    assert budget.grant(0, 540) == 540
+    assert budget.is_spent
+    # The prefix of a prompt is known only when it is admitted: with a long one, few tokens take the rest of the time.
+    budget = limited()
+    assert budget.grant(0, 505) == 505
+    assert not budget.is_spent
+    assert budget.grant(100_000, 1000) == 0
+
+
+def test_the_number_of_tokens_is_limited_too() -> None:
+    budget = TokenBudget(100)
+    assert (budget.grant(0, 60), budget.is_spent, budget.grant(0, 60), budget.is_spent) == (60, False, 40, True)
+    assert limited(tokens=50).grant(0, 1000) == 50
