@@ -5,11 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minisgl.kernels import split_decode_triton
 from minisgl.kernels.norm import add_rms_norm
 from minisgl.kernels.rotary import rotate_and_store
 from minisgl.kernels.rotation import Rotation
 from minisgl.kernels.skinny_linear_triton import normed_linear, skinny_linear
-from support.kernels.decode_kernels import CASES, check_normed_linear, check_rotate_and_store, check_split_decode, draw
+from support.kernels.decode_kernels import (
+    CASES,
+    check_normed_linear,
+    check_rotate_and_store,
+    check_rotated_split_decode,
+    check_split_decode,
+    draw,
+)
 
 CUDA = torch.device("cuda")
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -60,14 +68,64 @@ def test_rotate_and_store(
 
 @DTYPES
 @pytest.mark.parametrize(
-    ("kv_heads", "group", "head_dim", "page_size"), [(8, 2, 128, 64), (8, 5, 128, 64), (1, 16, 64, 32)]
+    ("kv_heads", "group", "head_dim", "page_size"),
+    [
+        (8, 2, 128, 64),
+        (8, 5, 128, 64),
+        (1, 16, 64, 32),
+        (2, 7, 64, 64),
+        (4, 7, 128, 64),
+        (8, 4, 64, 64),
+        (2, 4, 256, 64),
+    ],
 )
+@pytest.mark.parametrize("window", [None, 1, 70, 512])
 @pytest.mark.parametrize("lengths", [(1,), (2,), (1028,), (64, 65, 700, 5000)])
 def test_split_decode(
-    lengths: tuple[int, ...], kv_heads: int, group: int, head_dim: int, page_size: int, dtype: torch.dtype
+    lengths: tuple[int, ...],
+    window: int | None,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype,
 ) -> None:
     check_split_decode(
-        CUDA, lengths=lengths, kv_heads=kv_heads, group=group, head_dim=head_dim, page_size=page_size, dtype=dtype
+        CUDA,
+        lengths=lengths,
+        kv_heads=kv_heads,
+        group=group,
+        head_dim=head_dim,
+        page_size=page_size,
+        dtype=dtype,
+        window=window,
+    )
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim"), [(8, 2, 128), (8, 4, 64), (2, 7, 64), (4, 7, 128), (2, 4, 256)]
+)
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("lengths", "window"), [((1,), None), ((1028,), None), ((64, 65, 700, 5000), 600)])
+def test_split_decode_that_rotates_and_stores(
+    lengths: tuple[int, ...],
+    window: int | None,
+    norm: bool,
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    dtype: torch.dtype,
+) -> None:
+    check_rotated_split_decode(
+        CUDA,
+        lengths=lengths,
+        kv_heads=kv_heads,
+        group=group,
+        head_dim=head_dim,
+        norm=norm,
+        dtype=dtype,
+        window=window,
     )
 
 
@@ -133,3 +191,68 @@ def test_a_long_chain_of_early_launches_equals_the_chain_with_waits(rows: int) -
         stream.synchronize()
     assert int(differ) == 0
     assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
+
+
+@pytest.mark.captures
+@pytest.mark.parametrize("rows", [1, 3])
+def test_layers_with_attention_in_a_graph_equal_layers_with_waits(rows: int) -> None:
+    """The kernel that rotates, stores and attends reads the pool while the projection before it still runs."""
+    hidden, q_heads, kv_heads, head_dim, layers = 1024, 8, 4, 64, 12
+    dtype, page, length = torch.bfloat16, 64, 200
+    width = (q_heads + 2 * kv_heads) * head_dim
+    qkv_weights = [
+        draw(width + i, hidden, dtype=dtype, device=CUDA, scale=0.03)[i:].contiguous() for i in range(layers)
+    ]
+    weights = [
+        draw(hidden + i, q_heads * head_dim, dtype=dtype, device=CUDA, scale=0.03)[i:].contiguous()
+        for i in range(layers)
+    ]
+    gain = 1 + draw(hidden, dtype=dtype, device=CUDA, scale=0.1)
+    history = [draw(layers, 4 * rows + 1, page, kv_heads, head_dim, dtype=dtype, device=CUDA) for _ in "kv"]
+    start = draw(rows, hidden, dtype=dtype, device=CUDA)
+    cos_sin = draw(rows, head_dim, dtype=torch.float32, device=CUDA)
+    table = torch.arange(4 * rows, dtype=torch.int32, device=CUDA).view(rows, 4)
+    lengths = torch.full((rows,), length, dtype=torch.int32, device=CUDA)
+    slots = torch.arange(rows, dtype=torch.int32, device=CUDA)
+    keys, values = (pool.clone() for pool in history)
+    sums = torch.empty(rows, q_heads, split_decode_triton.SPLITS, device=CUDA)
+    parts = torch.empty(*sums.shape, head_dim, device=CUDA)
+
+    def chain(*, wait: bool) -> torch.Tensor:
+        x, residual = start * 1.0, start * 2.0
+        for layer in range(layers):
+            if rows == 1:
+                qkv, residual = normed_linear(x, residual, gain, 1e-6, qkv_weights[layer])
+            else:
+                x, residual = add_rms_norm(x, residual, gain, 1e-6)
+                qkv = skinny_linear(x, qkv_weights[layer])
+            if wait:
+                torch.cuda.synchronize()
+            q, k, v = qkv.view(rows, -1, head_dim).split([q_heads, kv_heads, kv_heads], dim=1)
+            out = torch.empty(q.shape, dtype=dtype, device=CUDA)
+            new = split_decode_triton.NewTokens(k, v, Rotation(cos_sin, gain[:head_dim], gain[64:128], 1e-6))
+            split_decode_triton.split_decode(
+                q, keys[layer], values[layer], table, slots, lengths, parts, sums, out, scale=0.2, new=new
+            )
+            if wait:
+                torch.cuda.synchronize()
+            x = skinny_linear(out.flatten(1), weights[layer])
+        return add_rms_norm(x, residual, gain, 1e-6)[0]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        expected = chain(wait=True).clone()
+        stored = keys.clone(), values.clone()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        result = chain(wait=False)
+        graph.capture_end()
+        differ = torch.zeros((), dtype=torch.int64, device=CUDA)
+        for _ in range(300):
+            keys.copy_(history[0])
+            values.copy_(history[1])
+            result.fill_(torch.nan)
+            graph.replay()
+            differ += (result != expected).sum() + (keys != stored[0]).sum() + (values != stored[1]).sum()
+        stream.synchronize()
+    assert int(differ) == 0

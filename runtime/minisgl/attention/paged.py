@@ -7,6 +7,7 @@ import torch
 from minisgl.attention.backend import DecodeBackend, PrefillBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade_backend import CascadeDecode
+from minisgl.attention.split_backend import SplitDecode
 from minisgl.kernels.rotary import rotate_and_store
 from minisgl.kernels.rotation import Rotation
 
@@ -49,6 +50,10 @@ class PagedAttention:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         batch = self._batch
         d = batch.num_decode
+        if d and isinstance(decoder := self._decoder(batch), SplitDecode) and decoder.rotates(batch):
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            decoder.rotate_and_decode(layer, self._kv, q, k, v, rotation, out)
+            return out.flatten(1)
         # Before any attention, for all tokens: a segment may start behind a prefix that another segment of the
         # same step computes.
         q, segment_keys = rotate_and_store(

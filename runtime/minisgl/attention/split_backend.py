@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.kernels.rotation import Rotation
+
+if TYPE_CHECKING:
+    from minisgl.kernels.split_decode_triton import NewTokens
 
 MOST_ROWS: Final = 4
 """Above this number, kernels that split contexts less also occupy the whole GPU."""
@@ -18,30 +22,30 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
-    if shape.window is not None:
-        return "it does not support a sliding window"
     if shape.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in bfloat16 and float16, not in {str(shape.dtype).removeprefix('torch.')}"
     if shape.page_size % 32:
         return f"it serves pages of a multiple of 32 tokens, not {shape.page_size}"
-    if shape.head_dim not in (64, 128):
-        return f"it serves head sizes 64 and 128, not {shape.head_dim}"
+    if shape.head_dim not in (64, 128, 256):
+        return f"it serves head sizes 64, 128 and 256, not {shape.head_dim}"
     if shape.group > 16:
         return f"it serves up to 16 query heads per KV head, not {shape.group}"
     return None
 
 
 class SplitDecode:
-    """Implements `DecodeBackend` for batches of up to MOST_ROWS rows; larger ones use `many`."""
+    """Implements `DecodeBackend` for batches of up to MOST_ROWS rows; larger ones use `many`. In steps without prompts
+    it can also rotate queries and store keys and values, see `rotates`."""
 
     def __init__(self, shape: AttentionShape, many: DecodeBackend) -> None:
-        from minisgl.kernels.split_decode_triton import SPLITS, split_decode
+        from minisgl.kernels import split_decode_triton as kernels
 
         self.name = many.name
         self._many = many
-        self._run = split_decode
+        self._kernels = kernels
+        self._window = shape.window
         self._scale = shape.head_dim**-0.5 * math.log2(math.e)
-        sums = (MOST_ROWS, shape.query_heads, SPLITS)
+        sums = (MOST_ROWS, shape.query_heads, kernels.SPLITS)
         self._sums = torch.empty(sums, dtype=torch.float32, device=shape.device)
         self._parts = torch.empty((*sums, shape.head_dim), dtype=torch.float32, device=shape.device)
         self._batch: AttentionBatch
@@ -63,8 +67,30 @@ class SplitDecode:
         batch = self._batch
         if batch.num_decode > MOST_ROWS:
             self._many.decode(layer, kv, q, out)
-            return
-        self._run(
+        else:
+            self._run(layer, kv, q, out, None)
+
+    def rotates(self, batch: AttentionBatch) -> bool:
+        """Whether `rotate_and_decode` serves the whole `batch`."""
+        return batch.num_decode <= MOST_ROWS and not batch.num_segments
+
+    def rotate_and_decode(
+        self,
+        layer: int,
+        kv: PagedKV,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotation: Rotation,
+        out: torch.Tensor,
+    ) -> None:
+        """`rotate_and_store` of q [D, Hq, D], k and v [D, Hkv, D], whose last two dimensions are contiguous, then
+        `decode`."""
+        self._run(layer, kv, q, out, self._kernels.NewTokens(k, v, rotation))
+
+    def _run(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, new: NewTokens | None) -> None:
+        batch = self._batch
+        self._kernels.split_decode(
             q,
             kv.keys[layer],
             kv.values[layer],
@@ -75,6 +101,8 @@ class SplitDecode:
             self._sums,
             out,
             scale=self._scale,
+            window=self._window,
+            new=new,
         )
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:

@@ -15,7 +15,7 @@ _MOST_HEADS = 8
 
 
 @triton.jit
-def _turned(source, place, mask, cos, sin, first_gain, second_gain, eps, HALF: tl.constexpr, NORM: tl.constexpr):
+def turned(source, place, mask, cos, sin, first_gain, second_gain, eps, HALF: tl.constexpr, NORM: tl.constexpr):
     """Both halves of the heads at `source` + `place` [heads, pairs], rounded where separate operations would round."""
     first = tl.load(source + place, mask, other=0.0)
     second = tl.load(source + place + HALF, mask, other=0.0)
@@ -54,7 +54,7 @@ def _rotate_and_store(
         sin = tl.load(angle + HALF, mask, other=0.0)
         if head < Q_HEADS:
             place += head * (2 * HALF)
-            first, second = _turned(
+            first, second = turned(
                 q + token * q_stride, place, mask, cos, sin, first_gain, second_gain, eps, HALF, NORM
             )
             target = q_out + token * (Q_HEADS * 2 * HALF) + place
@@ -62,7 +62,7 @@ def _rotate_and_store(
             tl.store(target + HALF, second, mask)
         else:
             place += (head - Q_HEADS) * (2 * HALF)
-            first, second = _turned(
+            first, second = turned(
                 k + token * k_stride, place, mask, cos, sin, first_gain, second_gain, eps, HALF, NORM
             )
             target = keys + tl.load(locations + token) * (K_HEADS * 2 * HALF) + place

@@ -107,13 +107,23 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
                 (4864, 4, False, True, False),
             )
         ),
-        (
-            split_decode_triton._part,
-            dict.fromkeys(("q", "keys", "values"), HALVES)
-            | dict.fromkeys(("parts", "sums"), FLOATS)
-            | {"pages_per_row": INT, "scale": FLOAT},
-            dict.fromkeys(("KV_HEADS", "GROUP"), 8)
-            | {"HEAD_DIM": 128, "PAGE": 64, "BLOCK": 32, "VECTORS": 16, "SPLITS": 32, "PDL": True},
+        *(
+            (
+                split_decode_triton._part,
+                dict.fromkeys(("q", "k", "v", "q_gain", "k_gain", "keys", "values"), HALVES)
+                | dict.fromkeys(("cos_sin", "parts", "sums"), FLOATS)
+                | dict.fromkeys(("q_stride", "k_stride", "v_stride", "pages_per_row"), INT)
+                | dict.fromkeys(("scale", "eps"), FLOAT),
+                {"KV_HEADS": 8, "GROUP": group, "HALF": head_dim // 2, "PAGE": 64, "BLOCK": 32, "VECTORS": 16}
+                | {"SPLITS": 32, "WINDOW": window, "ROTATE": rotate, "NORM": norm, "PDL": True},
+            )
+            for group, head_dim, window, rotate, norm in (
+                (8, 128, 0, False, False),
+                (2, 128, 0, True, True),
+                (7, 64, 0, True, False),
+                (4, 256, 0, True, True),
+                (4, 128, 4096, True, False),
+            )
         ),
         (
             split_decode_triton._whole,

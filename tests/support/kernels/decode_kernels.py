@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
+from minisgl.attention.batch import PagedKV
 from minisgl.kernels import skinny_linear_triton, split_decode_triton
 from minisgl.kernels.norm import rms_norm
 from minisgl.kernels.rotary_triton import rotate_and_store_cuda
@@ -172,6 +173,7 @@ def check_split_decode(
     head_dim: int,
     page_size: int,
     dtype: torch.dtype,
+    window: int | None = None,
 ) -> None:
     shape = attention_shape(
         query_heads=kv_heads * group,
@@ -181,25 +183,78 @@ def check_split_decode(
         longest=max(lengths),
         dtype=dtype,
         device=device.type,
+        window=window,
     )
     dense = DenseCase(shape, Sequences(decode=lengths))
     dense.store()
-    batch, splits = dense.batch, (*dense.q.shape[:2], split_decode_triton.SPLITS)
-    out = torch.full_like(dense.q, math.nan)
+    out = _split_decode(dense, dense.q, dense.kv, window, None)
+    error = (out.flatten(1).double().cpu() - dense.expected()).abs().max()
+    assert error < (2e-2 if dtype is torch.bfloat16 else 2e-3), f"error {float(error):.3g}"
+
+
+def _split_decode(
+    dense: DenseCase, q: torch.Tensor, kv: PagedKV, window: int | None, new: split_decode_triton.NewTokens | None
+) -> torch.Tensor:
+    batch, splits = dense.batch, (*q.shape[:2], split_decode_triton.SPLITS)
+    out = torch.full(q.shape, math.nan, dtype=q.dtype, device=q.device)
     split_decode_triton.split_decode(
-        dense.q,
-        dense.kv.keys[0],
-        dense.kv.values[0],
+        q,
+        kv.keys[0],
+        kv.values[0],
         batch.page_table,
         batch.decode_slots,
         batch.decode_lengths,
-        torch.full((*splits, head_dim), math.nan, device=device),
-        torch.full(splits, math.nan, device=device),
+        torch.full((*splits, q.shape[2]), math.nan, device=q.device),
+        torch.full(splits, math.nan, device=q.device),
         out,
-        scale=head_dim**-0.5 * math.log2(math.e),
+        scale=q.shape[2] ** -0.5 * math.log2(math.e),
+        window=window,
+        new=new,
     )
-    error = (out.flatten(1).double().cpu() - dense.expected()).abs().max()
-    assert error < (2e-2 if dtype is torch.bfloat16 else 2e-3), f"error {float(error):.3g}"
+    return out
+
+
+def check_rotated_split_decode(
+    device: torch.device,
+    *,
+    lengths: tuple[int, ...],
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    norm: bool,
+    dtype: torch.dtype,
+    window: int | None = None,
+) -> None:
+    """The kernel that rotates and stores equals the two kernels that it replaces."""
+    shape = attention_shape(
+        query_heads=kv_heads * group,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=32,
+        longest=max(lengths),
+        dtype=dtype,
+        device=device.type,
+        window=window,
+    )
+    dense, rows = DenseCase(shape, Sequences(decode=lengths)), len(lengths)
+    # Heads of queries, keys and values lie in one row, as the fused projection leaves them.
+    qkv = draw(rows, (group + 2) * kv_heads, head_dim, dtype=dtype, device=device)
+    q, k, v = qkv.split([group * kv_heads, kv_heads, kv_heads], dim=1)
+    gain = 1 + draw(head_dim, dtype=dtype, device=device, scale=0.2) if norm else None
+    angles = torch.outer(torch.arange(rows) * 7.0 + 1.0, torch.linspace(1, 0.001, head_dim // 2))
+    cos_sin = torch.cat((angles.cos(), angles.sin()), -1).to(device)
+    rotation = Rotation(cos_sin, gain, None if gain is None else 2 - gain, 1e-6)
+    stored = PagedKV(dense.kv.keys.clone(), dense.kv.values.clone())
+    rotated, _ = rotate_and_store_cuda(
+        q, k, v, rotation, stored.keys[0], stored.values[0], dense.locations, kept_from=rows
+    )
+    expected = _split_decode(dense, rotated, stored, window, None)
+    ours = _split_decode(dense, q, dense.kv, window, split_decode_triton.NewTokens(k, v, rotation))
+    assert ours.isfinite().all()
+    torch.testing.assert_close(ours, expected, atol=2e-3, rtol=8e-3)
+    for pool, other in ((dense.kv.keys, stored.keys), (dense.kv.values, stored.values)):
+        # The rest of the pool is NaN in both.
+        torch.testing.assert_close(pool, other, atol=1e-4, rtol=8e-3, equal_nan=True)
 
 
 def _cases() -> dict[str, Case]:
@@ -249,14 +304,28 @@ def _cases() -> dict[str, Case]:
             check_normed_linear, inputs=inputs, outputs=outputs, gated=gated, with_residual=with_residual,
             dtype=half, with_bias=with_bias,
         )  # fmt: skip
-    for lengths, kv_heads, group, head_dim, page_size in (
-        ((1, 2, 33, 300), 2, 3, 64, 32),
-        ((129, 128), 1, 2, 128, 64),
+    for lengths, kv_heads, group, head_dim, page_size, window in (
+        ((1, 2, 33, 300), 2, 3, 64, 32, None),
+        ((129, 128), 1, 2, 128, 64, None),
+        ((300, 77), 1, 7, 64, 64, None),
+        ((65, 33), 1, 2, 256, 32, None),
+        ((300, 77, 40, 41), 1, 2, 64, 32, 40),
+        ((300, 65), 2, 1, 64, 32, 1),
     ):
-        name = f"split decode {lengths} {kv_heads}x{group}x{head_dim} pages of {page_size}"
+        name = f"split decode {lengths} {kv_heads}x{group}x{head_dim} pages of {page_size} window {window}"
         cases[name] = partial(
             check_split_decode, lengths=lengths, kv_heads=kv_heads, group=group, head_dim=head_dim,
-            page_size=page_size, dtype=half,
+            page_size=page_size, dtype=half, window=window,
+        )  # fmt: skip
+    for lengths, kv_heads, group, head_dim, norm, window in (
+        ((1, 2, 33, 300), 2, 7, 64, False, None),
+        ((129, 128), 1, 2, 128, True, None),
+        ((300, 40), 1, 4, 64, True, 40),
+    ):
+        name = f"rotated split decode {lengths} {kv_heads}x{group}x{head_dim} norm={norm} window {window}"
+        cases[name] = partial(
+            check_rotated_split_decode, lengths=lengths, kv_heads=kv_heads, group=group, head_dim=head_dim, norm=norm,
+            dtype=half, window=window,
         )  # fmt: skip
     return cases
 
