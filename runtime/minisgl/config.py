@@ -63,8 +63,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Count, option("tensor-parallel ranks, each one process and, on CUDA, one GPU", default="{} rank")
     ] = msgspec.field(default=1, name="tp")
     dtype: Annotated[
-        DType, option("data type of weights and KV cache", default="auto, that of config.json, but float32 on a CPU")
+        DType,
+        option(
+            "data type of weights and KV cache",
+            default="auto, that of config.json, but bfloat16 for float32 on a GPU, and float32 on a CPU",
+        ),
     ] = "auto"
+    hf_overrides: Annotated[
+        dict[str, Any] | None,
+        option("JSON object with changes of the checkpoint's config.json", default="none", metavar="JSON"),
+    ] = None
     max_running: Annotated[Rows, option("maximum number of requests in the batch", default="{} requests")] = 256
     max_model_len: Annotated[
         Annotated[int, Meta(ge=2)] | None,
@@ -126,6 +134,7 @@ class EngineArgs(TypedDict, total=False):
 
     tp: int
     dtype: DType
+    hf_overrides: dict[str, Any] | None
     max_running: int
     max_model_len: int | None
     max_step_tokens: int

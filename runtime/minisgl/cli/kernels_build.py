@@ -6,9 +6,9 @@ import argparse
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of ranks; skipped for models that cannot be split over them (default: 1 2 4 8 ranks)",
     )
     defaults = EngineConfig(model="", page_size=DEFAULT_PAGE_SIZE["cuda"])
-    add_options(parser, defaults, only=("page_size", "max_running"))
+    add_options(parser, defaults, only=("page_size", "max_running", "hf_overrides"))
     parser.add_argument(
         "--jobs", type=integer(1), metavar="N", help="compilers that run at the same time (default: one per core)"
     )
@@ -69,7 +69,7 @@ def _architecture(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    configs = [_config(model) for model in args.models or BUILTIN_CONFIGS]
+    configs = [_config(model, args.hf_overrides) for model in args.models or BUILTIN_CONFIGS]
     split = [(config, ranks) for config in configs for ranks in args.tp if ranks in config.tensor_parallel_sizes()]
     flashinfer = [] if args.own_only else _flashinfer_kernels(split, args.page_size)
     if args.list:
@@ -102,11 +102,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _config(model: str) -> ModelConfig:
+def _config(model: str, overrides: Mapping[str, Any] | None) -> ModelConfig:
     from minisgl.models.config import ModelConfig
 
     known = BUILTIN_CONFIGS.get(model)
-    return ModelConfig.parse(known) if known is not None and not Path(model).exists() else ModelConfig.read(model)
+    if known is not None and not Path(model).exists():
+        return ModelConfig.parse(known, overrides=overrides)
+    return ModelConfig.read(model, overrides)
 
 
 def _flashinfer_kernels(split: Sequence[tuple[ModelConfig, int]], page_size: int) -> list[FlashInferKernel]:
@@ -116,7 +118,9 @@ def _flashinfer_kernels(split: Sequence[tuple[ModelConfig, int]], page_size: int
     from minisgl.kernels.flashinfer_kernels import HeadShape, kernels_of
 
     shapes = [
-        HeadShape(config.num_heads, config.num_kv_heads, config.head_dim, getattr(torch, config.dtype), ranks)
+        HeadShape(
+            config.num_heads, config.num_kv_heads, config.head_dim, getattr(torch, config.dtype_on("cuda")), ranks
+        )
         for config, ranks in split
     ]
     return kernels_of(shapes, page_size)

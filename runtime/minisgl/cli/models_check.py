@@ -6,19 +6,23 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minisgl.config import EngineConfig
+from minisgl.flags.arguments import add_options
+
 if TYPE_CHECKING:
     from minisgl.hub.check import CheckpointReport
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="directory of a Hugging Face checkpoint")
+    add_options(parser, EngineConfig(model=""), only=("hf_overrides",))
 
 
 def run(args: argparse.Namespace) -> int:
     """Print all findings; returns 1 when the checkpoint cannot be served."""
     from minisgl.hub.check import check_checkpoint
 
-    report = check_checkpoint(args.directory)
+    report = check_checkpoint(args.directory, args.hf_overrides)
     _check_tokenizer(args.directory, report)
     if report.architecture is not None:
         print(f"architecture     {report.architecture}")

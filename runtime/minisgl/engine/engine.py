@@ -50,12 +50,13 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
     report = progress or (lambda phase, share: None)
     clock = StartClock()
     device = _device(config)
-    model_config = ModelConfig.read(config.model)
+    model_config = ModelConfig.read(config.model, config.hf_overrides)
     max_model_len = config.max_model_len or model_config.max_model_len
     if max_model_len > model_config.max_model_len:
         raise EngineError(
             "max_model_len_too_large",
-            f"--max-model-len {max_model_len} exceeds the model's limit of {model_config.max_model_len} tokens",
+            f"--max-model-len {max_model_len} exceeds the model's limit of {model_config.max_model_len} tokens; "
+            "lower it, or extend the model with --hf-overrides (YaRN) if its authors say so",
         )
     model_config.check_length(max_model_len)
     model_config.check_tensor_parallel(config.tensor_parallel)
@@ -271,7 +272,8 @@ def _device(config: EngineConfig) -> torch.device:
 
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
-    name = config.dtype
-    if name == "auto":
-        name = model.dtype if config.device == "cuda" else "float32"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+    name = model.dtype_on(config.device, config.dtype)
+    if config.rank == 0 and config.device == "cuda" and model.dtype == "float32" and config.dtype == "auto":
+        logger.info("the checkpoint is float32; it runs in %s, --dtype float32 keeps its type", name)
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype

@@ -38,7 +38,7 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
     it where `cuda` tensors have no memory and kernel launches are recorded."""
     config = _representative_layers(config)
     parallel = _SingleRank(tensor_parallel)
-    dtype = getattr(torch, config.dtype)
+    dtype = getattr(torch, config.dtype_on("cuda"))
     model = Decoder(config, parallel, dtype, _DEVICE)
     max_model_len = config.max_model_len
     shape = attention_shape(

@@ -79,7 +79,15 @@ def backend(text: str) -> str:
     return text
 
 
-_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"attention_backend": backend}
+def json_object(text: str) -> dict[str, Any]:
+    """Type for argparse: a JSON object."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a JSON object: {error}") from None
+
+
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"attention_backend": backend, "hf_overrides": json_object}
 """Parsers of options whose text has a format of its own."""
 
 port = integer(0, 65535)

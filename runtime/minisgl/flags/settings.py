@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
 
+import msgspec
 import yaml
 
+from minisgl.flags.arguments import json_object
 from minisgl.options import closest
 
 PREFIX: Final = "MINISGL_"
@@ -102,6 +104,8 @@ class Settings:
         lines = []
         for setting in self.all:
             value = getattr(args, setting.action.dest)
+            if isinstance(value, dict):
+                value = msgspec.json.encode(value).decode()
             plain = value if value is None or isinstance(value, bool | int | float | str | list) else str(value)
             line: str = yaml.safe_dump({setting.key: plain}, allow_unicode=True, width=10_000, default_flow_style=False)
             lines.append(f"{line.rstrip()}  # {sources[setting.key]}\n")
@@ -155,6 +159,8 @@ class Settings:
             if not isinstance(value, bool):
                 self.usage_error(f"{where}: {value!r} is neither true nor false")
             return value
+        if isinstance(value, dict) and action.type is json_object:
+            value = msgspec.json.encode(value).decode()
         if isinstance(value, bool | list | dict):
             self.usage_error(f"{where}: {value!r} is not a single value")
         text = str(value)

@@ -4,7 +4,9 @@ the names and shapes of the model's parameters, is imported by the check itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -43,13 +45,14 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
         return not self.problems
 
 
-def check_checkpoint(directory: str | Path) -> CheckpointReport:
-    """Check everything, and report all problems instead of raising the first one."""
+def check_checkpoint(directory: str | Path, overrides: Mapping[str, Any] | None = None) -> CheckpointReport:
+    """Check everything, and report all problems instead of raising the first one. `overrides`: changes of
+    config.json."""
     folder = Path(directory)
     report = CheckpointReport(directory=str(folder))
     config = None
     try:
-        config = ModelConfig.read(folder)
+        config = ModelConfig.read(folder, overrides)
     except ModelError as error:
         report.problems.append(Finding(error.code, str(error)))
     if folder.is_dir():
@@ -65,12 +68,14 @@ def _describe(config: ModelConfig, report: CheckpointReport) -> None:
     report.dtype = config.dtype
     report.max_model_len = config.max_model_len
     report.tensor_parallel_sizes = config.tensor_parallel_sizes()
-    if config.partial_window is not None and config.partial_window < config.max_model_len:
-        report.max_model_len = config.partial_window
-        try:
-            config.check_length(config.max_model_len)
-        except ModelError as error:
-            report.notes.append(Finding(error.code, str(error)))
+    try:
+        config.check_length(config.max_model_len)
+    except ModelError as error:
+        report.max_model_len = min(filter(None, (config.partial_window, config.dual_chunk_after)))
+        report.notes.append(Finding(error.code, str(error)))
+    if config.dtype == "float32":
+        message = "the checkpoint is float32: on a GPU it runs in bfloat16, unless --dtype float32 is given"
+        report.notes.append(Finding("float32_checkpoint", message))
     if not config.eos_token_ids:
         message = "neither generation_config.json nor config.json has an eos_token_id: answers end by length only"
         report.notes.append(Finding("no_eos_token", message))

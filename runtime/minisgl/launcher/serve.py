@@ -39,7 +39,9 @@ class ServeOptions(EndpointOptions, frozen=True, kw_only=True):
 def serve(options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM. Raises LauncherError and ModelError; no process is left running."""
     # Find errors in config.json before a rank starts.
-    ModelConfig.read(options.engine.model).check_tensor_parallel(options.engine.tensor_parallel)
+    ModelConfig.read(options.engine.model, options.engine.hf_overrides).check_options(
+        options.engine.tensor_parallel, options.engine.max_model_len
+    )
     began = time.monotonic()
 
     def on_ready(address: str) -> None:

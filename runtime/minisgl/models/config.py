@@ -10,8 +10,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from minisgl.config import Device, DType
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.errors import ModelError
+from minisgl.models.fields import Fields
+from minisgl.models.overrides import override
+from minisgl.models.rope_fields import read_rope
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -102,7 +106,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Every layer attends to this many last tokens only, a token itself included."""
     partial_window: int | None = None
     """Only some layers have a window, of this many tokens. That is not supported beyond the window."""
+    dual_chunk_after: int | None = None
+    """Tokens up to which attention is plain; longer sequences need dual chunk attention, which is not supported."""
     moe: MoeConfig | None = None
+
+    def dtype_on(self, device: Device, choice: DType = "auto") -> Literal["float32", "bfloat16", "float16"]:
+        """Data type of weights and KV cache. `auto` is the checkpoint's, but float32 on a CPU, and on a GPU bfloat16
+        for float32, which would take twice the memory and has no fast attention."""
+        if choice != "auto":
+            return choice
+        if device == "cpu":
+            return "float32"
+        return "bfloat16" if self.dtype == "float32" else self.dtype
 
     @property
     def max_model_len(self) -> int:
@@ -121,6 +136,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"which is not supported for longer sequences; start with --max-model-len {self.partial_window} or "
                 f"less (it is {max_model_len})",
             )
+        if self.dual_chunk_after is not None and max_model_len > self.dual_chunk_after:
+            raise ModelError(
+                "dual_chunk_attention",
+                f"sequences of more than {self.dual_chunk_after} tokens need the model's dual chunk attention, which "
+                f"is not supported; start with --max-model-len {self.dual_chunk_after} or less (it is {max_model_len})",
+            )
+
+    def check_options(self, tensor_parallel: int, max_model_len: int | None) -> None:
+        """Raise ModelError for options that this model cannot be started with; the engine checks the rest."""
+        self.check_tensor_parallel(tensor_parallel)
+        self.check_length(max_model_len or self.max_model_len)
 
     def check_tensor_parallel(self, size: int) -> None:
         """Raise ModelError if the model cannot be split over `size` ranks; the message lists sizes that fit."""
@@ -149,8 +175,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return sizes if all(self.moe.layers) else [*sizes, self.intermediate_size]
 
     @staticmethod
-    def read(directory: str | Path) -> ModelConfig:
-        """Read a checkpoint directory. Raises ModelError with the problem and the remedy."""
+    def read(directory: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+        """Read a checkpoint directory. `overrides`: changes of config.json, see `overrides.override`. Raises ModelError
+        with the problem and the remedy."""
         folder = Path(directory)
         if not folder.is_dir():
             raise ModelError("model_not_found", f"{folder} is not a directory; give that of a downloaded checkpoint")
@@ -162,15 +189,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         generation = folder / "generation_config.json"
         return ModelConfig.parse(
-            read_json(folder / "config.json"), read_json(generation) if generation.is_file() else None
+            read_json(folder / "config.json"), read_json(generation) if generation.is_file() else None, overrides
         )
 
     @staticmethod
-    def parse(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
-        """Parse the contents of config.json and generation_config.json."""
+    def parse(
+        config: Mapping[str, Any],
+        generation: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> ModelConfig:
+        """Parse the contents of config.json, with `overrides`, and generation_config.json."""
+        if overrides:
+            config = override(config, overrides)
         name, architecture = _architecture(config)
         _refuse_quantized(config)
-        fields = _Fields(config)
+        fields = Fields(config)
         hidden = fields.count("hidden_size")
         heads = fields.count("num_attention_heads")
         kv_heads = fields.count("num_key_value_heads", default=heads)
@@ -202,11 +235,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             mlp_bias=fields.flag("mlp_bias") and name == "LlamaForCausalLM",
             qk_norm=architecture.qk_norm,
             max_position_embeddings=max_position,
-            rope=_rope(config, max_position),
+            rope=read_rope(config, max_position),
             dtype=_dtype(config),
             eos_token_ids=_eos_token_ids(generation or {}, config),
             sliding_window=window if every_layer else None,
             partial_window=None if every_layer else window,
+            dual_chunk_after=_dual_chunk_after(config),
             moe=_moe(fields, layers) if architecture.moe else None,
         )
 
@@ -220,45 +254,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError("malformed_json", f"{path} does not hold a JSON object; download the file again")
     return content
-
-
-class _Fields:
-    """Typed access to config.json: a missing or mistyped field is an error that names it."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._config = config
-
-    def count(self, name: str, default: int | None = None) -> int:
-        value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError("invalid_config", f"config.json: {name} is {value!r}, not a positive integer")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ModelError("invalid_config", f"config.json: {name} is {value!r}, not a number")
-        return float(value)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise ModelError("invalid_config", f"config.json: {name} is {value!r}, not true or false")
-        return value
-
-    def layers(self, name: str) -> list[int]:
-        value = self._get(name, ())
-        if not isinstance(value, list | tuple) or not all(isinstance(v, int) for v in value):
-            raise ModelError("invalid_config", f"config.json: {name} is {value!r}, not a list of layer numbers")
-        return list(value)
-
-    def _get(self, name: str, default: object) -> Any:
-        value = self._config.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelError("invalid_config", f"config.json has no {name}")
-        return value
 
 
 def _architecture(config: Mapping[str, Any]) -> tuple[str, _Architecture]:
@@ -317,9 +312,7 @@ def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _sliding_window(
-    config: Mapping[str, Any], architecture: _Architecture, layers: int
-) -> tuple[int | None, bool]:
+def _sliding_window(config: Mapping[str, Any], architecture: _Architecture, layers: int) -> tuple[int | None, bool]:
     """The window, None if no layer has one, and whether every layer has it."""
     window = config.get("sliding_window", architecture.default_sliding_window)
     if window is None or architecture.default_sliding_window is None:
@@ -341,7 +334,21 @@ def _sliding_window(
     return window if any(windowed) else None, all(windowed)
 
 
-def _moe(fields: _Fields, layers: int) -> MoeConfig:
+def _dual_chunk_after(config: Mapping[str, Any]) -> int | None:
+    """Length of the model's plain pre-training, behind which it needs dual chunk attention; None: it never does."""
+    parameters = config.get("dual_chunk_attention_config")
+    if parameters is None:
+        return None
+    if not isinstance(parameters, dict):
+        raise ModelError(
+            "invalid_config", f"config.json: dual_chunk_attention_config is {parameters!r}, not an object or null"
+        )
+    fields = Fields(parameters)
+    original = "original_max_position_embeddings"
+    return fields.count("chunk_size" if parameters.get(original) is None else original)
+
+
+def _moe(fields: Fields, layers: int) -> MoeConfig:
     every = fields.count("decoder_sparse_step", default=1)
     dense = fields.layers("mlp_only_layers")
     # transformers 5 writes the second name.
@@ -356,66 +363,3 @@ def _moe(fields: _Fields, layers: int) -> MoeConfig:
         renormalize=fields.flag("norm_topk_prob"),
         layers=tuple(layer not in dense and (layer + 1) % every == 0 for layer in range(layers)),
     )
-
-
-def _rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
-    """Both spellings: `rope_parameters`, and the older `rope_theta` with `rope_scaling`."""
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, dict):
-        raise ModelError("invalid_config", f"config.json: the RoPE parameters are {given!r}, not an object")
-    if any(isinstance(value, dict) for value in given.values()):
-        raise ModelError("unsupported_rope", "config.json: RoPE parameters that differ by layer are not supported")
-    rope = _Fields({"rope_theta": config.get("rope_theta"), **given})
-    kind = given.get("rope_type") or given.get("type") or "default"
-    partial = given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    if kind not in ("default", "linear", "llama3", "yarn") or partial != 1.0:
-        what = f"rope type {kind!r}" if partial == 1.0 else f"partial_rotary_factor {partial}"
-        raise ModelError(
-            "unsupported_rope",
-            f"config.json: {what} is not supported; supported are whole-head "
-            "rotations of type default, linear, llama3 and yarn",
-        )
-    theta = rope.number("rope_theta", default=10000.0)
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    factor = rope.number("factor", default=0.0)
-    # In transformers, a value next to the RoPE parameters overrides one inside them.
-    outside = config.get("original_max_position_embeddings")
-    inside = rope.count("original_max_position_embeddings", default=max_position)
-    original = outside if isinstance(outside, int) else inside
-    if kind == "yarn" and not factor:
-        factor = max_position / original
-    if factor <= 0:
-        raise ModelError("invalid_config", f"config.json: rope type {kind!r} needs a positive factor")
-    if kind == "linear":
-        return RopeConfig(kind="linear", theta=theta, factor=factor)
-    if kind == "llama3":
-        return RopeConfig(
-            kind="llama3",
-            theta=theta,
-            factor=factor,
-            original_max_position=original,
-            low_freq_factor=rope.number("low_freq_factor", default=1.0),
-            high_freq_factor=rope.number("high_freq_factor", default=4.0),
-        )
-    return RopeConfig(
-        kind="yarn",
-        theta=theta,
-        factor=factor,
-        original_max_position=original,
-        beta_fast=rope.number("beta_fast", default=32.0) or 32.0,
-        beta_slow=rope.number("beta_slow", default=1.0) or 1.0,
-        attention_factor=_yarn_attention_factor(rope, factor),
-        truncate=rope.flag("truncate", default=True),
-    )
-
-
-def _yarn_attention_factor(rope: _Fields, factor: float) -> float:
-    def scale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    given = rope.number("attention_factor", default=0.0)
-    if given:
-        return given
-    mscale, mscale_all = rope.number("mscale", default=0.0), rope.number("mscale_all_dim", default=0.0)
-    return scale(mscale) / scale(mscale_all) if mscale and mscale_all else scale(1.0)

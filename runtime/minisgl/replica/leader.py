@@ -117,8 +117,9 @@ class Leader:
     def _check_model(self) -> None:
         """Find errors that are visible in the checkpoint's small files before any rank starts. Raises ModelError."""
         folder = Path(self._options.engine.model)
-        model = ModelConfig.read(folder)
-        model.check_tensor_parallel(self._options.engine.tensor_parallel)
+        engine = self._options.engine
+        model = ModelConfig.read(folder, engine.hf_overrides)
+        model.check_options(engine.tensor_parallel, engine.max_model_len)
         self._architecture = model.architecture
         self._hashes = hash_tokenizer_files(folder)
         self._board.files = {name: (folder / name, sha256) for name, sha256 in self._hashes.items()}

@@ -97,13 +97,15 @@ def test_every_flag_of_serve_reaches_the_launcher(monkeypatch: pytest.MonkeyPatc
         "--cuda-graph-max-batch 0 --dummy-weights --audit --host 0.0.0.0 --port 0 --served-model-name m --tokenizers 3 "
         "--startup-timeout 9 --drain-timeout 1.5 --log-level debug --log-format json --revision r"
     )
-    assert main(["serve", str(model), *every_flag.split()]) == 0
+    overrides = '{"rope_scaling": {"rope_type": "linear", "factor": 2.0}}'
+    assert main(["serve", str(model), *every_flag.split(), "--hf-overrides", overrides]) == 0
     assert seen == [
         ServeOptions(
             engine=EngineConfig(
                 model=str(model),
                 device="cpu",
                 dtype="bfloat16",
+                hf_overrides={"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
                 tensor_parallel=2,
                 max_running=8,
                 max_model_len=99,
@@ -155,6 +157,15 @@ def test_models_check_reports_missing_weights(tmp_path: Path, capsys: pytest.Cap
         weights.unlink()
     assert main(["models", "check", str(out)]) == 1
     assert "problem: " in capsys.readouterr().out
+
+
+def test_models_check_applies_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model"
+    assert main(["models", "tiny", str(out), "--arch", "qwen2"]) == 0
+    assert main(["models", "check", str(out), "--hf-overrides", '{"max_position_embeddings": 4096}']) == 0
+    assert "longest sequence 4,096 tokens" in capsys.readouterr().out
+    assert main(["models", "check", str(out), "--hf-overrides", '{"max_position": 4096}']) == 1
+    assert "did you mean max_position_embeddings?" in capsys.readouterr().out
 
 
 def test_models_check_reports_a_broken_tokenizer_or_chat_template(

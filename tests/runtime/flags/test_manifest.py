@@ -74,7 +74,7 @@ def test_fields_with_a_flag_of_the_same_meaning_set_it(
         parallelism={"tensor": 2},
         engine={
             "device": "cpu",
-            "args": ["--page-size=32", "--audit", "--log-format", "json"],
+            "args": ["--page-size=32", "--audit", "--log-format", "json", "--hf-overrides", '{"rope_theta": 5}'],
             "env": [{"name": "GIVEN", "value": "1"}, {"name": "TAKEN", "value": "theirs"}],
             "startupTimeoutSeconds": 60,
         },
@@ -91,6 +91,7 @@ def test_fields_with_a_flag_of_the_same_meaning_set_it(
         "tp": 2,
         "device": "cpu",
         "page-size": 32,
+        "hf-overrides": '{"rope_theta":5}',
         "audit": True,
         "log-format": "json",
         "startup-timeout": 60.0,

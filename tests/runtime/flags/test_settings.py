@@ -54,11 +54,24 @@ def test_a_variable_can_name_the_file(
     assert _printed(capsys)["host"][0] == "::1"
 
 
+def test_an_object_is_json_text_or_a_mapping(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '{"rope_scaling":{"type":"yarn","factor":4.0}}'
+    config = _file(tmp_path, "model: m\nhf-overrides:\n  rope_scaling:\n    type: yarn\n    factor: 4.0\n")
+    assert _printed(capsys, "m")["hf-overrides"] == (None, "default")
+    assert _printed(capsys, "--config", config)["hf-overrides"] == (text, f"file {config}")
+    monkeypatch.setenv("MINISGL_HF_OVERRIDES", '{"rope_theta": 1}')
+    assert _printed(capsys, "--config", config)["hf-overrides"][0] == '{"rope_theta":1}'
+    assert _printed(capsys, "m", "--hf-overrides", text)["hf-overrides"] == (text, "flag")
+
+
 def test_the_printed_configuration_is_a_valid_file_with_the_same_values(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    first = _printed(capsys, "some: model # 1", "--memory-fraction", "0.5", "--no-overlap")
-    assert main(["serve", "some: model # 1", "--memory-fraction", "0.5", "--no-overlap", "--print-config"]) == 0
+    flags = ("some: model # 1", "--memory-fraction", "0.5", "--no-overlap", "--hf-overrides", '{"rope_theta": 1e6}')
+    first = _printed(capsys, *flags)
+    assert main(["serve", *flags, "--print-config"]) == 0
     again = _printed(capsys, "--config", _file(tmp_path, capsys.readouterr().out))
     assert {key: value for key, (value, _) in again.items()} == {key: value for key, (value, _) in first.items()}
 
@@ -71,6 +84,9 @@ def test_the_printed_configuration_is_a_valid_file_with_the_same_values(
         ("port: 70000", "port: '70000' is not a whole number, 0 to 65535"),
         ("port: [1, 2]", "port: [1, 2] is not a single value"),
         ("audit: 1", "audit: 1 is neither true nor false"),
+        ("port: {a: 1}", "port: {'a': 1} is not a single value"),
+        ("hf-overrides: rope", "hf-overrides: 'rope' is not a JSON object"),
+        ("hf-overrides: '[1]'", "hf-overrides: '[1]' is not a JSON object"),
         ("device: tpu", "device: 'tpu' is not one of auto, cpu, cuda"),
         ("port: [1", "is not YAML"),
         ("- port", "must contain keys with values, not a list"),

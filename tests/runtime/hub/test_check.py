@@ -69,3 +69,19 @@ def test_a_window_of_some_layers_limits_the_sequence_length(tmp_path: Path) -> N
     assert report.servable
     assert report.max_model_len == 512
     assert [note.code for note in report.notes] == ["sliding_window", "no_eos_token"]
+
+
+def test_dual_chunk_attention_limits_the_sequence_length(tmp_path: Path) -> None:
+    chunks = {"chunk_size": 512, "local_size": 64, "original_max_position_embeddings": 512}
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2", config_extra={"dual_chunk_attention_config": chunks})
+    report = check_checkpoint(checkpoint)
+    assert (report.servable, report.max_model_len) == (True, 512)
+    assert [note.code for note in report.notes] == ["dual_chunk_attention"]
+    plain = check_checkpoint(checkpoint, {"dual_chunk_attention_config": None})
+    assert (plain.max_model_len, plain.notes) == (2048, [])
+
+
+def test_a_float32_checkpoint_is_noted(tmp_path: Path) -> None:
+    report = check_checkpoint(write_tiny_checkpoint(tmp_path, "llama", dtype="float32"))
+    assert report.servable
+    assert [note.code for note in report.notes] == ["float32_checkpoint"]

@@ -45,6 +45,22 @@ def test_dtype_has_two_spellings(spelling: str) -> None:
     assert parse(**{spelling: "float16"}).dtype == "float16"
 
 
+@pytest.mark.parametrize(
+    ("stored", "on_cpu", "on_cuda"),
+    [
+        ("float32", "float32", "bfloat16"),
+        ("bfloat16", "float32", "bfloat16"),
+        ("float16", "float32", "float16"),
+        (None, "float32", "bfloat16"),
+    ],
+)
+def test_a_gpu_computes_in_half_precision_unless_told_otherwise(stored: str | None, on_cpu: str, on_cuda: str) -> None:
+    config = parse(torch_dtype=stored)
+    assert (config.dtype_on("cpu"), config.dtype_on("cuda")) == (on_cpu, on_cuda)
+    assert config.dtype_on("cuda", "float32") == "float32"
+    assert config.dtype_on("cpu", "bfloat16") == "bfloat16"
+
+
 def test_attention_bias_applies_only_to_architectures_with_it() -> None:
     for name, qkv, out in [
         ("Llama", True, True),
@@ -68,6 +84,8 @@ def test_rope_parameters_and_rope_scaling_mean_the_same() -> None:
     new = parse(rope_parameters={**scaling, "rope_theta": 1e6})
     oldest = parse(rope_theta=1e6, rope_scaling={**scaling, "rope_type": None, "type": "yarn"})
     assert old.rope == new.rope == oldest.rope
+    edited = parse(rope_parameters={"rope_type": "default", "rope_theta": 1e6}, rope_scaling=scaling)
+    assert edited.rope == old.rope, "rope_scaling beside rope_parameters changes the scaling, not the base"
     assert old.rope.attention_factor == pytest.approx(1.138629)
 
 

@@ -234,6 +234,17 @@ def test_token_ids_need_no_tokenizer_files(tmp_path: Path) -> None:
             llm.generate("text", _GREEDY)
 
 
+def test_overrides_of_the_configuration_reach_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(RUNTIME))
+    prompts = [[*range(5, 60)]]
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    outputs = []
+    for overrides, tp in ((None, 1), ({"rope_scaling": yarn}, 1), ({"rope_scaling": yarn}, 2)):
+        with LLM(tiny_checkpoint(), **_SMALL, tp=tp, hf_overrides=overrides) as llm:
+            outputs.append(llm.generate(prompts, _GREEDY)[0].token_ids)
+    assert outputs[0] != outputs[1] == outputs[2]
+
+
 def test_two_ranks_give_the_same_tokens_as_one(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(RUNTIME))
     prompts = [[5, 6, 7], [8, 9]]
@@ -316,6 +327,7 @@ def test_logits_processors_apply_without_a_tokenizer() -> None:
         ({"device": "tpu"}, "device: expected one of auto, cpu, cuda, got 'tpu'"),
         ({"cache": "foo"}, "cache: expected one of radix, naive, got 'foo'"),
         ({"overlap": "no"}, "overlap: expected `bool`, got `str`: 'no'"),
+        ({"hf_overrides": "{}"}, "hf_overrides: expected `object | null`, got `str`: '{}'"),
         ({"max_runing": 8}, "max_runing: unknown option; did you mean max_running?"),
         ({"rank": 1}, "rank: unknown option"),
     ],
@@ -330,6 +342,10 @@ def test_a_length_beyond_the_pool_or_the_model_is_refused() -> None:
         LLM(tiny_checkpoint(), device="cpu", num_pages=4, max_model_len=512)
     with pytest.raises(EngineError, match="exceeds the model's limit of 2048 tokens"):
         LLM(tiny_checkpoint(), device="cpu", max_model_len=4096)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    options: dict[str, Any] = {"device": "cpu", "num_pages": 512, "hf_overrides": {"rope_scaling": yarn}}
+    with LLM(tiny_checkpoint(), **options, max_model_len=8192) as llm:
+        assert llm.limits.max_model_len == 8192
 
 
 def test_a_closed_llm_refuses_calls() -> None:

@@ -1,0 +1,107 @@
+"""Overrides of a checkpoint's config.json, as given with `--hf-overrides`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from minisgl.models.errors import ModelError
+from minisgl.options import closest
+
+CONFIG_FIELDS: Final = frozenset(
+    {
+        *("architectures", "attention_bias", "compression_config", "decoder_sparse_step", "dtype"),
+        *("dual_chunk_attention_config", "eos_token_id", "head_dim", "hidden_act", "hidden_size", "intermediate_size"),
+        *("layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias", "mlp_only_layers"),
+        *("moe_intermediate_size", "norm_topk_prob", "num_attention_heads", "num_experts", "num_experts_per_tok"),
+        *("num_hidden_layers", "num_key_value_heads", "num_local_experts", "original_max_position_embeddings"),
+        *("partial_rotary_factor", "quantization_config", "rms_norm_eps", "rope_parameters", "rope_scaling"),
+        *("rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window", "vocab_size"),
+    }
+)
+"""Fields of config.json that `ModelConfig.parse` reads."""
+ROPE_FIELDS: Final = frozenset(
+    {
+        *("attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor", "mscale"),
+        *("mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type"),
+        *("truncate", "type"),
+    }
+)
+"""Fields of the RoPE parameters that `read_rope` reads."""
+
+_ALIASES: Final = (("dtype", "torch_dtype"), ("num_experts", "num_local_experts"))
+_ROPE_OBJECTS: Final = ("rope_parameters", "rope_scaling")
+_ROPE_BASE: Final = ("partial_rotary_factor", "rope_theta")
+"""Parameters that do not belong to one kind of scaling."""
+_ROPE_EVERYWHERE: Final = (*_ROPE_BASE, "original_max_position_embeddings")
+"""Parameters that are either in the RoPE object or beside it."""
+
+
+def override(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with `changes`: an object changes the fields that it names within an object, any other value
+    replaces the field. Null means that the field is missing.
+
+    The RoPE parameters are one object, called `rope_scaling` or `rope_parameters`, `rope_theta` included; a change of
+    its type drops the parameters of the old type. Raises ModelError `unknown_override` for fields that the checkpoint
+    does not have and that are not read.
+    """
+    _check_known(changes, {*config, *CONFIG_FIELDS}, "")
+    result = _merge(config, {name: value for name, value in changes.items() if name not in _ROPE_OBJECTS})
+    for names in _ALIASES:
+        if given := [name for name in names if name in changes]:
+            result |= {name: None for name in names if name not in given}
+    objects = [name for name in _ROPE_OBJECTS if name in changes]
+    if objects or any(name in changes for name in _ROPE_EVERYWHERE):
+        _override_rope(result, config, changes, objects)
+    return result
+
+
+def _override_rope(
+    result: dict[str, Any], config: Mapping[str, Any], changes: Mapping[str, Any], objects: list[str]
+) -> None:
+    """Put the changed RoPE parameters into `result`, in the one object that the checkpoint has."""
+    rope: dict[str, Any] = {}
+    for name in _ROPE_OBJECTS:
+        rope |= _object(config.get(name), name)
+    for name in objects:
+        given = _object(changes[name], f"--hf-overrides: {name}")
+        _check_known(given, {*rope, *ROPE_FIELDS}, f"{name}.")
+        kind = given.get("rope_type") or given.get("type")
+        if changes[name] is None or (kind is not None and kind != (rope.get("rope_type") or rope.get("type"))):
+            rope = {field: value for field, value in rope.items() if field in _ROPE_BASE}
+        elif kind is not None:
+            rope = {field: value for field, value in rope.items() if field not in ("rope_type", "type")}
+        rope = _merge(rope, given)
+        result |= {field: None for field in _ROPE_EVERYWHERE if field in given and field not in changes}
+    given_inside = {field for name in objects for field in _object(changes[name], name)}
+    for field in _ROPE_EVERYWHERE:
+        if field in changes and field not in given_inside:
+            rope.pop(field, None)
+    place = "rope_scaling" if config.get("rope_parameters") is None else "rope_parameters"
+    result |= {name: rope or None if name == place else None for name in _ROPE_OBJECTS}
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for name, value in changes.items():
+        old = result.get(name)
+        result[name] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ModelError("invalid_config", f"{name} is {value!r}, not an object")
+    return value
+
+
+def _check_known(changes: Iterable[str], known: set[str], path: str) -> None:
+    for name in changes:
+        if name not in known:
+            raise ModelError(
+                "unknown_override",
+                f"--hf-overrides: {path}{name} is neither in config.json nor read by this version; did you mean "
+                f"{path}{closest(name, known)}?",
+            )

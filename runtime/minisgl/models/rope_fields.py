@@ -1,0 +1,85 @@
+"""RoPE parameters of a config.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from minisgl.layers.rope_config import RopeConfig
+from minisgl.models.errors import ModelError
+from minisgl.models.fields import Fields
+
+_OBJECTS: Final = ("rope_parameters", "rope_scaling")
+_REMEDIES: Final[Mapping[str, str]] = {
+    "dynamic": "; up to max_position_embeddings it does nothing: --hf-overrides '{\"rope_scaling\": null}' removes it",
+}
+
+
+def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
+    """Read both spellings: `rope_parameters`, and the older `rope_theta` with `rope_scaling`. `max_position`:
+    `max_position_embeddings` of the file."""
+    parameters, scaling = ({} if value is None else value for value in map(config.get, _OBJECTS))
+    for value in (parameters, scaling):
+        if not isinstance(value, dict):
+            raise ModelError("invalid_config", f"config.json: the RoPE parameters are {value!r}, not an object")
+    # With both, transformers reads rope_scaling. Keep the base beside it: instructions to add rope_scaling are older
+    # than files in which rope_theta is one of rope_parameters.
+    base = {"rope_theta": parameters["rope_theta"]} if "rope_theta" in parameters else {}
+    given = {**base, **scaling} if scaling else parameters
+    if any(isinstance(value, dict) for value in given.values()):
+        raise ModelError("unsupported_rope", "config.json: RoPE parameters that differ by layer are not supported")
+    rope = Fields({"rope_theta": config.get("rope_theta"), **given})
+    kind = given.get("rope_type") or given.get("type") or "default"
+    partial = given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    if kind not in ("default", "linear", "llama3", "yarn") or partial != 1.0:
+        what = f"rope type {kind!r}" if partial == 1.0 else f"partial_rotary_factor {partial}"
+        raise ModelError(
+            "unsupported_rope",
+            f"config.json: {what} is not supported; supported are whole-head "
+            f"rotations of type default, linear, llama3 and yarn{_REMEDIES.get(kind, '')}",
+        )
+    theta = rope.number("rope_theta", default=10000.0)
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    factor = rope.number("factor", default=0.0)
+    # In transformers, a value next to the RoPE parameters overrides one inside them.
+    outside = config.get("original_max_position_embeddings")
+    inside = rope.count("original_max_position_embeddings", default=max_position)
+    original = outside if isinstance(outside, int) else inside
+    if kind == "yarn" and not factor:
+        factor = max_position / original
+    if factor <= 0:
+        raise ModelError("invalid_config", f"config.json: rope type {kind!r} needs a positive factor")
+    if kind == "linear":
+        return RopeConfig(kind="linear", theta=theta, factor=factor)
+    if kind == "llama3":
+        return RopeConfig(
+            kind="llama3",
+            theta=theta,
+            factor=factor,
+            original_max_position=original,
+            low_freq_factor=rope.number("low_freq_factor", default=1.0),
+            high_freq_factor=rope.number("high_freq_factor", default=4.0),
+        )
+    return RopeConfig(
+        kind="yarn",
+        theta=theta,
+        factor=factor,
+        original_max_position=original,
+        beta_fast=rope.number("beta_fast", default=32.0) or 32.0,
+        beta_slow=rope.number("beta_slow", default=1.0) or 1.0,
+        attention_factor=_yarn_attention_factor(rope, factor),
+        truncate=rope.flag("truncate", default=True),
+    )
+
+
+def _yarn_attention_factor(rope: Fields, factor: float) -> float:
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    given = rope.number("attention_factor", default=0.0)
+    if given:
+        return given
+    mscale, mscale_all = rope.number("mscale", default=0.0), rope.number("mscale_all_dim", default=0.0)
+    return scale(mscale) / scale(mscale_all) if mscale and mscale_all else scale(1.0)

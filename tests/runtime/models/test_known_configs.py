@@ -1,0 +1,280 @@
+"""The fields of published config.json files that matter to a server, and what is read from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from minisgl.layers.rope_config import RopeConfig
+from minisgl.models.config import ModelConfig
+from minisgl.models.errors import ModelError
+
+
+def sizes(
+    hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int, positions: int
+) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "max_position_embeddings": positions,
+    }
+
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "hidden_act": "silu", "torch_dtype": "bfloat16"}
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128, "torch_dtype": "bfloat16"}
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-2-7b-chat-hf": {
+        **LLAMA,
+        **sizes(4096, 11008, 32, 32, 32, 32000, 4096),
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "eos_token_id": 2,
+    },
+    "meta-llama/Llama-3.1-8B-Instruct": {
+        **LLAMA,
+        **sizes(4096, 14336, 32, 32, 8, 128256, 131072),
+        "rope_scaling": {"factor": 8.0, "rope_type": "llama3", **LLAMA3_ROPE},
+        "rope_theta": 500000.0,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": [128001, 128008, 128009],
+    },
+    "meta-llama/Llama-3.2-1B-Instruct": {
+        **LLAMA,
+        **sizes(2048, 8192, 16, 32, 8, 128256, 131072),
+        "head_dim": 64,
+        "rope_scaling": {"factor": 32.0, "rope_type": "llama3", **LLAMA3_ROPE},
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": [128001, 128008, 128009],
+    },
+    "gradientai/Llama-3-8B-Instruct-Gradient-1048k": {
+        **LLAMA,
+        **sizes(4096, 14336, 32, 32, 8, 128256, 1048576),
+        "rope_scaling": None,
+        "rope_theta": 3580165449.0,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 128001,
+    },
+    "deepseek-ai/deepseek-coder-6.7b-instruct": {
+        **LLAMA,
+        **sizes(4096, 11008, 32, 32, 32, 32256, 16384),
+        "rope_scaling": {"factor": 4.0, "type": "linear"},
+        "rope_theta": 100000,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 32021,
+    },
+    "HuggingFaceTB/SmolLM2-135M-Instruct": {
+        **LLAMA,
+        **sizes(576, 1536, 30, 9, 3, 49152, 8192),
+        "rope_interleaved": False,
+        "rope_theta": 100000,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 2,
+    },
+    "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T": {
+        **LLAMA,
+        **sizes(2048, 5632, 22, 32, 4, 32000, 2048),
+        "torch_dtype": "float32",
+        "eos_token_id": 2,
+    },
+    "mistralai/Mistral-7B-v0.1": {
+        **MISTRAL,
+        **sizes(4096, 14336, 32, 32, 8, 32000, 32768),
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "eos_token_id": 2,
+    },
+    "mistralai/Mistral-7B-Instruct-v0.3": {
+        **MISTRAL,
+        **sizes(4096, 14336, 32, 32, 8, 32768, 32768),
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "eos_token_id": 2,
+    },
+    "mistralai/Mistral-Nemo-Instruct-2407": {
+        **MISTRAL,
+        **sizes(5120, 14336, 40, 32, 8, 131072, 131072),
+        "head_dim": 128,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "eos_token_id": 2,
+    },
+    "Qwen/Qwen2.5-0.5B-Instruct": {
+        **QWEN2,
+        **sizes(896, 4864, 24, 14, 2, 151936, 32768),
+        "max_window_layers": 21,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "eos_token_id": 151645,
+    },
+    "Qwen/Qwen2.5-7B-Instruct-1M": {
+        **QWEN2,
+        **sizes(3584, 18944, 28, 28, 4, 152064, 1010000),
+        "dual_chunk_attention_config": {
+            "chunk_size": 262144,
+            "local_size": 8192,
+            "original_max_position_embeddings": 262144,
+        },
+        "max_window_layers": 28,
+        "rope_theta": 10000000.0,
+        "sliding_window": 32768,
+        "eos_token_id": 151645,
+    },
+    "Qwen/Qwen3-0.6B": {
+        **QWEN3,
+        **sizes(1024, 3072, 28, 16, 8, 151936, 40960),
+        "max_window_layers": 28,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "tie_word_embeddings": True,
+        "eos_token_id": 151645,
+    },
+    "Qwen/Qwen3-8B, saved by transformers 5": {
+        **QWEN3,
+        **sizes(4096, 12288, 36, 32, 8, 151936, 40960),
+        "torch_dtype": None,
+        "dtype": "bfloat16",
+        "layer_types": ["full_attention"] * 36,
+        "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "eos_token_id": 151645,
+    },
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": {
+        **QWEN3,
+        **sizes(2048, 6144, 48, 32, 4, 151936, 262144),
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "decoder_sparse_step": 1,
+        "max_window_layers": 48,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "rope_scaling": None,
+        "rope_theta": 10000000,
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "eos_token_id": 151645,
+    },
+}
+
+LLAMA3 = RopeConfig(
+    kind="llama3",
+    theta=5e5,
+    factor=8.0,
+    original_max_position=8192,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+)
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "meta-llama/Llama-2-7b-chat-hf": {"head_dim": 128, "dtype": "float16", "rope": RopeConfig(theta=1e4)},
+    "meta-llama/Llama-3.1-8B-Instruct": {"head_dim": 128, "rope": LLAMA3, "eos_token_ids": (128001, 128008, 128009)},
+    "meta-llama/Llama-3.2-1B-Instruct": {"head_dim": 64, "tied_embeddings": True, "max_model_len": 131072},
+    "gradientai/Llama-3-8B-Instruct-Gradient-1048k": {
+        "rope": RopeConfig(theta=3580165449.0),
+        "max_model_len": 1048576,
+        "tied_embeddings": False,
+    },
+    "deepseek-ai/deepseek-coder-6.7b-instruct": {
+        "rope": RopeConfig(kind="linear", theta=1e5, factor=4.0),
+        "max_model_len": 16384,
+    },
+    "HuggingFaceTB/SmolLM2-135M-Instruct": {"head_dim": 64, "tied_embeddings": True, "num_kv_heads": 3},
+    "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T": {"head_dim": 64, "dtype": "float32"},
+    "mistralai/Mistral-7B-v0.1": {"sliding_window": 4096, "partial_window": None, "max_model_len": 32768},
+    "mistralai/Mistral-7B-Instruct-v0.3": {"sliding_window": None, "rope": RopeConfig(theta=1e6)},
+    "mistralai/Mistral-Nemo-Instruct-2407": {"head_dim": 128, "qkv_bias": False, "max_model_len": 131072},
+    "Qwen/Qwen2.5-0.5B-Instruct": {
+        "head_dim": 64,
+        "qkv_bias": True,
+        "output_bias": False,
+        "tied_embeddings": True,
+        "sliding_window": None,
+        "partial_window": None,
+    },
+    "Qwen/Qwen2.5-7B-Instruct-1M": {"dual_chunk_after": 262144, "sliding_window": None, "partial_window": None},
+    "Qwen/Qwen3-0.6B": {"head_dim": 128, "qk_norm": True, "qkv_bias": False, "max_model_len": 40960},
+    "Qwen/Qwen3-8B, saved by transformers 5": {
+        "dtype": "bfloat16",
+        "rope": RopeConfig(theta=1e6),
+        "sliding_window": None,
+        "tied_embeddings": False,
+    },
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": {"head_dim": 128, "rope": RopeConfig(theta=1e7), "sliding_window": None},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_published_configurations_are_read(name: str) -> None:
+    given, config = CONFIGS[name], ModelConfig.parse(CONFIGS[name])
+    assert {field: getattr(config, field) for field in EXPECTED[name]} == EXPECTED[name]
+    assert config.hidden_size == given["hidden_size"]
+    assert (config.num_heads, config.num_kv_heads) == (given["num_attention_heads"], given["num_key_value_heads"])
+    assert config.vocab_size == given["vocab_size"]
+    assert (config.moe is not None) == ("num_experts" in given)
+    if "dual_chunk_attention_config" not in given:
+        config.check_length(config.max_model_len)
+
+
+def test_yarn_as_its_authors_document_it_extends_qwen() -> None:
+    """From the model cards of Qwen2.5 and Qwen3, in both spellings."""
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 32768}
+    for name, kind in (("Qwen/Qwen2.5-0.5B-Instruct", "type"), ("Qwen/Qwen3-0.6B", "rope_type")):
+        config = ModelConfig.parse(CONFIGS[name], overrides={"rope_scaling": {**yarn, kind: "yarn"}})
+        assert (config.rope.kind, config.rope.theta, config.max_model_len) == ("yarn", 1e6, 131072)
+        assert config.rope.attention_factor == pytest.approx(1.138629)
+
+
+def test_a_model_with_dual_chunk_attention_is_limited_to_plain_attention() -> None:
+    config = ModelConfig.parse(CONFIGS["Qwen/Qwen2.5-7B-Instruct-1M"])
+    config.check_options(4, 262144)
+    with pytest.raises(ModelError, match="--max-model-len 262144 or less") as refused:
+        config.check_options(4, None)
+    assert refused.value.code == "dual_chunk_attention"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"quantization_config": {"bits": 4, "quant_method": "awq"}}, "quantized_checkpoint", "awq"),
+        ({"quantization_config": {"fmt": "e4m3", "quant_method": "fp8"}}, "quantized_checkpoint", "fp8"),
+        (
+            {"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}},
+            "unsupported_rope",
+            "long",
+        ),
+        ({"rope_scaling": {"type": "su", "long_factor": [1.0], "short_factor": [1.0]}}, "unsupported_rope", "su"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "unsupported_rope",
+            '--hf-overrides .*"rope_scaling": null',
+        ),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, "unsupported_rope", "mrope"),
+    ],
+)
+def test_published_variants_that_are_not_supported_are_rejected(changes: dict[str, Any], code: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says) as refused:
+        ModelConfig.parse({**CONFIGS["Qwen/Qwen2.5-0.5B-Instruct"], **changes})
+    assert refused.value.code == code
