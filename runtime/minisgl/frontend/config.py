@@ -32,7 +32,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         Seconds, option("maximum time from the first byte of a request to its end", default="{:g} seconds")
     ] = msgspec.field(default=1800.0, name="request_timeout")
     stall_seconds: Annotated[
-        Seconds, option("maximum time without progress of a running request", default="{:g} seconds")
+        Seconds,
+        option("maximum time of a step, and of a running request without progress", default="{:g} seconds"),
     ] = msgspec.field(default=60.0, name="stall_timeout")
     body_seconds: float = 30.0
     """Longest time from the headers of a request to the end of its body."""

@@ -6,6 +6,7 @@ Further arguments are modules that a standby imports before the launcher sends i
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import importlib
 import logging
 import os
@@ -21,6 +22,7 @@ import msgspec
 from minisgl import logging as log
 from minisgl.errors import CodedError
 from minisgl.launcher import control
+from minisgl.launcher.heartbeat import BusySince, start_heartbeats
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class Control:
         self._lines = connection.makefile("rb")
         self._send_lock = threading.Lock()
         self._on_gave_up: Callable[[str], None] | None = None
+        self._heartbeats = False
 
     def progress(self, text: str) -> None:
         """Report the current step of the start."""
@@ -46,6 +49,11 @@ class Control:
 
     def report_start_error(self, code: str, message: str) -> None:
         self._send(control.StartError(code, message))
+
+    def watch_steps(self, engine: BusySince, *, on_cpu: bool) -> None:
+        """Report the age of the current step from now on. Call it before `ready`, on the thread that runs the steps."""
+        if self._heartbeats:
+            start_heartbeats(engine, lambda age: self._send(control.Heartbeat(age)), on_cpu=on_cpu)
 
     def on_gave_up(self, callback: Callable[[str], None]) -> None:
         """Set a callback for the moment when the launcher gives up: it is called with the reason, on a thread of its
@@ -59,6 +67,7 @@ class Control:
             return None
         message = control.to_child.decode(line)
         assert isinstance(message, control.Start)
+        self._heartbeats = message.heartbeats
         return message
 
     def listen(self) -> None:
@@ -87,6 +96,8 @@ def main() -> int:
     _set_title(f"minisgl-{name}")
     # The launcher handles Ctrl-C in a terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The launcher asks a hung process for its stacks. The handler needs no interpreter lock.
+    faulthandler.register(control.STACKS_SIGNAL)
     channel = Control(socket.socket(fileno=descriptor))
     for module in sys.argv[4:]:
         importlib.import_module(module)

@@ -5,12 +5,16 @@ The end of the stream is a message too: the peer has exited.
 
 from __future__ import annotations
 
+import signal
 from typing import Final
 
 import msgspec
 
 STANDBY_READY: Final = "standing by"
 """Progress of a standby that has done its imports."""
+
+STACKS_SIGNAL: Final = signal.SIGQUIT
+"""Has a child write the stacks of its threads to stderr."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -21,6 +25,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     target: str
     config: msgspec.Raw
     log_level: str
+    heartbeats: bool = False
+    """The launcher reads `Heartbeat`."""
 
 
 class GaveUp(msgspec.Struct, frozen=True, tag="gave_up"):
@@ -52,8 +58,15 @@ class StartError(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """Sent every second by a child that runs steps, once it is ready."""
+
+    step_age: float
+    """Seconds since the begin of the current step; 0 while there is none."""
+
+
 ToChild = Start | GaveUp
-FromChild = Progress | Ready | StartError
+FromChild = Progress | Ready | StartError | Heartbeat
 
 to_child: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)
 from_child: Final[msgspec.json.Decoder[FromChild]] = msgspec.json.Decoder(FromChild)

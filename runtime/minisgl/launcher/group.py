@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import signal
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -11,6 +13,7 @@ import msgspec
 from minisgl import logging as log
 from minisgl.launcher.process import Child, Process, ProcessSpec
 from minisgl.launcher.restarts import GroupObservation
+from minisgl.launcher.stalls import StallMonitor
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +29,8 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Codes of start errors after which another start may succeed; None: all."""
     required: bool = False
     """Requests wait for this group while it restarts, and none can complete without it."""
+    stall_seconds: float = math.inf
+    """Longest time of a step, and of the silence of a process that sends heartbeats; beyond it the process hangs."""
 
 
 class Group:
@@ -45,17 +50,21 @@ class Group:
         self._selector = selector
         self._log_level = log_level
         self._on_line = on_line
+        self._stalls = StallMonitor(spec.stall_seconds, time.monotonic())
 
     @property
     def standbys(self) -> list[Process]:
         return list(self._standbys.values())
 
     def observe(self) -> GroupObservation:
+        """Call it after each wait for events, and at least every second."""
+        self._stalls.update(self.processes, time.monotonic())
         alive = [process for process in self.processes if process.alive]
         return GroupObservation(
             len(alive),
             len(self.processes) - len(alive),
             sum(process.is_ready for process in alive),
+            sum(process.stall != "" for process in alive),
             can_start=self.spec.can_start(),
             permanent=any(map(self._failed_permanently, self.processes)),
         )
@@ -67,6 +76,7 @@ class Group:
         for process in self.processes:
             process.close()
         self.processes = []
+        self._stalls = StallMonitor(self.spec.stall_seconds, time.monotonic())
         for spec in specs:
             self.processes.append(self._start(spec) if isinstance(spec, ProcessSpec) else spec)
 
@@ -75,6 +85,12 @@ class Group:
         for process in self.processes:
             if isinstance(process, Process) and process.spec.preload and process.name not in self._standbys:
                 self._standbys[process.name] = self._new(process.spec, standby=True)
+
+    def dump_stacks(self) -> None:
+        """Have the processes of this machine write their stacks to their output."""
+        for process in self.processes:
+            if isinstance(process, Process) and process.alive:
+                process.dump_stacks()
 
     def kill(self) -> None:
         for process in self.processes:
@@ -91,6 +107,17 @@ class Group:
     def describe_exits(self) -> str:
         """Describe the exits of the dead processes."""
         return "\n".join(process.describe_exit() for process in self.processes if not process.alive)
+
+    def describe_stalls(self) -> str:
+        """Describe the processes that hang, and what the others were doing."""
+        hung = [process for process in self.processes if process.stall]
+        waiting = [
+            process.name
+            for process in self.processes
+            if process not in hung and process.heartbeat is not None and not process.heartbeat.step_age
+        ]
+        reasons = "\n".join(f"{process.label}: {process.stall}" for process in hung)
+        return reasons + (f"\nno step in progress: {', '.join(waiting)}" if hung and waiting else "")
 
     def describe_unready(self) -> str:
         """Name the processes that are not ready, with their progress."""

@@ -64,6 +64,10 @@ class Child(Protocol):
     start_error: control.StartError | None
     terminated_by_us: bool
     """A signal was sent to it while it was alive: its exit is no failure of its own."""
+    heartbeat: control.Heartbeat | None
+    """The last one; None: it sends none to this launcher."""
+    stall: str
+    """Why it hangs; empty: it does not."""
 
     @property
     def label(self) -> str:
@@ -113,6 +117,8 @@ class Process:
         self.start_error: control.StartError | None = None
         self.ready_message = control.Ready()
         self.terminated_by_us = False
+        self.heartbeat: control.Heartbeat | None = None
+        self.stall = ""
         self._log_level = log_level
         self._on_line = on_line
         self._selector = selector
@@ -141,7 +147,11 @@ class Process:
         self.spec = spec
         self.progress = "starting"
         config = msgspec.Raw(msgspec.json.encode(spec.config))
-        self.send(control.Start(name=spec.name, target=spec.target, config=config, log_level=self._log_level))
+        self.send(
+            control.Start(
+                name=spec.name, target=spec.target, config=config, log_level=self._log_level, heartbeats=True
+            )
+        )
 
     @property
     def label(self) -> str:
@@ -170,6 +180,10 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         self.terminated_by_us |= self.alive
         self._popen.send_signal(number)
+
+    def dump_stacks(self) -> None:
+        """Have it write its stacks to its output. One that is stopped, or stuck in the kernel, does not."""
+        self._popen.send_signal(control.STACKS_SIGNAL)
 
     def kill_and_close(self) -> None:
         if self.alive:
@@ -214,6 +228,8 @@ class Process:
                     self.progress = message.text
                 case control.StartError():
                     self.start_error = message
+                case control.Heartbeat():
+                    self.heartbeat = message
 
     def _read_output(self) -> None:
         lines, self._output_rest = self._read_lines(self._output, self._output_rest)

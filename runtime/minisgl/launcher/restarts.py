@@ -1,4 +1,5 @@
-"""Decisions about processes that died: a pure function of what was observed, without processes, signals and clocks.
+"""Decisions about processes that died or hang: a pure function of what was observed, without processes, signals and
+clocks.
 
 Processes that depend on each other form a group, which is terminated and started as a whole:
 
@@ -44,6 +45,7 @@ class GroupObservation(msgspec.Struct, frozen=True):
     alive: int
     dead: int = 0
     ready: int = 0
+    hung: int = 0
     can_start: bool = True
     """Everything that the group needs is there."""
     permanent: bool = False
@@ -73,10 +75,10 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class KillGroup(msgspec.Struct, frozen=True):
-    """Kill the remaining processes of the group, because one `died` or the start took `too_long`."""
+    """Kill the remaining processes of the group, because one `died` or is `hung`, or the start took `too_long`."""
 
     group: str
-    cause: Literal["died", "too_long"]
+    cause: Literal["died", "hung", "too_long"]
 
 
 class StartGroup(msgspec.Struct, frozen=True):
@@ -128,14 +130,14 @@ def decide(
                 actions.append(StartGroup(name, group.starts + 1))
             elif group.phase == "terminating":
                 groups[name] = GroupState("waiting", now, group.starts)
-        elif seen.dead or _startup_timed_out(group, seen, limits, now):
+        elif cause := _failure(state, group, seen, limits, now):
             if seen.permanent if limits.retry_start else not state.started:
-                return state, [GiveUp(name, "process_died" if seen.dead else "startup_timeout")]
+                return state, [GiveUp(name, "startup_timeout" if cause == "too_long" else "process_died")]
             if len(restarts) >= limits.max_restarts:
                 return state, [GiveUp(name, "restarts_exhausted")]
             restarts = (*restarts, now)
             groups[name] = GroupState("terminating", now, group.starts)
-            actions.append(KillGroup(name, "died" if seen.dead else "too_long"))
+            actions.append(KillGroup(name, cause))
         elif group.phase == "starting" and seen.ready == seen.alive:
             groups[name] = GroupState("ready", now, group.starts)
             if state.started:
@@ -154,5 +156,14 @@ def next_deadline(state: State, limits: Limits) -> float | None:
     return min(limited, default=None)
 
 
-def _startup_timed_out(group: GroupState, seen: GroupObservation, limits: Limits, now: float) -> bool:
-    return group.phase == "starting" and seen.ready < seen.alive and now - group.since > limits.startup_timeout
+def _failure(
+    state: State, group: GroupState, seen: GroupObservation, limits: Limits, now: float
+) -> Literal["died", "hung", "too_long"] | None:
+    """Failure of a group that is starting or ready."""
+    if seen.dead:
+        return "died"
+    if group.phase == "starting":
+        late = seen.ready < seen.alive and now - group.since > limits.startup_timeout
+        return "too_long" if late else None
+    # Before all groups are ready there are no requests, and an exit would be final.
+    return "hung" if seen.hung and (state.started or limits.retry_start) else None

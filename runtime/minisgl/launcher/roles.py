@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from minisgl.engine.interface import Engine
+from minisgl.engine.watched_engine import WatchedEngine
 from minisgl.launcher.child import Control
 from minisgl.launcher.control import Ready
 from minisgl.launcher.ranks import WorkerRankConfig, start_engine, start_rank0
@@ -37,8 +38,9 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
 
     def create() -> Engine:
         nonlocal transport
-        engine = start_rank0(config.engine, config.plan_addresses, EngineProgress(control))
+        engine = WatchedEngine(start_rank0(config.engine, config.plan_addresses, EngineProgress(control)))
         transport = engine.stats.transport
+        control.watch_steps(engine, on_cpu=config.engine.device == "cpu")
         return engine
 
     def ready(address: str, card: ModelCard) -> None:
@@ -54,7 +56,8 @@ def worker_rank(raw: msgspec.Raw, control: Control) -> None:
     config = msgspec.json.decode(raw, type=WorkerRankConfig)
 
     def create() -> Engine:
-        engine = start_engine(config.engine, EngineProgress(control))
+        engine = WatchedEngine(start_engine(config.engine, EngineProgress(control)))
+        control.watch_steps(engine, on_cpu=config.engine.device == "cpu")
         control.ready()
         return engine
 

@@ -89,4 +89,6 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
         )
         return rank_specs(engine, ranks, plans, scheduler)
 
-    return GroupSpec(name="engine", processes=processes, required=True)
+    return GroupSpec(
+        name="engine", processes=processes, required=True, stall_seconds=options.limits.stall_seconds
+    )

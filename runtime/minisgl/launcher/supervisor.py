@@ -1,8 +1,8 @@
-"""Runs the groups of processes of a server, and restarts what died.
+"""Runs the groups of processes of a server, and restarts what died or hangs.
 
 There is one thread and one selector: signals, the output of children and their control channels are all descriptors, so
-no state is shared between threads. `restarts` decides what to do about an exit; here it is done. `Supervisor.run` is
-the whole life of a server.
+no state is shared between threads. `restarts` decides what to do about an exit or a hang; here it is done.
+`Supervisor.run` is the whole life of a server.
 """
 
 from __future__ import annotations
@@ -39,6 +39,15 @@ logger = logging.getLogger(__name__)
 
 _STOP_SECONDS: Final = 3.0
 """Longest time for a process to exit after SIGTERM; then it is killed."""
+
+_STACKS_SECONDS: Final = 0.5
+"""Time for hung processes to write their stacks before they are killed."""
+
+_SURVIVOR_SECONDS: Final = 5.0
+"""Time after SIGKILL from which a process that is still alive is logged."""
+
+_CHECK_SECONDS: Final = 1.0
+"""Longest time between two looks at heartbeats, and at killed processes."""
 
 _PROGRESS_SECONDS: Final = 2.0
 """Shortest time between two lines about the start of a process."""
@@ -100,6 +109,8 @@ class Supervisor:
         self._history: list[str] = []
         self._progress = _Progress()
         self._standby_at: float | None = None
+        self._survivors: set[str] = set()
+        """Labels of killed processes that were logged as still alive."""
         self._handled_stops = 0
         self._drain_requested = False
 
@@ -174,22 +185,49 @@ class Supervisor:
         """Wait until something happens, or until the next deadline. Raises StopRequested for a new signal."""
         now = time.monotonic()
         starting = any(group.phase == "starting" for group in self.state.groups.values())
+        checked = any(group.phase == "terminating" for group in self.state.groups.values()) or any(
+            process.heartbeat is not None for process in self.processes
+        )
         deadlines = (
             next_deadline(self.state, self._limits),
             self._standby_at,
             now + _PROGRESS_SECONDS if starting else None,
+            now + _CHECK_SECONDS if checked else None,
         )
         known = [deadline for deadline in deadlines if deadline is not None]
         self._poll(max(0.0, min(known) - now) if known else None)
         self._handle_signals()
         self._progress.show(self.processes)
+        self._log_survivors()
+
+    def _log_survivors(self) -> None:
+        """Log the processes that SIGKILL does not end, once each: until they exit, their devices are not free."""
+        late = time.monotonic() - _SURVIVOR_SECONDS
+        for name, group in self.state.groups.items():
+            alive = [process.label for process in self._groups[name].processes if process.alive]
+            if group.phase == "terminating" and group.since < late and not self._survivors.issuperset(alive):
+                self._survivors.update(alive)
+                logger.warning(
+                    "%s: still alive %g s after SIGKILL, as in a call of a device driver; waiting for at most %g s",
+                    *(", ".join(alive), _SURVIVOR_SECONDS, KILL_SECONDS),
+                )
 
     def _kill(self, action: KillGroup) -> None:
         group = self._groups[action.group]
-        reason = group.describe_exits() if action.cause == "died" else self._startup_timeout_message(group)
+        match action.cause:
+            case "died":
+                reason = group.describe_exits()
+            case "hung":
+                reason = group.describe_stalls()
+            case "too_long":
+                reason = self._startup_timeout_message(group)
+        logger.error("%s", reason)
+        if action.cause == "hung":
+            group.dump_stacks()
+            self._wait_for(group.processes, _STACKS_SECONDS)
+        # Not SIGTERM: a process in a call that does not return cannot handle it.
         group.kill()
         self._history.append(f"{time.strftime('%H:%M:%S')} {reason.partition('. Its last words:')[0]}")
-        logger.error("%s", reason)
         logger.warning(
             "restarting %s, restart %d of at most %d within %g s",
             *(action.group, len(self.state.restarts), self._limits.max_restarts, self._limits.restart_window),
@@ -200,7 +238,7 @@ class Supervisor:
         if action.code == "process_stuck":
             stuck = ", ".join(process.label for process in group.processes if process.alive)
             return LauncherError(action.code, f"{stuck} did not exit within {KILL_SECONDS:g} s of SIGKILL: see dmesg")
-        message = group.describe_exits() or self._startup_timeout_message(group)
+        message = group.describe_exits() or group.describe_stalls() or self._startup_timeout_message(group)
         if action.code == "restarts_exhausted":
             recent = self._history[len(self._history) - len(self.state.restarts) :]
             history = "".join(f"\n  before: {entry}" for entry in recent)

@@ -30,7 +30,11 @@ def diagnose(
     """Return the failure of an epoch. `processes` are all of its ranks, dead; `pod_of` returns the pod of a rank. The
     failure was noticed `seconds_ago`."""
     first = root_cause(processes)
-    if first is not None:
+    hung = next((process for process in processes if process.stall), None)
+    reason: FailureReason
+    if first is None and hung is not None:
+        first, reason, message = hung, "Error", f"{hung.label}: {hung.stall}"
+    elif first is not None:
         message = first.describe_exit()
         if isinstance(first, RemoteRank):
             reason = cast(FailureReason, first.reason)
@@ -47,7 +51,8 @@ def diagnose(
         at=timestamp(seconds_ago),
         rank=rank_of(first),
         pod=pod_of(rank_of(first)),
-        exit_code=None if reason == "StartupTimeout" else first.exit_code,
+        # Our own SIGKILL explains nothing.
+        exit_code=None if first.terminated_by_us else first.exit_code,
         reason=reason,
         message=shortened(message),
     )

@@ -132,6 +132,7 @@ class Leader:
                     processes=self._start_epoch,
                     can_start=lambda: self._pods.complete,
                     retryable_codes=RETRYABLE_CODES,
+                    stall_seconds=self._options.stall_seconds,
                 )
             ],
             limits=self._options.limits,

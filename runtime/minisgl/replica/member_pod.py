@@ -54,12 +54,17 @@ class MemberPod:
         self._signals = signals
         self._board = board
         self._selector = selectors.DefaultSelector()
-        self._group = Group(GroupSpec(name="engine", processes=self._specs), self._selector, options.log.level, on_line)
+        self._group = Group(
+            GroupSpec(name="engine", processes=self._specs, stall_seconds=options.stall_seconds),
+            self._selector,
+            options.log.level,
+            on_line,
+        )
         self._link: Link[messages.FromLeader] | None = None
         self._joined = False
         self._start = messages.StartRanks(epoch=(0, 0), rendezvous="", first_device=None, nccl_host="")
         self._reported: dict[int, str] = {}
-        """Rank → state that the leader knows: its progress, `ready` or `ended`."""
+        """Rank → state that the leader knows: its progress, `ready`, `hangs` or `ended`."""
         self._next_connect = 0.0
         self._standby_at: float | None = None
         self._exit_deadline: float | None = None
@@ -165,14 +170,22 @@ class MemberPod:
 
     def _report_ranks(self) -> None:
         """Send the leader what it does not know of the ranks yet."""
+        self._group.observe()
         for process in self._group.processes:
             rank = rank_of(process)
             known = self._reported.get(rank)
             state = "ended" if not process.alive else "ready" if process.is_ready else process.progress
+            if process.stall and process.alive:
+                # A step that ends after all does not save the epoch: the leader kills it.
+                state = "hangs"
             if known in (state, "ended"):
                 continue
             self._reported[rank] = state
             match state:
+                case "hangs":
+                    logger.error("%s: %s", process.label, process.stall)
+                    self._group.dump_stacks()
+                    self._send(messages.RankProgress(self._start.epoch, rank, process.stall, hangs=True))
                 case "ended":
                     assert isinstance(process, Process)
                     self._send(self._rank_ended(process, rank))

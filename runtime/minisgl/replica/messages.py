@@ -91,11 +91,13 @@ class DrainRequested(msgspec.Struct, frozen=True, tag="leaving"):
 
 
 class RankProgress(msgspec.Struct, frozen=True, tag="progress"):
-    """Step of the start that a rank has reached."""
+    """Step of the start that a rank has reached, or how it hangs."""
 
     epoch: Epoch
     rank: int
     text: Text
+    hangs: bool = False
+    """The rank hangs, and `text` says how."""
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="ready"):

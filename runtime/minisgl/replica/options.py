@@ -83,6 +83,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             default="{:g} seconds",
         ),
     ] = 300.0
+    stall_seconds: Annotated[
+        Seconds,
+        option("maximum time of a step; beyond it the ranks are killed and restarted", default="{:g} seconds"),
+    ] = msgspec.field(default=60.0, name="stall_timeout")
     directory: Annotated[
         Path, option("directory for the pod's restarts; must outlive the container", metavar="DIR")
     ] = msgspec.field(default=Path("/run/minisgl"), name="state_directory")

@@ -10,7 +10,8 @@ from minisgl.replica.messages import RankEnded, RankProgress, RankReady
 
 
 class RemoteRank:
-    """Implements `process.Child`: reports of the member pod make its state, any signal has the pod kill its ranks."""
+    """Implements `process.Child`: reports of the member pod make its state, any signal has the pod kill its ranks. The
+    pod's launcher, which gets the heartbeats, reports a stall."""
 
     drains = False
 
@@ -22,6 +23,8 @@ class RemoteRank:
         self.progress = "starting"
         self.start_error: control.StartError | None = None
         self.terminated_by_us = False
+        self.heartbeat: control.Heartbeat | None = None
+        self.stall = ""
         self.alive = True
         self.exit_code: int | None = None
         self.reason = ""
@@ -32,6 +35,8 @@ class RemoteRank:
     def update(self, report: RankProgress | RankReady | RankEnded) -> None:
         """Take over a report of the pod."""
         match report:
+            case RankProgress(hangs=True):
+                self.stall = report.text
             case RankProgress():
                 self.progress = report.text
             case RankReady():

@@ -158,6 +158,8 @@ def _rank_status(
         running = running and process.alive
         phase = rank_phase(process.is_ready, process.progress) if running else "Restarting"
         progress = "" if process.is_ready or not running else process.progress
+        if process.alive and not running:
+            progress = "waiting for the exit of its process"
     pod = info.pods.get(rank // options.identity.ranks_per_pod)
     return RankStatus(
         rank=rank,

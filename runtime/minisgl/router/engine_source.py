@@ -48,8 +48,8 @@ def engine_source(engines: LocalEngine | EngineDiscovery, stall_seconds: float, 
                 sockets={LOCAL_ENGINE: engines.scheduler_address},
                 files=lambda hashes, _: local_files(Path(engines.model), hashes),
                 tokenizer=load(engines.model),
-                # No other engine could take the requests, and a long step on a CPU is as silent as a hang. The watchdog
-                # of the frontend reports a hang.
+                # No other engine could take the requests, and a long step on a CPU is as silent as a hang. The launcher
+                # notices a hang and restarts the engine.
                 stale_seconds=math.inf,
                 stall_seconds=math.inf,
             )

@@ -1,4 +1,4 @@
-"""Decisions about dead processes: a table of cases, and properties of any history."""
+"""Decisions about dead and hung processes: a table of cases, and properties of any history."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ _ALL_READY = GroupObservation(alive=2, ready=2)
 _LOADING = GroupObservation(alive=2, ready=1)
 _ONE_DEAD = GroupObservation(alive=1, dead=1, ready=1)
 _ALL_DEAD = GroupObservation(alive=0, dead=2)
+_ONE_HUNG = GroupObservation(alive=2, ready=2, hung=1)
+_ONE_DEAD_ONE_HUNG = GroupObservation(alive=1, dead=1, ready=1, hung=1)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,11 @@ _ALL_DEAD = GroupObservation(alive=0, dead=2)
         (_READY, True, (), _ONE_DEAD, [KillGroup("engine", "died")], "terminating"),
         (_READY, True, (_NOW - 9, _NOW - 5), _ONE_DEAD, [GiveUp("engine", "restarts_exhausted")], "ready"),
         (_READY, True, (_NOW - 101, _NOW - 5), _ONE_DEAD, [KillGroup("engine", "died")], "terminating"),
+        (_READY, True, (), _ONE_HUNG, [KillGroup("engine", "hung")], "terminating"),
+        (_READY, True, (), _ONE_DEAD_ONE_HUNG, [KillGroup("engine", "died")], "terminating"),
+        (_READY, True, (_NOW - 9, _NOW - 5), _ONE_HUNG, [GiveUp("engine", "restarts_exhausted")], "ready"),
+        (_STARTING, True, (_NOW - 2,), GroupObservation(alive=2, ready=1, hung=1), [], "starting"),
+        (_TERMINATING, True, (_NOW - 1,), _ONE_HUNG, [], "terminating"),
         (_TERMINATING, True, (_NOW - 1,), _ONE_DEAD, [], "terminating"),
         (_TERMINATING, True, (_NOW - 1,), _ALL_DEAD, [StartGroup("engine", 3)], "starting"),
         (_STUCK, True, (_NOW - 61,), _ONE_DEAD, [GiveUp("engine", "process_stuck")], "terminating"),
@@ -82,6 +89,23 @@ def test_decisions_about_one_group(
     state, actions = decide(State({"engine": group}, started, restarts), {"engine": seen}, _LIMITS, _NOW)
     assert actions == expected
     assert state.groups["engine"].phase == phase
+
+
+def test_a_hang_before_the_first_requests_waits_until_all_groups_are_ready() -> None:
+    state = State({"engine": _READY, "frontend": _STARTING})
+    loading, ready = GroupObservation(1), GroupObservation(1, ready=1)
+    state, actions = decide(state, {"engine": _ONE_HUNG, "frontend": loading}, _LIMITS, _NOW)
+    assert actions == []
+    state, actions = decide(state, {"engine": _ONE_HUNG, "frontend": ready}, _LIMITS, _NOW)
+    assert actions == [Started()]
+    _, actions = decide(state, {"engine": _ONE_HUNG, "frontend": ready}, _LIMITS, _NOW)
+    assert actions == [KillGroup("engine", "hung")]
+
+
+def test_with_retried_starts_a_hang_is_never_final() -> None:
+    limits = Limits(max_restarts=2, restart_window=100.0, startup_timeout=30.0, retry_start=True)
+    _, actions = decide(State({"engine": _READY}), {"engine": _ONE_HUNG}, limits, _NOW)
+    assert actions == [KillGroup("engine", "hung")]
 
 
 def test_groups_restart_separately_but_share_the_budget() -> None:
@@ -119,7 +143,7 @@ def test_the_next_deadline_is_the_first_timeout_of_any_group() -> None:
 _events = st.lists(
     st.tuples(
         st.floats(0, 50),
-        st.sampled_from(["die", "ready", "reaped", "nothing"]),
+        st.sampled_from(["die", "hang", "ready", "reaped", "nothing"]),
         st.sampled_from(["engine", "frontend"]),
     ),
     max_size=60,
@@ -139,6 +163,8 @@ def test_any_history_of_exits_keeps_the_budget(events: list[tuple[float, str, st
         there = seen[name]
         if event == "die" and there.alive:
             seen[name] = GroupObservation(there.alive - 1, there.dead + 1, min(there.ready, there.alive - 1))
+        elif event == "hang" and there.ready:
+            seen[name] = GroupObservation(there.alive, there.dead, there.ready, hung=1)
         elif event == "ready":
             seen[name] = GroupObservation(there.alive, there.dead, there.alive)
         elif event == "reaped" and state.groups[name].phase == "terminating":
@@ -148,7 +174,7 @@ def test_any_history_of_exits_keeps_the_budget(events: list[tuple[float, str, st
         for action in actions:
             match action:
                 case KillGroup():
-                    assert served and seen[action.group].dead
+                    assert served and (seen[action.group].dead or seen[action.group].hung)
                     kills.append(now)
                 case StartGroup():
                     assert not seen[action.group].alive, "two of a kind would fight for the device"
@@ -161,3 +187,4 @@ def test_any_history_of_exits_keeps_the_budget(events: list[tuple[float, str, st
         assert len([time for time in kills if now - time < 100]) <= max_restarts
         for group, is_ in state.groups.items():
             assert is_.phase == "terminating" or not seen[group].dead, "a death is answered at once"
+            assert not (state.started and is_.phase == "ready" and seen[group].hung), "and so is a hang"

@@ -35,6 +35,9 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "to_scheduler": frozenset({"submit.stream"}),
         "to_tokenizer": frozenset({"generate.stream"}),
         "from_scheduler": frozenset({"status.attention", "status.compiled_after_ready"}),
+        "to_leader": frozenset({"progress.hangs"}),
+        "to_child": frozenset({"start.heartbeats"}),
+        "from_child": frozenset({"heartbeat", "heartbeat.step_age"}),
         "from_tokenizer": frozenset({"state.status.attention", "state.status.compiled_after_ready"}),
     }
 }

@@ -19,10 +19,11 @@ RUNTIME = Path(__file__).parents[3] / "runtime"
 class Served:
     """A started server; its log goes to a file as JSON lines."""
 
-    def __init__(self, model: Path, temporary: Path, *flags: str) -> None:
+    def __init__(self, model: Path, temporary: Path, *flags: str, program: str = "minisgl") -> None:
+        """`program` is the module with the command `serve`."""
         self.log = temporary / "serve.log"
         self.temporary = temporary
-        command = [sys.executable, "-m", "minisgl", "serve", str(model), "--port", "0", "--num-pages", "512"]
+        command = [sys.executable, "-m", program, "serve", str(model), "--port", "0", "--num-pages", "512"]
         with self.log.open("w") as log:
             self.popen = subprocess.Popen(
                 [*command, "--log-format", "json", *flags],
@@ -59,6 +60,12 @@ class Served:
             return error.code
         except OSError:
             return 0
+
+    def metric(self, name: str) -> float:
+        """Return the sum of all lines of /metrics that begin with `name`."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     def children(self) -> dict[str, int]:
         return launched_by(self.popen.pid)

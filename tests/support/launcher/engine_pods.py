@@ -25,14 +25,14 @@ _STOP_SECONDS = 20.0
 class EnginePod:
     """One launcher. Its state directory and its log outlive restarts, as those of a container."""
 
-    def __init__(self, folder: Path, index: int, flags: tuple[str, ...], ports: dict[str, int]) -> None:
+    def __init__(self, folder: Path, index: int, flags: tuple[str, ...], ports: dict[str, int], program: str) -> None:
         self.name = f"m-r0-{index}"
         self.url = f"http://127.0.0.1:{ports['control']}"
         self.log = folder / f"{self.name}.log"
         self.log.touch()
         self._folder = folder
         self._command = [
-            *(sys.executable, "-m", "minisgl", "engine", *flags),
+            *(sys.executable, "-m", program, "engine", *flags),
             *("--replica", "m-r0", "--leader", "127.0.0.1", "--device", "cpu", "--num-pages", "512"),
             *("--pod-index", str(index), "--pod-name", self.name, "--node-name", f"node-{index}"),
             *("--state-directory", str(folder / self.name), "--log-format", "json"),
@@ -48,7 +48,7 @@ class EnginePod:
                 stderr=log,
                 env={
                     **os.environ,
-                    "PYTHONPATH": str(RUNTIME),
+                    "PYTHONPATH": os.pathsep.join([str(RUNTIME), *sys.path]),
                     "TMPDIR": str(self._folder),
                     "HOME": str(self._folder),
                     "OMP_NUM_THREADS": "1",
@@ -115,17 +115,19 @@ def _coverage() -> dict[str, str]:
 class Pods:
     """Pods of one replica, with their own ports; pods are numbered from 0."""
 
-    def __init__(self, folder: Path, model: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, model: Path, *flags: str, program: str = "minisgl") -> None:
+        """`program` is the module with the command `engine`."""
         first = free_ports(len(PORTS) + _MOST_RANKS)
         self.ports = {name: first + offset for offset, name in enumerate(PORTS)}
         self.all: list[EnginePod] = []
         self._folder = folder
         self._flags = (str(model), *flags)
+        self._program = program
 
     def add(self, *flags: str, index: int | None = None) -> EnginePod:
         index = len(self.all) if index is None else index
         ports = self.ports if index == 0 else {**self.ports, "control": free_port()}
-        pod = EnginePod(self._folder, index, (*self._flags, *flags), ports)
+        pod = EnginePod(self._folder, index, (*self._flags, *flags), ports, self._program)
         self.all.append(pod)
         return pod
 

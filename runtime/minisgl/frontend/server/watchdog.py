@@ -80,9 +80,12 @@ def _is_queued(requests: RequestTracker, stream: ResponseStream) -> bool:
 
 def _is_stalled(requests: RequestTracker, stream: ResponseStream, now: float) -> bool:
     limit = requests.limits.stall_seconds
-    if requests.step_age(now) > limit and stream.phase in ("waiting", "generating"):
+    if stream.phase != "generating":
+        # A request without a token outlives a hung engine: the launcher restarts it, or the router finds another.
+        return False
+    if requests.step_age(now) > limit:
         return True
     # Tokens without text are not reported, so silence alone proves nothing while steps are made; but a preempted
     # request, back in the queue, is silent too.
     waiting = requests.status is not None and requests.status.waiting > 0
-    return stream.phase == "generating" and waiting and now - stream.last_token_at > limit
+    return waiting and now - stream.last_token_at > limit

@@ -265,6 +265,13 @@ async def test_a_stalled_engine_fails_its_requests() -> None:
     assert watched.code_at(15.1) == "engine_stalled"
 
 
+async def test_a_request_without_a_token_outlives_a_stalled_engine() -> None:
+    watched = Watched(stall_seconds=10)
+    watched.requests.update_engine(None, status(steps=1), 1.0)
+    watched.requests.update_engine(None, status(steps=2), 5.0)
+    assert watched.code_at(50.0) == "", "the launcher or the router replaces the engine"
+
+
 async def test_a_preempted_request_that_is_not_resumed_fails() -> None:
     watched = Watched(stall_seconds=10)
     watched.stream.phase = "generating"

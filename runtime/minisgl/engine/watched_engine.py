@@ -1,0 +1,36 @@
+"""Engine whose calls in progress another thread can see: a step that hangs cannot report itself."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from minisgl.engine.interface import Engine
+from minisgl.wire.plan import StepPlan, StepResult
+
+
+class WatchedEngine:
+    """Implements `interface.Engine`. After an exception the call stays in progress: the process must exit, and closing
+    a broken device may hang as well."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.limits = engine.limits
+        self.stats = engine.stats
+        self.busy_since: float | None = None
+        """Begin of the `launch` or `collect` in progress, on the monotonic clock; None: there is none."""
+
+    def launch(self, plan: StepPlan) -> Any:
+        self.busy_since = time.monotonic()
+        handle = self._engine.launch(plan)
+        self.busy_since = None
+        return handle
+
+    def collect(self, handle: Any) -> StepResult:
+        self.busy_since = time.monotonic()
+        result = self._engine.collect(handle)
+        self.busy_since = None
+        return result
+
+    def close(self) -> None:
+        self._engine.close()
