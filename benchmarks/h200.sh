@@ -19,7 +19,7 @@
 #                        requests of a chat trace at 20 per second
 #   latency-14b  380 s   the same with Qwen3-14B, the trace at 4 per second
 #   long-context  50 s   Llama-3.1-8B: the first token of a prompt of 100,000 tokens, and tokens behind it
-#   compiled     150 s   A, C and D, plain and mixed, one seed, on Qwen2.5-7B, Llama-3.1-8B, Mistral-7B and
+#   compiled     190 s   A, C and D, plain and mixed, one seed, on Qwen2.5-7B, Llama-3.1-8B, both Mistral-7B and
 #                        Qwen3-30B-A3B: no kernel is compiled after the start of an engine. The other parts count, too
 #   compare      330 s   plain lines and starts, an older tree and this one in turn: BASE is the directory of the older
 #                        package (runtime/ of its checkout), BASE_KERNELS_DIR has its kernels. Twice on Qwen3-0.6B,
@@ -156,7 +156,7 @@ part() {
   case $1 in
     kernels)
       limited 300 $MINISGL kernels build ${MODELS:-qwen3-0.6b qwen3-14b qwen3-30b-a3b llama-3.2-1b qwen2.5-0.5b \
-        llama-3.1-8b qwen2.5-7b mistral-7b-v0.3} --tp 1 --own-only
+        llama-3.1-8b qwen2.5-7b mistral-7b-v0.3 mistral-7b-v0.1} --tp 1 --own-only
       ;;
     sampling)
       bench sampling-qwen3-0.6b qwen3-0.6b 240 --workload A C --repeat "$REPEAT" \
@@ -171,7 +171,7 @@ part() {
     latency-14b) serve_model qwen3-14b latency qwen3-14b 1.54 trace_4rps ;;
     long-context) bench long-context-llama-3.1-8b llama-3.1-8b 150 --workload L --repeat "$REPEAT" ;;
     compiled)
-      for model in qwen2.5-7b llama-3.1-8b mistral-7b-v0.3 qwen3-30b-a3b; do
+      for model in qwen2.5-7b llama-3.1-8b mistral-7b-v0.3 mistral-7b-v0.1 qwen3-30b-a3b; do
         bench "compiled-$model" $model 120 --workload A C D --variants plain mixed
       done
       ;;

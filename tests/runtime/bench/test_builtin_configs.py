@@ -10,6 +10,7 @@ from minisgl.models.config import ModelConfig
 _PARAMETERS = {
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
+    "mistral-7b-v0.1": 7_241_732_096,
     "mistral-7b-v0.3": 7_248_023_552,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-7b": 7_615_616_512,
@@ -50,3 +51,8 @@ def test_small_models_have_heads_of_64(name: str, head_dim: int, query_heads_per
     assert config.head_dim == head_dim
     assert config.num_heads == config.num_kv_heads * query_heads_per_kv_head
     assert config.sliding_window is None
+
+
+def test_mistral_had_a_window_of_4096_tokens_at_first() -> None:
+    windows = {name: ModelConfig.parse(BUILTIN_CONFIGS[name]).sliding_window for name in BUILTIN_CONFIGS}
+    assert {name: window for name, window in windows.items() if window} == {"mistral-7b-v0.1": 4096}
