@@ -14,7 +14,7 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.scheduler.step_times import StepWork
 
-_WAITED: Final = 50e-6
+_WAITED: Final = 100e-6
 """Shortest time in `collect` that was spent waiting for the device, in seconds."""
 _LAUNCH_AHEAD: Final = 1.5e-3
 _LAUNCH_AHEAD_SHARE: Final = 0.15
