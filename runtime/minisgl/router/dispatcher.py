@@ -63,6 +63,8 @@ class _Request:
     """Addresses of replicas whose queues are full."""
     refusal: Failed | None = None
     """The last refusal."""
+    deadline: float | None = None
+    """On the clock of `Replicas.now`; None: no deadline."""
     expires_at: float | None = None
     """End of its wait, counted from when no replica could take it; None: one has taken it."""
 
@@ -101,6 +103,8 @@ class Dispatcher:
         self._session_ids: dict[bytes, bytes] = {}
         """The session's identifier of each attempt that has another one."""
         self._random = random.SystemRandom()
+        self.unix_ms = 0
+        """Unix time, which the caller sets together with `replicas.now`: deadlines of new requests refer to it."""
         self.resubmitted = 0
         """Counts the attempts after the first one of a request."""
 
@@ -147,6 +151,8 @@ class Dispatcher:
         request = self._requests.get(submit.id)
         if request is None:
             request = _Request(submit.id, submit, self.replicas.files, submit.id)
+            if submit.deadline_ms:
+                request.deadline = self.replicas.now + (submit.deadline_ms - self.unix_ms) / 1000
             self._requests[submit.id] = request
         else:
             assert request.replica is None
@@ -211,9 +217,8 @@ class Dispatcher:
                     # Tokens without text, as of an incomplete character: another attempt begins with the prompt.
                     request.files = None
 
-    def tick(self, now_ms: int) -> list[str]:
-        """Time has passed; `now_ms` is Unix time. Returns the addresses of replicas that were silent for so long that
-        they count as lost."""
+    def tick(self) -> list[str]:
+        """Time has passed. Returns the addresses of replicas that were silent for so long that they count as lost."""
         self.replicas.tick()
         stalled = []
         for replica in list(self.replicas):
@@ -227,7 +232,7 @@ class Dispatcher:
                 self._move_unstarted(replica.address)
         for request in list(self._parked.values()):
             assert request.submit is not None, "only requests without output wait"
-            if 0 < request.submit.deadline_ms <= now_ms:
+            if request.deadline is not None and request.deadline <= self.replicas.now:
                 self._fail(request, "deadline_exceeded", "the request's deadline passed before an engine could take it")
             elif request.expires_at is not None and self.replicas.now >= request.expires_at:
                 self._fail(request, UNAVAILABLE, f"no engine could take the request for {self._queue_seconds:g} s")
@@ -290,6 +295,9 @@ class Dispatcher:
         if request.attempt_id != request.id:
             self.resubmitted += 1
             submit = msgspec.structs.replace(submit, id=request.attempt_id)
+        if request.deadline is not None:
+            remaining_ms = max(round((request.deadline - self.replicas.now) * 1000), 1)
+            submit = msgspec.structs.replace(submit, remaining_ms=remaining_ms)
         self._send(replica.address, submit)
 
     def _move_unstarted(self, address: str) -> None:

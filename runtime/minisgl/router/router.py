@@ -127,7 +127,7 @@ class Router:
 
     def run_once(self, ready: Mapping[Any, int]) -> None:
         """Handle all messages that have arrived, and time that has passed."""
-        self._replicas.now = time.monotonic()
+        self._replicas.now, self._dispatcher.unix_ms = time.monotonic(), time.time_ns() // 1_000_000
         self._update_addresses()
         for address, link in self._links.items():
             for frame in link.receive(ready):
@@ -138,7 +138,7 @@ class Router:
                 self._lose(address, UNAVAILABLE, "the connection to the engine was lost")
         if is_tick := self._replicas.now >= self._next_tick:
             self._next_tick = self._replicas.now + TICK_SECONDS
-            for address in self._dispatcher.tick(time.time_ns() // 1_000_000):
+            for address in self._dispatcher.tick():
                 self._reconnect(address)
         if is_tick or self._loading is not None or self._replicas.changes != self._files_changes:
             self._update_files()

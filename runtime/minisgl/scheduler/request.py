@@ -54,7 +54,8 @@ class Request(msgspec.Struct, kw_only=True):
     stop_token_ids: frozenset[int]
     """Only ids of the vocabulary."""
     priority: int
-    deadline_ms: int
+    deadline: float | None
+    """On the clock of `Scheduler.now`; None: no deadline."""
     arrival: int
     """Order of arrival; a preemption does not change it."""
     cache_salt: bytes

@@ -79,7 +79,7 @@ class Scheduler:
         self.pages = RowPages(config, self.table, self.counters)
         self.queue = WaitingQueue()
         self._unfinished: dict[bytes, Request] = {}
-        self._deadlines: list[tuple[int, int, Request]] = []
+        self._deadlines: list[tuple[float, int, Request]] = []
         self._failed_rows: set[int] = set()
         """Rows whose logits were not finite, until they are released."""
         self._launched: deque[_Launched] = deque()
@@ -98,7 +98,7 @@ class Scheduler:
         return bool(self.table.num_in_use or len(self.queue) or self._launched)
 
     def submit(self, message: Submit, client: int = 0) -> None:
-        """Queue a request. Raises RequestError."""
+        """Queue a request, whose deadline is `remaining_ms` from now. Raises RequestError."""
         if message.id in self._unfinished:
             raise RequestError("duplicate_request", "a request with this id is already running")
         if len(self.queue) >= self.config.max_waiting:
@@ -107,8 +107,8 @@ class Scheduler:
         self._arrivals += 1
         self._unfinished[request.id] = request
         self.queue.push(request)
-        if request.deadline_ms:
-            heapq.heappush(self._deadlines, (request.deadline_ms, request.arrival, request))
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.arrival, request))
             if len(self._deadlines) > 2 * len(self._unfinished) + 64:
                 self._deadlines = [entry for entry in self._deadlines if self._unfinished.get(entry[2].id) is entry[2]]
                 heapq.heapify(self._deadlines)
@@ -136,10 +136,10 @@ class Scheduler:
         self._blocked_head = None
         return self.pages.flush()
 
-    def expire(self, now_ms: int) -> list[Failure]:
+    def expire(self) -> list[Failure]:
         """End the requests whose deadline has passed."""
         failures = []
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
+        while self._deadlines and self._deadlines[0][0] <= self.now:
             request = heapq.heappop(self._deadlines)[2]
             if self._unfinished.get(request.id) is request:
                 self.abort(request.id)

@@ -72,7 +72,8 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: thr
         if now >= next_status:
             next_status = now + STATUS_SECONDS
             clients.flush()
-            for failure in scheduler.expire(time.time_ns() // 1_000_000):
+            scheduler.now = now
+            for failure in scheduler.expire():
                 clients.send(failure.client, Failed(failure.id, failure.code, failure.message))
             clients.broadcast(status(loop, is_draining=end_not_before is not None))
 
@@ -109,9 +110,13 @@ def _handle_message(loop: StepLoop, clients: Clients, number: int, message: ToSc
             clients.send(number, Failed(message.id, "draining", _DRAINING))
         case Submit():
             loop.scheduler.now = time.monotonic()
-            if 0 < message.deadline_ms <= time.time_ns() // 1_000_000:
-                clients.send(number, Failed(message.id, "deadline_exceeded", DEADLINE_EXCEEDED_MESSAGE))
-                return
+            if message.deadline_ms and not message.remaining_ms:
+                # A worker of version 0.1.0 sends only the time of the deadline.
+                remaining_ms = message.deadline_ms - time.time_ns() // 1_000_000
+                if remaining_ms <= 0:
+                    clients.send(number, Failed(message.id, "deadline_exceeded", DEADLINE_EXCEEDED_MESSAGE))
+                    return
+                message = msgspec.structs.replace(message, remaining_ms=remaining_ms)
             try:
                 loop.scheduler.submit(message, number)
             except RequestError as error:

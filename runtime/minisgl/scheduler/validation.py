@@ -61,7 +61,7 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
         ),
         stop_token_ids=frozenset(token for token in params.stop_token_ids if 0 <= token < config.vocab_size),
         priority=message.priority,
-        deadline_ms=message.deadline_ms,
+        deadline=now + message.remaining_ms / 1000 if message.remaining_ms else None,
         arrival=arrival,
         queued_at=now,
         cache_salt=message.cache_salt,

@@ -89,6 +89,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     """Requests share cached prefixes only with requests of the same salt."""
     stream: bool = True
     """The client receives each token as it is sampled; false: only the whole answer, so gaps do not matter."""
+    remaining_ms: int = 0
+    """Time until the deadline when the message is sent, at least 1; 0: none is given. Unlike `deadline_ms`, which it
+    replaces, it does not depend on the clocks of two hosts."""
 
     @staticmethod
     def with_params(

@@ -247,7 +247,7 @@ class Dispatching(RuleBasedStateMachine):
             if server.up:
                 # No replica is silent here.
                 self.status(self.servers.index(server), False)
-        self.dispatcher.tick(0)
+        self.dispatcher.tick()
 
     # Invariants.
 

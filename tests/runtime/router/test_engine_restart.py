@@ -22,6 +22,7 @@ TOKENIZER = byte_level()
 FILES = {"tokenizer.json": "a" * 64}
 ENGINE = "local engine"
 QUEUE_SECONDS, STALL_SECONDS = 60.0, 90.0
+UNIX_MS = 1_700_000_000_000
 
 
 class Machine:
@@ -93,7 +94,8 @@ class Machine:
 
     def pass_time(self, seconds: float) -> list[str]:
         self.dispatcher.replicas.now += seconds
-        lost = self.dispatcher.tick(round(self.dispatcher.replicas.now * 1000))
+        self.dispatcher.unix_ms += round(seconds * 1000)
+        lost = self.dispatcher.tick()
         self.take()
         return lost
 
@@ -135,7 +137,8 @@ def failure(machine: Machine, request_id: bytes) -> tuple[str, str]:
 
 def test_a_deadline_ends_a_request_that_waits_for_an_engine() -> None:
     machine, _ = serving(0)
-    deadline_ms = round((machine.dispatcher.replicas.now + 5) * 1000)
+    machine.dispatcher.unix_ms = UNIX_MS
+    deadline_ms = UNIX_MS + 5000
     timed, patient = machine.ask(0, deadline_ms=deadline_ms), machine.ask(1)
     machine.kill_engine()
     machine.pass_time(4)
@@ -143,6 +146,20 @@ def test_a_deadline_ends_a_request_that_waits_for_an_engine() -> None:
     machine.pass_time(1)
     assert failure(machine, timed)[0] == "deadline_exceeded"
     assert patient not in machine.ends
+
+
+def test_every_attempt_has_the_time_that_is_left_until_the_deadline() -> None:
+    machine, _ = serving(0)
+    machine.dispatcher.unix_ms = UNIX_MS
+    machine.ask(0, deadline_ms=UNIX_MS + 5000)
+    machine.ask(1)
+    assert [submit.remaining_ms for submit in machine.submits] == [5000, 0]
+    machine.kill_engine()
+    machine.pass_time(2)
+    machine.dispatcher.unix_ms += 3600_000
+    machine.start_engine(2)
+    assert [submit.remaining_ms for submit in machine.submits] == [3000, 0]
+    assert [submit.deadline_ms for submit in machine.submits] == [UNIX_MS + 5000, 0]
 
 
 def test_an_echoed_prompt_with_tokens_stays_at_a_draining_engine() -> None:

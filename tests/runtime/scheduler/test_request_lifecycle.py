@@ -227,17 +227,20 @@ def test_an_ended_row_is_not_reused_while_it_is_in_flight() -> None:
 
 def test_a_deadline_ends_queued_and_running_requests() -> None:
     harness = Harness(rows=1)
-    running = harness.submit([1], 60, ignore_eos=True, deadline_ms=1000)
-    queued = harness.submit([2], 60, ignore_eos=True, deadline_ms=2000)
-    patient = harness.submit([3], 3, ignore_eos=True, deadline_ms=10_000)
+    running = harness.submit([1], 60, ignore_eos=True, remaining_ms=1000)
+    queued = harness.submit([2], 60, ignore_eos=True, remaining_ms=2000)
+    patient = harness.submit([3], 3, ignore_eos=True, remaining_ms=10_000)
     harness.step()
-    assert harness.scheduler.expire(999) == []
-    failures = harness.scheduler.expire(2000)
+    harness.scheduler.now = 0.999
+    assert harness.scheduler.expire() == []
+    harness.scheduler.now = 2.0
+    failures = harness.scheduler.expire()
     assert [failure.id for failure in failures] == [running.submit.id, queued.submit.id]
     assert {failure.code for failure in failures} == {"deadline_exceeded"}
     harness.run()
     assert patient.tokens == patient.expected()
-    assert harness.scheduler.expire(20_000) == []
+    harness.scheduler.now = 20.0
+    assert harness.scheduler.expire() == []
     harness.check_idle()
 
 

@@ -188,11 +188,22 @@ def test_an_invalid_message_drops_only_its_sender(server: tuple[str, ModelCard],
     assert client.answers[request_id] == reference([1], 0, 3, VOCAB, set())
 
 
-def test_a_deadline_is_enforced_by_the_server(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
+@pytest.mark.parametrize("deadline", [{"deadline_ms": 1}, {"deadline_ms": 1 << 50, "remaining_ms": 1}])
+def test_a_deadline_is_enforced_by_the_server(
+    deadline: dict[str, int], server: tuple[str, ModelCard], context: zmq.Context[Any]
+) -> None:
     client = Client(context, server[0])
-    request_id = client.submit(1, [1], LONG, ignore_eos=True, deadline_ms=1)
+    request_id = client.submit(1, [1], LONG, ignore_eos=True, **deadline)
     message = client.wait_for(lambda m: isinstance(m, Failed))
     assert message == Failed(request_id, "deadline_exceeded", message.message)  # type: ignore[union-attr]
+
+
+def test_the_remaining_time_replaces_a_deadline_by_the_clock_of_another_host(
+    server: tuple[str, ModelCard], context: zmq.Context[Any]
+) -> None:
+    client = Client(context, server[0])
+    request_id = client.submit(1, [1], 3, ignore_eos=True, deadline_ms=1, remaining_ms=1 << 30)
+    client.wait_for(lambda _: request_id in client.finish)
 
 
 def test_a_client_that_does_not_read_is_dropped_without_blocking_others(

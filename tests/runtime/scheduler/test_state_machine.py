@@ -74,7 +74,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache=cache,
         )
         self.prefixes = prefixes
-        self.now = 0
         self.ended: set[bytes] = set()
 
     @rule(
@@ -112,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             seed=seed,
             ignore_eos=ignore_eos,
             priority=priority,
-            deadline_ms=self.now + deadline if deadline else 0,
+            remaining_ms=1000 * deadline,
             stop_token_ids=tuple(stop),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
@@ -135,8 +134,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._pass_time()
 
     def _pass_time(self) -> None:
-        self.now += 1
-        for failure in self.harness.scheduler.expire(self.now):
+        self.harness.scheduler.now += 1
+        for failure in self.harness.scheduler.expire():
             answer = self.harness.answers[failure.id]
             assert self._open(answer)
             self.ended.add(failure.id)

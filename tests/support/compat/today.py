@@ -32,7 +32,7 @@ from support.compat.codecs import NO_FIELDS, Family, plain, schema, typed
 
 NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
     "0.1.0": {
-        "to_scheduler": frozenset({"submit.stream"}),
+        "to_scheduler": frozenset({"submit.stream", "submit.remaining_ms"}),
         "to_tokenizer": frozenset({"generate.stream"}),
         "from_scheduler": frozenset({"status.attention", "status.compiled_after_ready"}),
         "to_leader": frozenset({"progress.hangs"}),

@@ -189,8 +189,8 @@ class RandomLoad:
     def _step(self) -> None:
         scheduler = self._scheduler
         scheduler.now = time.monotonic()
-        for failure in scheduler.expire(time.time_ns() // 1_000_000):
-            assert self._open.pop(failure.id).submit.deadline_ms
+        for failure in scheduler.expire():
+            assert self._open.pop(failure.id).submit.remaining_ms
             self.report.expired += 1
         output = self._loop.step()
         if output is not None:
@@ -240,7 +240,7 @@ class RandomLoad:
             seed=draw.getrandbits(62),
             ignore_eos=draw.random() < 0.7,
             priority=draw.choice((0, 0, 0, 1)),
-            deadline_ms=time.time_ns() // 1_000_000 + draw.randint(1, 3000) if draw.random() < 0.05 else 0,
+            remaining_ms=draw.randint(1, 3000) if draw.random() < 0.05 else 0,
             cache_salt=draw.choice((b"", b"", b"", b"salt")),
             **self._sampling(max_tokens),
         )

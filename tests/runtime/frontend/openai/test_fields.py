@@ -472,7 +472,11 @@ def outcome(stack: FrontendStack, path: str, body: dict[str, Any]) -> Any:
     response, submits = ask(stack, path, body)
     requests = [
         msgspec.structs.replace(
-            submit, id=b"", deadline_ms=bool(submit.deadline_ms), seed=submit.seed if body.get("seed") else 0
+            submit,
+            id=b"",
+            deadline_ms=bool(submit.deadline_ms),
+            remaining_ms=bool(submit.remaining_ms),
+            seed=submit.seed if body.get("seed") else 0,
         )
         for submit in submits
     ]
