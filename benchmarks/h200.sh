@@ -91,7 +91,7 @@ with_server() { # LOG SERVE-ARGUMENTS... -- COMMAND...: run COMMAND while the se
   kill -TERM $server 2>/dev/null
   wait $server
   log "serve exited with $?"
-  grep -hE "the engine is up|engine ready" "$server_log"
+  grep -hE "the engine is up|engine ready" "$server_log" || true
 }
 
 ask() {
@@ -149,7 +149,7 @@ in_turn() { # NAME MODEL SECONDS ARGUMENTS...: once with the older tree, once wi
     MINISGL_KERNELS_DIR=${BASE_KERNELS_DIR:-$MINISGL_KERNELS_DIR} \
     limited "$seconds" $MINISGL bench offline --model "$model" --json "$OUT/$name-old.json" "$@"
   limited "$seconds" $MINISGL bench offline --model "$model" --json "$OUT/$name-new.json" "$@"
-  "$PYTHON" benchmarks/compare.py "$OUT/$name-old.json" "$OUT/$name-new.json"
+  limited 20 "$PYTHON" benchmarks/compare.py "$OUT/$name-old.json" "$OUT/$name-new.json"
 }
 
 part() {
