@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,6 +16,24 @@ from minisgl.models.errors import ModelError
 
 _MAX_LISTED = 10
 """Problems with the same code that are listed one by one."""
+
+_NOT_APPLIED: Final[Mapping[str, tuple[object, ...]]] = {
+    "do_sample": (True,),
+    "max_new_tokens": (),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "num_beams": (1,),
+    "bad_words_ids": (),
+    "suppress_tokens": (),
+    "begin_suppress_tokens": (),
+    "sequence_bias": (),
+    "stop_strings": (),
+}
+"""Fields of generation_config.json that change the answers of transformers, and not ours, with values that change
+nothing there either."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -60,6 +78,7 @@ def check_checkpoint(directory: str | Path, overrides: Mapping[str, Any] | None 
             _describe(config, report)
         _check_weights(folder, config, report)
         _check_tokenizer(folder, report)
+        _check_generation(folder, report)
     return report
 
 
@@ -125,3 +144,16 @@ def _check_tokenizer(folder: Path, report: CheckpointReport) -> None:
     if "chat_template" not in settings and not (folder / "chat_template.jinja").is_file():
         message = "no chat template: /v1/completions works, /v1/chat/completions does not; add chat_template.jinja"
         report.notes.append(Finding("no_chat_template", message))
+
+
+def _check_generation(folder: Path, report: CheckpointReport) -> None:
+    try:
+        settings = read_json(folder / "generation_config.json")
+    except ModelError:
+        # Absent, or a problem that `ModelConfig.read` has reported.
+        return
+    given = {name: settings.get(name) for name in _NOT_APPLIED}
+    listed = [f"{name} {value}" for name, value in given.items() if value not in (None, *_NOT_APPLIED[name])]
+    if listed:
+        message = f"generation_config.json: no effect on answers: {', '.join(listed)}; requests decide"
+        report.notes.append(Finding("generation_settings_not_applied", message))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 from tokenizers import Tokenizer
 
 from minisgl.tokenizer.errors import TokenizerError
@@ -29,6 +30,17 @@ _REMEDY: Final = (
     "download the complete checkpoint, or write the file with transformers: "
     "AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY)"
 )
+
+
+class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of generation_config.json that are defaults of requests. The ranges are those that the scheduler
+    accepts: a default outside of them would fail every request that leaves the field out."""
+
+    temperature: Annotated[float, Meta(ge=0, le=1e5)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=1e-3, le=1e3)] | None = None
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,11 +139,12 @@ def _chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _sampling_defaults(path: Path) -> SamplingDefaults:
-    config = _read_json(path)
-    known = {name: config[name] for name in SamplingDefaults.__struct_fields__ if config.get(name) is not None}
     try:
-        return msgspec.convert(known, SamplingDefaults)
+        given = msgspec.convert(_read_json(path), GenerationConfig)
     except msgspec.ValidationError as error:
         raise TokenizerError(
-            "generation_config_broken", f"{path}: {error}. Correct the value, or remove the file to use 1.0"
+            "generation_config_broken",
+            f"{path}: {error}. Correct the value, or remove it to use minisgl's default",
         ) from error
+    values = msgspec.structs.asdict(given)
+    return SamplingDefaults(**{name: value for name, value in values.items() if value is not None})

@@ -85,3 +85,13 @@ def test_a_float32_checkpoint_is_noted(tmp_path: Path) -> None:
     report = check_checkpoint(write_tiny_checkpoint(tmp_path, "llama", dtype="float32"))
     assert report.servable
     assert [note.code for note in report.notes] == ["float32_checkpoint"]
+
+
+def test_generation_settings_without_effect_are_noted(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
+    settings = {"do_sample": False, "max_new_tokens": 2048, "typical_p": 1.0, "suppress_tokens": None, "top_k": 20}
+    (checkpoint / "generation_config.json").write_text(json.dumps(settings))
+    report = check_checkpoint(checkpoint)
+    assert report.servable
+    assert [note.code for note in report.notes] == ["generation_settings_not_applied"]
+    assert "do_sample False, max_new_tokens 2048;" in report.notes[0].message

@@ -3,11 +3,16 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from minisgl.config import SchedulerConfig
+from minisgl.scheduler.validation import request_from_submit
 from minisgl.tokenizer.errors import TokenizerError
-from minisgl.tokenizer.model_files import hash_tokenizer_files, load_model_files
+from minisgl.tokenizer.model_files import GenerationConfig, hash_tokenizer_files, load_model_files
+from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams, Submit
 from minisgl.wire.text import SamplingDefaults
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
 
@@ -27,6 +32,71 @@ def test_reads_the_files_of_a_checkpoint(tmp_path: Path) -> None:
     assert files.add_bos_token is False
     assert files.defaults == SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, min_p=0.0, repetition_penalty=1.05)
     assert files.hashes == hash_tokenizer_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({"temperature": None, "top_k": None, "top_p": None, "repetition_penalty": None}, {}),
+        ({"temperature": 0, "top_k": 0}, {"temperature": 0.0, "top_k": 0}),
+        ({"temperature": 0.01, "top_k": 1, "top_p": 0.001}, {"temperature": 0.01, "top_k": 1, "top_p": 0.001}),
+        ({"top_k": -1, "top_p": 1, "min_p": 0.05}, {"top_k": -1, "min_p": 0.05}),
+        ({"repetition_penalty": 1.1, "max_new_tokens": 2048}, {"repetition_penalty": 1.1}),
+        ({"do_sample": False, "max_new_tokens": 2048}, {}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.6}),
+    ],
+    ids=str,
+)
+def test_sampling_defaults_of_a_checkpoint(
+    generation: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """`do_sample` is not read, as in vLLM and SGLang."""
+    files = load_model_files(write_directory(tmp_path, byte_level(), generation_config=generation))
+    assert files.defaults == SamplingDefaults(**expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", [-0.1, 1e6, "hot", [0.6], True]),
+        ("top_k", [-2, 2**31, 2.5, "20"]),
+        ("top_p", [0, 1.01, -1]),
+        ("min_p", [-0.1, 1.1]),
+        ("repetition_penalty", [0, -1, 1e4]),
+    ],
+)
+def test_sampling_defaults_that_would_fail_every_request_are_rejected(
+    name: str, values: list[Any], tmp_path: Path
+) -> None:
+    for value in values:
+        write_directory(tmp_path, byte_level(), generation_config={name: value})
+        with pytest.raises(TokenizerError, match=rf"generation_config\.json.*{name}") as raised:
+            load_model_files(tmp_path)
+        assert raised.value.code == "generation_config_broken"
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"temperature": 0.0, "top_k": -1, "top_p": 1e-9, "min_p": 0.0, "repetition_penalty": 1e-3},
+        {"temperature": 1e5, "top_k": 2**31 - 1, "top_p": 1.0, "min_p": 1.0, "repetition_penalty": 1e3},
+    ],
+)
+def test_the_scheduler_accepts_all_sampling_defaults(bounds: dict[str, Any]) -> None:
+    assert bounds.keys() == {*SamplingDefaults.__struct_fields__}
+    params = SamplingParams(**msgspec.structs.asdict(msgspec.convert(bounds, GenerationConfig)), seed=0, max_tokens=1)
+    submit = Submit.with_params(params, id=bytes(REQUEST_ID_BYTES), prompt=bytes(4))
+    limits = SchedulerConfig(
+        num_pages=4,
+        page_size=16,
+        max_running=1,
+        max_model_len=64,
+        vocab_size=100,
+        max_step_tokens=64,
+        overlap=True,
+        cache="radix",
+    )
+    request_from_submit(submit, client=0, arrival=0, now=0.0, config=limits)
 
 
 def test_hashes_cover_the_existing_files(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from minisgl.frontend.generation.request import derived_seed
+from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.bodies import ChatBody, CompletionBody
-from minisgl.frontend.openai.requests import parse_completion
-from minisgl.wire.messages import Submit
+from minisgl.frontend.openai.requests import parse_chat, parse_completion
+from minisgl.wire.messages import SamplingParams, Submit
 from minisgl.wire.text import SamplingDefaults
 from support.frontend.fake_scheduler import answer_with
 from support.frontend.scored_answers import scored_answer
@@ -97,12 +98,36 @@ def test_end_of_the_text(
     assert (text_of(answer), answer["choices"][0]["finish_reason"]) == (text, reason)
 
 
-@pytest.mark.parametrize("name", SamplingDefaults.__struct_fields__)
-def test_missing_parameters_have_the_defaults_of_the_checkpoint(name: str) -> None:
-    defaults = SamplingDefaults(temperature=0.7, top_k=20, top_p=0.8, min_p=0.1, repetition_penalty=1.05)
-    for given, expected in ((None, getattr(defaults, name)), (1, 1)):
-        request = parse_completion(json.dumps({"prompt": "x", name: given}).encode(), defaults)
-        assert getattr(request.params, name) == expected
+def _parsed(api: str, fields: dict[str, Any], defaults: SamplingDefaults) -> SamplingParams:
+    """Parameters of a request of an API with these sampling fields."""
+    if api == "native":
+        return parse_native(json.dumps({"text": "x", "sampling_params": fields}).encode(), defaults).params
+    if api == "chat":
+        return parse_chat(json.dumps(CHAT | fields).encode(), defaults).params
+    return parse_completion(json.dumps(COMPLETION | fields).encode(), defaults).params
+
+
+@pytest.mark.parametrize("api", ["chat", "completion", "native"])
+@pytest.mark.parametrize(
+    ("name", "default", "others"),
+    [
+        ("temperature", 0.7, (0, 1, 2)),
+        ("temperature", 0.0, (1, 0.5)),
+        ("top_k", 20, (0, -1, 1)),
+        ("top_k", 0, (5,)),
+        ("top_p", 0.8, (1, 0.1)),
+        ("min_p", 0.1, (0, 1)),
+        ("repetition_penalty", 1.05, (1, 0.5)),
+    ],
+)
+def test_the_checkpoint_gives_defaults_that_a_request_can_change(
+    api: str, name: str, default: Any, others: tuple[Any, ...]
+) -> None:
+    defaults = SamplingDefaults(**{name: default})
+    assert getattr(_parsed(api, {}, defaults), name) == default
+    assert getattr(_parsed(api, {name: None}, defaults), name) == default
+    for value in others:
+        assert getattr(_parsed(api, {name: value}, defaults), name) == value, "0 is a value, too"
 
 
 def test_the_default_number_of_tokens(stack: FrontendStack) -> None:
