@@ -32,6 +32,7 @@ def _shape(
     kv_heads: int = 2,
     dtype: torch.dtype = torch.bfloat16,
     head_dim: int = 128,
+    window: int | None = None,
 ) -> AttentionShape:
     return attention_shape(
         query_heads=group * kv_heads,
@@ -41,6 +42,7 @@ def _shape(
         longest=2048,
         dtype=dtype,
         device="cuda",
+        window=window,
     )
 
 
@@ -99,6 +101,33 @@ def test_fa3_prefill(sequences: Sequences, group: int, head_dim: int, page_size:
     shape = _shape(group, page_size, head_dim=head_dim)
     _require(fa3_backend.why_not, shape)
     _check(DenseCase(shape, sequences), Fa3Prefill(shape, TorchPrefill(shape)), TorchDecode(shape))
+
+
+@pytest.mark.parametrize("window", [1, 64, 130, 1000])
+@pytest.mark.parametrize(("group", "head_dim"), [(4, 128), (4, 64)])
+@pytest.mark.parametrize(
+    "sequences", [FRESH, EXTEND, BEHIND_ODD_PREFIXES, MIXED], ids=["fresh", "extend", "behind_odd_prefixes", "mixed"]
+)
+@pytest.mark.parametrize("name", ["fa3", "flashinfer", "torch"])
+def test_prefill_with_a_window(name: str, sequences: Sequences, group: int, head_dim: int, window: int) -> None:
+    shape = _shape(group, head_dim=head_dim, window=window)
+    prefill: PrefillBackend = TorchPrefill(shape)
+    if name == "fa3":
+        _require(fa3_backend.why_not, shape)
+        prefill = Fa3Prefill(shape, prefill)
+    elif name == "flashinfer":
+        _require(flashinfer_backend.why_not, shape)
+        prefill = FlashInferPrefill(shape)
+    _check(DenseCase(shape, sequences), prefill, TorchDecode(shape))
+
+
+@pytest.mark.parametrize("window", [1, 64, 130, 1000])
+@pytest.mark.parametrize("make", [XqaDecode, FlashInferDecode, TorchDecode], ids=["xqa", "flashinfer", "torch"])
+def test_decode_with_a_window(make: type[XqaDecode] | type[FlashInferDecode] | type[TorchDecode], window: int) -> None:
+    shape = _shape(window=window)
+    if make is not TorchDecode:
+        _require(xqa_backend.why_not if make is XqaDecode else flashinfer_backend.why_not, shape)
+    _check(DenseCase(shape, DECODE), TorchPrefill(shape), make(shape))
 
 
 def test_fa3_reads_nothing_of_earlier_steps_behind_its_keys() -> None:

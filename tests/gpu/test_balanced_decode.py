@@ -37,7 +37,12 @@ SHAPES_OF_BATCHES = {
 
 
 def _shape(
-    group: int = 2, page_size: int = 64, head_dim: int = 128, kv_heads: int = 2, dtype: torch.dtype = torch.bfloat16
+    group: int = 2,
+    page_size: int = 64,
+    head_dim: int = 128,
+    kv_heads: int = 2,
+    dtype: torch.dtype = torch.bfloat16,
+    window: int | None = None,
 ) -> AttentionShape:
     shape = attention_shape(
         query_heads=group * kv_heads,
@@ -47,6 +52,7 @@ def _shape(
         longest=2048,
         dtype=dtype,
         device="cuda",
+        window=window,
     )
     if reason := balanced_backend.why_not(shape):
         pytest.skip(reason)
@@ -63,10 +69,17 @@ def _check(shape: AttentionShape, decode: tuple[int, ...]) -> None:
     torch.testing.assert_close(result, expected, atol=3e-2, rtol=3e-2)
 
 
-@pytest.mark.parametrize("group", [1, 2, 4, 5, 8, 16])
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8, 16])
 @pytest.mark.parametrize("name", SHAPES_OF_BATCHES)
 def test_attention_matches_float64(name: str, group: int) -> None:
     _check(_shape(group), SHAPES_OF_BATCHES[name])
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8])
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize(("head_dim", "window"), [(64, None), (256, None), (64, 70), (128, 1), (128, 512), (256, 100)])
+def test_heads_of_all_sizes_and_windows(head_dim: int, window: int | None, page_size: int, group: int) -> None:
+    _check(_shape(group, page_size, head_dim, window=window), SHAPES_OF_BATCHES["many"])
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 128])

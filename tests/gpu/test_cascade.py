@@ -79,7 +79,7 @@ def _check(shape: AttentionShape, sequences: Sequences) -> None:
     torch.testing.assert_close(result, expected, atol=3e-2, rtol=3e-2)
 
 
-@pytest.mark.parametrize("group", [1, 2, 4, 5, 8, 16])
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8, 16])
 @pytest.mark.parametrize("sequences", [TWO_GROUPS, ONE_GROUP, NO_GROUP], ids=["two_groups", "one_group", "no_group"])
 def test_attention_matches_float64(sequences: Sequences, group: int) -> None:
     """Unowned pages and positions that are not written yet are NaN."""

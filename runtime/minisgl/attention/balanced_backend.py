@@ -15,6 +15,8 @@ FEWEST_ROWS: Final = 9
 The backend for a row count does not depend on captured sizes: a step runs the same kernel with and without a graph."""
 
 _BLOCK: Final = 32
+_BLOCK_ELEMENTS: Final = 4096
+"""Most elements of the keys of a block: the registers of a warp hold keys, values and results."""
 _PROGRAM_BYTES: Final = 48 << 10
 _PROGRAMS: Final = 4
 """Programs per multiprocessor: as many as fit into its shared memory."""
@@ -25,16 +27,14 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
-    if shape.window is not None:
-        return "it does not support a sliding window"
     if torch.cuda.get_device_capability(shape.device)[0] != 9:
         return "it needs a Hopper GPU"
     if shape.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in bfloat16 and float16, not in {str(shape.dtype).removeprefix('torch.')}"
     if shape.page_size % 16:
         return f"it serves pages of a multiple of 16 tokens, not {shape.page_size}"
-    if shape.head_dim not in (64, 128):
-        return f"it serves head sizes 64 and 128, not {shape.head_dim}"
+    if shape.head_dim not in (64, 128, 256):
+        return f"it serves head sizes 64, 128 and 256, not {shape.head_dim}"
     if shape.group > _MAX_GROUP:
         return f"it serves up to {_MAX_GROUP} query heads per KV head, not {shape.group}"
     return None
@@ -49,7 +49,7 @@ class BalancedDecode:
     def __init__(self, shape: AttentionShape, few: DecodeBackend | None) -> None:
         from minisgl.kernels import balanced_decode_gluon as kernels
 
-        block = math.gcd(shape.page_size, _BLOCK)
+        block = math.gcd(shape.page_size, min(_BLOCK, _BLOCK_ELEMENTS // shape.head_dim))
         stages = _PROGRAM_BYTES // (2 * block * shape.head_dim * shape.dtype.itemsize)
         self.settings = kernels.Settings(block, stages, _PROGRAMS)
         self._shape, self._few, self._kernels = shape, few, kernels
@@ -81,6 +81,7 @@ class BalancedDecode:
             self._spans,
             page_size=self._shape.page_size,
             block=self.settings.block,
+            window=self._shape.window,
         )
 
     def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
@@ -101,6 +102,7 @@ class BalancedDecode:
             out,
             scale=self._scale,
             settings=self.settings,
+            window=self._shape.window,
         )
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:

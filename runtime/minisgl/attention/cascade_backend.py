@@ -23,7 +23,7 @@ def why_not(shape: AttentionShape) -> str | None:
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
     if shape.window is not None:
-        return "it does not support a sliding window"
+        return "rows attend to different parts of a shared prefix through a sliding window"
     if torch.cuda.get_device_capability(shape.device)[0] < 8:
         return "it needs an Ampere GPU or a later one"
     if shape.dtype not in (torch.bfloat16, torch.float16):

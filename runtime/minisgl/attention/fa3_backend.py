@@ -33,8 +33,6 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why this kernel cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
-    if shape.window is not None:
-        return "it does not support a sliding window"
     if torch.cuda.get_device_capability(shape.device)[0] != 9:
         return "it needs a Hopper GPU"
     if shape.dtype != torch.bfloat16:
@@ -128,6 +126,7 @@ class Fa3Prefill:
                 longest_query=call.longest_query,
                 longest_key=call.longest_key,
                 splits=call.splits,
+                window=self._shape.window,
             )
 
     def _call(self, segments: slice, tokens: slice, lengths: IntArray, ends: IntArray) -> _Call:

@@ -25,11 +25,9 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
-    if shape.window is not None:
-        return "it does not support a sliding window"
     if shape.head_dim not in (64, 128, 256):
         return f"it has kernels for head sizes 64, 128 and 256, not {shape.head_dim}"
-    return why_not_flashinfer(PagedPrefillKernel(shape.dtype, shape.head_dim))
+    return why_not_flashinfer(PagedPrefillKernel(shape.dtype, shape.head_dim, shape.window is not None))
 
 
 def workspace(shape: AttentionShape) -> torch.Tensor:
@@ -77,6 +75,7 @@ class FlashInferDecode:
             shape.kv_heads,
             shape.head_dim,
             shape.page_size,
+            window_left=_window_left(shape),
             q_data_type=shape.dtype,
             kv_data_type=shape.dtype,
         )
@@ -120,6 +119,7 @@ class FlashInferPrefill:
             shape.head_dim,
             shape.page_size,
             causal=True,
+            window_left=_window_left(shape),
             q_data_type=shape.dtype,
             kv_data_type=shape.dtype,
         )
@@ -135,6 +135,11 @@ class FlashInferPrefill:
 
     def backend_for(self, *, prefix: bool) -> str:
         return self.name
+
+
+def _window_left(shape: AttentionShape) -> int:
+    """Tokens before its own that a token attends to; −1: all."""
+    return -1 if shape.window is None else shape.window - 1
 
 
 def _int32(size: int, shape: AttentionShape) -> torch.Tensor:

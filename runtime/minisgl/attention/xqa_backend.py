@@ -20,15 +20,14 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why this kernel cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
-    if shape.window is not None:
-        return "it does not support a sliding window"
     if torch.cuda.get_device_capability(shape.device)[0] not in (9, 10, 12):
         return "it needs a Hopper or Blackwell GPU"
     if shape.page_size not in _PAGE_SIZES:
         return f"it serves pages of 16, 32, 64 or 128 tokens, not {shape.page_size}"
     if shape.head_dim % 16 or shape.head_dim > 256:
         return f"it serves head sizes that are multiples of 16 up to 256, not {shape.head_dim}"
-    return why_not_flashinfer(XqaKernel(shape.dtype, shape.page_size, shape.head_dim, shape.group))
+    window = shape.window is not None
+    return why_not_flashinfer(XqaKernel(shape.dtype, shape.page_size, shape.head_dim, shape.group, window))
 
 
 class XqaDecode:
@@ -61,6 +60,7 @@ class XqaDecode:
             self._shape.pages_per_row * self._shape.page_size,
             bmm1_scale=self._shape.head_dim**-0.5,
             bmm2_scale=1.0,
+            window_left=-1 if self._shape.window is None else self._shape.window - 1,
             kv_layout="NHD",
             out=out,
         )

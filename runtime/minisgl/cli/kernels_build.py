@@ -119,7 +119,12 @@ def _flashinfer_kernels(split: Sequence[tuple[ModelConfig, int]], page_size: int
 
     shapes = [
         HeadShape(
-            config.num_heads, config.num_kv_heads, config.head_dim, getattr(torch, config.dtype_on("cuda")), ranks
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            getattr(torch, config.dtype_on("cuda")),
+            ranks,
+            window=config.sliding_window is not None and config.sliding_window < config.max_model_len,
         )
         for config, ranks in split
     ]

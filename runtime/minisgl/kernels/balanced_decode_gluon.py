@@ -53,30 +53,38 @@ class Spans(NamedTuple):
 
 
 @triton.jit
-def _blocks(length, BLOCK: tl.constexpr):
+def _first_block(length, BLOCK: tl.constexpr, WINDOW: tl.constexpr):
+    """Number of the first block that a row reads."""
+    return tl.maximum(length - WINDOW, 0) // BLOCK if WINDOW else 0
+
+
+@triton.jit
+def _blocks(length, BLOCK: tl.constexpr, WINDOW: tl.constexpr):
     # A row without a token has a block too: some program must write its result.
-    return tl.maximum(tl.cdiv(length, BLOCK), 1)
+    return tl.maximum(tl.cdiv(length, BLOCK) - _first_block(length, BLOCK, WINDOW), 1)
 
 
 @triton.jit(do_not_specialize=["pages_per_row"], do_not_specialize_on_alignment=["slots", "lengths"])
 def _cut(
     page_table, slots, lengths, ends, owners, places, pages_per_row,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     before = tl.zeros((CHUNK,), tl.int32)
     for first in range(0, row, CHUNK):
         other = first + lane
-        before += tl.where(other < row, _blocks(tl.load(lengths + other, other < row, other=0), BLOCK), 0)
+        before += tl.where(other < row, _blocks(tl.load(lengths + other, other < row, other=0), BLOCK, WINDOW), 0)
     begin = tl.sum(before, 0)
-    count = _blocks(tl.load(lengths + row), BLOCK)
+    length = tl.load(lengths + row)
+    count = _blocks(length, BLOCK, WINDOW)
+    first_block = _first_block(length, BLOCK, WINDOW)
     tl.store(ends + row, begin + count)
     page_row = page_table + tl.load(slots + row).to(tl.int64) * pages_per_row
     for first in range(0, count, CHUNK):
         block = first + lane
         there = block < count
-        position = block * BLOCK
+        position = (first_block + block) * BLOCK
         place = tl.load(page_row + position // PAGE, there, other=0) * PAGE + position % PAGE
         tl.store(owners + begin + block, tl.zeros((CHUNK,), tl.int32) + row, there)
         tl.store(places + begin + block, tl.where(block == count - 1, -1 - place, place), there)
@@ -106,7 +114,8 @@ def _add(best, total, out, sum_of, part, ROWS: gl.constexpr):
 @gluon.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["lengths"])
 def _attend(
     keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, result, rows, scale,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, VECTORS: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, VECTORS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     BLOCK: gl.constexpr = keys.block_type.shape[0]
     HEAD_DIM: gl.constexpr = keys.block_type.shape[1]
@@ -166,6 +175,12 @@ def _attend(
         row_begin = gl.load(ends + row - 1, row > 0, other=0)
         row_end = gl.load(ends + row)
         length = gl.load(lengths + row)
+        # Tokens of the row from its first block on, and those of them that are before its window.
+        past = 0
+        if WINDOW:
+            past = gl.maximum(length - WINDOW, 0)
+            length = length - past // BLOCK * BLOCK
+            past = past % BLOCK
         head = (row * KV_HEADS + kv_head) * GROUP
         query = gl.load(
             q + (head + query_vector)[:, None] * HEAD_DIM + query_column[None, :],
@@ -186,6 +201,8 @@ def _attend(
             score = mma_v2(query, key, gl.zeros([VECTORS, BLOCK], gl.float32, layout=mma)) * scale
             left = length - (at - row_begin) * BLOCK
             score = gl.where((token < left)[None, :], score, float("-inf"))
+            if WINDOW:
+                score = gl.where((token >= past - (at - row_begin) * BLOCK)[None, :], score, float("-inf"))
             highest = gl.maximum(best, gl.max(score, 1))
             base = gl.where(highest == float("-inf"), 0.0, highest)
             weight = gl.exp2(score - base[:, None])
@@ -244,13 +261,16 @@ def cut_spans(
     *,
     page_size: int,
     block: int,
+    window: int | None = None,
 ) -> None:
     """Write the `spans` of rows of `lengths` [R], whose pages `page_table` [slots, pages_per_row] holds at `slots` [R];
-    all int32. `spans` can hold the blocks of all tokens of R full rows."""
+    all int32. With a `window` they hold only the blocks of each row's last tokens. `spans` can hold the blocks of all
+    tokens of R full rows."""
     rows = len(slots)
     assert page_size % block == 0 and rows <= len(spans.ends)
     _cut[(rows,)](
-        page_table, slots, lengths, *spans, page_table.stride(0), PAGE=page_size, BLOCK=block, CHUNK=_CHUNK, num_warps=4
+        page_table, slots, lengths, *spans, page_table.stride(0), PAGE=page_size, BLOCK=block, WINDOW=window or 0,
+        CHUNK=_CHUNK, num_warps=4,
     )  # fmt: skip
 
 
@@ -267,13 +287,15 @@ def balanced_decode(
     *,
     scale: float,
     settings: Settings,
+    window: int | None = None,
 ) -> None:
-    """Attention of `q` [R, Hq, D], contiguous, to the `lengths` [R] tokens of each row, into `out` like it.
+    """Attention of `q` [R, Hq, D], contiguous, to the `lengths` [R] tokens of each row, or to the last `window` of
+    them, into `out` like it.
 
     `keys` and `values` [pages, page_size, Hkv, D] of one layer; all but each row's newest token were stored before the
-    step began. `spans` is the result of `cut_spans` for the block of `settings`. `parts` [2 × S, Hq, D] and `sums`
-    [2 × S, Hq], float32, are scratch memory, S the number of spans; `arrivals` [≥ R, Hkv] int32 must be zeros and are
-    reset to zeros. `scale` multiplies the scores, in units of log 2.
+    step began. `spans` is the result of `cut_spans` for the block of `settings` and the `window`. `parts`
+    [2 × S, Hq, D] and `sums` [2 × S, Hq], float32, are scratch memory, S the number of spans; `arrivals` [≥ R, Hkv]
+    int32 must be zeros and are reset to zeros. `scale` multiplies the scores, in units of log 2.
     """
     rows, heads, _ = q.shape
     kv_heads = keys.shape[2]
@@ -281,7 +303,7 @@ def balanced_decode(
     assert q.is_contiguous() and out.is_contiguous() and group <= MAX_GROUP and rows <= len(arrivals)
     _attend[(kv_heads, len(parts) // 2)](
         _tiles(keys, settings.block), _tiles(values, settings.block), q, lengths, *spans, parts, sums, arrivals, out,
-        rows, scale, KV_HEADS=kv_heads, GROUP=group, VECTORS=MAX_GROUP, STAGES=settings.stages,
+        rows, scale, KV_HEADS=kv_heads, GROUP=group, VECTORS=MAX_GROUP, STAGES=settings.stages, WINDOW=window or 0,
         num_warps=1, **dependent_launch(q.device),
     )  # fmt: skip
 

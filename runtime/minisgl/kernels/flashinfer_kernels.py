@@ -19,13 +19,15 @@ class XqaKernel:
     page_size: int
     head_dim: int
     group: int
+    window: bool = False
+    """With a sliding window."""
 
     @property
     def name(self) -> str:
         t = DTYPE_NAMES[self.dtype]
         return (
             f"xqa_input_{t}_kv_cache_{t}_output_{t}_page_size_{self.page_size}_head_dim_{self.head_dim}_head_group_"
-            f"ratio_{self.group}_use_sliding_window_False_use_spec_dec_False_spec_q_seq_len_1"
+            f"ratio_{self.group}_use_sliding_window_{self.window}_use_spec_dec_False_spec_q_seq_len_1"
         )
 
     def specification(self) -> Any:
@@ -38,7 +40,7 @@ class XqaKernel:
             page_size=self.page_size,
             head_dim=self.head_dim,
             head_group_ratio=self.group,
-            use_sliding_window=False,
+            use_sliding_window=self.window,
             output_dtype=self.dtype,
         )
 
@@ -49,13 +51,15 @@ class PagedPrefillKernel:
 
     dtype: torch.dtype
     head_dim: int
+    window: bool = False
+    """With a sliding window."""
 
     @property
     def name(self) -> str:
         t, d = DTYPE_NAMES[self.dtype], self.head_dim
         return (
             f"batch_prefill_with_kv_cache_dtype_q_{t}_dtype_kv_{t}_dtype_o_{t}_dtype_idx_i32_head_dim_qk_{d}_"
-            f"head_dim_vo_{d}_posenc_0_use_swa_False_use_logits_cap_False_f16qk_False_kv_stride_equal"
+            f"head_dim_vo_{d}_posenc_0_use_swa_{self.window}_use_logits_cap_False_f16qk_False_kv_stride_equal"
         )
 
     def specification(self) -> Any:
@@ -71,7 +75,7 @@ class PagedPrefillKernel:
             head_dim_qk=self.head_dim,
             head_dim_vo=self.head_dim,
             pos_encoding_mode=0,
-            use_sliding_window=False,
+            use_sliding_window=self.window,
             use_logits_soft_cap=False,
             use_fp16_qk_reduction=False,
         )
@@ -89,6 +93,7 @@ class HeadShape:
     head_dim: int
     dtype: torch.dtype
     tensor_parallel: int = 1
+    window: bool = False
 
     @property
     def group(self) -> int:
@@ -102,6 +107,6 @@ def kernels_of(shapes: Iterable[HeadShape], page_size: int) -> list[FlashInferKe
     found: dict[FlashInferKernel, None] = {}
     for shape in shapes:
         if shape.dtype in DTYPE_NAMES:
-            found[PagedPrefillKernel(shape.dtype, shape.head_dim)] = None
-            found[XqaKernel(shape.dtype, page_size, shape.head_dim, shape.group)] = None
+            found[PagedPrefillKernel(shape.dtype, shape.head_dim, shape.window)] = None
+            found[XqaKernel(shape.dtype, page_size, shape.head_dim, shape.group, shape.window)] = None
     return list(found)

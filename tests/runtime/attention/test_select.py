@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl.attention import flashinfer_backend, xqa_backend
+from minisgl.attention import balanced_backend, cascade_backend, flashinfer_backend, split_backend, xqa_backend
 from minisgl.attention.backend import BackendUnavailable
 from minisgl.attention.select import select_backends
 from minisgl.kernels import flashinfer_setup
@@ -52,10 +52,15 @@ def test_reasons_name_the_unsupported_size(monkeypatch: pytest.MonkeyPatch) -> N
     assert "bfloat16 or float16, not in float32" in str(xqa_backend.why_not(single))
 
 
-def test_a_backend_without_windows_is_rejected_for_a_model_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_need_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(flashinfer_setup, "load_flashinfer", lambda: None)
+    monkeypatch.setenv(flashinfer_setup.KERNELS_DIR, str(tmp_path))
     windowed = dataclasses.replace(CPU, device=torch.device("cuda"), window=128)
-    assert xqa_backend.why_not(windowed) == "it does not support a sliding window"
+    assert "use_sliding_window_True" in str(xqa_backend.why_not(windowed))
+    assert "use_swa_True" in str(flashinfer_backend.why_not(windowed))
+    assert "sliding window" in str(cascade_backend.why_not(windowed))
+    assert balanced_backend.why_not(windowed) is None and split_backend.why_not(windowed) is None
 
 
 def test_a_missing_compiled_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,11 +34,17 @@ def test_attention_matches_float64(errors: dict[str, float], name: str) -> None:
     assert 0 <= errors[name] < 2e-3
 
 
-@pytest.mark.parametrize(("group", "head_dim", "block", "stages"), [(5, 128, 32, 3), (8, 64, 32, 6), (1, 128, 16, 6)])
-def test_four_programs_fit_on_a_hopper_multiprocessor(group: int, head_dim: int, block: int, stages: int) -> None:
+@pytest.mark.parametrize("window", [0, 4096])
+@pytest.mark.parametrize(
+    ("group", "head_dim", "block", "stages"), [(5, 128, 32, 3), (8, 64, 32, 6), (7, 64, 32, 6), (4, 256, 16, 3)]
+)
+def test_four_programs_fit_on_a_hopper_multiprocessor(
+    group: int, head_dim: int, block: int, stages: int, window: int
+) -> None:
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     tiles = f"tensordesc<bf16[{block}, {head_dim}],{layout!r}>"
     constants = {"KV_HEADS": 8, "GROUP": group, "VECTORS": MAX_GROUP, "STAGES": stages, "PDL": True}
+    constants["WINDOW"] = window
     types = {"keys": tiles, "values": tiles, "rows": "i32", "scale": "fp32"}
     types |= dict.fromkeys(("q", "result"), "*bf16") | dict.fromkeys(("parts", "sums"), "*fp32")
     shared = compiled(_attend, types, constants, options={"num_warps": 1}).metadata.shared

@@ -31,6 +31,7 @@ class Case:
     block: int = 32
     stages: int = 3
     spans: int = 5
+    window: int | None = None
     late: bool = True
     """Copies arrive when they are waited for; False: as soon as they are begun."""
 
@@ -53,9 +54,15 @@ CASES = {
     "eight heads": Case(MANY, group=8, spans=6),
     "sixteen heads": Case(MANY, group=16),
     "wide heads": Case((140, 150, 129), head_dim=128),
+    "heads of 256": Case((140, 150, 129), head_dim=256, block=16),
     "pages of 16": Case(MANY, page_size=16, block=16),
     "pages of 32": Case(MANY, page_size=32),
     "pages of 128": Case(MANY, page_size=128, block=64),
+    "seven heads": Case(MANY, group=7),
+    "a window": Case(MANY, window=70, spans=7),
+    "a window of whole blocks": Case(MANY, window=64),
+    "a window of one token": Case(MANY, window=1, spans=9),
+    "a window longer than all rows": Case(MANY, window=600),
 }
 
 
@@ -261,6 +268,7 @@ def largest_error(case: Case) -> float:
         longest=1024,
         dtype=torch.float16,
         device="cpu",
+        window=case.window,
     )
     # A row without a token is not one that is dense; its result is 0.
     dense = DenseCase(shape, Sequences(decode=[max(length, 1) for length in case.decode]))
@@ -269,7 +277,8 @@ def largest_error(case: Case) -> float:
     lengths = torch.tensor(case.decode, dtype=torch.int32)
     blocks = sum(max(-(-length // case.block), 1) for length in case.decode)
     spans = Spans(*(torch.full((size,), -9, dtype=torch.int32) for size in (rows, blocks, blocks)))
-    cut_spans(batch.page_table, batch.decode_slots, lengths, spans, page_size=case.page_size, block=case.block)
+    tables = (batch.page_table, batch.decode_slots, lengths, spans)
+    cut_spans(*tables, page_size=case.page_size, block=case.block, window=case.window)
     out = torch.full_like(dense.q, math.nan)
     arrivals = torch.zeros(rows, kv_heads, dtype=torch.int32)
     parts = torch.full((2 * case.spans, *dense.q.shape[1:]), math.nan)
@@ -280,6 +289,7 @@ def largest_error(case: Case) -> float:
     }
     arguments |= dict(rows=rows, scale=case.head_dim**-0.5 * math.log2(math.e), PDL=False)
     arguments |= dict(KV_HEADS=kv_heads, GROUP=case.group, VECTORS=MAX_GROUP, STAGES=case.stages)
+    arguments |= dict(WINDOW=case.window or 0)
     _run(_attend, (kv_heads, case.spans), arguments, late=case.late)
     if arrivals.any():
         return -1.0
