@@ -40,8 +40,8 @@ STEPS = (
     (22, 300, 0),
     (22, 1500, 0),
     (64, 512, 0),
-    (256, 512, 0),
-    (256, 512, 512),
+    (255, 512, 0),
+    (255, 512, 512),
 )
 """Decode rows, prompt tokens, tokens before them."""
 CONTEXT = 512
@@ -57,7 +57,9 @@ class Steps:
             (Path(folder) / "config.json").write_text(json.dumps(BUILTIN_CONFIGS[model]))
             began = time.perf_counter()
             engine = create_engine(
-                EngineConfig(model=folder, dummy_weights=True, device="cuda", num_pages=2800, page_size=PAGE)
+                EngineConfig(
+                    model=folder, dummy_weights=True, device="cuda", num_pages=2800, page_size=PAGE, prefill_graphs=True
+                )
             )
         assert isinstance(engine, CudaEngine)
         self.engine = engine

@@ -58,6 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     empty: NCCL detects the hosts. See `TensorParallel`."""
     load_threads: Count = 4
     """Threads that read the checkpoint's weights."""
+    prefill_graphs: bool = False
+    """Capture steps with prompts as CUDA graphs."""
 
     tensor_parallel: Annotated[
         Count, option("tensor-parallel ranks, each one process and, on CUDA, one GPU", default="{} rank")

@@ -70,6 +70,16 @@ class PrefillBackend(Protocol):
 
     name: str
 
+    @property
+    def most_graph_keys(self) -> int:
+        """Most keys of all segments of a captured step; 0: this backend cannot be captured."""
+        ...
+
+    def for_graph(self, tokens: int, segments: int) -> PrefillBackend | None:
+        """A backend whose device work for exactly `tokens` tokens in `segments`, some of them empty, can be captured
+        once and replayed for segments of other lengths; None when this backend cannot be captured."""
+        ...
+
     def prepare(self, batch: AttentionBatch) -> None: ...
 
     def begin(self, batch: AttentionBatch) -> None: ...

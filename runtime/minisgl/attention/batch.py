@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from minisgl.attention.cascade import CascadeTables
-from minisgl.wire.plan import IntArray
+from minisgl.wire.plan import EMPTY, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +67,17 @@ class AttentionBatch:
     @property
     def num_segments(self) -> int:
         return len(self.host_prefill_lengths)
+
+    def decode_rows(self) -> AttentionBatch:
+        """The batch without its prefill segments."""
+        if not self.num_segments:
+            return self
+        none = self.prefill_slots[:0]
+        return replace(
+            self,
+            prefill_slots=none,
+            query_offsets=self.query_offsets[:1],
+            prefill_kv_lengths=none,
+            host_prefill_starts=EMPTY,
+            host_prefill_lengths=EMPTY,
+        )

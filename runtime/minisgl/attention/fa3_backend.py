@@ -4,6 +4,7 @@ position 0, they attend to the keys of the step itself."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +28,10 @@ _TILE_ROWS: Final = 128
 _SPLIT_KEYS: Final = 512
 """Least keys of a split."""
 _MOST_SPLITS: Final = 16
+_FEW_QUERIES: Final = 384
+"""Query vectors per KV head and key below which a copy costs more than this kernel is faster than flashinfer's."""
+_MANY_KEYS: Final = 16_384
+"""Keys of a step from which that difference exceeds the host time of flashinfer's plan."""
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -55,7 +60,7 @@ class _Call:
     longest_query: int
     longest_key: int
     keys: int
-    """Number of all keys."""
+    """Keys of all segments, or an upper bound."""
     splits: int
 
 
@@ -73,14 +78,31 @@ class Fa3Prefill:
         self._calls: list[_Call] = []
         self._copies = False
         self._falls_back = False
+        self._is_captured = False
         self._query_offsets: list[torch.Tensor] = []
         self._located: list[KeyRows] = []
 
+    @property
+    def most_graph_keys(self) -> int:
+        return self.copied_keys
+
+    def for_graph(self, tokens: int, segments: int) -> Fa3Prefill:
+        # Everything but the sizes is on the device. All graphs can share the copy of the keys.
+        captured = copy.copy(self)
+        captured._is_captured = True
+        captured._copies = True
+        tiles = self._shape.kv_heads * -(-tokens * self._shape.group // _TILE_ROWS)
+        keys = self.copied_keys
+        captured._calls = [_Call(slice(0, segments), slice(0, tokens), tokens, keys, keys, _splits(tiles, keys))]
+        return captured
+
     def prepare(self, batch: AttentionBatch) -> None:
+        if self._is_captured:
+            return
         starts, lengths = batch.host_prefill_starts, batch.host_prefill_lengths
         ends = starts + lengths
         self._copies = bool(starts.any())
-        self._falls_back = self._copies and int(ends.max()) > self.copied_keys
+        self._falls_back = self._copies and self._prefers_fallback(lengths, ends)
         if self._falls_back:
             self._fallback.prepare(batch)
             return
@@ -128,6 +150,13 @@ class Fa3Prefill:
                 splits=call.splits,
                 window=self._shape.window,
             )
+
+    def _prefers_fallback(self, lengths: IntArray, ends: IntArray) -> bool:
+        if int(ends.max()) > self.copied_keys:
+            return True
+        keys = int(ends.sum())
+        few = int(lengths.astype(np.int64) @ ends) * self._shape.group < _FEW_QUERIES * keys
+        return few and keys >= _MANY_KEYS and self._fallback.name == "flashinfer"
 
     def _call(self, segments: slice, tokens: slice, lengths: IntArray, ends: IntArray) -> _Call:
         longest_key = int(ends.max())

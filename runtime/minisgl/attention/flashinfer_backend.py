@@ -93,6 +93,7 @@ class FlashInferDecode:
 
 class FlashInferPrefill:
     name = "flashinfer"
+    most_graph_keys = 0
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
@@ -100,6 +101,10 @@ class FlashInferPrefill:
         self._wrapper: Any = load_flashinfer().prefill.BatchPrefillWithPagedKVCacheWrapper(
             workspace(shape), "NHD", backend="fa2"
         )
+
+    def for_graph(self, tokens: int, segments: int) -> None:
+        """Return None: the work of a step follows from lengths on the host."""
+        return
 
     def prepare(self, batch: AttentionBatch) -> None:
         shape = self._shape

@@ -25,16 +25,28 @@ class PagedAttention:
         self.cascade = cascade
         self._batch: AttentionBatch
         self._locations: torch.Tensor
+        self._is_captured = False
 
-    def for_graph(self, size: int) -> PagedAttention | None:
-        """Attention for captured decode steps of exactly `size` rows; None if the decode backend cannot be captured."""
-        decode = self._decode.for_graph(size)
-        return None if decode is None else PagedAttention(self._kv, self._prefill, decode, self.cascade)
+    @property
+    def most_graph_keys(self) -> int:
+        """Most keys of all prompt segments of a captured step; 0: steps with prompts cannot be captured."""
+        return self._prefill.most_graph_keys
+
+    def for_graph(self, rows: int, tokens: int = 0, segments: int = 0) -> PagedAttention | None:
+        """Attention for captured steps of exactly `rows` decode rows, and `tokens` prompt tokens in `segments`; None if
+        a backend cannot be captured."""
+        decode = self._decode.for_graph(rows) if rows else self._decode
+        prefill = self._prefill.for_graph(tokens, segments) if tokens else self._prefill
+        if decode is None or prefill is None:
+            return None
+        captured = PagedAttention(self._kv, prefill, decode, self.cascade)
+        captured._is_captured = True
+        return captured
 
     def prepare(self, batch: AttentionBatch) -> None:
         """Do the host work of the step. It stays outside a CUDA graph: every replay needs it again."""
         if batch.num_decode:
-            self._decoder(batch).prepare(batch)
+            self._decoder(batch).prepare(self._rows(batch))
         if batch.num_segments:
             self._prefill.prepare(batch)
 
@@ -43,7 +55,7 @@ class PagedAttention:
         offset at which each token's key and value are stored."""
         self._batch, self._locations = batch, locations
         if batch.num_decode:
-            self._decoder(batch).begin(batch)
+            self._decoder(batch).begin(self._rows(batch))
         if batch.num_segments:
             self._prefill.begin(batch)
 
@@ -65,6 +77,11 @@ class PagedAttention:
         if batch.num_segments:
             self._prefill.prefill(layer, self._kv, q[d:], segment_keys, v[d:], out[d:])
         return out.flatten(1)
+
+    def _rows(self, batch: AttentionBatch) -> AttentionBatch:
+        """The batch for the decode backend. Beside prompts, backends choose kernels that are cheap to launch, but in a
+        graph all are."""
+        return batch.decode_rows() if self._is_captured else batch
 
     def _decoder(self, batch: AttentionBatch) -> DecodeBackend:
         if batch.cascade is None:

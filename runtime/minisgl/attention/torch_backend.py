@@ -72,11 +72,16 @@ class TorchDecode:
 
 class TorchPrefill:
     name = "torch"
+    most_graph_keys = 0
 
     def __init__(self, shape: AttentionShape) -> None:
         self._page_size = shape.page_size
         self._window = shape.window
         self._segments: list[tuple[slice, torch.Tensor, torch.Tensor | None]] = []
+
+    def for_graph(self, tokens: int, segments: int) -> None:
+        """Return None: the work of a step follows from lengths on the host."""
+        return
 
     def prepare(self, batch: AttentionBatch) -> None:
         """Do nothing: this backend plans nothing on the host."""
@@ -86,6 +91,8 @@ class TorchPrefill:
         offset = 0
         lengths = batch.host_prefill_lengths.tolist()
         for i, (start, length) in enumerate(zip(batch.host_prefill_starts.tolist(), lengths, strict=True)):
+            if not length:
+                continue
             end = start + length
             window = end if self._window is None else min(self._window, end)
             first = max(0, start + 1 - window)

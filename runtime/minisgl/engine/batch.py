@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from minisgl.attention.cascade import CascadeLayout, CascadeTables
+from minisgl.engine.graph_sizes import StepSize
 from minisgl.engine.logits_processors import DeviceLogitsProcessors
 from minisgl.engine.tables import Tables
 from minisgl.wire.plan import EMPTY, SAMPLING_COLUMNS, IntArray, StepPlan
@@ -17,20 +18,21 @@ from minisgl.wire.shared_prefixes import decode_prefixes
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep:
-    """Views into one int32 buffer: D decode rows first, then P segments; T tokens, S sampled rows."""
+    """Views into one int32 buffer: D decode rows first, then P segments; T tokens, S sampled rows. All of them with
+    padding; rows that the plan samples come before padding."""
 
     slots: torch.Tensor
     """[T] slot of each token"""
     positions: torch.Tensor
     """[T] position of each token in its sequence"""
+    decode_lengths: torch.Tensor
+    """[D] positions that each decode row attends to"""
     sample_slots: torch.Tensor
     """[S] slots of the rows that sample"""
     sample_positions: torch.Tensor
     """[S] number of tokens before the sampled one."""
     sample_rows: torch.Tensor
     """[S] index of the token after which each row samples."""
-    filtered_rows: torch.Tensor
-    """[F] indices of the S rows with top-k, top-p or min-p whose logits no processor changes."""
     prefill_tokens: torch.Tensor
     """[T − D]"""
     prefill_slots: torch.Tensor
@@ -39,6 +41,8 @@ class DeviceStep:
     """[P + 1]"""
     prefill_kv_lengths: torch.Tensor
     """[P]"""
+    filtered_rows: torch.Tensor
+    """[F] indices of the S rows with top-k, top-p or min-p whose logits no processor changes."""
     page_updates: torch.Tensor
     """[3, U]"""
     new_rows: torch.Tensor
@@ -66,21 +70,18 @@ def dummy_plan(slot: int, *, decode: int = 0, prompts: Sequence[int] = ()) -> St
 
 
 class PackedStep:
-    """A plan, expanded to the inputs of the kernels. The first five parts have the same offsets in every pure decode
-    step of one size, so a CUDA graph can read them there."""
+    """A plan, expanded to the inputs of the kernels. The first parts have the same offsets in every step that is padded
+    to one size, so a CUDA graph can read them there."""
 
     def __init__(
-        self, plan: StepPlan, tables: Tables, decode_rows: int | None = None, cascade: CascadeLayout | None = None
+        self, plan: StepPlan, tables: Tables, size: StepSize | None = None, cascade: CascadeLayout | None = None
     ) -> None:
-        """`decode_rows`: pad a pure decode step to this number of rows with the dummy slot. `cascade`: the layout for
-        shared prefixes; None: ignore them."""
+        """`size`: pad the step to this size, with the dummy slot. `cascade`: the layout for shared prefixes; None:
+        ignore them."""
         tables.record_filters(plan.new_rows)
         self.sampled_slots = plan.sampled_slots
         self.decode_slots, self.decode_positions = plan.decode_slots, plan.decode_positions
-        if decode_rows is not None and (padding := decode_rows - len(plan.decode_slots)):
-            assert not len(plan.prefill_slots)
-            self.decode_slots = np.append(plan.decode_slots, np.full(padding, tables.dummy_slot, np.int32))
-            self.decode_positions = np.append(plan.decode_positions, np.zeros(padding, np.int32))
+        self._prefill_slots, self._prefill_tokens = plan.prefill_slots, plan.prefill_tokens
         self.prefill_starts, self.prefill_lengths = plan.prefill_starts, plan.prefill_lengths
         self.sampled = len(self.sampled_slots)
         self.filtered = tables.filtered(self.sampled_slots)
@@ -89,7 +90,13 @@ class PackedStep:
             self.filtered = np.setdiff1d(self.filtered, self.processors.changed, assume_unique=True)
         self._plan = plan
         self._cascade = cascade
-        self._parts = self._decode_parts() if not len(plan.prefill_slots) else self._mixed_parts()
+        self._sample_padding = 0
+        self._dummy_slot = tables.dummy_slot
+        if size is not None:
+            self._pad(size)
+        parts = self._decode_parts() if not len(self.prefill_lengths) else self._mixed_parts()
+        self._graph_parts = len(parts)
+        self._parts = [*parts, self.filtered, *self._update_parts()]
         self.size = sum(map(len, self._parts))
 
     @property
@@ -99,42 +106,59 @@ class PackedStep:
 
     @property
     def num_segments(self) -> int:
-        """Number of prefill segments."""
+        """Number of prefill segments, with padding."""
         return len(self.prefill_lengths)
 
     @property
     def graph_size(self) -> int:
         """Size of the parts that a CUDA graph reads."""
-        return sum(map(len, self._parts[:5]))
+        return sum(map(len, self._parts[: self._graph_parts]))
+
+    def _pad(self, size: StepSize) -> None:
+        rows = size.decode - len(self.decode_slots)
+        tokens = size.tokens - len(self._prefill_tokens)
+        segments = size.segments - len(self.prefill_lengths)
+        assert rows >= 0 and tokens >= 0 and segments >= 0
+        if rows:
+            self.decode_slots = _extended(self.decode_slots, rows, self._dummy_slot)
+            self.decode_positions = _extended(self.decode_positions, rows)
+        self._sample_padding = size.decode + size.segments - self.sampled
+        if size.tokens:
+            # The first segment behind those of the plan has the padding, the others are empty.
+            self._prefill_slots = _extended(self._prefill_slots, segments + 1, self._dummy_slot)
+            self.prefill_starts = _extended(self.prefill_starts, segments + 1)
+            self.prefill_lengths = _extended(np.append(self.prefill_lengths, np.int32(tokens)), segments)
+            self._prefill_tokens = _extended(self._prefill_tokens, tokens)
 
     def _decode_parts(self) -> list[IntArray]:
         after = self.decode_positions + np.int32(1)
         rows = np.arange(self.num_decode, dtype=np.int32)
-        first = [self.decode_slots, self.decode_positions, self.decode_slots, after, self._cascade_part()]
-        second = [rows, self.filtered, EMPTY, EMPTY, np.zeros(1, np.int32), EMPTY]
-        return [*first, *second, *self._update_parts()]
+        first = [self.decode_slots, self.decode_positions, after, self.decode_slots, after, rows]
+        return [*first, EMPTY, EMPTY, np.zeros(1, np.int32), EMPTY, self._cascade_part()]
 
     def _mixed_parts(self) -> list[IntArray]:
         plan, d = self._plan, self.num_decode
-        starts, lengths = plan.prefill_starts, plan.prefill_lengths
+        starts, lengths = self.prefill_starts, self.prefill_lengths
         ends = starts + lengths
         offsets = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
-        positions = np.arange(len(plan.prefill_tokens), dtype=np.int32) + np.repeat(starts - offsets[:-1], lengths)
-        last = plan.prefill_sample == 1
+        positions = np.arange(offsets[-1], dtype=np.int32) + np.repeat(starts - offsets[:-1], lengths)
+        after = self.decode_positions + np.int32(1)
+        last = np.flatnonzero(plan.prefill_sample == 1)
+        rows = np.arange(len(plan.decode_slots), dtype=np.int32)
+        padding = self._sample_padding
         return [
-            np.concatenate((self.decode_slots, np.repeat(plan.prefill_slots, lengths))),
+            np.concatenate((self.decode_slots, np.repeat(self._prefill_slots, lengths))),
             np.concatenate((self.decode_positions, positions)),
-            self.sampled_slots,
-            np.concatenate((self.decode_positions + np.int32(1), ends[last])),
-            self._cascade_part(),
-            np.concatenate((np.arange(d, dtype=np.int32), d - 1 + offsets[1:][last])),
-            self.filtered,
-            plan.prefill_tokens,
-            plan.prefill_slots,
+            after,
+            _extended(self.sampled_slots, padding, self._dummy_slot),
+            _extended(np.concatenate((after[: len(rows)], ends[last])), padding),
+            _extended(np.concatenate((rows, d - 1 + offsets[1:][last])), padding),
+            self._prefill_tokens,
+            self._prefill_slots,
             offsets,
             ends,
-            *self._update_parts(),
+            self._cascade_part(),
         ]
 
     def _cascade_part(self) -> IntArray:
@@ -163,15 +187,16 @@ class PackedStep:
         return DeviceStep(
             slots=next(parts),
             positions=next(parts),
+            decode_lengths=next(parts),
             sample_slots=next(parts),
             sample_positions=next(parts),
-            cascade=self._cascade_view(next(parts)),
             sample_rows=next(parts),
-            filtered_rows=next(parts),
             prefill_tokens=next(parts),
             prefill_slots=next(parts),
             query_offsets=next(parts),
             prefill_kv_lengths=next(parts),
+            cascade=self._cascade_view(next(parts)),
+            filtered_rows=next(parts),
             page_updates=next(parts).view(3, -1),
             new_rows=next(parts).view(SAMPLING_COLUMNS, -1),
             poison_pages=next(parts),
@@ -180,3 +205,7 @@ class PackedStep:
 
     def _cascade_view(self, part: torch.Tensor) -> CascadeTables | None:
         return None if self._cascade is None else self._cascade.view(part, self.num_decode)
+
+
+def _extended(values: IntArray, count: int, fill: int = 0) -> IntArray:
+    return np.append(values, np.full(count, fill, np.int32)) if count else values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -11,10 +11,11 @@ from minisgl.attention.cascade import CascadeLayout
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.audit import check_hashes, gather_hashes
 from minisgl.engine.batch import PackedStep
-from minisgl.engine.decode_graphs import DecodeGraph, DecodeGraphs
+from minisgl.engine.graph_sizes import StepSize
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.logits_processors import StepLogitsProcessors
 from minisgl.engine.runner import Runner
+from minisgl.engine.step_graphs import StepGraph, StepGraphs
 from minisgl.engine.step_guard import StepGuard
 from minisgl.wire.plan import StepPlan, StepResult
 
@@ -78,7 +79,7 @@ class _Staging:
 
 
 class CudaEngine:
-    """Implements `interface.Engine`. A pure decode step is one graph replay between two small copies."""
+    """Implements `interface.Engine`. A captured step is one graph replay between two small copies."""
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class CudaEngine:
         *,
         max_step_tokens: int,
         largest_graph: int,
+        prefill_graphs: Sequence[StepSize],
         audit: bool,
         progress: Callable[[float], None],
     ) -> None:
@@ -105,10 +107,10 @@ class CudaEngine:
         self._ring = [_Staging(capacity, limits.max_running, parallel.size) for _ in range(_RING)]
         self._launched = 0
         self._guard = StepGuard()
-        self._graphs = DecodeGraphs()
+        self._graphs = StepGraphs()
         torch.cuda.synchronize()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._graphs.capture(runner, largest_graph, self._upload, progress)
+            self._graphs.capture(runner, largest_graph, prefill_graphs, self._upload, progress)
         torch.cuda.synchronize()
 
     def launch(self, plan: StepPlan) -> _Staging:
@@ -135,7 +137,8 @@ class CudaEngine:
         assert staging.step < 0, "a step is launched before the step four before it is collected"
         self._launched += 1
         staging.step = plan.step
-        graph = self._graphs.find(plan)
+        reports_prompts = self.runner.tables.processors.reports_prompts(plan)
+        graph = None if reports_prompts else self._graphs.find(plan)
         cascade = graph.cascade if graph else self._eager_cascade(plan)
         self._count(plan, graph, cascade)
         packed = PackedStep(plan, self.runner.tables, graph.size if graph else None, cascade)
@@ -149,15 +152,16 @@ class CudaEngine:
         return staging
 
     def _replay(
-        self, plan: StepPlan, graph: DecodeGraph, packed: PackedStep, buffer: torch.Tensor
+        self, plan: StepPlan, graph: StepGraph, packed: PackedStep, buffer: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         runner, step = self.runner, packed.view(buffer)
         if buffer is not self._upload:
-            # The graph reads slots and positions at the address of its capture.
+            # The graph reads its inputs at the address of its capture.
             self._upload[: packed.graph_size].copy_(buffer[: packed.graph_size])
         runner.apply_updates(step)
         graph.replay(runner.attention_batch(packed, step))
-        runner.call_hook(plan, graph.logits[: packed.sampled])
+        if packed.sampled:
+            runner.call_hook(plan, graph.logits[: packed.sampled])
         report = runner.resample(packed, step, graph.logits, graph.tokens)
         return graph.tokens[: packed.sampled], report
 
@@ -165,8 +169,9 @@ class CudaEngine:
         cascade = self.runner.attention.cascade
         return cascade.layout if cascade is not None and len(plan.shared_prefixes) else None
 
-    def _count(self, plan: StepPlan, graph: DecodeGraph | None, cascade: CascadeLayout | None) -> None:
+    def _count(self, plan: StepPlan, graph: StepGraph | None, cascade: CascadeLayout | None) -> None:
         self.stats.count(plan)
         self.stats.cascade_steps += cascade is not None
         self.stats.graph_replays += graph is not None
+        self.stats.eager_prefill_steps += graph is None and len(plan.prefill_slots) > 0
         self.stats.eager_decode_steps += graph is None and not len(plan.prefill_slots)

@@ -20,8 +20,15 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import kv_pool
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.decode_graphs import cascade_sizes, graph_sizes
 from minisgl.engine.errors import EngineError
+from minisgl.engine.graph_sizes import (
+    StepSize,
+    cascade_sizes,
+    graph_sizes,
+    launch_bound_tokens,
+    prefill_buckets,
+    prefill_sizes,
+)
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.profile_memory import measure_step
 from minisgl.engine.runner import Runner, attention_shape
@@ -40,6 +47,10 @@ Progress = Callable[[str, float], None]
 
 _GRAPH_BYTES: Final = 8 << 20
 """Memory of one CUDA graph besides its logits: its nodes, and the activations of a decode step."""
+
+
+_MOE_GRAPH_TOKENS: Final = 1024
+"""Most prompt tokens of a captured step of a model with experts: for many more, torch's kernels serve the experts."""
 
 
 def create_engine(config: EngineConfig, progress: Progress | None = None) -> CpuEngine | CudaEngine:
@@ -133,6 +144,7 @@ class _EngineBuilder:
         clock.end("kernels", device)
         limit = config.cuda_graph_max_batch
         self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
+        self._prefill_graphs = self._prefill_sizes()
         num_pages = self._num_pages() if config.num_pages is None else config.num_pages
         clock.end("warm_up", device)
         tokens = num_pages * page_size
@@ -157,6 +169,7 @@ class _EngineBuilder:
             max_model_len=min(self._max_model_len, tokens),
             vocab_size=model.config.vocab_size,
             eos_token_ids=model.config.eos_token_ids,
+            prefill_buckets=prefill_buckets(self._prefill_graphs),
         )
         if preload is None:
             return CpuEngine(runner, parallel, limits, stats, audit=config.audit)
@@ -167,6 +180,7 @@ class _EngineBuilder:
             stats,
             max_step_tokens=config.max_step_tokens,
             largest_graph=self._largest_graph,
+            prefill_graphs=self._prefill_graphs,
             audit=config.audit,
             progress=lambda share: self._report("capture", share),
         )
@@ -208,6 +222,19 @@ class _EngineBuilder:
         self._report("load", 1.0)
         return model
 
+    def _prefill_sizes(self) -> list[StepSize]:
+        """Sizes of the steps with prompts that are captured."""
+        prefill, _ = self._backends
+        if not (prefill.most_graph_keys and self._config.prefill_graphs):
+            return []
+        config, shape = self._model.config, self._shape
+        most = launch_bound_tokens(config.num_layers, _product_parameters(self._model, self._parallel.size))
+        if config.moe is not None:
+            most = min(most, _MOE_GRAPH_TOKENS)
+        positions = shape.pages_per_row * shape.page_size
+        most = min(most, self._config.max_step_tokens, positions, prefill.most_graph_keys)
+        return prefill_sizes(self._largest_graph, most)
+
     def _num_pages(self) -> int:
         if self._device.type == "cpu":
             pool_bytes = kv_pool.cpu_pool_bytes(kv_pool.free_memory(self._device), self._parallel.size)
@@ -238,6 +265,11 @@ class _EngineBuilder:
         if self._cascade is not None:
             count += len(cascade_sizes(self._largest_graph))
         graphs = 2 * logits + count * _GRAPH_BYTES
+        if self._prefill_graphs:
+            # Activations of the largest one; the others reuse them.
+            largest = self._prefill_graphs[-1]
+            graphs += len(self._prefill_graphs) * _GRAPH_BYTES
+            graphs += step_bytes * (largest.tokens + largest.decode) // config.max_step_tokens
         # Allocated when the first row has penalties; it must fit beside a full pool.
         counts = config.max_running * model.config.vocab_size * 4
         return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - counts
@@ -249,6 +281,18 @@ class _EngineBuilder:
         tables = Tables(config.max_running, shape.pages_per_row, kv.dummy_page, model_config.vocab_size, self._device)
         prefill, decode = self._backends
         return Runner(self._model, self._parallel, kv, tables, PagedAttention(kv, prefill, decode, self._cascade))
+
+
+def _product_parameters(model: Decoder, ranks: int) -> int:
+    """Parameters of this rank that take part in the matrix products of one prompt token."""
+    config = model.config
+    vocabularies = 1 if config.tied_embeddings else 2
+    parameters = model.parameter_bytes // model.parameters.dtype.itemsize
+    parameters -= vocabularies * model.vocab_local * config.hidden_size
+    if (moe := config.moe) is not None:
+        experts = 3 * config.hidden_size * moe.intermediate_size * sum(moe.layers) // ranks
+        parameters -= experts * (moe.num_experts - moe.experts_per_token)
+    return parameters
 
 
 def _cascade(shape: AttentionShape, max_running: int) -> CascadeDecode | None:

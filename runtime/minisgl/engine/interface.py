@@ -18,6 +18,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    prefill_buckets: tuple[int, ...] = ()
+    """Prompt tokens for which a step beside decode rows is a CUDA graph, ascending. Steps with fewer are padded to the
+    next of them; steps with more are launched kernel by kernel."""
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -25,6 +28,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
     steps: int = 0
     graph_replays: int = 0
+    eager_prefill_steps: int = 0
+    """Steps with prompts on a CUDA device that did not run as a CUDA graph."""
     eager_decode_steps: int = 0
     """Pure decode steps on a CUDA device that did not run as a CUDA graph."""
     cascade_steps: int = 0

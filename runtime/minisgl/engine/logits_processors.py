@@ -132,6 +132,13 @@ class LogitsProcessorTable:
         unfiltered = sum(not change.filtered for change in changed)
         return StepLogitsProcessors(arrays, prompts, unfiltered=unfiltered, tops=tops)
 
+    def reports_prompts(self, plan: StepPlan) -> bool:
+        """Whether a step may report log-probabilities of prompt tokens. Call it before `select`."""
+        if not len(plan.prefill_slots) or not (self._rows or len(plan.logits_processors)):
+            return False
+        rows = [self._rows[slot] for slot in plan.prefill_slots.tolist() if slot in self._rows]
+        return any(row.prompt_logprobs >= 0 for row in (*rows, *decode_logits_processors(plan.logits_processors)))
+
     def _join(self, plan: StepPlan) -> list[RowLogitsProcessors]:
         for slot in plan.new_rows[0].tolist():
             self._rows.pop(slot, None)

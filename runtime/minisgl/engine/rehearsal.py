@@ -15,7 +15,7 @@ from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import kv_pool
 from minisgl.engine.batch import PackedStep, dummy_plan
-from minisgl.engine.decode_graphs import cascade_sizes, graph_sizes
+from minisgl.engine.graph_sizes import StepSize, cascade_sizes, graph_sizes
 from minisgl.engine.runner import Runner, attention_shape
 from minisgl.engine.tables import Tables
 from minisgl.kernels.gather_keys import GUARD, gather_keys, locate_keys
@@ -57,10 +57,10 @@ def rehearse(config: ModelConfig, *, tensor_parallel: int, page_size: int, max_r
     runner = Runner(model, parallel, kv, tables, PagedAttention(kv, nothing, decode, cascade))
     empty = StepPlan.build(epoch=0, step=0)
     for rows in graph_sizes(max_running):
-        _step(runner, empty, PackedStep(empty, tables, rows))
+        _step(runner, empty, PackedStep(empty, tables, StepSize(rows)))
     if cascade is not None:
         for rows in cascade_sizes(max_running):
-            _step(runner, empty, PackedStep(empty, tables, rows, cascade.layout))
+            _step(runner, empty, PackedStep(empty, tables, StepSize(rows), cascade.layout))
     for tokens in _PREFILL_TOKENS:
         for rows in {0, 1, min(16, max_running)}:
             plan = dummy_plan(tables.dummy_slot, decode=rows, prompts=[tokens])
@@ -114,8 +114,9 @@ class _NullAttention:
     """Attention backend of another library: it launches none of our kernels."""
 
     name = "none"
+    most_graph_keys = 0
 
-    def for_graph(self, size: int) -> _NullAttention:
+    def for_graph(self, size: int, segments: int = 0) -> _NullAttention:
         return self
 
     def backend_for(self, rows: int = 0, *, mixed: bool = False, prefix: bool = False) -> str:

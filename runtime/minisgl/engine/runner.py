@@ -78,7 +78,7 @@ class Runner:
         return AttentionBatch(
             page_table=self.tables.page_table,
             decode_slots=step.slots[:d],
-            decode_lengths=step.sample_positions[:d],
+            decode_lengths=step.decode_lengths,
             prefill_slots=step.prefill_slots,
             query_offsets=step.query_offsets,
             prefill_kv_lengths=step.prefill_kv_lengths,

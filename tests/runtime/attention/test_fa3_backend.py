@@ -93,3 +93,14 @@ def test_a_prefix_that_does_not_fit_uses_the_fallback(kernel: Kernel, monkeypatc
     _check(Sequences(decode=(7,), segments=((100, 20), (0, 30))))
     _check(Sequences(segments=((0, 200),)))
     assert kernel.calls == [(200, 200)]
+
+
+def test_few_queries_behind_many_keys_use_flashinfer(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fa3_backend, "_MANY_KEYS", 300)
+    monkeypatch.setattr(TorchPrefill, "name", "flashinfer")
+    _check(Sequences(segments=((200, 4), (150, 1))))
+    assert kernel.calls == []
+    _check(Sequences(segments=((200, 4),)))
+    monkeypatch.setattr(TorchPrefill, "name", "torch")
+    _check(Sequences(segments=((200, 4), (150, 1))))
+    assert kernel.calls == [(4, 204), (5, 355)]

@@ -7,6 +7,7 @@ import torch
 
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.engine.batch import DeviceStep, PackedStep
+from minisgl.engine.graph_sizes import StepSize
 from minisgl.engine.tables import Tables
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix
@@ -18,7 +19,8 @@ PREFIX = SharedPrefix(6, np.array([0, 2, 3], np.int32))
 
 
 def _packed(plan: StepPlan, rows: int | None, layout: CascadeLayout | None) -> tuple[PackedStep, DeviceStep]:
-    packed = PackedStep(plan, Tables(40, 8, 99, 100, torch.device("cpu")), rows, layout)
+    tables = Tables(40, 8, 99, 100, torch.device("cpu"))
+    packed = PackedStep(plan, tables, None if rows is None else StepSize(rows), layout)
     buffer = np.empty(packed.size, np.int32)
     packed.write(buffer)
     return packed, packed.view(torch.from_numpy(buffer))
@@ -31,7 +33,7 @@ def test_the_inputs_of_a_graph_have_the_same_offsets_in_every_step_of_its_size()
     for plan in (few, many):
         packed, step = _packed(plan, 32, LAYOUT)
         assert step.cascade is not None
-        parts = (step.slots, step.positions, step.sample_slots, step.sample_positions, *_parts(step))
+        parts = (*_inputs(step), *_cascade_parts(step))
         places.append([(part.storage_offset(), part.numel()) for part in parts])
         assert packed.graph_size == sum(part.numel() for part in parts)
     assert places[0] == places[1]
@@ -55,9 +57,25 @@ def test_steps_with_segments_may_share_as_well() -> None:
 
 def test_groups_are_ignored_without_a_layout() -> None:
     packed, step = _packed(make_plan(0, decode=DECODE, prefixes=[PREFIX]), 8, None)
-    assert step.cascade is None and packed.graph_size == 4 * 8
+    assert step.cascade is None and packed.graph_size == 6 * 8 + 1
 
 
-def _parts(step: DeviceStep) -> tuple[torch.Tensor, ...]:
+def _inputs(step: DeviceStep) -> tuple[torch.Tensor, ...]:
+    """Everything that a graph reads, but for the cascade tables."""
+    return (
+        step.slots,
+        step.positions,
+        step.decode_lengths,
+        step.sample_slots,
+        step.sample_positions,
+        step.sample_rows,
+        step.prefill_tokens,
+        step.prefill_slots,
+        step.query_offsets,
+        step.prefill_kv_lengths,
+    )
+
+
+def _cascade_parts(step: DeviceStep) -> tuple[torch.Tensor, ...]:
     assert step.cascade is not None
     return step.cascade.counts, step.cascade.prefix_pages, step.cascade.tiles

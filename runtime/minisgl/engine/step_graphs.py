@@ -1,9 +1,9 @@
-"""CUDA graphs of pure decode steps: embedding, layers, head, sampling and the next input tokens, in one launch."""
+"""CUDA graphs of whole steps: embedding, layers, head, sampling and the next input tokens, in one launch."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,30 +12,19 @@ from minisgl.attention.batch import AttentionBatch
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.paged import PagedAttention
 from minisgl.engine.batch import PackedStep
+from minisgl.engine.graph_sizes import StepSize, cascade_sizes, fitting_size, graph_sizes
 from minisgl.engine.runner import Runner
 from minisgl.wire.plan import StepPlan
 
 
-def graph_sizes(largest: int) -> list[int]:
-    """Batch sizes with a graph, up to and including `largest`; dense, so that few rows are padding."""
-    sizes = [1, 2, 3, 4, 6, 8, 12, 16, *range(24, 257, 8), *range(272, 513, 16), *range(544, largest, 32)]
-    return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
-
-
-def cascade_sizes(largest: int) -> list[int]:
-    """Batch sizes with a second graph for rows that share a prefix; coarser, since such batches are large."""
-    sizes = [*range(32, 257, 32), *range(320, 513, 64), *range(640, largest, 128)]
-    return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
-
-
-class DecodeGraph:
-    """Captured step of `size` rows. It reads its rows at the beginning of the upload buffer."""
+class StepGraph:
+    """Captured step of one size. It reads its inputs at the beginning of the upload buffer."""
 
     def __init__(
         self,
         runner: Runner,
         attention: PagedAttention,
-        size: int,
+        size: StepSize,
         cascade: CascadeLayout | None,
         upload: torch.Tensor,
         pool: Any,
@@ -59,12 +48,12 @@ class DecodeGraph:
         try:
             logits = runner.logits(packed, step, batch, attention)
             self.tokens = runner.sample(logits, step)
-            """[size] int32, valid until the next replay."""
+            """[S] int32, valid until the next replay."""
         finally:
             self._graph.capture_end()
         # Borrowed: graphs are replayed one at a time, so all of them may write their logits to the same memory.
         self.logits = _borrow(logits)
-        """[size, vocab_local], valid until the next replay of any graph."""
+        """[S, vocab_local], valid until the next replay of any graph."""
 
     def replay(self, batch: AttentionBatch) -> None:
         """Queue the step; `tokens` and `logits` hold its results."""
@@ -72,49 +61,66 @@ class DecodeGraph:
         self._graph.replay()
 
 
-class DecodeGraphs:
-    """All captured decode steps, with and without shared prefixes."""
+class StepGraphs:
+    """All captured steps: with and without shared prefixes, and with prompts."""
 
     def __init__(self) -> None:
-        # Both in ascending order of size.
-        self._plain: list[DecodeGraph] = []
-        self._cascade: list[DecodeGraph] = []
+        # In ascending order of size.
+        self._plain: list[StepGraph] = []
+        self._cascade: list[StepGraph] = []
+        self._prefill: list[StepGraph] = []
+        self._prefill_sizes: list[StepSize] = []
+        self._most_keys = 0
 
-    def capture(self, runner: Runner, largest: int, upload: torch.Tensor, progress: Callable[[float], None]) -> None:
-        """Capture graphs up to and including `largest` rows, the largest first, so that smaller ones reuse its
-        memory."""
+    def capture(
+        self,
+        runner: Runner,
+        largest: int,
+        prefill: Sequence[StepSize],
+        upload: torch.Tensor,
+        progress: Callable[[float], None],
+    ) -> None:
+        """Capture decode steps up to and including `largest` rows, and steps of the sizes `prefill`, in descending
+        order, so that smaller ones reuse the memory of larger ones."""
         pool = torch.cuda.graph_pool_handle()
-        kinds: list[tuple[list[DecodeGraph], list[int], CascadeLayout | None]]
-        kinds = [(self._plain, graph_sizes(largest), None)]
-        if runner.attention.cascade is not None:
-            kinds.append((self._cascade, cascade_sizes(largest), runner.attention.cascade.layout))
+        attention = runner.attention
+        self._most_keys = attention.most_graph_keys
+        kinds: list[tuple[list[StepGraph], list[StepSize], CascadeLayout | None]]
+        kinds = [(self._prefill, list(prefill), None), (self._plain, list(map(StepSize, graph_sizes(largest))), None)]
+        if attention.cascade is not None:
+            kinds.append((self._cascade, list(map(StepSize, cascade_sizes(largest))), attention.cascade.layout))
         done, total = 0, sum(len(sizes) for _, sizes, _ in kinds)
         for graphs, sizes, cascade in kinds:
             for size in reversed(sizes):
-                attention = runner.attention.for_graph(size)
-                if attention is None:
-                    return
-                graphs.insert(0, DecodeGraph(runner, attention, size, cascade, upload, pool))
+                captured = attention.for_graph(size.decode, size.tokens, size.segments + 1)
                 done += 1
+                if captured is None:
+                    continue
+                graphs.insert(0, StepGraph(runner, captured, size, cascade, upload, pool))
                 progress(done / total)
+        self._prefill_sizes = [graph.size for graph in self._prefill]
 
-    def find(self, plan: StepPlan) -> DecodeGraph | None:
+    def find(self, plan: StepPlan) -> StepGraph | None:
         """The smallest graph that fits the step, preferably one for shared prefixes where its rows have any; None when
         the step must run eagerly."""
-        if len(plan.prefill_slots) or not len(plan.decode_slots):
-            return None
         rows = len(plan.decode_slots)
-        shared = _smallest(self._cascade, rows) if len(plan.shared_prefixes) else None
-        return shared or _smallest(self._plain, rows)
+        shares = len(plan.shared_prefixes) > 0
+        if not len(plan.prefill_slots):
+            return (_smallest(self._cascade, rows) if shares else None) or _smallest(self._plain, rows)
+        # Reading shared prefixes once saves more than the launches.
+        size = None if shares else fitting_size(self._prefill_sizes, plan, self._most_keys)
+        return None if size is None else self._prefill[self._prefill_sizes.index(size)]
 
     def clear(self) -> None:
         """Drop all graphs: they refer to NCCL's communicator, so they must be freed before the group."""
         self._plain.clear()
         self._cascade.clear()
+        self._prefill.clear()
+        self._prefill_sizes.clear()
 
 
-def _smallest(graphs: list[DecodeGraph], rows: int) -> DecodeGraph | None:
-    index = bisect.bisect_left(graphs, rows, key=lambda graph: graph.size)
+def _smallest(graphs: list[StepGraph], rows: int) -> StepGraph | None:
+    index = bisect.bisect_left(graphs, rows, key=lambda graph: graph.size.decode)
     return graphs[index] if index < len(graphs) else None
 
 

@@ -1,0 +1,89 @@
+"""Sizes of the steps that are captured as CUDA graphs. A step is padded to one of them."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from minisgl.wire.plan import StepPlan
+
+PREFILL_SEGMENTS: Final = 8
+"""Most prompts of a captured step. A step with more of them has so many tokens that its launches cost little."""
+
+_PREFILL_TOKENS: Final = (
+    *(8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
+    *range(1280, 2049, 256),
+    *range(2560, 4097, 512),
+)
+_MIXED_TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""Prompt tokens of captured steps with decode rows. Fewer, since the scheduler cuts prompts to these sizes."""
+_MIXED_DECODE: Final = 32
+"""Decode rows of the smaller captured steps with prompts; the larger ones have all rows."""
+_LAUNCH_SECONDS: Final = 0.45e-3
+"""Host time to launch the kernels of one layer."""
+_FLOPS: Final = 6e14
+"""Operations per second of matrix products with many rows, on a Hopper GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """Size of a captured step."""
+
+    decode: int
+    """Decode rows."""
+    tokens: int = 0
+    """Prompt tokens. Tokens that are missing form one more segment of the dummy slot, so that no kernel computes with
+    undefined values."""
+    segments: int = 0
+    """Most prompt segments, without the one of the padding."""
+
+
+def graph_sizes(largest: int) -> list[int]:
+    """Batch sizes with a graph, up to and including `largest`; dense, so that few rows are padding."""
+    sizes = [1, 2, 3, 4, 6, 8, 12, 16, *range(24, 257, 8), *range(272, 513, 16), *range(544, largest, 32)]
+    return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
+
+
+def cascade_sizes(largest: int) -> list[int]:
+    """Batch sizes with a second graph for rows that share a prefix; coarser, since such batches are large."""
+    sizes = [*range(32, 257, 32), *range(320, 513, 64), *range(640, largest, 128)]
+    return sorted({size for size in sizes if size < largest} | {largest}) if largest else []
+
+
+def launch_bound_tokens(layers: int, parameters: int) -> int:
+    """Prompt tokens up to which the device computes a step of a model in less time than the host needs to launch its
+    kernels. `parameters`: those of the rank that take part in the products of a token."""
+    return int(_LAUNCH_SECONDS * layers * _FLOPS / (2 * parameters))
+
+
+def prefill_sizes(most_rows: int, most_tokens: int) -> list[StepSize]:
+    """Sizes of captured steps with prompts of up to `most_tokens` tokens in all, alone and beside up to `most_rows`
+    decode rows; ascending by tokens."""
+    if not most_rows:
+        return []
+    ladders = {0: _PREFILL_TOKENS, min(_MIXED_DECODE, most_rows): _MIXED_TOKENS, most_rows: _MIXED_TOKENS}
+    sizes = [
+        StepSize(decode, tokens, PREFILL_SEGMENTS)
+        for decode, ladder in ladders.items()
+        for tokens in ladder
+        if tokens <= most_tokens
+    ]
+    return sorted(sizes, key=lambda size: (size.tokens, size.decode))
+
+
+def fitting_size(sizes: Sequence[StepSize], plan: StepPlan, most_keys: int) -> StepSize | None:
+    """The smallest of the `sizes` of captured steps with prompts to which `plan` can be padded, or None. `most_keys`:
+    bound of the keys of all its segments, with padding."""
+    rows, tokens, segments = len(plan.decode_slots), len(plan.prefill_tokens), len(plan.prefill_slots)
+    before = int(plan.prefill_starts.sum())
+    for size in sizes[bisect.bisect_left(sizes, tokens, key=lambda size: size.tokens) :]:
+        if rows <= size.decode and segments <= size.segments and before + size.tokens <= most_keys:
+            return size
+    return None
+
+
+def prefill_buckets(sizes: list[StepSize]) -> tuple[int, ...]:
+    """Prompt tokens of the captured steps with decode rows, ascending."""
+    return tuple(sorted({size.tokens for size in sizes if size.decode}))

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from minisgl.engine.graph_sizes import (
+    PREFILL_SEGMENTS,
+    StepSize,
+    cascade_sizes,
+    fitting_size,
+    graph_sizes,
+    launch_bound_tokens,
+    prefill_buckets,
+    prefill_sizes,
+)
+from minisgl.wire.plan import StepPlan
+from support.plans import Segment, make_plan
+
+
+def test_sizes_are_dense_and_end_with_the_largest() -> None:
+    assert graph_sizes(0) == []
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(10) == [1, 2, 3, 4, 6, 8, 10]
+    assert graph_sizes(32) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    assert graph_sizes(300)[-4:] == [256, 272, 288, 300]
+    assert len(graph_sizes(512)) == 54
+
+
+def test_padding_of_large_batches_is_small() -> None:
+    sizes = graph_sizes(1000)
+    for rows in range(64, 1001):
+        assert min(size for size in sizes if size >= rows) - rows <= rows * 0.125
+
+
+def test_graphs_for_shared_prefixes_are_few() -> None:
+    assert cascade_sizes(0) == []
+    assert cascade_sizes(24) == [24]
+    assert cascade_sizes(256) == [32, 64, 96, 128, 160, 192, 224, 256]
+    assert cascade_sizes(700)[-5:] == [384, 448, 512, 640, 700]
+
+
+def _plan(decode: int, *segments: tuple[int, int]) -> StepPlan:
+    prefill = [Segment(decode + slot, start, [0] * length) for slot, (start, length) in enumerate(segments)]
+    return make_plan(0, decode=[(slot, 5) for slot in range(decode)], prefill=prefill)
+
+
+def test_prompts_have_graphs_alone_beside_some_and_beside_all_rows() -> None:
+    sizes = prefill_sizes(256, 100)
+    assert {size.decode for size in sizes} == {0, 32, 256}
+    assert [size.tokens for size in sizes if not size.decode] == [8, 16, 32, 64, 96]
+    assert prefill_buckets(sizes) == (64,)
+    assert prefill_sizes(256, 4) == prefill_sizes(0, 4096) == []
+    assert {size.decode for size in prefill_sizes(20, 1000)} == {0, 20}
+
+
+def test_small_models_have_graphs_for_more_tokens() -> None:
+    assert launch_bound_tokens(28, 440_000_000) > 5 * launch_bound_tokens(40, 13_200_000_000) > 1000
+
+
+@pytest.mark.parametrize(
+    ("plan", "size"),
+    [
+        (_plan(0, (0, 4)), (0, 8)),
+        (_plan(0, (0, 8)), (0, 8)),
+        (_plan(0, (0, 5), (64, 4)), (0, 16)),
+        (_plan(1, (0, 4)), (32, 64)),
+        (_plan(33, (0, 64)), (256, 64)),
+        (_plan(33, (300, 40), (0, 25)), (256, 128)),
+        (_plan(257, (0, 4)), None),
+        (_plan(2, (0, 300)), (32, 384)),
+        (_plan(2, (0, 1025)), None),
+        (_plan(0, *[(0, 1)] * PREFILL_SEGMENTS), (0, 8)),
+        (_plan(0, *[(0, 1)] * (PREFILL_SEGMENTS + 1)), None),
+        (_plan(0, (1990, 8)), (0, 8)),
+        (_plan(0, (1990, 11)), None),
+    ],
+)
+def test_a_step_gets_the_smallest_size_that_fits(plan: StepPlan, size: tuple[int, int] | None) -> None:
+    expected = None if size is None else StepSize(*size, PREFILL_SEGMENTS)
+    assert fitting_size(prefill_sizes(256, 1024), plan, most_keys=2000) == expected
