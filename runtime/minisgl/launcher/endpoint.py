@@ -108,6 +108,8 @@ def endpoint_groups(
         tokenizer_addresses=tuple(tokenizer.frontend_address for tokenizer in tokenizers),
         tokenizer=None if options.endpoint.tokenizers else tokenizers[0],
         drain_seconds=options.drain_timeout,
+        # A request may meet an engine that hangs, and then wait for its restart.
+        accept_seconds=options.limits.stall_seconds + options.limits.queue_seconds,
         limits=options.limits,
         access=options.access,
         **frontend,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.config import EngineConfig
+from minisgl.frontend.config import RequestLimits
 from minisgl.launcher.endpoint import Endpoint
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import ProcessSpec
@@ -60,3 +61,9 @@ def test_the_frontend_listens_on_the_launchers_socket_at_every_start(tmp_path: P
     assert starts[1] == starts[2]
     assert starts[1][0].config.socket_fd == 7
     assert starts[1][0].descriptors == (7,)
+
+
+def test_a_request_that_meets_a_hanging_engine_may_wait_for_the_next_one(tmp_path: Path) -> None:
+    limits = RequestLimits(stall_seconds=7.0, queue_seconds=8.0)
+    (frontend,) = _groups(tmp_path, limits=limits)["frontend"][1]
+    assert frontend.config.accept_seconds == 15.0
