@@ -222,9 +222,7 @@ class Supervisor:
             case "too_long":
                 reason = self._startup_timeout_message(group)
         logger.error("%s", reason)
-        if action.cause == "hung":
-            group.dump_stacks()
-            self._wait_for(group.processes, _STACKS_SECONDS)
+        self._log_stacks(group)
         # Not SIGTERM: a process in a call that does not return cannot handle it.
         group.kill()
         self._history.append(f"{time.strftime('%H:%M:%S')} {reason.partition('. Its last words:')[0]}")
@@ -233,8 +231,15 @@ class Supervisor:
             *(action.group, len(self.state.restarts), self._limits.max_restarts, self._limits.restart_window),
         )
 
+    def _log_stacks(self, group: Group) -> None:
+        """Have the processes of a group that hangs write their stacks, which become lines of their logs."""
+        if group.describe_stalls():
+            group.dump_stacks()
+            self._wait_for(group.processes, _STACKS_SECONDS)
+
     def _giving_up(self, action: GiveUp) -> LauncherError:
         group = self._groups[action.group]
+        self._log_stacks(group)
         if action.code == "process_stuck":
             stuck = ", ".join(process.label for process in group.processes if process.alive)
             return LauncherError(action.code, f"{stuck} did not exit within {KILL_SECONDS:g} s of SIGKILL: see dmesg")

@@ -132,6 +132,7 @@ def test_hangs_use_up_the_budget_of_restarts(serve: Serve, hangs: Path) -> None:
     client.join(120)
     assert client.outcome == "503 engine_unavailable"
     assert served.popen.wait(60) == 1
+    assert "hanging_ranks.py" in served.log.read_text(), "the stacks are logged"
     last = served.lines()[-1]
     assert last["extra"]["code"] == "restarts_exhausted"
     assert "a step has not finished for" in last["message"]

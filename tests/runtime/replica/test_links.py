@@ -213,6 +213,23 @@ def test_a_silent_pod_is_lost(replica: Start) -> None:
     peer.close()
 
 
+def test_a_rank_that_survives_its_kill_is_reported(replica: Start) -> None:
+    pods = replica()
+    leader = pods.add()
+    peer = _joined(pods)
+    begin = peer.receive(StartRanks)
+    eventually(lambda: "rank0" in leader.children())
+    leader.kill_rank(0)
+    peer.receive(KillRanks)
+    # As a process in a call of its device driver, rank 1 does not exit.
+    leader.wait_for_words("rank1 [pod m-r0-1]: still alive 5 s after SIGKILL")
+    status = leader.status()
+    assert (status["phase"], status["progress"]) == ("Restarting", "rank 1: waiting for the exit of its process")
+    peer.send(_killed(begin))
+    assert peer.receive(StartRanks).epoch[1] == 2
+    peer.close()
+
+
 def test_a_leader_that_is_stopped_during_a_start_releases_its_pods(replica: Start) -> None:
     pods = replica()
     leader = pods.add()
