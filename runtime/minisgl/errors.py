@@ -19,3 +19,11 @@ class CodedError(Exception):
     def exit_code(self) -> int:
         """Exit code of a command that fails with this error."""
         return 1
+
+
+def describe(error: BaseException) -> str:
+    """The first line of an error's text, with the name of its type unless the text is meant for users."""
+    text = str(error).partition("\n")[0]
+    if isinstance(error, CodedError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from minisgl import logging as log
-from minisgl.errors import CodedError
+from minisgl.errors import CodedError, describe
 from minisgl.launcher import control
 from minisgl.launcher.heartbeat import BusySince, start_heartbeats
 
@@ -117,7 +117,7 @@ def main() -> int:
         channel.report_start_error(error.code, str(error))
         return 1
     except Exception as error:
-        logger.exception("%s", error)
+        logger.exception("%s", describe(error))
         return 1
     return 0
 
@@ -141,4 +141,9 @@ def _prctl(option: int, argument: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    if exit_code:
+        # Threads of a device that has failed may never end, and the interpreter would wait for them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)

@@ -11,11 +11,12 @@ import zmq
 
 from minisgl.config import EngineConfig, SchedulerConfig
 from minisgl.engine.interface import Engine, EngineLimits
+from minisgl.errors import describe
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.server import serve
-from minisgl.wire.messages import ModelCard
+from minisgl.wire.messages import Failed, ModelCard
 
 _LAST_ANSWERS_MS: Final = 2000
 """Time for the last messages of a drained scheduler to leave."""
@@ -70,10 +71,12 @@ def run(
 ) -> None:
     """Serve until `stop` is set, or until all requests have ended once `draining` is set.
 
-    `ready` is called with the bound address and the model card once clients can connect. Exceptions of the engine
-    are raised: the process must exit.
+    `ready` is called with the bound address and the model card once clients can connect. Exceptions of a step are
+    sent to all clients and raised; the engine is not closed then, since a broken device may not return, and the process
+    must exit.
     """
     engine = create_engine()
+    failed = False
     context: zmq.Context[Any] = zmq.Context()
     try:
         limits = engine.limits
@@ -94,10 +97,16 @@ def run(
             settings = msgspec.structs.replace(settings, max_waiting=config.max_waiting)
             scheduler = Scheduler(settings, pack_epoch(config.epoch))
             ready(clients.address, card)
-            serve(StepLoop(scheduler, engine), clients, stop, draining)
             linger_ms = _LAST_ANSWERS_MS
+            try:
+                serve(StepLoop(scheduler, engine), clients, stop, draining)
+            except Exception as error:
+                failed = True
+                clients.broadcast(Failed(b"", "engine_unavailable", f"the engine failed in a step: {describe(error)}"))
+                raise
         finally:
             clients.close(linger_ms)
     finally:
         context.term()
-        engine.close()
+        if not failed:
+            engine.close()

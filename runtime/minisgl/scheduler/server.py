@@ -30,7 +30,7 @@ _DRAINING: Final = "replica is shutting down; retry"
 def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: threading.Event | None = None) -> None:
     """Serve clients until `stop` is set, or until all requests have ended once `draining` is set.
 
-    Exceptions of the engine are raised; the launcher, which watches the process, informs the clients.
+    Exceptions of the engine are raised.
     """
     scheduler = loop.scheduler
     end_not_before: float | None = None

@@ -115,6 +115,25 @@ def test_a_hang_under_load_ends_streams_in_an_error_and_keeps_the_other_requests
     assert _restarts(served) == 1
 
 
+@pytest.mark.parametrize("flags", [(), ("--tp", "2")])
+def test_a_step_that_fails_ends_streams_with_its_reason_and_keeps_the_other_requests(
+    flags: tuple[str, ...], serve: Serve, hangs: Path
+) -> None:
+    served = serve("--max-running", "2", *flags)
+    streams = [Client(served.url, "tiny", stream=True, tokens=1500) for _ in range(2)]
+    eventually(lambda: all(client.chunks for client in streams))
+    waiting = Client(served.url, "tiny", stream=False, tokens=40)
+    eventually(lambda: served.metric("vllm:num_requests_waiting") == 1)
+    (hangs / "fail-0").touch()
+    for client in (*streams, waiting):
+        client.join(240)
+    assert [client.outcome for client in streams] == ["engine_unavailable event, connection broken"] * 2
+    assert {client.error for client in streams} == {"the engine failed in a step: MemoryError"}
+    assert waiting.outcome == "whole"
+    assert "MemoryError" in _errors(served)
+    assert _restarts(served) == 1
+
+
 def test_a_rank_that_is_stopped_is_restarted(serve: Serve) -> None:
     served = serve("--tp", "2")
     rank1 = served.children()["rank1"]

@@ -30,6 +30,7 @@ from minisgl.wire.messages import (
     Tokens,
     Welcome,
 )
+from minisgl.wire.plan import StepPlan, StepResult
 from minisgl.wire.sockets import Codec, open_socket
 from support.numerics.kv_engine import KvEngine, reference
 from support.scheduling import EOS, VOCAB
@@ -186,6 +187,40 @@ def test_an_invalid_message_drops_only_its_sender(server: tuple[str, ModelCard],
     request_id = client.submit(1, [1], 3, ignore_eos=True)
     client.wait_for(lambda _: request_id in client.finish)
     assert client.answers[request_id] == reference([1], 0, 3, VOCAB, set())
+
+
+class FailingEngine(KvEngine):
+    """Fails in its second step, and never closes."""
+
+    def collect(self, handle: StepPlan) -> StepResult:
+        if handle.step == 1:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
+        return super().collect(handle)
+
+    def close(self) -> None:
+        raise AssertionError("a broken device may not return")
+
+
+def test_a_step_that_fails_is_reported_to_every_client(tmp_path: Path, context: zmq.Context[Any]) -> None:
+    config = SchedulerProcessConfig(engine=EngineConfig(model=""), address=f"ipc://{tmp_path}/s", model_name="tiny")
+    listening = threading.Event()
+
+    def serve() -> None:
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            run(config, lambda: FailingEngine(LIMITS), ready=lambda *_: listening.set(), stop=threading.Event())
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert listening.wait(60)
+    clients = [Client(context, config.address) for _ in range(2)]
+    for client in clients:
+        assert isinstance(client.receive(), Welcome)
+    clients[0].submit(1, [1], LONG, ignore_eos=True)
+    reason = "the engine failed in a step: RuntimeError: CUDA error: an illegal memory access was encountered"
+    for client in clients:
+        assert client.wait_for(lambda m: isinstance(m, Failed)) == Failed(b"", "engine_unavailable", reason)
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("deadline", [{"deadline_ms": 1}, {"deadline_ms": 1 << 50, "remaining_ms": 1}])

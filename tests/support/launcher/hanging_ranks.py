@@ -4,6 +4,7 @@ A file `OPERATION-RANK` in the directory that the variable HANGS names makes the
 
 - `launch`, `collect`: the call never returns.
 - `lock`: it never returns, and keeps Python's interpreter lock.
+- `fail`: `collect` runs out of memory.
 - `kernel`: a kernel on the device never ends.
 - `desert`: the rank ignores this plan and all later ones, so the others wait in a collective.
 """
@@ -55,6 +56,8 @@ class HangingEngine:
     def collect(self, handle: Any) -> StepResult:
         if self._is_due("collect"):
             threading.Event().wait()
+        if self._is_due("fail"):
+            raise MemoryError
         return StepResult(handle, np.empty(0, np.int32)) if self._deserted else self._engine.collect(handle)
 
     def close(self) -> None:

@@ -140,6 +140,8 @@ class Client(threading.Thread):
         super().__init__(daemon=True)
         self.chunks = 0
         self.outcome = "BAD no end"
+        self.error = ""
+        """Message of the event that ends a stream early."""
         self._url = url
         self._stream = stream
         self._tokens = tokens
@@ -180,7 +182,7 @@ class Client(threading.Thread):
                     elif line.startswith("data: "):
                         event = json.loads(line.removeprefix("data: "))
                         if "error" in event:
-                            error = event["error"]["code"]
+                            error, self.error = event["error"]["code"], event["error"]["message"]
                             continue
                         tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
                         for choice in event["choices"]:
