@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl.config import DType
+from minisgl.config import DType, EngineConfig
+from minisgl.engine.engine import create_engine
 from minisgl.models.decoder import Decoder
 from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
 from support.numerics.cases import TWO_RANK_CASES, UNLIMITED, Case, covering_array
@@ -23,6 +24,7 @@ from support.numerics.ranks import all_logits, load
 from support.numerics.reference import Reference
 from support.numerics.run import Outcome, serve_case
 from support.numerics.workload import VOCAB, Ask, Workload, workload
+from support.wide_checkpoint import write_wide_checkpoint
 
 PROMPTS = (1, 63, 64, 65, 700, 2000)
 
@@ -86,3 +88,27 @@ def test_chunked_long_prompts_match_unchunked_ones(
     work = Workload(0, asks)
     outcome, _ = serve_case(case, work, wide_checkpoint(arch), "cuda", "bfloat16")
     record_property("distance", check_rounded_numbers(work, outcome, exact(arch)))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("window", "budget"), [(33, UNLIMITED), (100, 64), (512, 1000)])
+def test_a_sliding_window_matches_a_cpu(window: int, budget: int, head_dim: int, tmp_path: Path) -> None:
+    """Prompts longer than the window, in chunks or whole, decode behind it, and a prefix from the cache."""
+    checkpoint = write_wide_checkpoint(tmp_path, "mistral", head_dim=head_dim, config_extra={"sliding_window": window})
+    prompts = [tuple(random.Random(length).choices(range(VOCAB), k=length)) for length in PROMPTS]
+    asks = tuple(Ask(prompt, 40) for prompt in prompts)
+    case = Case("mistral", budget, "hit", True, 64, "others", False)
+    work = Workload(0, asks, earlier=(Ask(prompts[-1][:1500], 4),))
+    outcome, stats = serve_case(case, work, checkpoint, "cuda", "bfloat16")
+    check_rounded_numbers(work, outcome, load(checkpoint))
+    assert outcome.cached[len(asks) - 1] == 1500 // 64 * 64
+    assert stats.graph_replays or stats.decode_backend == "torch"
+
+
+def test_a_float32_checkpoint_runs_in_bfloat16(tmp_path: Path) -> None:
+    checkpoint = write_wide_checkpoint(tmp_path, "qwen3", dtype="float32")
+    engine = create_engine(EngineConfig(model=str(checkpoint), device="cuda", num_pages=4, max_running=2))
+    try:
+        assert engine.runner.kv.keys.dtype == torch.bfloat16
+    finally:
+        engine.close()
