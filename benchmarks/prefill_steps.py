@@ -58,7 +58,12 @@ class Steps:
             began = time.perf_counter()
             engine = create_engine(
                 EngineConfig(
-                    model=folder, dummy_weights=True, device="cuda", num_pages=2800, page_size=PAGE, prefill_graphs=True
+                    model=folder,
+                    dummy_weights=True,
+                    device="cuda",
+                    num_pages=2800,
+                    page_size=PAGE,
+                    cuda_graph_max_tokens=8192,
                 )
             )
         assert isinstance(engine, CudaEngine)

@@ -58,8 +58,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     empty: NCCL detects the hosts. See `TensorParallel`."""
     load_threads: Count = 4
     """Threads that read the checkpoint's weights."""
-    prefill_graphs: bool = False
-    """Capture steps with prompts as CUDA graphs."""
 
     tensor_parallel: Annotated[
         Count, option("tensor-parallel ranks, each one process and, on CUDA, one GPU", default="{} rank")
@@ -122,6 +120,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Index | None,
         option("largest decode batch with a CUDA graph; 0 disables graphs", default="--max-running, in requests"),
     ] = None
+    cuda_graph_max_tokens: Annotated[
+        Index,
+        option(
+            "upper bound of the prompt tokens of a step with a CUDA graph; larger steps are launched kernel by kernel. "
+            "0 disables graphs of steps with prompts",
+            default="{} tokens",
+        ),
+    ] = 0
     dummy_weights: Annotated[
         bool, option("use random weights instead of the checkpoint's, for benchmarks; needs only config.json")
     ] = False
@@ -148,6 +154,7 @@ class EngineArgs(TypedDict, total=False):
     overlap: bool
     attention_backend: str
     cuda_graph_max_batch: int | None
+    cuda_graph_max_tokens: int
     dummy_weights: bool
     audit: bool
 

@@ -26,7 +26,7 @@ def _config(checkpoint: Path, *, steps: MixedSteps = STEPS, graphs: bool = True,
         num_pages=steps.num_pages,
         max_running=steps.rows,
         max_model_len=steps.most_tokens,
-        prefill_graphs=graphs,
+        cuda_graph_max_tokens=2048 if graphs else 0,
         audit=audit,
     )
 

@@ -225,14 +225,15 @@ class _EngineBuilder:
     def _prefill_sizes(self) -> list[StepSize]:
         """Sizes of the steps with prompts that are captured."""
         prefill, _ = self._backends
-        if not (prefill.most_graph_keys and self._config.prefill_graphs):
+        if not prefill.most_graph_keys:
             return []
         config, shape = self._model.config, self._shape
         most = launch_bound_tokens(config.num_layers, _product_parameters(self._model, self._parallel.size))
         if config.moe is not None:
             most = min(most, _MOE_GRAPH_TOKENS)
         positions = shape.pages_per_row * shape.page_size
-        most = min(most, self._config.max_step_tokens, positions, prefill.most_graph_keys)
+        limits = self._config.cuda_graph_max_tokens, self._config.max_step_tokens
+        most = min(most, *limits, positions, prefill.most_graph_keys)
         return prefill_sizes(self._largest_graph, most)
 
     def _num_pages(self) -> int:
