@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from minisgl.errors import CodedError
-from minisgl.flags.arguments import Parser, add_engine_arguments, add_options
+from minisgl.flags.arguments import Parser, add_engine_arguments, add_options, number
 from minisgl.logging import LogOptions
 from minisgl.options import closest
 
@@ -184,6 +184,7 @@ def _engine_flags(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     parser = Parser(exit_on_error=False, add_help=False)
     add_engine_arguments(parser)
     add_options(parser, LogOptions())
+    parser.add_argument("--stall-timeout", type=number(0))
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     try:

@@ -74,7 +74,10 @@ def test_fields_with_a_flag_of_the_same_meaning_set_it(
         parallelism={"tensor": 2},
         engine={
             "device": "cpu",
-            "args": ["--page-size=32", "--audit", "--log-format", "json", "--hf-overrides", '{"rope_theta": 5}'],
+            "args": [
+                *("--page-size=32", "--audit", "--log-format", "json", "--hf-overrides", '{"rope_theta": 5}'),
+                "--stall-timeout=9.5",
+            ],
             "env": [{"name": "GIVEN", "value": "1"}, {"name": "TAKEN", "value": "theirs"}],
             "startupTimeoutSeconds": 60,
         },
@@ -95,6 +98,7 @@ def test_fields_with_a_flag_of_the_same_meaning_set_it(
         "audit": True,
         "log-format": "json",
         "startup-timeout": 60.0,
+        "stall-timeout": 9.5,
         "drain-timeout": 7.0,
         "max-restarts": 0,
         "restart-window": 9.0,
