@@ -90,7 +90,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
 def planned_attention(config: EngineConfig) -> dict[str, str]:
     """Attention backends that a start would use on this machine, as `EngineStats.attention`. It creates the backends,
     but loads no model. Raises as `create_engine`."""
-    model, device = ModelConfig.read(config.model), _device(config)
+    model, device = ModelConfig.read(config.model, config.hf_overrides), _device(config)
     model.check_tensor_parallel(config.tensor_parallel)
     shape = attention_shape(
         model,

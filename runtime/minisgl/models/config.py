@@ -258,8 +258,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _architecture(config: Mapping[str, Any]) -> tuple[str, _Architecture]:
     names = config.get("architectures") or []
+    if not isinstance(names, list):
+        raise ModelError("invalid_config", f"config.json: architectures is {names!r}, not a list of names")
     for name in names:
-        if name in _ARCHITECTURES:
+        if isinstance(name, str) and name in _ARCHITECTURES:
             return name, _ARCHITECTURES[name]
     raise ModelError(
         "unsupported_architecture",
@@ -280,8 +282,8 @@ def _refuse_quantized(config: Mapping[str, Any]) -> None:
 
 
 def _activation(config: Mapping[str, Any]) -> Activation:
-    name = config.get("hidden_act", "silu")
-    if name not in _ACTIVATIONS:
+    name = config.get("hidden_act") or "silu"
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ModelError(
             "unsupported_activation", f"config.json: hidden_act {name!r} is not one of {', '.join(_ACTIVATIONS)}"
         )
@@ -319,7 +321,7 @@ def _sliding_window(config: Mapping[str, Any], architecture: _Architecture, laye
         return None, True
     if not isinstance(window, int) or window < 1:
         raise ModelError("invalid_config", f"config.json: sliding_window is {window!r}, not a positive integer or null")
-    if architecture.window_switch and not config.get("use_sliding_window", False):
+    if architecture.window_switch and not Fields(config).flag("use_sliding_window"):
         return None, True
     if not architecture.window_by_layer:
         return window, True
@@ -330,6 +332,10 @@ def _sliding_window(config: Mapping[str, Any], architecture: _Architecture, laye
             raise ModelError("invalid_config", f"config.json: max_window_layers is {first!r}, not an integer")
         windowed = [layer >= first for layer in range(layers)]
     else:
+        if not isinstance(types, list) or len(types) != layers:
+            raise ModelError(
+                "invalid_config", f"config.json: layer_types is {types!r:.80}, not a list of {layers} types"
+            )
         windowed = [kind == "sliding_attention" for kind in types]
     return window if any(windowed) else None, all(windowed)
 

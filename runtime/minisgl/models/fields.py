@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from minisgl.models.errors import ModelError
+
+_LARGEST: Final = 2**31 - 1
 
 
 class Fields:
@@ -17,13 +20,13 @@ class Fields:
 
     def count(self, name: str, default: int | None = None) -> int:
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
             raise ModelError("invalid_config", f"config.json: {name} is {value!r}, not a positive integer")
         return value
 
     def number(self, name: str, default: float) -> float:
         value = self._get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise ModelError("invalid_config", f"config.json: {name} is {value!r}, not a number")
         return float(value)
 

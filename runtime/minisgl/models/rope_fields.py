@@ -37,7 +37,7 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         raise ModelError(
             "unsupported_rope",
             f"config.json: {what} is not supported; supported are whole-head "
-            f"rotations of type default, linear, llama3 and yarn{_REMEDIES.get(kind, '')}",
+            f"rotations of type default, linear, llama3 and yarn{_REMEDIES.get(str(kind), '')}",
         )
     theta = rope.number("rope_theta", default=10000.0)
     if kind == "default":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
+from minisgl.models.overrides import CONFIG_FIELDS, ROPE_FIELDS
 
 
 def sizes(
@@ -278,3 +280,26 @@ def test_published_variants_that_are_not_supported_are_rejected(changes: dict[st
     with pytest.raises(ModelError, match=says) as refused:
         ModelConfig.parse({**CONFIGS["Qwen/Qwen2.5-0.5B-Instruct"], **changes})
     assert refused.value.code == code
+
+
+WRONG = (True, False, 0, -1, 1, 1.5, math.inf, math.nan, 10**30, "", "x", [], [1], ["x"], [None], {}, {"a": {}}, [{}])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_wrong_value_is_read_or_rejected_with_a_code(name: str) -> None:
+    for field in CONFIG_FIELDS:
+        for value in (None, *WRONG):
+            _parse_or_reject({**CONFIGS[name], field: value})
+    for field in ROPE_FIELDS:
+        for kind in ("default", "linear", "llama3", "yarn"):
+            for value in (None, *WRONG):
+                rope = {"rope_type": kind, "factor": 2.0, field: value}
+                _parse_or_reject({**CONFIGS[name], "rope_parameters": None, "rope_scaling": rope})
+
+
+def _parse_or_reject(config: dict[str, Any]) -> None:
+    try:
+        parsed = ModelConfig.parse(config)
+    except ModelError:
+        return
+    assert parsed.max_model_len >= 1
