@@ -1,17 +1,20 @@
-"""Kernels of a decode step, with the roofline: `python benchmarks/decode_kernels.py [--tune]`.
+"""Kernels of a decode step, with the roofline:
+`python benchmarks/decode_kernels.py [--tune] [--models …] [--rows …] [--variants …]`.
 
 Each line has µs of one call in a CUDA graph of many calls with different weights, so that none stays in the L2 cache.
 `roofline`: bytes read and written divided by the bandwidth; `early`: with programmatic dependent launch; `plain`:
 without it; `parts`: with it, but separate kernels for norm, product and activation. `layer` is a whole decoder layer
-except for the attention; `layer + xqa` and `layer + split` include it, with 512 tokens per row. `--tune` times the
-tiles of the vector kernel with one row instead.
+except for the attention; `layer + xqa`, `layer + split` and `layer + balanced` include it, with 512 tokens per row, and
+`layer + split, N MB ahead` reads other amounts of weights ahead. `--tune` times the tiles of the vector kernel with one
+row instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -20,17 +23,17 @@ from unittest import mock
 import numpy as np
 import torch
 
-from minisgl.attention import split_backend
-from minisgl.attention.backend import AttentionShape
+from minisgl.attention import split_backend, xqa_backend
+from minisgl.attention.backend import AttentionShape, DecodeBackend
+from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.paged import PagedAttention
 from minisgl.attention.split_backend import SplitDecode
-from minisgl.attention.torch_backend import TorchPrefill
-from minisgl.attention.xqa_backend import XqaDecode
+from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.bench.roofline import hardware_of
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels import dependent_launch_triton, skinny_linear_triton
+from minisgl.kernels import dependent_launch_triton, skinny_linear_triton, split_decode_triton
 from minisgl.kernels.norm import add_rms_norm
 from minisgl.kernels.rotary import rotate_and_store
 from minisgl.kernels.rotation import Rotation
@@ -40,9 +43,10 @@ from minisgl.layers.pre_norm import project, project_gated
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder, FeedForward
 
-MODELS = {"qwen3-0.6b": 28, "qwen3-14b": 4}
+MODELS = {"qwen3-0.6b": 28, "qwen3-14b": 4, "llama-3.2-1b": 16, "qwen2.5-0.5b": 24, "qwen2.5-7b": 4}
 """Number of layers by model: their weights exceed the L2 cache and leave enough device memory."""
 ROWS = (1, 2, 4, 8, 64, 256)
+AHEAD_MIB = (0, 8, 14, 28)
 HAVE_PARTS = ("norm + qkv", "norm + gate_up + silu", "layer")
 MIN_CALLS = 24
 REPLAYS = 20
@@ -57,6 +61,8 @@ TILES = (
     *((block_n, 256, 1) for block_n in (1, 2, 4)),
     *((block_n, 2048, 8) for block_n in (2, 4, 8)),
     *((block_n, 256, 4) for block_n in (4, 8, 16)),
+    *((block_n, 256, 8) for block_n in (8, 16)),
+    *((block_n, 512, 4) for block_n in (2, 4, 8)),
 )
 """Outputs, inputs and warps: with all warps along the inputs, and with some outputs per warp."""
 MAX_REGISTERS = 128
@@ -72,13 +78,22 @@ class StoreOnly:
         self.keys, self.values = (torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in "kv")
         self.locations = torch.arange(rows, device="cuda")
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotation: Rotation,
+        upcoming: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
         q, _ = rotate_and_store(q, k, v, rotation, self.keys[layer], self.values[layer], self.locations, len(q))
         return q.flatten(1)
 
 
-def with_attention(model: Decoder, rows: int, *, split: bool) -> Callable[..., object]:
-    """Call of a whole layer on rows with CONTEXT tokens each, which share no pages."""
+def with_attention(model: Decoder, rows: int, name: str) -> Callable[..., object] | None:
+    """Call of a whole layer on rows with CONTEXT tokens each, which share no pages; None where its kernels are not
+    here."""
     config, pages = model.config, CONTEXT // PAGE
     heads, kv_heads = config.num_heads, model.num_kv_heads_local
     shape = AttentionShape(heads, kv_heads, config.head_dim, PAGE, pages, torch.bfloat16, torch.device("cuda"))
@@ -98,9 +113,17 @@ def with_attention(model: Decoder, rows: int, *, split: bool) -> Callable[..., o
         host_prefill_starts=lengths[:0],
         host_prefill_lengths=lengths[:0],
     )
-    xqa = XqaDecode(shape)
-    backend = SplitDecode(shape, xqa) if split else xqa
+    backend: DecodeBackend = TorchDecode(shape)
+    if name == "xqa":
+        if xqa_backend.why_not(shape):
+            return None
+        backend = xqa_backend.XqaDecode(shape)
+    elif name == "balanced":
+        backend = BalancedDecode(shape, None)
+    else:
+        backend = SplitDecode(shape, backend)
     attention = PagedAttention(kv, TorchPrefill(shape), backend)
+    attention.prepare(batch)
     attention.begin(batch, torch.arange(1, rows + 1, device="cuda") * CONTEXT - 1)
 
     def call(x: torch.Tensor, residual: torch.Tensor, cos_sin: torch.Tensor, layer: int) -> object:
@@ -128,10 +151,28 @@ VARIANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 }
 
 
-@contextmanager
-def tile(block_n: int, block_k: int, warps: int) -> Iterator[None]:
-    with mock.patch.object(skinny_linear_triton, "_vector_tile", lambda *sizes, normed: (block_n, block_k, warps)):
-        yield
+CHOSEN = threading.local()
+
+
+def chosen_tile(*sizes: int, normed: bool) -> tuple[int, int, int]:
+    tile: tuple[int, int, int] = CHOSEN.tile
+    return tile
+
+
+def with_tile(tile: tuple[int, int, int], call: Call) -> Call:
+    def run(layer: int) -> object:
+        CHOSEN.tile = tile
+        return call(layer)
+
+    return run
+
+
+def reading_ahead(mib: int, call: Call) -> Call:
+    def run(layer: int) -> object:
+        with mock.patch.object(split_decode_triton, "_AHEAD_BYTES", mib << 20):
+            return call(layer)
+
+    return run
 
 
 def microseconds(call: Call, layers: int) -> float:
@@ -199,10 +240,14 @@ def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
         "down": (lambda layer: linear(inner, dense[layer].down.weight), read[3] + inner.nbytes + x.nbytes),
         "layer": (whole, sum(read) + 8 * x.nbytes + 3 * qkv.nbytes + 2 * inner.nbytes),
     }
-    if rows <= split_backend.MOST_ROWS:
-        for how, split in (("xqa", False), ("split", True)):
-            call = with_attention(model, rows, split=split)
-            calls[f"layer + {how}"] = (partial(call, x, residual, cos_sin), math.nan)
+    few = rows <= split_backend.MOST_ROWS
+    for name in ("xqa", "split" if few else "balanced"):
+        attended_layer = with_attention(model, rows, name)
+        if attended_layer is not None:
+            call = partial(attended_layer, x, residual, cos_sin)
+            calls[f"layer + {name}"] = (call, math.nan)
+            for mib in AHEAD_MIB if name == "split" and rows == 1 else ():
+                calls[f"layer + split, {mib} MB ahead"] = (reading_ahead(mib, call), math.nan)
     if rows > 1:
         calls["norm alone"] = (lambda layer: add_rms_norm(x, residual, dense[layer].norm.weight, 1e-6), 4 * x.nbytes)
         calls["silu alone"] = (lambda layer: silu_and_mul(wide), wide.nbytes + inner.nbytes)
@@ -225,16 +270,24 @@ def compile_all(jobs: list[Callable[[], object]]) -> None:
     torch.cuda.synchronize()
 
 
-def compare(models: dict[str, Decoder], bandwidth: float) -> None:
-    every = [call for model in models.values() for rows in ROWS for call, _ in calls_of(model, rows).values()]
-    for variant in VARIANTS.values():
+def compare(models: dict[str, Decoder], bandwidth: float, numbers: list[int], variants: list[str]) -> None:
+    # Calls that replace a constant of a module would disturb each other in threads.
+    every = [
+        call
+        for model in models.values()
+        for rows in numbers
+        for kernel, (call, _) in calls_of(model, rows).items()
+        if "ahead" not in kernel
+    ]
+    chosen = {name: VARIANTS[name] for name in variants}
+    for variant in chosen.values():
         with variant():
             compile_all([partial(call, 0) for call in every])
     for name, model in models.items():
-        for rows in ROWS:
+        for rows in numbers:
             for kernel, (call, read) in calls_of(model, rows).items():
-                line = f"{name} M={rows:<3} {kernel:22} roofline {read / bandwidth * 1e6:7.2f}"
-                for how, variant in VARIANTS.items():
+                line = f"{name} M={rows:<3} {kernel:27} roofline {read / bandwidth * 1e6:7.2f}"
+                for how, variant in chosen.items():
                     if how != "parts" or (rows == 1 and kernel in HAVE_PARTS):
                         with variant():
                             line += f" {how} {microseconds(call, len(model.layers)):7.2f}"
@@ -253,22 +306,27 @@ def tune(models: dict[str, Decoder], bandwidth: float) -> None:
         calls = calls_of(model, 1)
         for kernel, (inputs, weight_rows) in widths.items():
             call, read = calls[kernel]
-            times = {}
-            for block_n, block_k, warps in TILES:
-                if block_n * weight_rows * inputs // (64 * warps) > MAX_REGISTERS:
-                    continue
-                with tile(block_n, block_k, warps):
-                    times[f"{block_n}x{block_k}w{warps}"] = microseconds(call, len(model.layers))
-            best = sorted(times, key=times.__getitem__)[:6]
+            now = microseconds(call, len(model.layers))
+            tiled = {
+                f"{block_n}x{block_k}w{warps}": with_tile((block_n, block_k, warps), call)
+                for block_n, block_k, warps in dict.fromkeys(TILES)
+                if block_n * weight_rows * inputs // (64 * warps) <= MAX_REGISTERS
+            }
+            with mock.patch.object(skinny_linear_triton, "_vector_tile", chosen_tile):
+                compile_all([partial(each, 0) for each in tiled.values()])
+                times = {name: microseconds(each, len(model.layers)) for name, each in tiled.items()}
+            best = sorted(times, key=times.__getitem__)[:7]
             roofline = read / bandwidth * 1e6
             found = "  ".join(f"{key} {times[key]:.2f}" for key in best)
-            print(f"{name} {kernel:22} roofline {roofline:6.2f} | {found}", flush=True)
+            print(f"{name} {kernel:22} roofline {roofline:6.2f} now {now:.2f} | {found}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tune", action="store_true", help="time the tiles of the vector kernel (default: off)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="default: all")
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), help="default: all")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="default: all")
     args = parser.parse_args()
     gpu = torch.cuda.get_device_name()
     hardware = hardware_of(gpu)
@@ -276,7 +334,10 @@ def main() -> None:
     print(f"{gpu}, torch {torch.__version__}, rooflines at {bandwidth / 1e12:.2f} TB/s")
     with torch.inference_mode():
         models = {name: build(name) for name in args.models}
-        (tune if args.tune else compare)(models, bandwidth)
+        if args.tune:
+            tune(models, bandwidth)
+        else:
+            compare(models, bandwidth, args.rows, args.variants)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -83,12 +84,21 @@ class SplitDecode:
         v: torch.Tensor,
         rotation: Rotation,
         out: torch.Tensor,
+        upcoming: Sequence[torch.Tensor],
     ) -> None:
         """`rotate_and_store` of q [D, Hq, D], k and v [D, Hkv, D], whose last two dimensions are contiguous, then
-        `decode`."""
-        self._run(layer, kv, q, out, self._kernels.NewTokens(k, v, rotation))
+        `decode`. Meanwhile `upcoming` weights are read into the L2 cache."""
+        self._run(layer, kv, q, out, self._kernels.NewTokens(k, v, rotation), upcoming)
 
-    def _run(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, new: NewTokens | None) -> None:
+    def _run(
+        self,
+        layer: int,
+        kv: PagedKV,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        new: NewTokens | None,
+        upcoming: Sequence[torch.Tensor] = (),
+    ) -> None:
         batch = self._batch
         self._kernels.split_decode(
             q,
@@ -103,6 +113,7 @@ class SplitDecode:
             scale=self._scale,
             window=self._window,
             new=new,
+            upcoming=upcoming,
         )
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
