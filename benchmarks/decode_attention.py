@@ -26,8 +26,14 @@ from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.kernels.balanced_decode_gluon import Settings
 
 PAGE = 64
-HEAD_DIM = 128
-SHAPES = {"qwen3-0.6b": (16, 8), "qwen3-14b": (40, 8)}
+SHAPES = {
+    "qwen3-0.6b": (16, 8, 128),
+    "qwen3-14b": (40, 8, 128),
+    "llama-3.2-1b": (32, 8, 64),
+    "qwen2.5-0.5b": (14, 2, 64),
+    "qwen2.5-7b": (28, 4, 128),
+}
+"""Query heads, KV heads and head size."""
 STEPS = (50, 300, 500, 800)
 """Steps of workload A after which batches are measured; 256, 188, 126 and 59 rows are left."""
 SETTINGS = (
@@ -42,6 +48,16 @@ SETTINGS = (
     Settings(16, 4, 6),
 )
 """With more programs than run at the same time, faster multiprocessors run more of them."""
+SMALL_SETTINGS = (
+    Settings(32, 6, 4),
+    Settings(64, 3, 4),
+    Settings(32, 3, 8),
+    Settings(64, 2, 6),
+    Settings(32, 4, 6),
+    Settings(16, 6, 8),
+)
+"""For heads of 64."""
+SHORT_STEPS = (50, 500)
 BANDWIDTH = 4.8e12
 POOL_BYTES = 12 << 30
 CALLS = 28
@@ -62,23 +78,23 @@ def lengths_after(steps: int) -> NDArray[np.int32]:
 
 class Batch:
     def __init__(self, model: str, lengths: NDArray[np.int32], *, layers: int | None = None) -> None:
-        heads, kv_heads = SHAPES[model]
+        heads, kv_heads, head_dim = SHAPES[model]
         rows, counts = len(lengths), -(-lengths // PAGE)
         pages = int(counts.sum())
         table = np.full((rows + 1, 2048 // PAGE + 1), pages, np.int32)
         order = np.random.default_rng(0).permutation(pages).astype(np.int32)
         for row, (count, end) in enumerate(zip(counts.tolist(), counts.cumsum().tolist(), strict=True)):
             table[row, :count] = order[end - count : end]
-        page_bytes = 2 * 2 * PAGE * kv_heads * HEAD_DIM
+        page_bytes = 2 * 2 * PAGE * kv_heads * head_dim
         self.layers = layers or max(2, min(CALLS, POOL_BYTES // ((pages + 1) * page_bytes)))
         self.bytes = int(lengths.sum()) * page_bytes // PAGE
         draw = torch.Generator("cuda").manual_seed(0)
-        size = (self.layers, pages + 1, PAGE, kv_heads, HEAD_DIM)
+        size = (self.layers, pages + 1, PAGE, kv_heads, head_dim)
         self.kv = PagedKV(*(torch.randn(size, generator=draw, device="cuda", dtype=torch.bfloat16) for _ in "kv"))
-        self.q = torch.randn(rows, heads, HEAD_DIM, generator=draw, device="cuda", dtype=torch.bfloat16)
+        self.q = torch.randn(rows, heads, head_dim, generator=draw, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
         self.shape = AttentionShape(
-            heads, kv_heads, HEAD_DIM, PAGE, table.shape[1], torch.bfloat16, torch.device("cuda")
+            heads, kv_heads, head_dim, PAGE, table.shape[1], torch.bfloat16, torch.device("cuda")
         )
         empty, none = torch.empty(0, dtype=torch.int32, device="cuda"), np.empty(0, np.int32)
         slots = torch.arange(rows, dtype=torch.int32, device="cuda")
@@ -99,6 +115,10 @@ class Batch:
         time = microseconds(self.run(backend), CALLS)
         rate = self.bytes / time * 1e6
         print(f"  {time:7.1f} us  {rate / 1e9:5.0f} GB/s  {rate / BANDWIDTH:.3f}  {name}", flush=True)
+
+
+def settings_of(model: str) -> tuple[Settings, ...]:
+    return SMALL_SETTINGS if SHAPES[model][2] == 64 else SETTINGS
 
 
 def compile_settings(work: tuple[str, Settings]) -> None:
@@ -136,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--processes", type=int, default=12, help="processes that compile kernels")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--short", action="store_true", help="measure two batches of each model (default: off)")
     parser.add_argument(
         "--steps-of-all-settings",
         type=int,
@@ -143,17 +164,24 @@ def main() -> None:
         help="measure all settings up to this step, three settings later",
     )
     args = parser.parse_args()
-    kernels = {(settings.block, settings.stages): settings for settings in SETTINGS}
-    work = [(model, settings) for model in args.models for settings in kernels.values()]
+    work = [
+        (model, settings)
+        for model in args.models
+        for settings in {(settings.block, settings.stages): settings for settings in settings_of(model)}.values()
+    ]
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         pool.map(compile_settings, work, chunksize=1)
     print(torch.cuda.get_device_name(), torch.__version__, "triton", triton.__version__)
     for model in args.models:
-        for steps in STEPS:
-            measure(model, lengths_after(steps), SETTINGS if steps <= args.steps_of_all_settings else SETTINGS[:3])
+        settings = settings_of(model)
+        for steps in SHORT_STEPS if args.short else STEPS:
+            every = args.short or steps <= args.steps_of_all_settings
+            measure(model, lengths_after(steps), settings if every else settings[:3])
+        if args.short:
+            continue
         for rows in (8, 16):
-            measure(model, np.linspace(300, 1700, rows).astype(np.int32), SETTINGS[:3])
-        measure(model, np.full(256, 1024, np.int32), SETTINGS[:1])
+            measure(model, np.linspace(300, 1700, rows).astype(np.int32), settings[:3])
+        measure(model, np.full(256, 1024, np.int32), settings[:1])
 
 
 if __name__ == "__main__":
