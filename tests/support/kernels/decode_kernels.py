@@ -139,7 +139,8 @@ def check_normed_linear(
     residual = draw(1, inputs + 1, dtype=dtype, device=device, scale=5.0)[:, 1:].contiguous()
     gain = 1 + draw(inputs, dtype=dtype, device=device, scale=0.2)
     weight = draw(outputs * (1 + gated), inputs, dtype=dtype, device=device, scale=inputs**-0.5)
-    bias = draw(len(weight), dtype=dtype, device=device, scale=3.0) if with_bias else None
+    # Small enough that no single output dominates the error.
+    bias = draw(len(weight), dtype=dtype, device=device, scale=0.5) if with_bias else None
     stream = x + residual if with_residual else x
     before = x.clone(), residual.clone()
 
@@ -296,7 +297,7 @@ def _cases() -> dict[str, Case]:
         (3072, 7, True, False, False),
         (5120, 5, False, True, False),
         (896, 21, False, True, True),
-        (896, 13, True, True, True),
+        (896, 150, True, True, True),
         (3584, 9, False, False, True),
     ):
         name = f"norm, linear {inputs} to {outputs} gated={gated} residual={with_residual} bias={with_bias}"
