@@ -38,6 +38,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why this kernel cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.window is not None:
+        return "fa3-fwd is built without sliding windows"
     if torch.cuda.get_device_capability(shape.device)[0] != 9:
         return "it needs a Hopper GPU"
     if shape.dtype != torch.bfloat16:
@@ -148,7 +150,6 @@ class Fa3Prefill:
                 longest_query=call.longest_query,
                 longest_key=call.longest_key,
                 splits=call.splits,
-                window=self._shape.window,
             )
 
     def _prefers_fallback(self, lengths: IntArray, ends: IntArray) -> bool:

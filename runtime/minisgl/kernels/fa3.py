@@ -24,14 +24,13 @@ def attend_segments(
     longest_query: int,
     longest_key: int,
     splits: int,
-    window: int | None = None,
 ) -> None:
     """Write the causal attention of P segments, `q` [T, Hq, D] over `k` and `v` [K, Hkv, D], to `out` [T, Hq, D].
 
     `query_offsets` and `key_offsets` [P + 1] int32 are on the device, and the last query of a segment sees all of its
-    keys, or the last `window` of them. `longest_query` and `longest_key` are upper bounds; the keys of a segment are
-    divided over at most `splits` programs. Keys and values behind the last segment must be finite up to the end of a
-    tile. A CUDA graph can capture it.
+    keys. `longest_query` and `longest_key` are upper bounds; the keys of a segment are divided over at most `splits`
+    programs. Keys and values behind the last segment must be finite up to the end of a tile. A CUDA graph can capture
+    it.
     """
     torch.ops.fa3_fwd.fwd(
         q,
@@ -44,6 +43,5 @@ def attend_segments(
         max_seqlen_k=longest_key,
         softmax_scale=q.shape[-1] ** -0.5,
         is_causal=True,
-        window_size_left=-1 if window is None else window - 1,
         num_splits=splits,
     )

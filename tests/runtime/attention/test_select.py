@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl.attention import balanced_backend, cascade_backend, flashinfer_backend, split_backend, xqa_backend
+from minisgl.attention import (
+    balanced_backend,
+    cascade_backend,
+    fa3_backend,
+    flashinfer_backend,
+    split_backend,
+    xqa_backend,
+)
 from minisgl.attention.backend import BackendUnavailable
 from minisgl.attention.select import select_backends
 from minisgl.kernels import flashinfer_setup
@@ -60,6 +67,7 @@ def test_windows_need_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "use_sliding_window_True" in str(xqa_backend.why_not(windowed))
     assert "use_swa_True" in str(flashinfer_backend.why_not(windowed))
     assert "sliding window" in str(cascade_backend.why_not(windowed))
+    assert "sliding window" in str(fa3_backend.why_not(windowed))
     assert balanced_backend.why_not(windowed) is None and split_backend.why_not(windowed) is None
 
 
