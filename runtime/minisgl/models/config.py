@@ -307,10 +307,10 @@ def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
     for config in configs:
         value = config.get("eos_token_id")
         for token in value if isinstance(value, list) else [value]:
-            if isinstance(token, int):
+            if isinstance(token, int) and not isinstance(token, bool) and abs(token) < 2**31:
                 ids[token] = None
             elif token is not None:
-                raise ModelError("invalid_config", f"eos_token_id {value!r} is neither an integer nor a list of them")
+                raise ModelError("invalid_config", f"eos_token_id {value!r} is neither a token id nor a list of them")
     return tuple(ids)
 
 

@@ -113,6 +113,7 @@ def test_yarn_extends_the_length_of_pre_training() -> None:
         ("invalid_config", {"head_dim": 33}, "odd"),
         ("invalid_config", {"rms_norm_eps": "small"}, "rms_norm_eps"),
         ("invalid_config", {"eos_token_id": "</s>"}, "eos_token_id"),
+        ("invalid_config", {"eos_token_id": [2, 2**31]}, "eos_token_id"),
         ("invalid_config", {"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ("invalid_config", {"rope_scaling": 4.0}, "RoPE"),
         ("invalid_config", {"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "sliding_window"),

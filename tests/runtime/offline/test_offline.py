@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,10 +118,16 @@ def test_a_seed_gives_the_same_answer_in_any_batch(llm: LLM) -> None:
     assert among[1].token_ids == alone.token_ids
 
 
-def test_default_parameters_are_those_of_the_checkpoint(llm: LLM) -> None:
-    [output] = llm.generate([[1, 2, 3]])
-    assert output.finish_reason in ("stop", "length")
-    assert output.usage.completion_tokens + 3 <= llm.limits.max_model_len
+def test_default_parameters_are_those_of_the_checkpoint(llm: LLM, tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(tiny_checkpoint(), tmp_path / "model")
+    config = json.loads((checkpoint / "generation_config.json").read_text())
+    # One candidate: greedy, though the temperature stays 1.
+    (checkpoint / "generation_config.json").write_text(json.dumps({**config, "top_k": 1}))
+    prompts = [[1, 2, 3], [7, 8]]
+    with LLM(checkpoint, **{**_SMALL, "max_model_len": 24}) as default:
+        found = [output.token_ids for output in default.generate(prompts)]
+    greedy = [output.token_ids for output in llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=21))]
+    assert [tokens[:21] for tokens in found] == greedy
 
 
 def test_no_prompts_give_no_outputs(llm: LLM) -> None:
