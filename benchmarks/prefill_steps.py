@@ -28,6 +28,7 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
+from minisgl.kernels.compile_log import CompileLog
 from minisgl.kernels.preload import Preload
 from minisgl.wire.plan import StepPlan
 
@@ -177,7 +178,7 @@ def attention(backend: str, shape: AttentionShape, segments: int, before: int, t
 
 
 def report_attention() -> None:
-    Preload().finish()
+    Preload(CompileLog()).finish()
     for name, heads, head_dim, segments, before, tokens in (
         ("llama-3.1-8b, 8192 behind 92000", (32, 8), 128, 1, 92_000, 8192),
         ("llama-3.1-8b, 20 behind 92000", (32, 8), 128, 1, 92_000, 20),

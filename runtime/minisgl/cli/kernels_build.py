@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.flags.arguments import add_options, integer
@@ -92,10 +94,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"compiled {len(built)} kernels of flashinfer, {len(flashinfer) - len(built)} existed already")
     began = time.monotonic()
     architecture = Architecture.parse(args.arch)
+    engine = EngineConfig(model="", device="cuda", page_size=args.page_size, max_running=args.max_running)
     launches = Launches()
     for config, ranks in split:
         with launches.recorded(architecture):
-            rehearse(config, tensor_parallel=ranks, page_size=args.page_size, max_running=args.max_running)
+            rehearse(config, msgspec.structs.replace(engine, tensor_parallel=ranks))
     launches.compile(Path(out), architecture, jobs)
     print(f"compiled {len(launches)} kernels of minisgl in {time.monotonic() - began:.0f} s")
     print(f"to use them, set {KERNELS_DIR}={out}")

@@ -34,6 +34,8 @@ from minisgl.engine.profile_memory import measure_step
 from minisgl.engine.runner import Runner, attention_shape
 from minisgl.engine.start_clock import StartClock
 from minisgl.engine.tables import Tables
+from minisgl.engine.warm_up import representative_layers, run_eagerly, step_limits, warm_up_plans
+from minisgl.kernels.compile_log import CompileLog
 from minisgl.kernels.preload import Preload
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
@@ -119,7 +121,8 @@ class _EngineBuilder:
     def build(self) -> CpuEngine | CudaEngine:
         """Run all phases. Raises as `create_engine`."""
         config, parallel, device, clock = self._config, self._parallel, self._device, self._clock
-        preload = Preload() if device.type == "cuda" else None
+        compile_log = CompileLog()
+        preload = Preload(compile_log) if device.type == "cuda" else None
         self._free_before = kv_pool.free_memory(device)
         if device.type == "cuda":
             kv_pool.check_memory_balance(parallel.gather_int(self._free_before))
@@ -145,11 +148,13 @@ class _EngineBuilder:
         limit = config.cuda_graph_max_batch
         self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
         self._prefill_graphs = self._prefill_sizes()
+        if preload is not None:
+            self._warm_up(compile_log)
         num_pages = self._num_pages() if config.num_pages is None else config.num_pages
         clock.end("warm_up", device)
         tokens = num_pages * page_size
         self._check_pool(tokens)
-        runner = self._build_runner(num_pages)
+        runner = self._build_runner(num_pages, model)
         self._report("pool", 1.0)
         clock.end("pool", device)
         prefill, decode = self._backends
@@ -185,9 +190,14 @@ class _EngineBuilder:
             progress=lambda share: self._report("capture", share),
         )
         clock.end("capture", device)
-        if compiled := preload.compiled:
+        if compiled := compile_log.compiled:
             logger.info("kernels compiled at start because they were not built ahead of time: %s", ", ".join(compiled))
         stats.compiled_kernels = len(compiled)
+
+        def count() -> None:
+            stats.compiled_after_ready += 1
+
+        compile_log.begin_serving(count)
         return engine
 
     def _check_pool(self, tokens: int) -> None:
@@ -236,6 +246,32 @@ class _EngineBuilder:
         most = min(most, *limits, positions, prefill.most_graph_keys)
         return prefill_sizes(self._largest_graph, most)
 
+    def _warm_up(self, compile_log: CompileLog) -> None:
+        """Launch every kernel of later steps once, on a few layers and without a pool."""
+        config, layers = self._config, representative_layers(self._model_config)
+        runner = self._build_runner(0, self._model.with_layers(layers))
+        limits = step_limits(runner, max_step_tokens=config.max_step_tokens, max_model_len=self._max_model_len)
+        first, *others = warm_up_plans(limits)
+        run_eagerly(runner, first)
+        if compile_log.compiled:
+            self._compile_together()
+        for plan in others:
+            run_eagerly(runner, plan)
+
+    def _compile_together(self) -> None:
+        """Compile the kernels of the warm-up beside each other. Otherwise each of its steps waits for a compiler."""
+        from minisgl.engine.rehearsal import rehearse
+        from minisgl.kernels.build.triton import Architecture, Launches
+
+        launches = Launches()
+        try:
+            with launches.recorded(Architecture.of(self._device)):
+                rehearse(self._model_config, self._config)
+            launches.load(self._device)
+        except Exception:
+            # It only saves time: what is missing is compiled at its first launch.
+            logger.warning("kernels are compiled one after the other", exc_info=True)
+
     def _num_pages(self) -> int:
         if self._device.type == "cpu":
             pool_bytes = kv_pool.cpu_pool_bytes(kv_pool.free_memory(self._device), self._parallel.size)
@@ -254,7 +290,7 @@ class _EngineBuilder:
         graphs."""
         config, model = self._config, self._model
         step_bytes = measure_step(
-            self._build_runner(0),
+            self._build_runner(0, self._model),
             max_step_tokens=config.max_step_tokens,
             max_running=config.max_running,
             max_model_len=self._max_model_len,
@@ -275,13 +311,13 @@ class _EngineBuilder:
         counts = config.max_running * model.config.vocab_size * 4
         return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - counts
 
-    def _build_runner(self, num_pages: int) -> Runner:
+    def _build_runner(self, num_pages: int, model: Decoder) -> Runner:
         shape = self._shape
-        config, model_config = self._config, self._model.config
+        config, model_config = self._config, self._model_config
         kv = kv_pool.allocate(shape, layers=model_config.num_layers, num_pages=num_pages, audit=config.audit)
         tables = Tables(config.max_running, shape.pages_per_row, kv.dummy_page, model_config.vocab_size, self._device)
         prefill, decode = self._backends
-        return Runner(self._model, self._parallel, kv, tables, PagedAttention(kv, prefill, decode, self._cascade))
+        return Runner(model, self._parallel, kv, tables, PagedAttention(kv, prefill, decode, self._cascade))
 
 
 def _product_parameters(model: Decoder, ranks: int) -> int:

@@ -4,20 +4,20 @@ which is part of the name of every kernel in its cache."""
 from __future__ import annotations
 
 import importlib
+import os
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
 
-from minisgl.kernels.flashinfer_setup import load_flashinfer
+from minisgl.kernels.compile_log import CompileLog
+from minisgl.kernels.flashinfer_setup import KERNELS_DIR, load_flashinfer
 
 
 class Preload:
     """Starts on creation. Import errors are left to the code that needs the package."""
 
-    def __init__(self) -> None:
-        self.compiled: list[str] = []
-        """Names of our own kernels that were compiled since, because they were not compiled ahead of time."""
+    def __init__(self, log: CompileLog) -> None:
+        self._log = log
         self._pool = ThreadPoolExecutor(thread_name_prefix="preload")
-        self._running = [self._pool.submit(_libraries), self._pool.submit(self._triton)]
+        self._running = [self._pool.submit(self._libraries), self._pool.submit(self._triton)]
 
     def finish(self) -> None:
         """Wait for the imports."""
@@ -25,17 +25,13 @@ class Preload:
         self._pool.shutdown()
 
     def _triton(self) -> None:
-        triton: Any = importlib.import_module("triton")
         importlib.import_module("minisgl.kernels.triton_cache").use_built_kernels()
-        triton.knobs.compilation.listener = self._on_kernel
+        self._log.watch_triton()
         importlib.import_module("triton.runtime.cache").triton_key()
 
-    def _on_kernel(self, *, src: Any, cache_hit: bool, **_: Any) -> None:
-        if not cache_hit:
-            self.compiled.append(src.name)
-
-
-def _libraries() -> None:
-    # In sequence: both import modules of torch that refer to each other, which can deadlock two threads.
-    load_flashinfer()
-    importlib.import_module("fa3_fwd._C")
+    def _libraries(self) -> None:
+        # In sequence: both import modules of torch that refer to each other, which can deadlock two threads.
+        load_flashinfer()
+        if not os.environ.get(KERNELS_DIR):
+            self._log.watch_flashinfer()
+        importlib.import_module("fa3_fwd._C")

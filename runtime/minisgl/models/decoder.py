@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -198,6 +199,12 @@ class Decoder:
             self.head = LMHead(self.embedding.weight, shard)
         else:
             self.head = LMHead(shard.new_weight(self.parameters, "lm_head", config.hidden_size), shard)
+
+    def with_layers(self, layers: Sequence[int]) -> Decoder:
+        """A model with only these layers. It shares their parameters."""
+        model = copy.copy(self)
+        model.layers = [self.layers[layer] for layer in layers]
+        return model
 
     @property
     def parameter_bytes(self) -> int:

@@ -15,6 +15,7 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -40,12 +41,19 @@ _MULTIPROCESSORS: Final = {9: 132}
 class Architecture:
     major: int
     minor: int
+    multiprocessors: int
 
     @staticmethod
     def parse(text: str) -> Architecture:
         """Parse `9.0` or `9.0a`. Raises ValueError."""
         major, minor = text.rstrip("af").split(".")
-        return Architecture(int(major), int(minor))
+        return Architecture(int(major), int(minor), _MULTIPROCESSORS.get(int(major), 1))
+
+    @staticmethod
+    def of(device: torch.device) -> Architecture:
+        """Architecture of a GPU of this machine."""
+        properties = torch.cuda.get_device_properties(device)
+        return Architecture(properties.major, properties.minor, properties.multi_processor_count)
 
     @property
     def target(self) -> GPUTarget:
@@ -61,31 +69,38 @@ class Launches:
     def __len__(self) -> int:
         return len(self._by_key)
 
+    @property
+    def keys(self) -> set[tuple[str, str]]:
+        """Function and specialization of each kernel, as Triton tells kernels apart."""
+        return set(self._by_key)
+
     @contextmanager
     def recorded(self, architecture: Architecture) -> Iterator[None]:
         """Context in which tensors have no memory, `cuda` is a GPU of `architecture`, and launches are only
         recorded."""
 
         def note(*, key: str, fn: Any, compile: Mapping[str, Any], **_: Any) -> bool:
-            self._by_key[fn.name, key] = fn.jit_function, compile["specialization_data"]
+            self._by_key[f"{fn.module}.{fn.name}", key] = fn.jit_function, compile["specialization_data"]
             # Nothing is compiled or launched.
             return True
 
         properties = SimpleNamespace(
             major=architecture.major,
             minor=architecture.minor,
-            multi_processor_count=_MULTIPROCESSORS.get(architecture.major, 1),
+            multi_processor_count=architecture.multiprocessors,
         )
         with ExitStack() as stack:
             stack.enter_context(_no_device(architecture))
-            _replace(stack, triton.knobs.runtime, "jit_cache_hook", note)
-            _replace(
-                stack, torch.cuda, "get_device_capability", lambda device=None: (properties.major, properties.minor)
-            )
-            _replace(stack, torch.cuda, "get_device_properties", lambda device=None: properties)
-            # Real allocations are aligned to more than any alignment that Triton specializes on.
-            _replace(stack, FakeTensor, "data_ptr", lambda tensor: tensor.storage_offset() * tensor.itemsize)
-            stack.enter_context(FakeTensorMode())
+            for owner, name, value in (
+                (triton.knobs.runtime, "jit_cache_hook", note),
+                (torch.cuda, "get_device_capability", lambda device=None: (properties.major, properties.minor)),
+                (torch.cuda, "get_device_properties", lambda device=None: properties),
+                # Real allocations are aligned to more than any alignment that Triton specializes on.
+                (FakeTensor, "data_ptr", lambda tensor: tensor.storage_offset() * tensor.itemsize),
+            ):
+                stack.enter_context(replaced(owner, name, value))
+            # Inputs that are made on the host have memory, until they are copied.
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(torch.inference_mode())
             yield
 
@@ -109,6 +124,17 @@ class Launches:
                     pass
             shutil.rmtree(out / SUBFOLDER, ignore_errors=True)
             folder.rename(out / SUBFOLDER)
+
+
+    def load(self, device: torch.device) -> None:
+        """Compile for a GPU of this process, and load what was compiled, on threads. Raises what Triton raises."""
+        launches = list(self._by_key.values())
+        for function, _ in launches:
+            # Computed here: it caches the names of functions that several kernels call.
+            assert function.cache_key
+        with ThreadPoolExecutor(initializer=lambda: torch.cuda.set_device(device)) as pool:
+            for _ in pool.map(_load, launches):
+                pass
 
 
 _Launch: TypeAlias = tuple[Any, str]
@@ -141,6 +167,12 @@ def _compile(number: int) -> None:
     _build_c_module(lambda: nvidia.CudaLauncher(kernel.src, kernel.metadata))
 
 
+def _load(launch: _Launch) -> None:
+    function, specialization = launch
+    # Builds the launcher module and loads both.
+    assert function.preload(specialization).run
+
+
 def _build_c_module(build: Callable[[], object]) -> None:
     """Build the C modules that load and launch a kernel."""
     # Without a driver Triton warns that it cannot load the module, but by then it is in the cache.
@@ -167,10 +199,15 @@ def _no_device(architecture: Architecture) -> Iterator[None]:
         driver.set_active(before)
 
 
-def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Context in which the attribute `name` of `owner` is `value`."""
     before = getattr(owner, name)
-    stack.callback(setattr, owner, name, before)
     setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def _set_variable(stack: ExitStack, name: str, value: str) -> None:

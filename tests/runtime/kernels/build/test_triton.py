@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ import triton
 import triton.language as tl
 
 from minisgl.cli.main import main
+from minisgl.config import EngineConfig
 from minisgl.engine import rehearsal
 from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.build.triton import Architecture, Launches, _no_device
@@ -27,6 +29,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.toy.tiny import write_tiny_checkpoint
 
 HOPPER = Architecture.parse("9.0a")
+FEW_ROWS = EngineConfig(model="", device="cuda", max_running=8)
 
 
 @triton.jit
@@ -109,12 +112,12 @@ def test_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path) 
     folder = write_tiny_checkpoint(tmp_path, arch, hidden=256, heads=4, kv_heads=2, head_dim=128)
     launches = Launches()
     with launches.recorded(HOPPER):
-        rehearse(ModelConfig.read(folder), tensor_parallel=2, page_size=64, max_running=8)
-    names = {name for name, _ in launches._by_key}
+        rehearse(ModelConfig.read(folder), msgspec.structs.replace(FEW_ROWS, tensor_parallel=2))
+    names = {name.rpartition(".")[2] for name, _ in launches.keys}
     assert {"_step_inputs", "_sample_part", "_sample_row", "_top_k_top_p", "_add_rms_norm", "_all_reduce"} <= names
     if arch == "qwen3-moe":
         assert {"_route", "_pairs_of_experts", "_weighted_sum"} <= names
-        kernels = {f"{kernel.fn.__module__}.{name}" for (name, _), (kernel, _) in launches._by_key.items()}
+        kernels = {name for name, _ in launches.keys}
         for module in ("experts_triton", "experts_vector_gluon"):
             assert {f"minisgl.kernels.{module}._gate_up", f"minisgl.kernels.{module}._down"} <= kernels
 
@@ -126,11 +129,11 @@ def test_rehearsal_of_representative_layers_launches_the_kernels_of_all_layers(
     config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch, layers=4, head_dim=128))
     launches = Launches()
     with launches.recorded(HOPPER):
-        rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
+        rehearse(config, FEW_ROWS)
     few = len(launches)
-    monkeypatch.setattr(rehearsal, "_representative_layers", lambda config: config)
+    monkeypatch.setattr(rehearsal, "representative_layers", lambda config: list(range(config.num_layers)))
     with launches.recorded(HOPPER):
-        rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
+        rehearse(config, FEW_ROWS)
     assert len(launches) == few
 
 
@@ -149,7 +152,7 @@ def test_the_name_of_a_kernel_does_not_depend_on_earlier_compilations(arch: str,
     config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch, hidden=256, heads=2, kv_heads=2, head_dim=128))
     launches = Launches()
     with launches.recorded(HOPPER):
-        rehearse(config, tensor_parallel=1, page_size=64, max_running=8)
+        rehearse(config, FEW_ROWS)
     # By identity: a kernel's hash is that of its name, and a process keeps the name that it has once given.
     kernels = list({id(kernel): kernel for kernel, _ in launches._by_key.values()}.values())
     # Forked: no message takes a kernel to another process.

@@ -1,0 +1,174 @@
+"""Warm-up: every kind of step once, so that no kernel is compiled while requests wait.
+
+A start runs it on the device; `rehearsal` runs it on tensors without memory, to compile the launched kernels ahead of
+time. A few layers are enough, since the others launch the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+
+from minisgl.engine.batch import PackedStep
+from minisgl.engine.runner import Runner
+from minisgl.models.config import ModelConfig
+from minisgl.wire.logits_processors import RowLogitsProcessors
+from minisgl.wire.plan import EMPTY, SAMPLING_COLUMNS, IntArray, StepPlan
+from minisgl.wire.shared_prefixes import SharedPrefix, encode_prefixes
+
+_TOKENS: Final = (1, 2, 3, 5, 9, 17, 33, 65, 129, 193, 257, 513, 1025, 2049)
+"""Tokens of a step: matrix products and experts have kernels of their own for few tokens, and larger tiles for more.
+Odd numbers, so that the parts of a step's inputs are not aligned."""
+_ROWS: Final = (1, 2, 5, 9, 17)
+"""Decode rows: attention and sampling have other kernels for few rows."""
+
+
+class StepLimits(NamedTuple):
+    """Limits of the steps of an engine."""
+
+    max_running: int
+    max_step_tokens: int
+    max_model_len: int
+    page_size: int
+    dummy_page: int
+
+
+class Sampling(NamedTuple):
+    """Sampling parameters of a row: temperature with top-k, top-p and min-p, and all logits processors and
+    log-probabilities."""
+
+    filters: bool = False
+    processors: bool = False
+
+
+PLAIN: Final = Sampling()
+_OTHERS: Final = (Sampling(filters=True), Sampling(processors=True), Sampling(filters=True, processors=True))
+
+
+def representative_layers(config: ModelConfig) -> list[int]:
+    """The layers that launch all kernels of a model: the first, which has no layer before it, one of each other kind
+    (with and without experts), and the last, which computes only the rows that sample."""
+    kinds = [False] * config.num_layers if config.moe is None else list(config.moe.layers)
+    others = [kinds.index(kind) for kind in {*kinds} - {kinds[0]}]
+    return sorted({0, *others, config.num_layers - 1})
+
+
+def step_limits(runner: Runner, *, max_step_tokens: int, max_model_len: int) -> StepLimits:
+    """Limits of the steps that `runner` can run."""
+    kv = runner.kv
+    return StepLimits(runner.tables.dummy_slot, max_step_tokens, max_model_len, kv.page_size, kv.dummy_page)
+
+
+def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
+    """Plans that reach all kernels of an engine's steps. All rows read and write the dummy page; their slots have the
+    parameters of a new table afterwards."""
+    for tokens in _TOKENS:
+        yield sized_plan(limits, prompts=[tokens])
+    yield sized_plan(limits, prompts=[40, 1])
+    yield sized_plan(limits, prompts=[40, 30], start=limits.page_size, sample=False)
+    # Attention may have another backend behind long prefixes.
+    yield sized_plan(limits, prompts=[40], start=limits.max_model_len)
+    for rows in _ROWS:
+        yield sized_plan(limits, decode=rows, prompts=[40])
+        yield sized_plan(limits, decode=rows, prompts=[40], start=limits.page_size)
+    for prompts in ([], [40]):
+        yield sized_plan(limits, decode=limits.max_running, prompts=prompts, shared=True)
+    for rows in (*_ROWS, limits.max_running):
+        yield sized_plan(limits, decode=rows)
+        for sampling in ([_OTHERS[0]], [_OTHERS[1]], [_OTHERS[2]], [PLAIN, *_OTHERS]):
+            yield sized_plan(limits, decode=rows, sampling=sampling)
+        yield sized_plan(limits, decode=rows, sampling=[PLAIN])
+    for other in _OTHERS:
+        yield sized_plan(limits, prompts=[40], sampling=[other])
+    yield sized_plan(limits, decode=limits.max_running, sampling=[PLAIN])
+
+
+def sized_plan(
+    limits: StepLimits,
+    *,
+    decode: int = 0,
+    prompts: Sequence[int] = (),
+    start: int = 0,
+    sample: bool = True,
+    shared: bool = False,
+    sampling: Sequence[Sampling] = (),
+) -> StepPlan:
+    """A step of `decode` rows and of segments of `prompts` tokens each, cut to the limits.
+
+    start: first position of the segments. sample: they end their prompts. shared: the decode rows share a page.
+    sampling: all rows join, and have these parameters in turn.
+    """
+    decode = min(decode, limits.max_running - bool(prompts))
+    start = max(min(start, limits.max_model_len - max(prompts, default=0)), 0)
+    longest = limits.max_model_len - start
+    lengths = _cut(prompts[: limits.max_running - decode], limits.max_step_tokens - decode, longest)
+    rows = decode + len(lengths)
+    joined = [(slot, sampling[slot % len(sampling)]) for slot in range(rows)] if sampling else []
+    position = min(limits.page_size, limits.max_model_len - 1)
+    groups = [SharedPrefix(1, np.arange(decode, dtype=np.int32))] if shared and decode else []
+    return StepPlan.build(
+        epoch=0,
+        step=0,
+        decode_slots=np.arange(decode, dtype=np.int32),
+        decode_positions=np.full(decode, position, np.int32),
+        prefill_slots=np.arange(decode, rows, dtype=np.int32),
+        prefill_starts=np.full(len(lengths), start, np.int32),
+        prefill_lengths=np.array(lengths, np.int32),
+        prefill_sample=np.full(len(lengths), sample, np.int32),
+        prefill_tokens=np.zeros(sum(lengths), np.int32),
+        page_updates=np.array([[0], [0], [limits.dummy_page]], np.int32),
+        new_rows=np.array([_new_row(slot, each) for slot, each in joined], np.int32).reshape(-1, SAMPLING_COLUMNS).T,
+        logits_processors=_processors([slot for slot, each in joined if each.processors]),
+        shared_prefixes=encode_prefixes(groups),
+    )
+
+
+def run_eagerly(runner: Runner, plan: StepPlan) -> None:
+    """Run the step on the current stream, kernel by kernel."""
+    cascade = runner.attention.cascade if len(plan.shared_prefixes) else None
+    packed = PackedStep(plan, runner.tables, None, None if cascade is None else cascade.layout)
+    with torch.inference_mode():
+        runner.run(plan, packed, packed.view(packed.on_host().to(runner.tables.page_table.device)))
+
+
+def _cut(lengths: Sequence[int], tokens: int, longest: int) -> list[int]:
+    """The first segments that `tokens` tokens in all can hold, of up to `longest` tokens each."""
+    found: list[int] = []
+    for length in lengths:
+        found.append(min(length, longest, tokens - sum(found)))
+    return [length for length in found if length > 0]
+
+
+def _new_row(slot: int, sampling: Sampling) -> IntArray:
+    """Column of `StepPlan.new_rows`."""
+    temperature, top_p, min_p = np.array([0.8, 0.9, 0.01] if sampling.filters else [0, 1, 0], np.float32).view(np.int32)
+    return np.array([slot, temperature, 20 * sampling.filters, top_p, min_p, 0, 0], np.int32)
+
+
+def _processors(slots: Sequence[int]) -> IntArray:
+    """`StepPlan.logits_processors` of the rows in `slots`."""
+    one = np.zeros(1, np.int32)
+    rows = [
+        RowLogitsProcessors(
+            slot=slot,
+            prompt_length=1,
+            repetition=1.1,
+            frequency=0.1,
+            presence=0.1,
+            # Beyond all positions, so that the mask applies.
+            min_tokens=1 << 30,
+            logprobs=2,
+            prompt_logprobs=2,
+            prompt_logprobs_from=1,
+            masked_ids=one,
+            bias_ids=one,
+            bias_values=np.ones(1, np.float32),
+            prompt=np.zeros(2, np.int32),
+            output=one,
+        )
+        for slot in slots
+    ]
+    return np.concatenate((EMPTY, *(row.encode() for row in rows)))
