@@ -109,15 +109,16 @@ class Group:
         return "\n".join(process.describe_exit() for process in self.processes if not process.alive)
 
     def describe_stalls(self) -> str:
-        """Describe the processes that hang, and what the others were doing."""
-        hung = [process for process in self.processes if process.stall]
-        waiting = [
-            process.name
+        """Describe the processes that hang, and what the others are doing; empty if none hangs."""
+        hung = [f"{process.label}: {process.stall}" for process in self.processes if process.stall]
+        others = [
+            f"{process.name}: in a step for {process.heartbeat.step_age:.0f} s"
+            if process.heartbeat.step_age
+            else f"{process.name}: no step in progress"
             for process in self.processes
-            if process not in hung and process.heartbeat is not None and not process.heartbeat.step_age
+            if process.heartbeat is not None and not process.stall
         ]
-        reasons = "\n".join(f"{process.label}: {process.stall}" for process in hung)
-        return reasons + (f"\nno step in progress: {', '.join(waiting)}" if hung and waiting else "")
+        return "\n".join([*hung, *others]) if hung else ""
 
     def describe_unready(self) -> str:
         """Name the processes that are not ready, with their progress."""
