@@ -27,7 +27,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
 
-MIN_ROWS = 9
+MIN_ROWS = 2
 MAX_ROWS = 256
 
 _LARGEST = 9 << 20

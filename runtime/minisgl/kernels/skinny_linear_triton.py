@@ -179,6 +179,16 @@ def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
+def fits_registers(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `skinny_linear` supports this product and computes it without tensor cores."""
+    return fits(x, weight) and _in_registers(len(x), *weight.shape)
+
+
+def _in_registers(rows: int, outputs: int, inputs: int) -> bool:
+    few_outputs = outputs <= _FEW_OUTPUTS and inputs <= _FEW_OUTPUTS_INPUTS
+    return rows == 1 or (rows <= _VECTOR_ROWS and outputs <= _VECTOR_OUTPUTS) or few_outputs
+
+
 def fits_normed(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `normed_linear` supports this product."""
     return len(x) == 1 and weight.shape[1] <= _NORMED_INPUTS and fits(x, weight)
@@ -189,8 +199,7 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     rows, inputs = x.shape
     outputs = len(weight)
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    few_outputs = outputs <= _FEW_OUTPUTS and inputs <= _FEW_OUTPUTS_INPUTS
-    if rows == 1 or (rows <= _VECTOR_ROWS and outputs <= _VECTOR_OUTPUTS) or few_outputs:
+    if _in_registers(rows, outputs, inputs):
         block_n, block_k, warps = _vector_tile(outputs, inputs, 1, normed=False)
         _vector[(triton.cdiv(outputs, block_n),)](
             x, x, x, weight, x if bias is None else bias, out, x, x, outputs, rows, 0.0, INPUTS=inputs,

@@ -16,13 +16,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """[T, in], [out, in] and [out] to [T, out]."""
     if x.is_cuda:
         from minisgl.kernels.batch_linear_gluon import batch_linear, batch_tile
-        from minisgl.kernels.skinny_linear_triton import fits, skinny_linear
+        from minisgl.kernels.skinny_linear_triton import fits, fits_registers, skinny_linear
 
-        if fits(x, weight):
+        if fits_registers(x, weight):
             return skinny_linear(x, weight, bias)
         tile = batch_tile(x, weight, in_parts=False)
         if tile is not None:
             return batch_linear(x, weight, tile, bias)
+        if fits(x, weight):
+            return skinny_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
 
@@ -31,8 +33,9 @@ def linear_in_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     gives a small product with few outputs enough programs for the whole GPU."""
     if x.is_cuda:
         from minisgl.kernels.batch_linear_gluon import batch_linear, batch_tile
+        from minisgl.kernels.skinny_linear_triton import fits_registers
 
-        tile = batch_tile(x, weight, in_parts=True)
+        tile = None if fits_registers(x, weight) else batch_tile(x, weight, in_parts=True)
         if tile is not None:
             return batch_linear(x, weight, tile)
     return linear(x, weight)

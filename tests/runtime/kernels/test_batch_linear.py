@@ -37,7 +37,7 @@ def test_a_tile_covers_the_product_and_fits_into_shared_memory(outputs: int, inp
         assert tile.stages * (tile.rows + tile.outputs) * tile.inputs * 2 + 1024 <= SHARED_MEMORY
 
 
-@pytest.mark.parametrize("rows", [9, 16, 64])
+@pytest.mark.parametrize("rows", [2, 9, 16, 64])
 @pytest.mark.parametrize("name", SMALL)
 def test_small_products_of_few_rows_use_the_kernel(name: str, rows: int) -> None:
     for sizes in (SMALL, ODD):
