@@ -24,6 +24,7 @@ from minisgl.kernels import (
     top_k_top_p_triton,
 )
 from support.kernels.compiled_kernel import compiled
+from support.launcher import endless_kernel
 
 INT, FLOAT, LONGS, FLOATS, HALVES = "i32", "fp32", "*i64", "*fp32", "*bf16"
 
@@ -174,3 +175,7 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
 )
 def test_compiles_for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, int]) -> None:
     assert compiled(kernel, types, constants).asm["cubin"]
+
+
+def test_the_endless_kernel_of_the_tests_never_returns_by_itself() -> None:
+    assert "ld.volatile" in compiled(endless_kernel._spin, {}, {}).asm["ptx"]
