@@ -3,22 +3,9 @@ read no pages."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
-
 import torch
 
-GUARD: Final = 256
-"""Rows of zeros behind the last key. Attention kernels read whole tiles, and a weight of 0 does not remove a value that
-is not finite."""
-
-
-class KeyRows(NamedTuple):
-    """Places of the keys of P segments, the same in all layers."""
-
-    offsets: torch.Tensor
-    """[P + 1] int32: offset of each segment among all keys."""
-    rows: torch.Tensor
-    """[at least keys + GUARD] int32: row of the flattened pool for each key; −1 in the guard, undefined behind it."""
+from minisgl.kernels.key_rows import GUARD, KeyRows
 
 
 def locate_keys(

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernels.gather_keys import GUARD, KeyRows
+from minisgl.kernels.key_rows import GUARD, KeyRows
 
 _BLOCK = 256
 _MOST_BLOCKS = 64

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from minisgl.kernels.gather_keys import GUARD, gather_keys, locate_keys
+from minisgl.kernels.gather_keys import gather_keys, locate_keys
+from minisgl.kernels.key_rows import GUARD
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
 

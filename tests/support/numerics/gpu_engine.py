@@ -50,9 +50,10 @@ def run(engine: Engine, plans: Sequence[StepPlan]) -> list[list[int]]:
 
 def answer(config: EngineConfig, plans: Sequence[StepPlan]) -> Answer:
     engine = create_engine(config)
-    logits: list[torch.Tensor] = []
-    engine.runner.logits_hook = lambda plan, tapped: logits.append(tapped.clone().float().cpu())
-    result = Answer(run(engine, plans), logits, engine.stats)
+    # A step that samples nothing has no logits.
+    logits = {plan.step: torch.empty(0) for plan in plans}
+    engine.runner.logits_hook = lambda plan, tapped: logits.update({plan.step: tapped.clone().float().cpu()})
+    result = Answer(run(engine, plans), list(logits.values()), engine.stats)
     engine.close()
     return result
 
