@@ -1,0 +1,90 @@
+"""Host time of the launches of a layer outside of graphs: `python benchmarks/launch_times.py [MODEL …]`.
+
+Each line has µs of host time of one call, median of several rounds, for steps of a few tokens, so that the device keeps
+up and the host never waits for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from decode_kernels import StoreOnly
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.kernels.rotary import rotate_and_store
+from minisgl.kernels.rotation import Rotation
+from minisgl.layers.activation import silu_and_mul
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import Decoder, FeedForward
+
+TOKENS = (4, 16, 300)
+CALLS, ROUNDS = 40, 15
+
+
+def host_microseconds(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(ROUNDS + 2):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        times.append((time.perf_counter() - began) * 1e6 / CALLS)
+    return median(times[2:])
+
+
+def calls_of(model: Decoder, tokens: int) -> dict[str, Callable[[], object]]:
+    config, layer = model.config, model.layers[0]
+    block, attention = layer.feed_forward, layer.attention
+    assert isinstance(block, FeedForward)
+
+    def draw(width: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(tokens, width, device="cuda").to(dtype)
+
+    x, residual, cos_sin = draw(config.hidden_size), draw(config.hidden_size), draw(config.head_dim, torch.float32)
+    heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+    qkv, wide = draw(sum(heads) * config.head_dim), draw(2 * config.intermediate_size)
+    attended, inner = draw(heads[0] * config.head_dim), draw(config.intermediate_size)
+    store = StoreOnly(model, tokens)
+
+    def rotate() -> object:
+        q, k, v = qkv.view(tokens, -1, config.head_dim).split(heads, dim=1)
+        rotation = Rotation(cos_sin, attention.q_norm, attention.k_norm, 1e-6)
+        return rotate_and_store(q, k, v, rotation, store.keys[0], store.values[0], store.locations, 0)
+
+    return {
+        "torch.empty": lambda: torch.empty((tokens, config.hidden_size), dtype=torch.bfloat16, device="cuda"),
+        "norm": lambda: block.norm.forward(x, residual),
+        "qkv": lambda: attention.qkv.forward(x),
+        "rotate and store": rotate,
+        "o": lambda: attention.out.forward(attended),
+        "gate_up": lambda: block.gate_up.forward(x),
+        "silu": lambda: silu_and_mul(wide),
+        "down": lambda: block.down.forward(inner),
+        "layer without attention": lambda: layer.forward(x, residual, cos_sin, store),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["qwen2.5-0.5b", "qwen3-0.6b"])
+    args = parser.parse_args()
+    with torch.inference_mode():
+        for name in args.models:
+            config = ModelConfig.parse({**BUILTIN_CONFIGS[name], "num_hidden_layers": 1})
+            model = Decoder(config, TensorParallel(), torch.bfloat16, "cuda", max_position=64)
+            for source in model.parameters.sources:
+                source.into.normal_(0.0, 0.02)
+            rows = [calls_of(model, tokens) for tokens in TOKENS]
+            print(f"{name}: host µs of a call for {', '.join(map(str, TOKENS))} tokens")
+            for kernel in rows[0]:
+                times = "  ".join(f"{host_microseconds(calls[kernel]):7.1f}" for calls in rows)
+                print(f"  {kernel:24} {times}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
