@@ -12,15 +12,14 @@ from minisgl.wire.plan import StepPlan
 PREFILL_SEGMENTS: Final = 8
 """Most prompts of a captured step. A step with more of them has so many tokens that its launches cost little."""
 
-_PREFILL_TOKENS: Final = (
-    *(8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024),
-    *range(1280, 2049, 256),
-    *range(2560, 4097, 512),
-)
-_MIXED_TOKENS: Final = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""Prompt tokens of captured steps with decode rows. Fewer, since the scheduler cuts prompts to these sizes."""
-_MIXED_DECODE: Final = 32
-"""Decode rows of the smaller captured steps with prompts; the larger ones have all rows."""
+_ALONE_TOKENS: Final = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""Prompt tokens of captured steps without decode rows. Every size costs time at the start."""
+_FEW_ROWS: Final = 32
+_MIXED_TOKENS: Final = (96, 224, 352, 480, 736, 992, 1504, 2016, 3040, 4064)
+"""Prompt tokens of captured steps with decode rows: with 32 of these, multiples of the tiles of matrix products. The
+scheduler cuts prompts to these sizes."""
+_ALL_ROWS_TOKENS: Final = 2016
+"""Most prompt tokens of captured steps beside more than 32 decode rows."""
 _LAUNCH_SECONDS: Final = 0.45e-3
 """Host time to launch the kernels of one layer."""
 _FLOPS: Final = 6e14
@@ -53,24 +52,24 @@ def cascade_sizes(largest: int) -> list[int]:
 
 
 def launch_bound_tokens(layers: int, parameters: int) -> int:
-    """Prompt tokens up to which the device computes a step of a model in less time than the host needs to launch its
-    kernels. `parameters`: those of the rank that take part in the products of a token."""
+    """Tokens up to which the device computes a step of a model in less time than the host needs to launch its kernels.
+    `parameters`: those of the rank that take part in the products of a token."""
     return int(_LAUNCH_SECONDS * layers * _FLOPS / (2 * parameters))
 
 
 def prefill_sizes(most_rows: int, most_tokens: int) -> list[StepSize]:
-    """Sizes of captured steps with prompts of up to `most_tokens` tokens in all, alone and beside up to `most_rows`
-    decode rows; ascending by tokens."""
+    """Sizes of captured steps with prompts, alone and beside up to `most_rows` decode rows, of up to `most_tokens`
+    prompt tokens and decode rows in all; ascending by prompt tokens."""
     if not most_rows:
         return []
-    ladders = {0: _PREFILL_TOKENS, min(_MIXED_DECODE, most_rows): _MIXED_TOKENS, most_rows: _MIXED_TOKENS}
-    sizes = [
-        StepSize(decode, tokens, PREFILL_SEGMENTS)
-        for decode, ladder in ladders.items()
-        for tokens in ladder
-        if tokens <= most_tokens
-    ]
-    return sorted(sizes, key=lambda size: (size.tokens, size.decode))
+    few = min(_FEW_ROWS, most_rows)
+    sizes = {
+        *(StepSize(0, tokens, PREFILL_SEGMENTS) for tokens in _ALONE_TOKENS),
+        *(StepSize(few, tokens, PREFILL_SEGMENTS) for tokens in _MIXED_TOKENS),
+        *(StepSize(most_rows, tokens, PREFILL_SEGMENTS) for tokens in _MIXED_TOKENS if tokens <= _ALL_ROWS_TOKENS),
+    }
+    fitting = (size for size in sizes if size.tokens + size.decode <= most_tokens)
+    return sorted(fitting, key=lambda size: (size.tokens, size.decode))
 
 
 def fitting_size(sizes: Sequence[StepSize], plan: StepPlan, most_keys: int) -> StepSize | None:

@@ -44,10 +44,9 @@ def _plan(decode: int, *segments: tuple[int, int]) -> StepPlan:
 
 
 def test_prompts_have_graphs_alone_beside_some_and_beside_all_rows() -> None:
-    sizes = prefill_sizes(256, 100)
-    assert {size.decode for size in sizes} == {0, 32, 256}
-    assert [size.tokens for size in sizes if not size.decode] == [8, 16, 32, 64, 96]
-    assert prefill_buckets(sizes) == (64,)
+    sizes = [(size.tokens, size.decode) for size in prefill_sizes(256, 352)]
+    assert sizes == [(8, 0), (16, 0), (32, 0), (64, 0), (96, 32), (96, 256), (128, 0), (192, 0), (224, 32), (256, 0)]
+    assert prefill_buckets(prefill_sizes(256, 352)) == (96, 224)
     assert prefill_sizes(256, 4) == prefill_sizes(0, 4096) == []
     assert {size.decode for size in prefill_sizes(20, 1000)} == {0, 20}
 
@@ -62,12 +61,12 @@ def test_small_models_have_graphs_for_more_tokens() -> None:
         (_plan(0, (0, 4)), (0, 8)),
         (_plan(0, (0, 8)), (0, 8)),
         (_plan(0, (0, 5), (64, 4)), (0, 16)),
-        (_plan(1, (0, 4)), (32, 64)),
-        (_plan(33, (0, 64)), (256, 64)),
-        (_plan(33, (300, 40), (0, 25)), (256, 128)),
+        (_plan(1, (0, 4)), (32, 96)),
+        (_plan(33, (0, 96)), (256, 96)),
+        (_plan(33, (300, 40), (0, 57)), (256, 224)),
         (_plan(257, (0, 4)), None),
-        (_plan(2, (0, 300)), (32, 384)),
-        (_plan(2, (0, 1025)), None),
+        (_plan(2, (0, 300)), (32, 352)),
+        (_plan(2, (0, 1250)), None),
         (_plan(0, *[(0, 1)] * PREFILL_SEGMENTS), (0, 8)),
         (_plan(0, *[(0, 1)] * (PREFILL_SEGMENTS + 1)), None),
         (_plan(0, (1990, 8)), (0, 8)),
@@ -76,4 +75,4 @@ def test_small_models_have_graphs_for_more_tokens() -> None:
 )
 def test_a_step_gets_the_smallest_size_that_fits(plan: StepPlan, size: tuple[int, int] | None) -> None:
     expected = None if size is None else StepSize(*size, PREFILL_SEGMENTS)
-    assert fitting_size(prefill_sizes(256, 1024), plan, most_keys=2000) == expected
+    assert fitting_size(prefill_sizes(256, 1280), plan, most_keys=2000) == expected
