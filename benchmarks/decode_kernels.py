@@ -5,7 +5,7 @@ Each line has µs of one call in a CUDA graph of many calls with different weigh
 `roofline`: bytes read and written divided by the bandwidth; `early`: with programmatic dependent launch; `plain`:
 without it; `parts`: with it, but separate kernels for norm, product and activation. `layer` is a whole decoder layer
 except for the attention; `layer + xqa`, `layer + split` and `layer + balanced` include it, with 512 tokens per row, and
-`layer + split, N MB ahead` reads other amounts of weights ahead. `--tune` times the tiles of the vector kernel with one
+names with a comma change constants of these kernels. `--tune` times the tiles of the vector kernel with one
 row instead.
 """
 
@@ -16,7 +16,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from unittest import mock
 
@@ -46,7 +46,11 @@ from minisgl.models.decoder import Decoder, FeedForward
 MODELS = {"qwen3-0.6b": 28, "qwen3-14b": 4, "llama-3.2-1b": 16, "qwen2.5-0.5b": 24, "qwen2.5-7b": 4}
 """Number of layers by model: their weights exceed the L2 cache and leave enough device memory."""
 ROWS = (1, 2, 4, 8, 64, 256)
-AHEAD_MIB = (0, 8, 14, 28)
+SPLIT_VARIANTS = {
+    **{f"{mib} MB ahead": {"_AHEAD_BYTES": mib << 20} for mib in (0, 8, 28)},
+    **{f"{warps} warps": {"_WARPS": warps} for warps in (1, 2)},
+    **{f"{warps} to combine": {"_COMBINE_WARPS": warps} for warps in (1, 2)},
+}
 HAVE_PARTS = ("norm + qkv", "norm + gate_up + silu", "layer")
 MIN_CALLS = 24
 REPLAYS = 20
@@ -167,9 +171,13 @@ def with_tile(tile: tuple[int, int, int], call: Call) -> Call:
     return run
 
 
-def reading_ahead(mib: int, call: Call) -> Call:
+def replacing(constants: dict[str, int], call: Call) -> Call:
+    """Call with other constants of the split decode kernels."""
+
     def run(layer: int) -> object:
-        with mock.patch.object(split_decode_triton, "_AHEAD_BYTES", mib << 20):
+        with ExitStack() as stack:
+            for name, value in constants.items():
+                stack.enter_context(mock.patch.object(split_decode_triton, name, value))
             return call(layer)
 
     return run
@@ -246,8 +254,8 @@ def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
         if attended_layer is not None:
             call = partial(attended_layer, x, residual, cos_sin)
             calls[f"layer + {name}"] = (call, math.nan)
-            for mib in AHEAD_MIB if name == "split" and rows == 1 else ():
-                calls[f"layer + split, {mib} MB ahead"] = (reading_ahead(mib, call), math.nan)
+            for variant, constants in SPLIT_VARIANTS.items() if name == "split" and rows == 1 else ():
+                calls[f"layer + split, {variant}"] = (replacing(constants, call), math.nan)
     if rows > 1:
         calls["norm alone"] = (lambda layer: add_rms_norm(x, residual, dense[layer].norm.weight, 1e-6), 4 * x.nbytes)
         calls["silu alone"] = (lambda layer: silu_and_mul(wide), wide.nbytes + inner.nbytes)
@@ -277,7 +285,7 @@ def compare(models: dict[str, Decoder], bandwidth: float, numbers: list[int], va
         for model in models.values()
         for rows in numbers
         for kernel, (call, _) in calls_of(model, rows).items()
-        if "ahead" not in kernel
+        if "," not in kernel
     ]
     chosen = {name: VARIANTS[name] for name in variants}
     for variant in chosen.values():

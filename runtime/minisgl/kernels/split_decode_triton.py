@@ -30,6 +30,7 @@ AHEAD = 3
 _AHEAD_BYTES = 14 << 20
 """Bytes that are read ahead: about as many as arrive while the two kernels run."""
 _WARPS = 4
+_COMBINE_WARPS = 4
 _LINE = 64
 """Elements of a cache line."""
 _VECTORS = 16
@@ -254,7 +255,9 @@ def split_decode(
         WINDOW=window or 0, ROTATE=new is not None, NORM=norm, AHEAD=len(ahead), THREADS=32 * _WARPS, num_warps=_WARPS,
         num_stages=3, **early,
     )  # fmt: skip
-    _whole[(rows * heads,)](parts, sums, out, HEAD_DIM=head_dim, SPLITS=SPLITS, num_warps=4, **early)
+    _whole[(rows * heads,)](
+        parts, sums, out, HEAD_DIM=head_dim, SPLITS=SPLITS, num_warps=_COMBINE_WARPS, **early
+    )
 
 
 class _Ahead(NamedTuple):
