@@ -251,11 +251,13 @@ class _EngineBuilder:
         config, layers = self._config, representative_layers(self._model_config)
         runner = self._build_runner(0, self._model.with_layers(layers))
         limits = step_limits(runner, max_step_tokens=config.max_step_tokens, max_model_len=self._max_model_len)
-        first, *others = warm_up_plans(limits)
-        run_eagerly(runner, first)
-        if compile_log.compiled:
-            self._compile_together()
-        for plan in others:
+        # A small kernel, which shows at once whether a cache has the model's kernels.
+        self._model.norm.forward(self._model.norm.weight.new_zeros(1, self._model_config.hidden_size), None)
+        together = False
+        for plan in warm_up_plans(limits):
+            if compile_log.compiled and not together:
+                self._compile_together()
+                together = True
             run_eagerly(runner, plan)
 
     def _compile_together(self) -> None:

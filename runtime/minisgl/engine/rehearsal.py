@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import torch
 
 from minisgl.attention import cascade_backend, fa3_backend, flashinfer_backend, select, xqa_backend
 from minisgl.attention.paged import PagedAttention
+from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
@@ -70,15 +71,27 @@ def _representative(model: ModelConfig) -> ModelConfig:
 
 @contextmanager
 def _without_libraries() -> Iterator[None]:
-    """Context in which attention selects our own kernels, and FlashAttention-3, which computes nothing."""
-    with ExitStack() as stack:
-        for backend in (flashinfer_backend, xqa_backend):
-            stack.enter_context(replaced(backend, "why_not_flashinfer", lambda kernel: "this is a rehearsal"))
-        stack.enter_context(replaced(fa3_backend, "load_fa3", lambda: None))
-        stack.enter_context(replaced(fa3_backend, "attend_segments", lambda *args, **kwargs: None))
+    """Context in which attention selects our own kernels, FlashAttention-3 or the reference; the latter two compute
+    nothing."""
+    replacements: list[tuple[Any, str, Any]] = [
+        (flashinfer_backend, "why_not_flashinfer", lambda kernel: "this is a rehearsal"),
+        (xqa_backend, "why_not_flashinfer", lambda kernel: "this is a rehearsal"),
+        (fa3_backend, "load_fa3", _nothing),
+        (fa3_backend, "attend_segments", _nothing),
+        (TorchPrefill, "begin", _nothing),
+        (TorchPrefill, "prefill", _nothing),
+        (TorchDecode, "begin", _nothing),
+        (TorchDecode, "decode", _nothing),
         # Its warnings are about the machine that serves.
-        stack.enter_context(replaced(select.logger, "disabled", True))
+        (select.logger, "disabled", True),
+    ]
+    with ExitStack() as stack:
+        for owner, name, value in replacements:
+            stack.enter_context(replaced(owner, name, value))
         yield
+
+
+def _nothing(*args: object, **kwargs: object) -> None: ...
 
 
 class _SingleRank(TensorParallel):

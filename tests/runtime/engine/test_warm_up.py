@@ -6,8 +6,7 @@ that are 1 or multiples of 16, and for pointers that are aligned.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -18,43 +17,13 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.rehearsal import rehearsal_runner, rehearse
-from minisgl.engine.warm_up import (
-    PLAIN,
-    Sampling,
-    StepLimits,
-    run_eagerly,
-    sized_plan,
-    step_limits,
-    warm_up_plans,
-)
+from minisgl.engine.warm_up import run_eagerly, step_limits, warm_up_plans
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig
-from minisgl.wire.plan import StepPlan
+from support.numerics.random_plans import random_plans
 from support.plans import Segment, make_plan, new_row
 
 HOPPER = Architecture.parse("9.0a")
-
-
-def random_plans(limits: StepLimits, count: int, seed: int) -> Iterator[StepPlan]:
-    """Steps as a scheduler makes them: pure decode, prompts alone and behind prefixes, both together."""
-    chance = random.Random(seed)
-
-    def size(largest: int) -> int:
-        return chance.choice([chance.randint(1, min(bound, largest)) for bound in (8, 40, 300, largest)])
-
-    for _ in range(count):
-        segments = chance.choice([0, 0, 1, 1, 2, chance.randint(1, 9)])
-        tokens = size(limits.max_step_tokens)
-        samplings = [Sampling(chance.random() < 0.5, chance.random() < 0.5) for _ in range(chance.randint(1, 7))]
-        yield sized_plan(
-            limits,
-            decode=size(limits.max_running) if not segments else chance.choice([0, size(limits.max_running)]),
-            prompts=[max(1, tokens // segments + chance.randint(-3, 3)) for _ in range(segments)],
-            start=chance.choice([0, 0, chance.randint(1, limits.max_model_len)]),
-            sample=chance.random() < 0.8,
-            shared=chance.random() < 0.3,
-            sampling=chance.choice([[], [PLAIN], samplings]),
-        )
 
 
 ENGINE = EngineConfig(model="", device="cuda")

@@ -1,0 +1,57 @@
+"""Random steps of an engine, and an engine that runs some: `python -m support.numerics.random_plans CHECKPOINT` prints
+its statistics as JSON. A process of its own starts without kernels that others have compiled or loaded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from minisgl.engine.engine import create_engine
+from minisgl.engine.warm_up import PLAIN, Sampling, StepLimits, sized_plan
+from minisgl.wire.plan import StepPlan
+from support.numerics.gpu_engine import engine_config, run
+
+
+def random_plans(limits: StepLimits, count: int, seed: int) -> Iterator[StepPlan]:
+    """Steps as a scheduler makes them: pure decode, prompts alone and behind prefixes, both together."""
+    chance = random.Random(seed)
+
+    def size(largest: int) -> int:
+        return chance.choice([chance.randint(1, min(bound, largest)) for bound in (8, 40, 300, largest)])
+
+    for _ in range(count):
+        segments = chance.choice([0, 0, 1, 1, 2, chance.randint(1, 9)])
+        tokens = size(limits.max_step_tokens)
+        samplings = [Sampling(chance.random() < 0.5, chance.random() < 0.5) for _ in range(chance.randint(1, 7))]
+        yield sized_plan(
+            limits,
+            decode=size(limits.max_running) if not segments else chance.choice([0, size(limits.max_running)]),
+            prompts=[max(1, tokens // segments + chance.randint(-3, 3)) for _ in range(segments)],
+            start=chance.choice([0, 0, chance.randint(1, limits.max_model_len)]),
+            sample=chance.random() < 0.8,
+            shared=chance.random() < 0.3,
+            sampling=chance.choice([[], [PLAIN], samplings]),
+        )
+
+
+def main(checkpoint: str) -> None:
+    logging.basicConfig(level=logging.INFO)
+    config = engine_config(Path(checkpoint), num_pages=64, max_running=40)
+    engine = create_engine(config)
+    limits = engine.limits
+    steps = StepLimits(
+        limits.max_running, config.max_step_tokens, limits.max_model_len, limits.page_size, limits.num_pages
+    )
+    run(engine, list(random_plans(steps, 60, seed=1)))
+    print(json.dumps(msgspec.to_builtins(engine.stats)))
+    engine.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
