@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from graph_timing import microseconds
 from minisgl.bench.roofline import hardware_of
-from minisgl.kernels.resample import Samples, resample
+from minisgl.kernels.resample import resample
 from minisgl.kernels.resample_triton import Workspace, report_cuda
 from minisgl.kernels.sample import sample
+from minisgl.kernels.sampling_rows import Samples
 from support.kernels.resampling import Row, flat, make_batch, peaked
 
 VOCABULARY = 151_936
@@ -34,7 +36,7 @@ class Stage:
     """Bytes read per row and token of the vocabulary."""
 
 
-PENALTIES = {"presence": 1.0, "frequency": 0.2, "output": tuple(range(0, 5000, 7))}
+PENALTIES: dict[str, Any] = {"presence": 1.0, "frequency": 0.2, "output": tuple(range(0, 5000, 7))}
 STAGES = {
     "top_k 20, top_p 0.95": Stage(Row(temperature=0.6, top_k=20, top_p=0.95)),
     "top_p 0.9": Stage(Row(temperature=0.6, top_p=0.9)),

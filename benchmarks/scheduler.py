@@ -1,7 +1,8 @@
 """CPU time of the whole scheduler process per decode step: `python benchmarks/scheduler.py [--json FILE]`.
 
-Only the engine is a stub; sockets, radix cache, plans and result messages are real. The stub engine returns at once, so
-that the scheduler is never idle. This process is the client that reads its messages.
+Only the engine is a stub; sockets, radix cache, plans and result messages are real, and each plan is packed for the
+device as an engine does it. The stub engine returns at once, so that the scheduler is never idle. This process is the
+client that reads its messages. In the last run all requests have penalties and filters.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+import torch
 import zmq
 
 from minisgl.bench.report import report
 from minisgl.config import EngineConfig
+from minisgl.engine.batch import PackedStep
 from minisgl.engine.interface import EngineLimits
+from minisgl.engine.tables import Tables
 from minisgl.flags.arguments import Parser, add_json_argument, integer
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
@@ -51,6 +55,8 @@ class Scenario(msgspec.Struct, frozen=True):
     page_size: int
     prefixes: int
     """Prompts that fill the prefix cache first; 0: none."""
+    processed: bool = False
+    """Each request has penalties, top-k and top-p."""
 
     @property
     def max_tokens(self) -> int:
@@ -107,11 +113,14 @@ def main() -> None:
     metrics["steps_without_eviction"] = full.steps_without_eviction
     metrics["cached_prefixes_at_end"] = full.cached_prefixes
     metrics["running"], metrics["steps"], metrics["page_size"] = args.running, args.steps, args.page_size
+    processed = measure(args.running, args.steps, args.page_size, 0, processed=True)
+    metrics["decode_step_cpu_ms_processed"] = processed.cpu_ms
+    metrics["ratio_processed_to_plain"] = processed.cpu_ms / plain.cpu_ms
     reference = {"decode_step_cpu_ms": TARGET_MS, "decode_step_cpu_ms_50k_prefixes": TARGET_50K_MS}
     report("scheduler", metrics, reference, args.json)
 
 
-def measure(running: int, steps: int, page_size: int, prefixes: int) -> Measurement:
+def measure(running: int, steps: int, page_size: int, prefixes: int, *, processed: bool = False) -> Measurement:
     """Run a scheduler process and load it until it has measured `steps` decode steps."""
     # Running requests evict prefixes as they grow: add enough for `prefixes` to remain at the end.
     growth = running * (steps + 2 * WARM_UP_STEPS + 256) // page_size if prefixes else 0
@@ -119,7 +128,7 @@ def measure(running: int, steps: int, page_size: int, prefixes: int) -> Measurem
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="minisgl-bench-") as folder:
-        scenario = Scenario(f"ipc://{folder}/scheduler", running, steps, page_size, filled)
+        scenario = Scenario(f"ipc://{folder}/scheduler", running, steps, page_size, filled, processed)
         process = context.Process(target=_scheduler_process, args=(msgspec.json.encode(scenario), sender), daemon=True)
         process.start()
         # Without a writing end in this process, the exit of the scheduler process is an end of file here.
@@ -133,7 +142,8 @@ def measure(running: int, steps: int, page_size: int, prefixes: int) -> Measurem
 
 
 class _MeasuredEngine(StubEngine):
-    """Reads the CPU clock of the process before and after `steps` decode steps of a full batch, then sets `stop`."""
+    """Packs each plan, reads the CPU clock of the process before and after `steps` decode steps of a full batch, then
+    sets `stop`."""
 
     def __init__(self, limits: EngineLimits, scenario: Scenario, stop: threading.Event) -> None:
         super().__init__(limits)
@@ -145,10 +155,15 @@ class _MeasuredEngine(StubEngine):
         self.steps_without_eviction = 0
         self.scheduler: Scheduler | None = None
         self._evicted = 0
+        pages_per_row = -(-limits.max_model_len // limits.page_size)
+        self._tables = Tables(limits.max_running, pages_per_row, 0, limits.vocab_size, torch.device("cpu"))
+        self._buffer = np.empty(1 << 20, np.int32)
 
     def launch(self, plan: StepPlan) -> StepPlan:
         if len(plan.decode_slots) == self._scenario.running:
             self._mark()
+        packed = PackedStep(plan, self._tables)
+        packed.write(self._buffer[: packed.size])
         return super().launch(plan)
 
     def _mark(self) -> None:
@@ -227,7 +242,7 @@ def _client(scenario: Scenario, result: Connection) -> None:
             finished += _receive_finished(socket, codec)
         for row, length in enumerate(scenario.prompt_lengths):
             prompt = draw.integers(0, VOCAB_SIZE - 1, length, dtype=np.int32)
-            _submit(socket, codec, scenario.prefixes + row, prompt, scenario.max_tokens)
+            _submit(socket, codec, scenario.prefixes + row, prompt, scenario.max_tokens, processed=scenario.processed)
         while not result.poll(0):
             if socket.poll(100):
                 codec.decode(socket.recv())
@@ -235,10 +250,20 @@ def _client(scenario: Scenario, result: Connection) -> None:
         context.destroy(linger=0)
 
 
-def _submit(socket: Any, codec: Codec[FromScheduler], number: int, prompt: np.ndarray[Any, Any], tokens: int) -> None:
+def _submit(
+    socket: Any,
+    codec: Codec[FromScheduler],
+    number: int,
+    prompt: np.ndarray[Any, Any],
+    tokens: int,
+    *,
+    processed: bool = False,
+) -> None:
     message = Submit(
         id=number.to_bytes(16, "big"), prompt=prompt.tobytes(), max_tokens=tokens, seed=number, ignore_eos=True
     )
+    if processed:
+        message = msgspec.structs.replace(message, top_k=20, top_p=0.95, presence_penalty=1.0, frequency_penalty=0.2)
     socket.send(codec.encode(message))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ FILTERS = [
         (50, 0.8, 0.02),
     )
 ]
-PENALTIES = {
+PENALTIES: dict[str, Any] = {
     "repetition": 1.2,
     "frequency": 0.3,
     "presence": 0.7,

@@ -10,9 +10,9 @@ import torch
 
 from minisgl.attention.cascade import CascadeLayout, CascadeTables
 from minisgl.engine.graph_sizes import StepSize
-from minisgl.engine.logits_processors import DeviceLogitsProcessors
+from minisgl.engine.logits_processors import NEW_ROW_COLUMNS, DeviceChanges
 from minisgl.engine.tables import Tables
-from minisgl.wire.plan import EMPTY, SAMPLING_COLUMNS, IntArray, StepPlan
+from minisgl.wire.plan import EMPTY, IntArray, StepPlan
 from minisgl.wire.shared_prefixes import decode_prefixes
 
 
@@ -41,15 +41,17 @@ class DeviceStep:
     """[P + 1]"""
     prefill_kv_lengths: torch.Tensor
     """[P]"""
-    filtered_rows: torch.Tensor
-    """[F] indices of the S rows with top-k, top-p or min-p whose logits no processor changes."""
+    processed_rows: torch.Tensor
+    """[F] indices of the S rows with filters, logits processors or log-probabilities."""
+    reported_rows: torch.Tensor
+    """[N] indices of the S rows that report log-probabilities."""
     page_updates: torch.Tensor
     """[3, U]"""
     new_rows: torch.Tensor
-    """[SAMPLING_COLUMNS, N]"""
+    """[NEW_ROW_COLUMNS, N]"""
     poison_pages: torch.Tensor
     """[Z]"""
-    processors: DeviceLogitsProcessors | None
+    changes: DeviceChanges | None
     cascade: CascadeTables | None
 
 
@@ -78,17 +80,15 @@ class PackedStep:
     ) -> None:
         """`size`: pad the step to this size, with the dummy slot. `cascade`: the layout for shared prefixes; None:
         ignore them."""
-        tables.record_filters(plan.new_rows)
         self.sampled_slots = plan.sampled_slots
         self.decode_slots, self.decode_positions = plan.decode_slots, plan.decode_positions
         self._prefill_slots, self._prefill_tokens = plan.prefill_slots, plan.prefill_tokens
         self.prefill_starts, self.prefill_lengths = plan.prefill_starts, plan.prefill_lengths
         self.sampled = len(self.sampled_slots)
-        self.filtered = tables.filtered(self.sampled_slots)
-        self.processors = tables.processors.select(plan, self.sampled_slots, self.filtered)
-        if self.processors is not None:
-            self.filtered = np.setdiff1d(self.filtered, self.processors.changed, assume_unique=True)
         self._plan = plan
+        self._sample_positions = self._positions_after()
+        self.processors = tables.processors.select(plan, self.sampled_slots, self._sample_positions)
+        self._new_rows = tables.processors.new_rows(plan.new_rows[0]).ravel() if plan.new_rows.shape[1] else EMPTY
         self._cascade = cascade
         self._sample_padding = 0
         self._dummy_slot = tables.dummy_slot
@@ -96,7 +96,7 @@ class PackedStep:
             self._pad(size)
         parts = self._decode_parts() if not len(self.prefill_lengths) else self._mixed_parts()
         self._graph_parts = len(parts)
-        self._parts = [*parts, self.filtered, *self._update_parts()]
+        self._parts = [*parts, self.processors.rows, self.processors.reported, *self._update_parts()]
         self.size = sum(map(len, self._parts))
 
     @property
@@ -130,6 +130,14 @@ class PackedStep:
             self.prefill_lengths = _extended(np.append(self.prefill_lengths, np.int32(tokens)), segments)
             self._prefill_tokens = _extended(self._prefill_tokens, tokens)
 
+    def _positions_after(self) -> IntArray:
+        """[S] number of tokens before the sampled one."""
+        plan, after = self._plan, self.decode_positions + np.int32(1)
+        if not len(plan.prefill_slots):
+            return after
+        ends = plan.prefill_starts + plan.prefill_lengths
+        return np.concatenate((after, ends[plan.prefill_sample == 1]))
+
     def _decode_parts(self) -> list[IntArray]:
         after = self.decode_positions + np.int32(1)
         rows = np.arange(self.num_decode, dtype=np.int32)
@@ -152,7 +160,7 @@ class PackedStep:
             np.concatenate((self.decode_positions, positions)),
             after,
             _extended(self.sampled_slots, padding, self._dummy_slot),
-            _extended(np.concatenate((after[: len(rows)], ends[last])), padding),
+            _extended(self._sample_positions, padding),
             _extended(np.concatenate((rows, d - 1 + offsets[1:][last])), padding),
             self._prefill_tokens,
             self._prefill_slots,
@@ -168,8 +176,8 @@ class PackedStep:
         return self._cascade.pack(groups, self.num_decode)
 
     def _update_parts(self) -> list[IntArray]:
-        plan, processors = self._plan, EMPTY if self.processors is None else self.processors.packed()
-        return [plan.page_updates.ravel(), plan.new_rows.ravel(), plan.poison_pages, processors]
+        plan = self._plan
+        return [plan.page_updates.ravel(), self._new_rows, plan.poison_pages, self.processors.packed()]
 
     def write(self, buffer: IntArray) -> None:
         """Pack into `buffer` [size] int32."""
@@ -196,11 +204,12 @@ class PackedStep:
             query_offsets=next(parts),
             prefill_kv_lengths=next(parts),
             cascade=self._cascade_view(next(parts)),
-            filtered_rows=next(parts),
+            processed_rows=next(parts),
+            reported_rows=next(parts),
             page_updates=next(parts).view(3, -1),
-            new_rows=next(parts).view(SAMPLING_COLUMNS, -1),
+            new_rows=next(parts).view(NEW_ROW_COLUMNS, -1),
             poison_pages=next(parts),
-            processors=None if self.processors is None else self.processors.view(next(parts)),
+            changes=self.processors.view(next(parts)),
         )
 
     def _cascade_view(self, part: torch.Tensor) -> CascadeTables | None:

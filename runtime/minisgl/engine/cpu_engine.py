@@ -50,10 +50,8 @@ class CpuEngine:
 
     def _step(self, plan: StepPlan) -> StepResult:
         packed = PackedStep(plan, self.runner.tables)
-        tokens, report = self.runner.run(plan, packed, packed.view(packed.on_host()))
+        tokens, *reports = self.runner.run(plan, packed, packed.view(packed.on_host()))
         if self._compare_ranks:
             check_hashes(plan.step, gather_hashes(self._parallel, tokens).tolist())
-        if report is None:
-            return StepResult(plan.step, tokens.numpy())
-        assert packed.processors is not None
-        return StepResult(plan.step, tokens.numpy(), *packed.processors.unpack(report.numpy()))
+        on_host = [None if report is None else report.numpy() for report in reports]
+        return StepResult(plan.step, tokens.numpy(), *packed.processors.unpack(*on_host))

@@ -13,8 +13,9 @@ from minisgl.engine.audit import check_hashes, gather_hashes
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.graph_sizes import StepSize
 from minisgl.engine.interface import EngineLimits, EngineStats
-from minisgl.engine.logits_processors import StepLogitsProcessors
-from minisgl.engine.runner import Runner
+from minisgl.engine.logits_processors import StepProcessors
+from minisgl.engine.runner import Runner, StepTensors
+from minisgl.engine.sampling_graphs import SamplingGraphs
 from minisgl.engine.step_graphs import StepGraph, StepGraphs
 from minisgl.engine.step_guard import StepGuard
 from minisgl.wire.plan import StepPlan, StepResult
@@ -33,8 +34,8 @@ class _Staging:
         self._tokens = torch.empty(max_running, dtype=torch.int32, pin_memory=True)
         self._hashes = torch.empty(ranks, dtype=torch.int64, pin_memory=True)
         self._sampled = 0
-        self._processors: StepLogitsProcessors | None = None
-        self._report: torch.Tensor | None = None
+        self._processors = StepProcessors()
+        self._reports: list[torch.Tensor | None] = []
         self._done = torch.cuda.Event()
 
     def upload(self, packed: PackedStep, buffer: torch.Tensor) -> torch.Tensor:
@@ -48,21 +49,12 @@ class _Staging:
         buffer[: packed.size].copy_(self._input[: packed.size], non_blocking=True)
         return buffer
 
-    def download(
-        self,
-        tokens: torch.Tensor,
-        hashes: torch.Tensor | None,
-        report: torch.Tensor | None,
-        processors: StepLogitsProcessors | None,
-    ) -> None:
-        """Queue the copies of a step's results; `processors` decodes the `report`."""
+    def download(self, results: StepTensors, hashes: torch.Tensor | None, processors: StepProcessors) -> None:
+        """Queue the copies of a step's results; `processors` decodes the log-probabilities."""
         self._processors = processors
-        self._report = None
-        if report is not None:
-            self._report = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
-            self._report.copy_(report, non_blocking=True)
-        self._sampled = len(tokens)
-        self._tokens[: self._sampled].copy_(tokens, non_blocking=True)
+        self._reports = [_to_host(report) for report in results[1:]]
+        self._sampled = len(results.tokens)
+        self._tokens[: self._sampled].copy_(results.tokens, non_blocking=True)
         if hashes is not None:
             self._hashes.copy_(hashes, non_blocking=True)
         self._done.record()
@@ -72,10 +64,15 @@ class _Staging:
         self._done.synchronize()
         tokens = self._tokens[: self._sampled].numpy().copy()
         step, self.step = self.step, -1
-        if self._report is None:
-            return StepResult(step, tokens), self._hashes.tolist()
-        assert self._processors is not None
-        return StepResult(step, tokens, *self._processors.unpack(self._report.numpy())), self._hashes.tolist()
+        report, prompt_report = (None if each is None else each.numpy() for each in self._reports)
+        return StepResult(step, tokens, *self._processors.unpack(report, prompt_report)), self._hashes.tolist()
+
+
+def _to_host(report: torch.Tensor | None) -> torch.Tensor | None:
+    """Queue the copy of log-probabilities to pinned memory."""
+    if report is None:
+        return None
+    return torch.empty(report.shape, dtype=report.dtype, pin_memory=True).copy_(report, non_blocking=True)
 
 
 class CudaEngine:
@@ -108,9 +105,12 @@ class CudaEngine:
         self._launched = 0
         self._guard = StepGuard()
         self._graphs = StepGraphs()
+        self._sampling = SamplingGraphs()
         torch.cuda.synchronize()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._graphs.capture(runner, largest_graph, prefill_graphs, self._upload, progress)
+            if parallel.size == 1:
+                self._sampling.capture(runner, self._graphs.decode, self._upload)
         torch.cuda.synchronize()
 
     def launch(self, plan: StepPlan) -> _Staging:
@@ -126,6 +126,7 @@ class CudaEngine:
 
     def close(self) -> None:
         self._stream.synchronize()
+        self._sampling.clear()
         self._graphs.clear()
         self._parallel.close()
         # Free weights and pool even if a reference to this engine remains.
@@ -144,16 +145,16 @@ class CudaEngine:
         packed = PackedStep(plan, self.runner.tables, graph.size if graph else None, cascade)
         buffer = staging.upload(packed, self._upload)
         if graph is None:
-            tokens, report = self.runner.run(plan, packed, packed.view(buffer))
+            results = self.runner.run(plan, packed, packed.view(buffer))
         else:
-            tokens, report = self._replay(plan, graph, packed, buffer)
-        hashes = gather_hashes(self._parallel, tokens) if self._compare_ranks else None
-        staging.download(tokens, hashes, report, packed.processors)
+            results = self._replay(plan, graph, packed, buffer)
+        hashes = gather_hashes(self._parallel, results.tokens) if self._compare_ranks else None
+        staging.download(results, hashes, packed.processors)
         return staging
 
     def _replay(
         self, plan: StepPlan, graph: StepGraph, packed: PackedStep, buffer: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> StepTensors:
         runner, step = self.runner, packed.view(buffer)
         if buffer is not self._upload:
             # The graph reads its inputs at the address of its capture.
@@ -162,8 +163,12 @@ class CudaEngine:
         graph.replay(runner.attention_batch(packed, step))
         if packed.sampled:
             runner.call_hook(plan, graph.logits[: packed.sampled])
-        report = runner.resample(packed, step, graph.logits, graph.tokens)
-        return graph.tokens[: packed.sampled], report
+        sampling = self._sampling.find(graph, packed.processors)
+        if sampling is not None:
+            report = sampling.replay(packed.processors)
+        else:
+            report = runner.resample(packed, step, graph.logits, graph.tokens)
+        return StepTensors(graph.tokens[: packed.sampled], report)
 
     def _eager_cascade(self, plan: StepPlan) -> CascadeLayout | None:
         cascade = self.runner.attention.cascade

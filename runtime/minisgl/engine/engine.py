@@ -32,6 +32,7 @@ from minisgl.engine.graph_sizes import (
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.profile_memory import measure_step
 from minisgl.engine.runner import Runner, attention_shape
+from minisgl.engine.sampler import sampling_bytes
 from minisgl.engine.start_clock import StartClock
 from minisgl.engine.tables import Tables
 from minisgl.engine.warm_up import representative_layers, run_eagerly, step_limits, warm_up_plans
@@ -309,9 +310,10 @@ class _EngineBuilder:
             largest = self._prefill_graphs[-1]
             graphs += len(self._prefill_graphs) * _GRAPH_BYTES
             graphs += step_bytes * (largest.tokens + largest.decode) // config.max_step_tokens
-        # Allocated when the first row has penalties; it must fit beside a full pool.
-        counts = config.max_running * model.config.vocab_size * 4
-        return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - counts
+        sampling = sampling_bytes(
+            config.max_running, model.config.vocab_size, self._parallel.size, self._shape.dtype.itemsize
+        )
+        return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - sampling
 
     def _build_runner(self, num_pages: int, model: Decoder) -> Runner:
         shape = self._shape

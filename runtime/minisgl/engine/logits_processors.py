@@ -1,56 +1,63 @@
-"""Logits processors on the host: the table of rows that have any, and the work of one step for them.
+"""Filters, logits processors and log-probabilities on the host: which rows need what, and the changes when rows join.
 
-Everything that a step needs is packed into its one buffer of inputs. The host knows positions ahead of the device, and
-therefore how many tokens a row has generated; the tokens themselves are counted on the device.
+A row's parameters go to tables of the device in the plan in which it joins. After that, the host only looks up by slot
+which stages the rows of a step need; the device counts tokens and compares positions itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 
+from minisgl.kernels import sampling_rows as columns
 from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
-from minisgl.wire.plan import EMPTY, IntArray, LogprobColumns, PromptLogprobPart, RowLogprobs, StepPlan
+from minisgl.wire.plan import (
+    EMPTY,
+    SAMPLING_COLUMNS,
+    IntArray,
+    LogprobColumns,
+    PromptLogprobPart,
+    RowLogprobs,
+    StepPlan,
+)
+
+NEW_ROW_COLUMNS: Final = 1 + columns.COLUMNS
+"""Slot, then the columns of the device's table."""
+
+MANY_TOPS: Final = 1 << 16
+"""Stage of rows that report more most likely tokens than the kernel can; only the host knows it."""
+
+LISTS: Final = columns.BIASED | columns.MASKED | columns.BITMASKED
+"""Stages that read lists or bitmasks."""
 
 
-class DeviceLogitsProcessors(NamedTuple):
-    """int32 views into the step's buffer; S rows sample in the step, and the logits of C of them are changed."""
+class DeviceChanges(NamedTuple):
+    """int32 views into the step's buffer: changes of the tables by rows that join, and prompt tokens to report."""
 
-    joined: torch.Tensor
+    list_slots: torch.Tensor
+    """[L] slot of each entry of a list"""
+    list_index: torch.Tensor
+    list_ids: torch.Tensor
+    list_values: torch.Tensor
+    counted: torch.Tensor
     """Slots of joining rows with penalties: token counts of earlier rows in these slots are dropped."""
-    prompt_slots: torch.Tensor
-    prompt_tokens: torch.Tensor
-    output_slots: torch.Tensor
-    output_tokens: torch.Tensor
-    changed: torch.Tensor
-    """[C] indices into the S rows; rows with top-k, top-p or min-p are the last."""
-    bias_rows: torch.Tensor
-    """Indices into the C rows, as `penalized_rows` and `masked_rows`."""
-    bias_ids: torch.Tensor
-    bias_values: torch.Tensor
-    """float bits"""
-    penalized_rows: torch.Tensor
-    penalized_slots: torch.Tensor
-    penalties: torch.Tensor
-    """Repetition of each penalized row, then frequency, then presence; float bits"""
-    masked_rows: torch.Tensor
-    masked_ids: torch.Tensor
-    logprob_rows: torch.Tensor
-    """Indices into the S rows: rows that report log-probabilities."""
+    count_slots: torch.Tensor
+    """[H] slot of each distinct token of their histories"""
+    count_tokens: torch.Tensor
+    counts: torch.Tensor
     prompt_rows: torch.Tensor
     """Indices into the step's T tokens: a log-probability of the prompt token after each of them is reported."""
     prompt_next: torch.Tensor
     """The prompt tokens after them."""
-    unfiltered: int
-    """Number of the C rows without top-k, top-p and min-p."""
-    tops: int
-    """K: the largest number of most likely tokens that any row reports."""
+    longest_list: int
+    prompt_tops: int
+    """Largest number of most likely tokens that any prompt reports."""
 
 
-_ARRAYS = DeviceLogitsProcessors._fields[:-2]
+_ARRAYS = DeviceChanges._fields[:-2]
 
 
 class PromptSegment(NamedTuple):
@@ -65,93 +72,149 @@ class PromptSegment(NamedTuple):
     tops: int
 
 
-class StepLogitsProcessors:
-    """Work of one step for rows with logits processors or log-probabilities, on the host."""
+class StepProcessors(NamedTuple):
+    """Work of one step for rows with filters, logits processors or log-probabilities, on the host."""
 
-    def __init__(
-        self, arrays: dict[str, IntArray], prompts: list[PromptSegment], *, unfiltered: int, tops: int
-    ) -> None:
-        """Fields of `DeviceLogitsProcessors`, its tensors as `arrays`. `prompts`: in the order of `prompt_rows`."""
-        self._parts = [arrays[name] for name in _ARRAYS]
-        self._prompts = prompts
-        self._logprob_rows = arrays["logprob_rows"]
-        self.changed = arrays["changed"]
-        """[C] indices into the S rows."""
-        self._unfiltered = unfiltered
-        self._tops = tops
+    stages: int = 0
+    """Bits of the stages that any sampled row needs."""
+    rows: IntArray = EMPTY
+    """Indices into the S sampled rows: those with a stage."""
+    reported: IntArray = EMPTY
+    """Those that report log-probabilities."""
+    tops: int = 0
+    """Largest number of most likely tokens that any of these reports."""
+    changes: tuple[IntArray, ...] = ()
+    """Arrays of `DeviceChanges`."""
+    longest_list: int = 0
+    prompts: Sequence[PromptSegment] = ()
+
+    @property
+    def lists(self) -> bool:
+        return bool(self.stages & LISTS)
 
     def packed(self) -> IntArray:
-        return np.concatenate(self._parts, dtype=np.int32, casting="same_kind")
+        """The part of the step's buffer that `view` reads."""
+        return np.concatenate(self.changes, dtype=np.int32, casting="same_kind") if self.changes else EMPTY
 
-    def view(self, buffer: torch.Tensor) -> DeviceLogitsProcessors:
-        tensors = torch.split(buffer, [len(part) for part in self._parts])
-        return DeviceLogitsProcessors._make((*tensors, self._unfiltered, self._tops))
+    def view(self, buffer: torch.Tensor) -> DeviceChanges | None:
+        if not self.changes:
+            return None
+        tensors = torch.split(buffer, [len(part) for part in self.changes])
+        tops = max((prompt.tops for prompt in self.prompts), default=0)
+        return DeviceChanges._make((*tensors, self.longest_list, tops))
 
-    def unpack(self, report: IntArray) -> tuple[RowLogprobs | None, tuple[PromptLogprobPart, ...]]:
-        """`report` [N, 1 + 2 K], as `logprobs.report` returns it: the sampled rows, then the prompts' tokens."""
-        tops = (report.shape[1] - 1) // 2
-        values = report.view(np.float32)
-        columns = LogprobColumns(values[:, 0], report[:, 1 : 1 + tops], values[:, 1 + tops :])
-        first = len(self._logprob_rows)
-        rows = RowLogprobs(self._logprob_rows, columns[:first]) if first else None
-        parts = []
-        for prompt in self._prompts:
-            parts.append(PromptLogprobPart(prompt.slot, prompt.start, columns[first : first + len(prompt.rows)]))
-            first += len(prompt.rows)
+    def unpack(
+        self, report: IntArray | None, prompt_report: IntArray | None
+    ) -> tuple[RowLogprobs | None, tuple[PromptLogprobPart, ...]]:
+        """Log-probabilities of the step. `report` [S, 1 + 2 K] and `prompt_report` [N, 1 + 2 K] as `logprobs.report`
+        returns them."""
+        rows = None if report is None else RowLogprobs(self.reported, _columns(report[self.reported], self.tops))
+        parts, first = [], 0
+        if prompt_report is not None:
+            values = _columns(prompt_report, (prompt_report.shape[1] - 1) // 2)
+            for prompt in self.prompts:
+                parts.append(PromptLogprobPart(prompt.slot, prompt.start, values[first : first + len(prompt.rows)]))
+                first += len(prompt.rows)
         return rows, tuple(parts)
 
 
+_NOTHING = StepProcessors()
+
+
 class LogitsProcessorTable:
-    """Logits processors of the rows that have any, by slot. Only plans change it, in their order."""
+    """Parameters of the rows by slot, as the device has them. Only plans change it, in their order."""
 
-    def __init__(self) -> None:
-        self._rows: dict[int, RowLogitsProcessors] = {}
+    def __init__(self, rows: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._table = np.zeros((columns.COLUMNS, rows), np.int32)
+        self._stages = np.zeros(rows, np.int32)
+        self._prompts: dict[int, RowLogitsProcessors] = {}
+        """Rows that report log-probabilities of their prompts."""
 
-    def select(self, plan: StepPlan, sampled_slots: IntArray, filtered: IntArray) -> StepLogitsProcessors | None:
-        """Apply the plan's changes and return the work of its step, or None. Call it once per plan.
+    def new_rows(self, slots: IntArray) -> IntArray:
+        """[NEW_ROW_COLUMNS, N]: `slots` [N] and their columns of the table, for the device."""
+        return np.concatenate((slots[None], self._table[:, slots]))
 
-        `filtered`: indices of the sampled rows with top-k, top-p or min-p.
+    def select(self, plan: StepPlan, slots: IntArray, positions: IntArray) -> StepProcessors:
+        """Apply the plan's changes and return the work of its step. Call it once per plan.
+
+        `slots` and `positions` [S] are those of the sampled rows; a position counts the tokens before the sampled one.
         """
-        joined = self._join(plan) if self._rows or len(plan.logits_processors) else []
-        if not self._rows:
-            return None
-        sampled = [(row, self._rows[slot]) for row, slot in enumerate(sampled_slots.tolist()) if slot in self._rows]
-        if not (joined or sampled or len(plan.prefill_slots)):
-            # All rows with processors have ended, and no other request has their slots yet.
-            return None
-        changed = _changed(sampled, _sampled_positions(plan), set(filtered.tolist()))
-        prompts = list(self._prompts(plan))
-        reporting = {row: processors.logprobs for row, processors in sampled if processors.logprobs >= 0}
-        arrays = _history(joined) | _changes(changed)
-        arrays["logprob_rows"] = np.array(list(reporting), np.int32)
-        arrays["prompt_rows"] = _joined(prompt.rows for prompt in prompts)
-        arrays["prompt_next"] = _joined(prompt.tokens for prompt in prompts)
-        if not any(map(len, arrays.values())):
-            return None
-        tops = max([*reporting.values(), *(prompt.tops for prompt in prompts)], default=0)
-        unfiltered = sum(not change.filtered for change in changed)
-        return StepLogitsProcessors(arrays, prompts, unfiltered=unfiltered, tops=tops)
+        joined = self._join(plan) if plan.new_rows.shape[1] else []
+        prompts = list(self._segments(plan)) if self._prompts and len(plan.prefill_slots) else []
+        found = self._stages[slots]
+        stages = int(np.bitwise_or.reduce(found))
+        if not (stages or joined or prompts):
+            return _NOTHING
+        if stages & columns.MASKED:
+            ended = positions >= self._table[columns.MASK_UNTIL, slots]
+            found = np.where(ended, found & ~columns.MASKED, found)
+            stages = int(np.bitwise_or.reduce(found))
+        reported, tops = EMPTY, 0
+        if stages & (columns.REPORTED | MANY_TOPS):
+            reported = np.flatnonzero(found & (columns.REPORTED | MANY_TOPS)).astype(np.int32)
+            tops = int(self._table[columns.TOPS, slots[reported]].max())
+        return StepProcessors(
+            stages,
+            np.flatnonzero(found).astype(np.int32),
+            reported,
+            tops,
+            _changes(joined, prompts) if joined or prompts else (),
+            max((len(row.bias_ids) + len(row.masked_ids) for row in joined), default=0),
+            prompts,
+        )
 
     def reports_prompts(self, plan: StepPlan) -> bool:
         """Whether a step may report log-probabilities of prompt tokens. Call it before `select`."""
-        if not len(plan.prefill_slots) or not (self._rows or len(plan.logits_processors)):
+        if not len(plan.prefill_slots) or not (self._prompts or len(plan.logits_processors)):
             return False
-        rows = [self._rows[slot] for slot in plan.prefill_slots.tolist() if slot in self._rows]
-        return any(row.prompt_logprobs >= 0 for row in (*rows, *decode_logits_processors(plan.logits_processors)))
+        if any(slot in self._prompts for slot in plan.prefill_slots.tolist()):
+            return True
+        return any(row.prompt_logprobs >= 0 for row in decode_logits_processors(plan.logits_processors))
 
     def _join(self, plan: StepPlan) -> list[RowLogitsProcessors]:
-        for slot in plan.new_rows[0].tolist():
-            self._rows.pop(slot, None)
+        slots = plan.new_rows[0]
+        assert SAMPLING_COLUMNS - 1 == columns.STAGES
+        self._table[: columns.STAGES, slots] = plan.new_rows[1:]
+        self._table[columns.STAGES :, slots] = 0
+        _, temperature, top_k, top_p, min_p = plan.new_rows[:5]
+        filters = (top_k > 0) & (top_k < self._vocab_size)
+        filters |= (top_p.view(np.float32) < 1) | (min_p.view(np.float32) > 0)
+        filters &= temperature.view(np.float32) > 0
+        self._stages[slots] = self._table[columns.STAGES, slots] = columns.FILTERED * filters
+        for slot in slots.tolist() if self._prompts else ():
+            self._prompts.pop(slot, None)
         joined = decode_logits_processors(plan.logits_processors)
-        self._rows.update((processors.slot, processors) for processors in joined)
+        for row in joined:
+            self._set(row)
         return joined
 
-    def _prompts(self, plan: StepPlan) -> Iterator[PromptSegment]:
+    def _set(self, row: RowLogitsProcessors) -> None:
+        column = self._table[:, row.slot]
+        bits = (
+            (columns.PENALIZED, row.penalized),
+            (columns.BIASED, len(row.bias_ids)),
+            (columns.MASKED, len(row.masked_ids) and row.min_tokens > 0),
+            (columns.REPORTED, 0 <= row.logprobs <= columns.MOST_TOPS),
+        )
+        stages = int(column[columns.STAGES]) | sum(bit for bit, needed in bits if needed)
+        column[columns.STAGES] = stages
+        self._stages[row.slot] = stages | (MANY_TOPS if row.logprobs > columns.MOST_TOPS else 0)
+        penalties = np.array((row.repetition, row.frequency, row.presence), np.float32)
+        column[columns.REPETITION : columns.PRESENCE + 1] = penalties.view(np.int32)
+        column[columns.MASK_UNTIL] = row.prompt_length + row.min_tokens
+        column[columns.BIASES] = len(row.bias_ids)
+        column[columns.MASKS] = len(row.masked_ids)
+        column[columns.TOPS] = row.logprobs
+        if row.prompt_logprobs >= 0:
+            self._prompts[row.slot] = row
+
+    def _segments(self, plan: StepPlan) -> Iterator[PromptSegment]:
         offset = len(plan.decode_slots)
         segments = (plan.prefill_slots, plan.prefill_starts, plan.prefill_lengths)
         for slot, start, length in zip(*(column.tolist() for column in segments), strict=True):
-            row = self._rows.get(slot)
-            if row is not None and row.prompt_logprobs >= 0:
+            row = self._prompts.get(slot)
+            if row is not None:
                 first = max(start + 1, row.prompt_logprobs_from)
                 tokens = row.prompt[first : start + length + 1]
                 if len(tokens):
@@ -160,60 +223,47 @@ class LogitsProcessorTable:
             offset += length
 
 
-class _Change(NamedTuple):
-    """Ordered as `DeviceLogitsProcessors.changed`."""
-
-    filtered: bool
-    row: int
-    processors: RowLogitsProcessors
-    masks: bool
-
-
-def _changed(sampled: list[tuple[int, RowLogitsProcessors]], positions: IntArray, filtered: set[int]) -> list[_Change]:
-    """Sampled rows whose logits change; `positions` [S] counts the tokens before each sampled one."""
-    changes = []
-    for row, processors in sampled:
-        generated = int(positions[row]) - processors.prompt_length
-        masks = generated < processors.min_tokens and len(processors.masked_ids) > 0
-        if masks or processors.penalized or len(processors.bias_ids):
-            changes.append(_Change(row in filtered, row, processors, masks))
-    return sorted(changes, key=lambda change: change[:2])
+def _columns(report: IntArray, tops: int) -> LogprobColumns:
+    """Columns of `report` [N, 1 + 2 K] with the first `tops` of its K most likely tokens."""
+    most = (report.shape[1] - 1) // 2
+    tops = min(tops, most)
+    values = report.view(np.float32)
+    return LogprobColumns(values[:, 0], report[:, 1 : 1 + tops], values[:, 1 + most : 1 + most + tops])
 
 
-def _history(joined: list[RowLogitsProcessors]) -> dict[str, IntArray]:
-    """Tokens that the penalties of joining rows count from the start."""
+def _changes(joined: Sequence[RowLogitsProcessors], prompts: Sequence[PromptSegment]) -> tuple[IntArray, ...]:
+    lists = [(row.slot, *_entries(row)) for row in joined]
     penalized = [row for row in joined if row.penalized]
-    return {
-        "joined": np.array([row.slot for row in penalized], np.int32),
-        "prompt_slots": _repeated((row.slot, row.prompt) for row in penalized),
-        "prompt_tokens": _joined(row.prompt for row in penalized),
-        "output_slots": _repeated((row.slot, row.output) for row in penalized),
-        "output_tokens": _joined(row.output for row in penalized),
+    histories = [(row.slot, *_history(row)) for row in penalized]
+    arrays = {
+        "list_slots": _repeated((slot, ids) for slot, ids, _ in lists),
+        "list_index": _joined(np.arange(len(ids), dtype=np.int32) for _, ids, _ in lists),
+        "list_ids": _joined(ids for _, ids, _ in lists),
+        "list_values": _joined(values for _, _, values in lists),
+        "counted": np.array([row.slot for row in penalized], np.int32),
+        "count_slots": _repeated((slot, tokens) for slot, tokens, _ in histories),
+        "count_tokens": _joined(tokens for _, tokens, _ in histories),
+        "counts": _joined(counts for _, _, counts in histories),
+        "prompt_rows": _joined(prompt.rows for prompt in prompts),
+        "prompt_next": _joined(prompt.tokens for prompt in prompts),
     }
+    return tuple(arrays[name] for name in _ARRAYS)
 
 
-def _changes(changed: list[_Change]) -> dict[str, IntArray]:
-    rows = [change.processors for change in changed]
-    penalized = [(index, row) for index, row in enumerate(rows) if row.penalized]
-    masking = [(index, change.processors.masked_ids) for index, change in enumerate(changed) if change.masks]
-    penalties = np.array([(row.repetition, row.frequency, row.presence) for _, row in penalized], np.float32)
-    return {
-        "changed": np.array([change.row for change in changed], np.int32),
-        "bias_rows": _repeated((index, row.bias_ids) for index, row in enumerate(rows)),
-        "bias_ids": _joined(row.bias_ids for row in rows),
-        "bias_values": _joined(row.bias_values.view(np.int32) for row in rows),
-        "penalized_rows": np.array([index for index, _ in penalized], np.int32),
-        "penalized_slots": np.array([row.slot for _, row in penalized], np.int32),
-        "penalties": penalties.ravel(order="F").view(np.int32),
-        "masked_rows": _repeated(masking),
-        "masked_ids": _joined(ids for _, ids in masking),
-    }
+def _entries(row: RowLogitsProcessors) -> tuple[IntArray, IntArray]:
+    """Ids and values of the row's list, as `ProcessorTables.lists` has them."""
+    order = np.argsort(row.bias_ids)
+    ids = np.concatenate((row.bias_ids[order], np.sort(row.masked_ids)))
+    return ids, np.concatenate((row.bias_values.view(np.int32)[order], np.zeros_like(row.masked_ids)))
 
 
-def _sampled_positions(plan: StepPlan) -> IntArray:
-    """[S] number of tokens before the sampled one."""
-    ends = plan.prefill_starts + plan.prefill_lengths
-    return np.concatenate((plan.decode_positions + np.int32(1), ends[plan.prefill_sample == 1]))
+def _history(row: RowLogitsProcessors) -> tuple[IntArray, IntArray]:
+    """The row's distinct tokens and their entries of `ProcessorTables.counts`."""
+    tokens, index = np.unique(np.concatenate((row.prompt, row.output)), return_inverse=True)
+    generated = np.bincount(index[len(row.prompt) :], minlength=len(tokens))
+    counts = columns.GENERATED * np.minimum(generated, columns.MOST_GENERATED)
+    counts[index[: len(row.prompt)]] += columns.IN_PROMPT
+    return tokens, counts.astype(np.int32)
 
 
 def _joined(arrays: Iterable[IntArray]) -> IntArray:

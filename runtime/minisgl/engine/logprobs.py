@@ -6,8 +6,8 @@ from typing import Final
 
 import torch
 
-PROMPT_CHUNK: Final = 256
-"""Number of prompt positions whose logits are in memory at a time."""
+PROMPT_CHUNK: Final = 64
+"""Number of positions whose float32 logits are in memory at a time."""
 
 
 def report(logits: torch.Tensor, chosen: torch.Tensor, tops: int) -> torch.Tensor:

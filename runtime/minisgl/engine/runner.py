@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -45,6 +46,17 @@ def attention_shape(
     )
 
 
+class StepTensors(NamedTuple):
+    """Results of a step on the device; `StepProcessors.unpack` decodes the log-probabilities."""
+
+    tokens: torch.Tensor
+    """[S] int32"""
+    report: torch.Tensor | None = None
+    """Log-probabilities of the sampled tokens, as `logprobs.report` returns them."""
+    prompt_report: torch.Tensor | None = None
+    """Those of prompt tokens."""
+
+
 class Runner:
     """Model and tables of one rank. No method waits for the device."""
 
@@ -59,7 +71,7 @@ class Runner:
         self._model = model
         self._parallel = parallel
         self.kv = kv
-        self._sampler = Sampler(tables, parallel, model.vocab_start, model.config.vocab_size)
+        self.sampler = Sampler(tables, parallel, model.vocab_start, model.config.vocab_size)
 
     def apply_updates(self, step: DeviceStep) -> None:
         """Apply the changes of a plan to the tables, before the forward pass of its step."""
@@ -67,8 +79,8 @@ class Runner:
             self.kv.poison(step.poison_pages.long())
         if step.new_rows.shape[1]:
             self.tables.set_rows(step.new_rows)
-        if step.processors is not None:
-            self.tables.counts.join(step.processors)
+        if step.changes is not None:
+            self.tables.apply(step.changes)
         if step.page_updates.shape[1]:
             self.tables.set_pages(step.page_updates)
 
@@ -114,47 +126,34 @@ class Runner:
 
     def sample(self, logits: torch.Tensor, step: DeviceStep) -> torch.Tensor:
         """Tokens [S] int32 without filters and processors; they become the next inputs of their rows."""
-        tokens = self._sampler.sample(logits, step.sample_slots, step.sample_positions)
+        tokens = self.sampler.sample(logits, step.sample_slots, step.sample_positions)
         self.tables.set_last_tokens(step.sample_slots, tokens)
         return tokens
 
     def resample(
         self, packed: PackedStep, step: DeviceStep, logits: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor | None:
-        """Sample again, into `tokens` and the next inputs, for rows with top-k, top-p, min-p or logits processors.
-        Returns the log-probabilities of the rows that report them."""
-        processors = step.processors
-        if not len(packed.filtered) and processors is None:
+        """Sample again, into `tokens` and the next inputs, for rows with filters or logits processors. Returns the
+        log-probabilities of the step if any row reports them, with a line for each sampled row."""
+        if not packed.processors.stages:
             return None
-        rows = step.sample_slots, step.sample_positions, tokens
-        if len(packed.filtered):
-            self._sampler.sample_filtered(logits, *rows, step.filtered_rows)
-        if processors is not None and len(processors.changed):
-            self._sampler.sample_changed(logits, *rows, processors)
-        self.tables.set_last_tokens(step.sample_slots, tokens)
-        if processors is None or not len(processors.logprob_rows):
-            return None
-        return self._sampler.report(logits, tokens, processors)
+        return self.sampler.resample(logits, step, tokens, packed.processors)
 
-    def run(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the whole step eagerly. Returns the sampled tokens [S] int32 on the device, and the log-probabilities of
-        the step, which `StepLogitsProcessors.unpack` decodes."""
+    def run(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> StepTensors:
+        """Run the whole step eagerly."""
         self.apply_updates(step)
         batch = self.attention_batch(packed, step)
         self.attention.prepare(batch)
-        reports = []
-        processors = step.processors
-        if processors is not None and len(processors.prompt_rows):
+        prompt_report = None
+        if step.changes is not None and len(step.changes.prompt_rows):
             hidden = self._hidden(step, batch, self.attention, None)
-            reports.append(self._sampler.report_prompt(self._model.local_logits, hidden, processors))
+            prompt_report = self.sampler.report_prompt(self._model.local_logits, hidden, step.changes)
             logits = self._model.local_logits(hidden[step.sample_rows])
         else:
             logits = self.logits(packed, step, batch, self.attention)
-        tokens = step.sample_slots
+        tokens, report = step.sample_slots, None
         if packed.sampled:
             self.call_hook(plan, logits)
             tokens = self.sample(logits, step)
             report = self.resample(packed, step, logits, tokens)
-            if report is not None:
-                reports.insert(0, report)
-        return tokens, torch.cat(reports) if reports else None
+        return StepTensors(tokens, report, prompt_report)

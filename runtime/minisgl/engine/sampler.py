@@ -7,12 +7,27 @@ from collections.abc import Callable
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine.logits_processors import DeviceLogitsProcessors
+from minisgl.engine.batch import DeviceStep
+from minisgl.engine.logits_processors import MANY_TOPS, DeviceChanges, StepProcessors
 from minisgl.engine.logprobs import PROMPT_CHUNK, report
-from minisgl.engine.process_logits import process_logits
 from minisgl.engine.tables import Tables
+from minisgl.kernels.processor_tables import ProcessorTables
+from minisgl.kernels.resample import resample
 from minisgl.kernels.sample import sample
-from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
+from minisgl.kernels.sampling_rows import Samples
+
+
+def sampling_bytes(rows: int, vocab_size: int, ranks: int, itemsize: int) -> int:
+    """Device memory for sampling: the tables of filters and logits processors, the workspace, and temporaries of a step
+    whose `rows` need all of it. `itemsize`: bytes of a logit."""
+    from minisgl.kernels.resample_triton import Workspace
+
+    tables = ProcessorTables.num_bytes(rows + 1, vocab_size) + Workspace.num_bytes(rows, vocab_size)
+    # Log-probabilities in torch: float32 logits and two temporaries of their size.
+    torch_report = 3 * 4 * PROMPT_CHUNK * vocab_size
+    # Logits of all ranks: those of this one, gathered, and in the order of the vocabulary.
+    gathered = 3 * rows * vocab_size * itemsize if ranks > 1 else 0
+    return tables + torch_report + gathered
 
 
 class Sampler:
@@ -23,6 +38,7 @@ class Sampler:
         self._parallel = parallel
         self._vocab_start = vocab_start
         self._vocab_size = vocab_size
+        self._workspace = tables.workspace()
 
     def sample(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Sample tokens [S] int32 from this rank's `logits` [S, vocab_local], without top-k, top-p and min-p; −1 where
@@ -38,58 +54,58 @@ class Sampler:
         # argmax returns the first of equal values, which is that of the lowest rank and therefore the lowest index.
         return all_indices.gather(0, all_values.argmax(0, keepdim=True))[0].int()
 
-    def sample_filtered(
-        self,
-        logits: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        tokens: torch.Tensor,
-        filtered_rows: torch.Tensor,
-    ) -> None:
-        """Overwrite `tokens` [S] in `filtered_rows` [F] with samples under top-k, top-p and min-p.
+    def resample(
+        self, logits: torch.Tensor, step: DeviceStep, tokens: torch.Tensor, processors: StepProcessors
+    ) -> torch.Tensor | None:
+        """Replace `tokens` [S] of rows with filters or logits processors, also as inputs of the next step. Returns the
+        log-probabilities of the step if any row reports them: as `logprobs.report`, with a line for each of the S rows.
 
-        Only the logits of these rows are gathered; then every rank computes the same.
+        With several ranks, only the logits of these rows are gathered; then every rank computes the same.
         """
-        rows = filtered_rows.long()
-        full = self._whole(logits[rows])
-        parameters = self._tables.sampling_rows(slots[rows], positions[rows])
-        tokens[rows] = sample(full, parameters, 0, top_k_top_p_thresholds(full, parameters))[1]
+        slots, positions = step.sample_slots, step.sample_positions
+        if self._parallel.size == 1:
+            report_ = self.resample_all(logits, slots, positions, tokens, lists=processors.lists)
+        else:
+            rows = step.processed_rows.long()
+            some = tokens[rows]
+            gathered = self._whole(logits[rows])
+            report_ = self.resample_all(gathered, slots[rows], positions[rows], some, lists=processors.lists)
+            tokens.index_copy_(0, rows, some)
+            if report_ is not None:
+                report_ = report_.new_zeros(len(tokens), report_.shape[1]).index_copy_(0, rows, report_)
+        if not len(processors.reported):
+            return None
+        if report_ is None or processors.stages & MANY_TOPS:
+            return self._report(logits, step.reported_rows.long(), tokens, processors.tops)
+        return report_
 
-    def sample_changed(
-        self,
-        logits: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        tokens: torch.Tensor,
-        processors: DeviceLogitsProcessors,
-    ) -> None:
-        """Overwrite `tokens` [S] in the rows with penalties, biases or masks, and count the tokens of the step."""
-        changed = processors.changed.long()
-        full = self._whole(logits[changed]).float()
-        process_logits(full, processors, self._tables.counts)
-        unfiltered = processors.unfiltered
-        for part, filters in ((slice(unfiltered), False), (slice(unfiltered, None), True)):
-            rows = changed[part]
-            if len(rows):
-                parameters = self._tables.sampling_rows(slots[rows], positions[rows])
-                thresholds = top_k_top_p_thresholds(full[part], parameters) if filters else None
-                tokens[rows] = sample(full[part], parameters, 0, thresholds)[1]
-        self._tables.counts.add_sampled(processors, tokens)
+    def resample_all(
+        self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor, *, lists: bool
+    ) -> torch.Tensor | None:
+        """The same for `logits` [S, ≥ vocab] of the whole vocabulary; a CUDA graph can capture it. Returns
+        log-probabilities with MOST_TOPS most likely tokens on CUDA, None on a CPU. `lists`: some row may have biases or
+        masks."""
+        logits = logits[:, : self._vocab_size]
+        rows = self._tables.sampling_rows(slots, positions)
+        samples = Samples(tokens, self._tables.last_token)
+        resample(logits, rows, samples, self._tables.device_processors, self._workspace, lists=lists)
+        if self._workspace is None:
+            return None
+        from minisgl.kernels.resample_triton import report_cuda
 
-    def report(self, logits: torch.Tensor, tokens: torch.Tensor, processors: DeviceLogitsProcessors) -> torch.Tensor:
-        """Log-probabilities, as `logprobs.report`, of `tokens` [S] in the rows of `logits` [S, vocab_local] that
-        report them."""
-        rows = processors.logprob_rows.long()
-        return report(self._whole(logits[rows]), tokens[rows], processors.tops)
+        return report_cuda(logits, rows, tokens, self._workspace)
+
+    def _report(self, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, tops: int) -> torch.Tensor:
+        parts = [report(self._whole(logits[part]), tokens[part], tops) for part in rows.split(PROMPT_CHUNK)]
+        return parts[0].new_zeros(len(tokens), parts[0].shape[1]).index_copy_(0, rows, torch.cat(parts))
 
     def report_prompt(
-        self, head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, processors: DeviceLogitsProcessors
+        self, head: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, changes: DeviceChanges
     ) -> torch.Tensor:
-        """The same for tokens of prompts: `head` returns the logits of rows of `hidden` [T, hidden]."""
-        parts = zip(
-            processors.prompt_rows.long().split(PROMPT_CHUNK), processors.prompt_next.split(PROMPT_CHUNK), strict=True
-        )
-        return torch.cat([report(self._whole(head(hidden[rows])), next_, processors.tops) for rows, next_ in parts])
+        """Log-probabilities of tokens of prompts: `head` returns the logits of rows of `hidden` [T, hidden]."""
+        rows, tokens = changes.prompt_rows.long().split(PROMPT_CHUNK), changes.prompt_next.split(PROMPT_CHUNK)
+        parts = zip(rows, tokens, strict=True)
+        return torch.cat([report(self._whole(head(hidden[row])), next_, changes.prompt_tops) for row, next_ in parts])
 
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
         """Gather [N, vocab_local] of each rank to [N, vocab] on all ranks."""

@@ -111,6 +111,11 @@ class StepGraphs:
         size = None if shares else fitting_size(self._prefill_sizes, plan, self._most_keys)
         return None if size is None else self._prefill[self._prefill_sizes.index(size)]
 
+    @property
+    def decode(self) -> list[StepGraph]:
+        """Graphs of steps without prompts."""
+        return [*self._plain, *self._cascade]
+
     def clear(self) -> None:
         """Drop all graphs: they refer to NCCL's communicator, so they must be freed before the group."""
         self._plain.clear()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
-from minisgl.engine.logits_processors import LogitsProcessorTable
-from minisgl.engine.process_logits import TokenCounts
-from minisgl.kernels.sampling_rows import SamplingRows
+import torch
+
+from minisgl.engine.logits_processors import DeviceChanges, LogitsProcessorTable
+from minisgl.kernels.processor_tables import ProcessorTables
+from minisgl.kernels.sampling_rows import COLUMNS, SamplingRows
 from minisgl.kernels.step_inputs import store_last_tokens
-from minisgl.wire.plan import SAMPLING_COLUMNS, IntArray
+
+if TYPE_CHECKING:
+    from minisgl.kernels.resample_triton import Workspace
 
 
 class Tables:
@@ -24,27 +26,21 @@ class Tables:
         """[rows, pages_per_row] int32"""
         self.last_token = torch.zeros(rows, dtype=torch.int32, device=device)
         """[rows] int32: input of each row's next decode step"""
-        self._sampling = torch.zeros((SAMPLING_COLUMNS - 1, rows), dtype=torch.int32, device=device)
-        self.processors = LogitsProcessorTable()
-        self.counts = TokenCounts(max_running, vocab_size, device)
+        self._sampling = torch.zeros((COLUMNS, rows), dtype=torch.int32, device=device)
+        self.processors = LogitsProcessorTable(rows, vocab_size)
         self._vocab_size = vocab_size
-        self._filters: NDArray[np.bool_] = np.zeros(rows, np.bool_)
-
-    def record_filters(self, new_rows: IntArray) -> None:
-        """Record on the host which of the rows [SAMPLING_COLUMNS, N] have top-k, top-p or min-p, so that `filtered`
-        does not wait for the device. Call it once per plan, before `filtered`."""
-        slots, temperature, top_k, top_p, min_p = new_rows[:5]
-        filters = (top_k > 0) & (top_k < self._vocab_size)
-        filters |= (top_p.view(np.float32) < 1) | (min_p.view(np.float32) > 0)
-        self._filters[slots] = filters & (temperature.view(np.float32) > 0)
-
-    def filtered(self, slots: IntArray) -> IntArray:
-        """Indices into `slots` of the rows with top-k, top-p or min-p; all others skip these filters."""
-        return np.flatnonzero(self._filters[slots]).astype(np.int32)
+        self.device_processors = ProcessorTables(rows, vocab_size, device)
 
     def set_rows(self, new_rows: torch.Tensor) -> None:
-        """Store sampling parameters: `new_rows` [SAMPLING_COLUMNS, N] int32, on the device."""
+        """Store parameters of joining rows: `new_rows` [NEW_ROW_COLUMNS, N] int32, on the device."""
         self._sampling.index_copy_(1, new_rows[0].long(), new_rows[1:])
+
+    def apply(self, changes: DeviceChanges) -> None:
+        """Store lists and token counts of joining rows."""
+        if len(changes.list_slots):
+            self.device_processors.set_lists(*changes[:4], changes.longest_list)
+        if len(changes.counted):
+            self.device_processors.set_counts(*changes[4:8])
 
     def set_pages(self, updates: torch.Tensor) -> None:
         """Update page tables: `updates` [3, U] int32 on the device are slot, index and page."""
@@ -53,6 +49,14 @@ class Tables:
     def sampling_rows(self, slots: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
         """Sampling parameters of `slots` [S]; `positions` [S] counts the tokens before the sampled one."""
         return SamplingRows(self._sampling, slots, positions)
+
+    def workspace(self) -> Workspace | None:
+        """Memory that sampling needs on CUDA for all rows."""
+        if self.page_table.device.type != "cuda":
+            return None
+        from minisgl.kernels.resample_triton import Workspace
+
+        return Workspace(self.dummy_slot, self._vocab_size, self.page_table.device)
 
     def set_last_tokens(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Make `tokens` [S] the inputs of the next decode step. A row without a valid token (−1) continues with token

@@ -14,7 +14,6 @@ from minisgl.kernels.candidates_triton import gather_candidates, logits_at, sele
 from minisgl.kernels.dependent_launch_triton import start_next, wait_for_previous
 from minisgl.kernels.logit_keys_triton import key_of, kth_largest, logit_of, middle_down
 from minisgl.kernels.random_bits_triton import gumbel_noise_log2, row_keys
-from minisgl.kernels.scan_logits_triton import changed_stages
 
 _TOP_K = tl.constexpr(columns_of.TOP_K)
 _TOP_P = tl.constexpr(columns_of.TOP_P)
@@ -25,7 +24,6 @@ _STAGES = tl.constexpr(columns_of.STAGES)
 _FILTERED = tl.constexpr(columns_of.FILTERED)
 _PENALIZED = tl.constexpr(columns_of.PENALIZED)
 _UNIT = tl.constexpr(columns_of.WEIGHT_UNIT)
-_LOG_2 = tl.constexpr(0.6931471805599453)
 _LOWEST = tl.constexpr(-0x7F800001)
 """Below the key of every number."""
 
@@ -33,7 +31,7 @@ _LOWEST = tl.constexpr(-0x7F800001)
 @triton.jit
 def _weight(logit, largest, inverse):
     """int64 weight in units of 2^-30 of the largest: sums are the same in any order."""
-    return tl.floor(tl.exp((logit - largest) * inverse) * _UNIT + 0.5).to(tl.int64)
+    return tl.floor(tl.exp((logit - largest) * inverse) * 1073741824.0 + 0.5).to(tl.int64)
 
 
 @triton.jit
@@ -48,17 +46,17 @@ def _min_p_limit(largest, temperature, min_p):
 @triton.jit
 def _best(logit, column, keep, inverse, first, second):
     """Largest score of the columns to `keep`, and the lowest column that has it."""
-    score = logit * inverse - _LOG_2 * gumbel_noise_log2(first, second, column)
+    score = logit * inverse - 0.6931471805599453 * gumbel_noise_log2(first, second, column)
     score = tl.where(keep, score, float("-inf"))
     best = tl.max(score, 0)
     return best, tl.min(tl.where(keep & (score == best), column, 0x7FFFFFFF), 0)
 
 
 @triton.jit
-def _store_token(token, row, slot, stages, tokens, last_token, counts, columns):
+def _store_token(token, row, slot, penalized, tokens, last_token, counts, columns):
     tl.store(tokens + row, token)
     tl.store(last_token + slot, token)
-    if (stages & _PENALIZED) != 0:
+    if penalized:
         place = counts + slot.to(tl.int64) * columns + token
         count = tl.load(place)
         # A token that has been generated 16,383 times is not counted further.
@@ -69,7 +67,7 @@ def _store_token(token, row, slot, stages, tokens, last_token, counts, columns):
     do_not_specialize=["table_stride", "parts"], do_not_specialize_on_alignment=["slots", "positions", "tokens"]
 )
 def sample_candidates(
-    logits, row_stride, columns, table, table_stride, slots, positions, tokens, last_token, counts,
+    logits, row_stride, columns, table, table_stride, slots, positions, tokens, last_token, counts, changed_stages,
     changed_logits, maxima, sums, sums_above, groups, scores, indices, parts, chosen, found, found_at, undecided,
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, CHOSEN: tl.constexpr, FOUND: tl.constexpr,
     USUAL: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
@@ -80,9 +78,12 @@ def sample_candidates(
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     stages = tl.load(table + _STAGES * table_stride + slot)
+    # Also rows that only pad the batch, for which the workspace has no place.
+    if stages == 0:
+        return
     token = tl.load(tokens + row)
     position = tl.load(positions + row)
-    changes = changed_stages(table, table_stride, slot, stages, position)
+    changes = tl.load(changed_stages + row)
     filtered = (stages & _FILTERED) != 0
     # A row without a valid token has logits that are not finite.
     if (token < 0) | ((changes == 0) & (filtered == 0)):
@@ -186,7 +187,7 @@ def sample_candidates(
         token = tl.min(tl.where(score == tl.max(score, 0), index, 0x7FFFFFFF), 0)
     tl.store(undecided + row, open)
     if open == 0:
-        _store_token(token, row, slot, stages, tokens, last_token, counts, columns)
+        _store_token(token, row, slot, (stages & _PENALIZED) != 0, tokens, last_token, counts, columns)
 
 
 @triton.jit
@@ -217,18 +218,21 @@ def _weight_above(
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["slots", "positions", "tokens"])
 def sample_whole_rows(
-    logits, row_stride, columns, table, table_stride, slots, positions, tokens, last_token, counts, changed_logits,
-    maxima, groups, undecided, SHIFT: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    logits, row_stride, columns, table, table_stride, slots, positions, tokens, last_token, counts, changed_stages,
+    changed_logits, maxima, groups, undecided,
+    SHIFT: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
-    if tl.load(undecided + row) == 0:
-        return
     slot = tl.load(slots + row)
     stages = tl.load(table + _STAGES * table_stride + slot)
+    if (stages & _FILTERED) == 0:
+        return
+    if tl.load(undecided + row) == 0:
+        return
     position = tl.load(positions + row)
-    changed = changed_stages(table, table_stride, slot, stages, position) != 0
+    changed = tl.load(changed_stages + row) != 0
     shift = tl.where(changed, 0, SHIFT)
     logits += row.to(tl.int64) * row_stride
     changed_logits += row.to(tl.int64) * columns
@@ -293,4 +297,4 @@ def sample_whole_rows(
         best, where = _best(logit, column, (column < columns) & (logit >= limit), inverse, first, second)
         token = tl.where(best > score, where, token)
         score = tl.maximum(score, best)
-    _store_token(token, row, slot, stages, tokens, last_token, counts, columns)
+    _store_token(token, row, slot, (stages & _PENALIZED) != 0, tokens, last_token, counts, columns)

@@ -41,16 +41,21 @@ class ProcessorTables:
             self.lists = lists
             self._set_address()
 
-    def set_lists(self, places: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
-        """Store entries; `places` [2, N] are slots and indices in their lists."""
-        slots, index = places.long()
-        self.lists[slots, 0, index] = ids
-        self.lists[slots, 1, index] = values
+    def set_lists(
+        self, slots: torch.Tensor, index: torch.Tensor, ids: torch.Tensor, values: torch.Tensor, longest: int
+    ) -> None:
+        """Store entries [N] at `index` of the lists of `slots`; `longest`: the length of the longest list."""
+        self.reserve(longest)
+        place = slots.long(), index.long()
+        self.lists[:, 0].index_put_(place, ids)
+        self.lists[:, 1].index_put_(place, values)
 
-    def set_counts(self, slots: torch.Tensor, places: torch.Tensor, values: torch.Tensor) -> None:
-        """Forget the counts of `slots`, then store `values` [N] at `places` [2, N]: slots and tokens."""
-        self.counts.index_fill_(0, slots.long(), 0)
-        self.counts.index_put_((places[0].long(), places[1].long()), values.short())
+    def set_counts(
+        self, cleared: torch.Tensor, slots: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor
+    ) -> None:
+        """Forget the counts of the slots `cleared`, then store `counts` [N] of `tokens` of `slots`, each pair once."""
+        self.counts.index_fill_(0, cleared.long(), 0)
+        self.counts.index_put_((slots.long(), tokens.long()), counts.short())
 
     def _set_address(self) -> None:
         self.lists_address[0].fill_(self.lists.data_ptr())

@@ -5,7 +5,6 @@ The engine samples all rows plainly first (`sample`), which is all that most row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,18 +12,8 @@ import torch
 from minisgl.kernels.process_logits import changing_rows, process_logits
 from minisgl.kernels.processor_tables import ProcessorTables
 from minisgl.kernels.sample import sample
-from minisgl.kernels.sampling_rows import FILTERED, GENERATED, MOST_GENERATED, PENALIZED, STAGES, SamplingRows
+from minisgl.kernels.sampling_rows import FILTERED, GENERATED, MOST_GENERATED, PENALIZED, STAGES, Samples, SamplingRows
 from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Sampled tokens of S rows, which sampling again replaces."""
-
-    tokens: torch.Tensor
-    """[S] int32 plain samples; −1: the row's logits are not finite, and it has no token."""
-    last_token: torch.Tensor
-    """[R] int32 inputs of the next step, by slot"""
 
 
 def resample(

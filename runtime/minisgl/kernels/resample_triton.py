@@ -12,12 +12,8 @@ from minisgl.kernels.dependent_launch_triton import dependent_launch
 from minisgl.kernels.filter_triton import sample_candidates, sample_whole_rows
 from minisgl.kernels.logprobs_triton import report_logprobs
 from minisgl.kernels.processor_tables import ProcessorTables
-from minisgl.kernels.resample import Samples
-from minisgl.kernels.sampling_rows import SamplingRows
+from minisgl.kernels.sampling_rows import MOST_TOPS, Samples, SamplingRows
 from minisgl.kernels.scan_logits_triton import scan_logits
-
-MOST_TOPS: Final = 20
-"""Most likely tokens that `report_cuda` reports at most."""
 
 _GROUP: Final = 64
 _GROUPS: Final = 32
@@ -46,6 +42,7 @@ class Workspace:
         self.scores = torch.empty((rows, parts), dtype=torch.float32, device=device)
         self.indices = torch.empty((rows, parts), dtype=torch.int32, device=device)
         self.changed_logits = torch.empty((rows, vocab_size), dtype=torch.float32, device=device)
+        self.changed_stages = torch.empty(rows, dtype=torch.int32, device=device)
         self.chosen = torch.empty((rows, _CHOSEN), dtype=torch.int32, device=device)
         self.found = torch.empty((rows, _FOUND), dtype=torch.float32, device=device)
         self.found_at = torch.empty((rows, _FOUND), dtype=torch.int32, device=device)
@@ -55,7 +52,7 @@ class Workspace:
     @staticmethod
     def num_bytes(rows: int, vocab_size: int) -> int:
         """Device memory of a workspace, rounded up."""
-        return rows * (4 * vocab_size + 20 * triton.cdiv(vocab_size, _GROUP) + 16 * _FOUND)
+        return rows * (4 * vocab_size + 20 * -(-vocab_size // _GROUP) + 16 * _FOUND)
 
 
 def resample_cuda(
@@ -75,23 +72,24 @@ def resample_cuda(
     blocks = 1 if count <= _FEW_ROWS else _BLOCKS
     parts = triton.cdiv(groups, _GROUPS * blocks)
     table = rows.table, rows.table.stride(0), rows.slots, rows.positions, samples.tokens
+    changed = workspace.changed_stages, workspace.changed_logits
     scan_logits[(parts, count)](
         logits, logits.stride(0), columns, *table, tables.counts, tables.lists_address, tables.bitmask,
-        tables.bitmask.shape[1], workspace.changed_logits, maxima, sums, sums_above, raw_maxima, raw_sums, groups,
+        tables.bitmask.shape[1], *changed, maxima, sums, sums_above, raw_maxima, raw_sums, groups,
         workspace.scores, workspace.indices, LISTS=lists, GROUPS=_GROUPS, BLOCKS=blocks, num_warps=_WARPS,
     )  # fmt: skip
     early = dependent_launch(logits.device)
     block = triton.next_power_of_2(groups)
     shift = _SHIFTS[logits.dtype]
     sample_candidates[(count,)](
-        logits, logits.stride(0), columns, *table, samples.last_token, tables.counts, workspace.changed_logits, maxima,
-        sums, sums_above, groups, workspace.scores, workspace.indices, parts, workspace.chosen, workspace.found,
+        logits, logits.stride(0), columns, *table, samples.last_token, tables.counts, *changed, maxima, sums,
+        sums_above, groups, workspace.scores, workspace.indices, parts, workspace.chosen, workspace.found,
         workspace.found_at, workspace.undecided, SHIFT=shift, BLOCK=block, PARTS=triton.next_power_of_2(parts),
         CHOSEN=_CHOSEN, FOUND=_FOUND, USUAL=_USUAL, CHUNK=_CHUNK, num_warps=8, **early,
     )  # fmt: skip
     sample_whole_rows[(count,)](
-        logits, logits.stride(0), columns, *table, samples.last_token, tables.counts, workspace.changed_logits, maxima,
-        groups, workspace.undecided, SHIFT=shift, GROUPS=block, BLOCK=4096, num_warps=16, **early,
+        logits, logits.stride(0), columns, *table, samples.last_token, tables.counts, *changed, maxima, groups,
+        workspace.undecided, SHIFT=shift, GROUPS=block, BLOCK=4096, num_warps=16, **early,
     )  # fmt: skip
 
 

@@ -16,14 +16,15 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Best score and its vocabulary index per row, float32 [S] and int32 [S].
 
-    `logits` [S, V] are those of the vocabulary from `first_index` on; with `thresholds` [S] float32, only tokens
-    whose logit is not below it can be sampled. Of equal scores the lowest index wins. A row whose logits are not
-    all finite gets (+inf, −1), so that the maximum over ranks keeps the fault.
+    `logits` [S, V] are those of the vocabulary from `first_index` on; with `thresholds` [S] float32 (on a CPU),
+    only tokens whose logit is not below it can be sampled. Of equal scores the lowest index wins. A row whose logits
+    are not all finite gets (+inf, −1), so that the maximum over ranks keeps the fault.
     """
     if logits.is_cuda:
         from minisgl.kernels.sample_triton import sample_cuda
 
-        return sample_cuda(logits, rows, first_index, thresholds)
+        assert thresholds is None, "`resample` filters on a GPU"
+        return sample_cuda(logits, rows, first_index)
     values = torch.empty(len(logits), dtype=torch.float32)
     indices = torch.empty(len(logits), dtype=torch.int32)
     chunk = max(1, _CHUNK_ELEMENTS // logits.shape[1])

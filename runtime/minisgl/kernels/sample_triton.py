@@ -31,8 +31,8 @@ def _first_best(score, index):
     do_not_specialize=["parameter_stride", "first_index"], do_not_specialize_on_alignment=["slots", "positions"]
 )
 def _sample_part(
-    logits, parameters, parameter_stride, slots, positions, thresholds, scores, indices, row_stride, columns,
-    first_index, FILTERED: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    logits, parameters, parameter_stride, slots, positions, scores, indices, row_stride, columns, first_index,
+    PART: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
     wait_for_previous(PDL)
@@ -45,7 +45,6 @@ def _sample_part(
         tl.load(parameters + 5 * parameter_stride + slot),
         tl.load(positions + row),
     )
-    smallest = tl.load(thresholds + row) if FILTERED else 0.0
     lane = tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     where = tl.zeros((BLOCK,), tl.int32)
@@ -61,8 +60,6 @@ def _sample_part(
             # Terms that depend on the lane alone are computed once, outside of the loop.
             noise = gumbel_noise_log2(keys_from(first, first_index + start), second, lane)
             score = logit * tl.div_rn(1.0, temperature) - _LOG_2 * noise
-        if FILTERED:
-            mask = mask & (logit >= smallest)
         score = tl.where(mask, score, float("-inf"))
         # Each lane visits its columns in ascending order and keeps the first of equal scores.
         where = tl.where(score > best, column, where)
@@ -87,9 +84,7 @@ def _sample_row(scores, indices, best_scores, best_indices, parts, PARTS: tl.con
     tl.store(best_indices + row, first)
 
 
-def sample_cuda(
-    logits: torch.Tensor, rows: SamplingRows, first_index: int, thresholds: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_cuda(logits: torch.Tensor, rows: SamplingRows, first_index: int) -> tuple[torch.Tensor, torch.Tensor]:
     count, columns = logits.shape
     assert logits.stride(1) == 1 and rows.table.is_contiguous()
     assert rows.slots.is_contiguous() and rows.positions.is_contiguous()
@@ -101,10 +96,8 @@ def sample_cuda(
     best_indices = torch.empty(count, dtype=torch.int32, device=logits.device)
     early = dependent_launch(logits.device)
     _sample_part[(parts, count)](
-        logits, rows.table, rows.table.stride(0), rows.slots, rows.positions,
-        logits if thresholds is None else thresholds, scores, indices, logits.stride(0), columns, first_index,
-        FILTERED=thresholds is not None, PART=width, BLOCK=min(width, 2048), num_warps=4 if width == _SMALL_PART else 8,
-        **early,
+        logits, rows.table, rows.table.stride(0), rows.slots, rows.positions, scores, indices, logits.stride(0),
+        columns, first_index, PART=width, BLOCK=min(width, 2048), num_warps=4 if width == _SMALL_PART else 8, **early,
     )  # fmt: skip
     _sample_row[(count,)](
         scores, indices, best_scores, best_indices, parts, PARTS=triton.next_power_of_2(parts), num_warps=1, **early

@@ -49,6 +49,9 @@ GENERATED: Final = 2
 MOST_GENERATED: Final = 16_383
 """Token counts are `IN_PROMPT` plus `GENERATED` for each time; a token is not counted more often than this."""
 
+MOST_TOPS: Final = 20
+"""Most likely tokens that a kernel reports at most; torch reports more of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
@@ -98,3 +101,13 @@ class SamplingRows:
 
     def __getitem__(self, part: slice | torch.Tensor) -> SamplingRows:
         return SamplingRows(self.table, self.slots[part], self.positions[part])
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Sampled tokens of S rows, which sampling again replaces."""
+
+    tokens: torch.Tensor
+    """[S] int32 plain samples; −1: the row's logits are not finite, and it has no token."""
+    last_token: torch.Tensor
+    """[R] int32 inputs of the next step, by slot"""

@@ -36,14 +36,6 @@ _MASKED_LOGIT = tl.constexpr(-1e30)
 
 
 @triton.jit
-def changed_stages(table, stride, slot, stages, position):
-    """Bits of the stages that change the row's logits in this step."""
-    changes = stages & (_PENALIZED | _BIASED | _BITMASKED)
-    masks = position < tl.load(table + _MASK_UNTIL * stride + slot)
-    return tl.where(masks, changes | (stages & _MASKED), changes)
-
-
-@triton.jit
 def _below(ids, count, column, LANES: tl.constexpr):
     """Number of the first `count` ascending `ids` that are below `column`."""
     lane = tl.arange(0, LANES)
@@ -71,10 +63,11 @@ def _penalized(logit, generated_twice, repetition, frequency, presence):
 )
 def scan_logits(
     logits, row_stride, columns, table, table_stride, slots, positions, tokens, counts, lists, bitmask, bitmask_words,
-    changed_logits, maxima, sums, sums_above, raw_maxima, raw_sums, groups, scores, indices,
+    changed_stages, changed_logits, maxima, sums, sums_above, raw_maxima, raw_sums, groups, scores, indices,
     LISTS: tl.constexpr, GROUPS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """`LISTS`: apply biases, masks and bitmasks too; without them the kernel needs half of the registers."""
+    """`changed_stages` [S]: bits of the stages that change a row's logits in this step, for rows with any stage.
+    `LISTS`: apply biases, masks and bitmasks too; without them the kernel needs half of the registers."""
     part = tl.program_id(0)
     row = tl.program_id(1)
     slot = tl.load(slots + row)
@@ -82,7 +75,13 @@ def scan_logits(
     if stages == 0:
         return
     position = tl.load(positions + row)
-    changes = changed_stages(table, table_stride, slot, stages, position)
+    changes = stages & (_PENALIZED | _BIASED | _BITMASKED)
+    if position < tl.load(table + _MASK_UNTIL * table_stride + slot):
+        changes = changes | (stages & _MASKED)
+    if part == 0:
+        tl.store(changed_stages + row, changes)
+    if (changes | (stages & (_FILTERED | _REPORTED))) == 0:
+        return
     filtered = (stages & _FILTERED) != 0
     temperature = tl.load(table + slot).to(tl.float32, bitcast=True)
     inverse = tl.div_rn(1.0, temperature)

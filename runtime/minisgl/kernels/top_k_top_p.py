@@ -1,4 +1,5 @@
-"""Top-k, top-p and min-p as one threshold per row: the smallest logit that may be sampled.
+"""Top-k, top-p and min-p in torch, as one threshold per row: the smallest logit that may be sampled. The kernels of
+`resample` compute the same on a GPU.
 
 The filters apply in the order of Hugging Face transformers (temperature, top-k, top-p, min-p), each to the result of
 the previous one. Tokens of equal logit are kept or removed together, so the result does not depend on a sort order.
@@ -16,10 +17,6 @@ from minisgl.kernels.sampling_rows import WEIGHT_UNIT, SamplingRows
 def top_k_top_p_thresholds(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """Thresholds, float32 [S], for `logits` [S, V] over the whole vocabulary. The largest logit is never below its
     threshold."""
-    if logits.is_cuda:
-        from minisgl.kernels.top_k_top_p_triton import top_k_top_p_cuda
-
-        return top_k_top_p_cuda(logits, rows)
     ordered = logits.float().sort(1, descending=True).values
     largest = ordered[:, :1]
     vocabulary = ordered.shape[1]

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from minisgl.kernels import filter_triton, logprobs_triton, resample_triton, scan_logits_triton
+from minisgl.kernels.sampling_rows import MOST_TOPS
 from support.kernels.compiled_kernel import compiled
 from support.kernels.interpreted_resampling import CASES
 from support.kernels.interpreter import interpreted
@@ -50,7 +51,7 @@ def test_rows_are_sampled_as_by_torch(faults: dict[str, list[str]], name: str) -
         (filter_triton.sample_whole_rows, {"SHIFT": 16, "GROUPS": 4096, "BLOCK": 4096, "PDL": True}, 16),
         (
             logprobs_triton.report_logprobs,
-            LISTS | {"SHIFT": 16, "BLOCK": 4096, "MOST": resample_triton.MOST_TOPS, "PDL": True},
+            LISTS | {"SHIFT": 16, "BLOCK": 4096, "MOST": MOST_TOPS, "PDL": True},
             8,
         ),
     ],

@@ -21,7 +21,6 @@ from minisgl.kernels import (
     skinny_linear_triton,
     split_decode_triton,
     step_inputs_triton,
-    top_k_top_p_triton,
 )
 from support.kernels.compiled_kernel import compiled
 from support.launcher import endless_kernel
@@ -34,7 +33,7 @@ EXPERTS = dict.fromkeys(("x", "weight", "out", "chosen", "shares", "logits", "we
     ("pairs", "tokens", "width"), INT
 )
 CHOICE = {"EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "PDL": True}
-SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
+SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
 
 
 @pytest.mark.parametrize(
@@ -56,16 +55,11 @@ SCORES = dict.fromkeys(("scores", "best_scores", "out", "thresholds"), FLOATS)
             (
                 sample_triton._sample_part,
                 SAMPLE | SCORES | {"logits": dtype},
-                {"FILTERED": filtered, "PART": 8192, "BLOCK": 2048, "PDL": True},
+                {"PART": 8192, "BLOCK": 2048, "PDL": True},
             )
             for dtype in (HALVES, FLOATS)
-            for filtered in (False, True)
         ),
         (sample_triton._sample_row, SAMPLE | SCORES, {"PARTS": 32, "PDL": True}),
-        *(
-            (top_k_top_p_triton._top_k_top_p, SAMPLE | SCORES | {"logits": dtype}, {"BLOCK": 4096})
-            for dtype in (HALVES, FLOATS)
-        ),
         *(
             (
                 norm_triton._add_rms_norm,

@@ -27,7 +27,8 @@ class Case:
     dtype: torch.dtype = torch.bfloat16
 
 
-PENALTIES = {"repetition": 1.3, "frequency": 0.2, "presence": 1.0, "prompt": (1, 2, 3, 77), "output": (5, 5, 9, 77)}
+PENALTIES: dict[str, Any] = {"repetition": 1.3, "frequency": 0.2, "presence": 1.0}
+PENALTIES |= {"prompt": (1, 2, 3, 77), "output": (5, 5, 9, 77)}
 BIASES = {i * 37: 5.0 + i / 7 for i in range(100)}
 CASES = {
     "plain rows": Case([Row(), Row(temperature=0.0), Row(temperature=0.3)]),
@@ -76,11 +77,11 @@ def faults(case: Case) -> list[str]:
     resample_cuda(logits, batch.rows, batch.samples, batch.tables, workspace, lists=lists)
     wrong = []
     tokens = batch.samples.tokens
-    for row, token in enumerate(tokens.tolist()):
-        if token not in allowed[row]:
-            wrong.append(f"row {row}: {token} instead of {allowed[row]}")
-        if batch.samples.last_token[batch.rows.slots[row]] != token:
-            wrong.append(f"row {row}: the next input")
+    for number, token in enumerate(tokens.tolist()):
+        if token not in allowed[number]:
+            wrong.append(f"row {number}: {token} instead of {allowed[number]}")
+        if batch.samples.last_token[batch.rows.slots[number]] != token:
+            wrong.append(f"row {number}: the next input")
     if not torch.equal(batch.tables.counts, counts):
         wrong.append("counts")
     reports = report_cuda(logits, batch.rows, tokens, workspace)

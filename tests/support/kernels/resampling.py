@@ -10,9 +10,9 @@ import torch
 
 from minisgl.kernels import sampling_rows as columns
 from minisgl.kernels.processor_tables import ProcessorTables
-from minisgl.kernels.resample import Samples, resample
+from minisgl.kernels.resample import resample
 from minisgl.kernels.sample import sample
-from minisgl.kernels.sampling_rows import SamplingRows
+from minisgl.kernels.sampling_rows import Samples, SamplingRows
 
 EDGE = 1e-6
 """Relative error of a sum of probabilities that may move a token across the edge of top-p."""

@@ -114,7 +114,8 @@ def test_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path) 
     with launches.recorded(HOPPER):
         rehearse(ModelConfig.read(folder), msgspec.structs.replace(FEW_ROWS, tensor_parallel=2))
     names = {name.rpartition(".")[2] for name, _ in launches.keys}
-    assert {"_step_inputs", "_sample_part", "_sample_row", "_top_k_top_p", "_add_rms_norm", "_all_reduce"} <= names
+    assert {"_step_inputs", "_sample_part", "_sample_row", "_add_rms_norm", "_all_reduce"} <= names
+    assert {"scan_logits", "sample_candidates", "sample_whole_rows", "report_logprobs"} <= names
     if arch == "qwen3-moe":
         assert {"_route", "_pairs_of_experts", "_weighted_sum"} <= names
         kernels = {name for name, _ in launches.keys}
