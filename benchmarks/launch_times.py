@@ -13,9 +13,12 @@ from statistics import median
 
 import torch
 
+from cached_launch import CachedLaunch
 from decode_kernels import StoreOnly
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.kernels.activation_triton import _silu_and_mul
+from minisgl.kernels.dependent_launch_triton import dependent_launch
 from minisgl.kernels.rotary import rotate_and_store
 from minisgl.kernels.rotation import Rotation
 from minisgl.layers.activation import silu_and_mul
@@ -56,6 +59,20 @@ def calls_of(model: Decoder, tokens: int) -> dict[str, Callable[[], object]]:
         rotation = Rotation(cos_sin, attention.q_norm, attention.k_norm, 1e-6)
         return rotate_and_store(q, k, v, rotation, store.keys[0], store.values[0], store.locations, 0)
 
+    cached = CachedLaunch(_silu_and_mul)
+    out = torch.empty_like(inner)
+    early = dependent_launch(out.device)
+    grid = (tokens, -(-config.intermediate_size // 1024), 1)
+
+    def cached_silu() -> None:
+        cached(grid, wide, out, config.intermediate_size, BLOCK=1024, num_warps=4, **early)
+
+    def plain_silu() -> None:
+        _silu_and_mul[grid](wide, out, config.intermediate_size, BLOCK=1024, num_warps=4, **early)
+
+    cached_silu()
+    cached_silu()
+    torch.testing.assert_close(out, silu_and_mul(wide))
     return {
         "torch.empty": lambda: torch.empty((tokens, config.hidden_size), dtype=torch.bfloat16, device="cuda"),
         "norm": lambda: block.norm.forward(x, residual),
@@ -63,6 +80,8 @@ def calls_of(model: Decoder, tokens: int) -> dict[str, Callable[[], object]]:
         "rotate and store": rotate,
         "o": lambda: attention.out.forward(attended),
         "gate_up": lambda: block.gate_up.forward(x),
+        "silu, launch alone": plain_silu,
+        "silu, cached launch": cached_silu,
         "silu": lambda: silu_and_mul(wide),
         "down": lambda: block.down.forward(inner),
         "layer without attention": lambda: layer.forward(x, residual, cos_sin, store),
