@@ -183,7 +183,8 @@ class Fa3Prefill:
 
     def backend_for(self, *, prefix: bool) -> str:
         fits = self._shape.pages_per_row * self._shape.page_size <= self.copied_keys
-        return self._fallback.backend_for(prefix=True) if prefix and not fits else self.name
+        falls_back = self._fallback.name == "flashinfer" or not fits
+        return f"{self.name}, {self._fallback.name}" if prefix and falls_back else self.name
 
 
 def _cuts(ends: IntArray, most_keys: int) -> list[int]:

@@ -13,7 +13,8 @@ def overview(
 ) -> dict[str, str]:
     """Name of the backend by kind of attention: `prefill`, `prefill_with_prefix`, `decode`, `decode_with_prefill`
     (decode rows beside prompts) and `decode_of_shared_prefixes`. Where the backend depends on the number of rows, up to
-    `max_rows`, there is one entry for each range, such as `decode_1_to_4_rows`."""
+    `max_rows`, there is one entry for each range, such as `decode_1_to_4_rows`; where it depends on lengths, one entry
+    has several names, separated by commas."""
     found = {
         "prefill": prefill.backend_for(prefix=False),
         "prefill_with_prefix": prefill.backend_for(prefix=True),

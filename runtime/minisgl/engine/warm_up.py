@@ -69,8 +69,8 @@ def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
         yield sized_plan(limits, prompts=[tokens])
     yield sized_plan(limits, prompts=[40, 1])
     yield sized_plan(limits, prompts=[40, 30], start=limits.page_size, sample=False)
-    # Attention may have another backend behind long prefixes.
-    yield sized_plan(limits, prompts=[40], start=limits.max_model_len)
+    # Attention may have another backend for few queries behind a long prefix.
+    yield sized_plan(limits, prompts=[1], start=limits.max_model_len)
     for rows in _ROWS:
         yield sized_plan(limits, decode=rows, prompts=[40])
         yield sized_plan(limits, decode=rows, prompts=[40], start=limits.page_size)
@@ -108,7 +108,9 @@ def sized_plan(
     rows = decode + len(lengths)
     joined = [(slot, sampling[slot % len(sampling)]) for slot in range(rows)] if sampling else []
     position = min(limits.page_size, limits.max_model_len - 1)
-    groups = [SharedPrefix(1, np.arange(decode, dtype=np.int32))] if shared and decode else []
+    # A row's own token is never shared.
+    shared = shared and decode > 0 and position == limits.page_size
+    groups = [SharedPrefix(1, np.arange(decode, dtype=np.int32))] if shared else []
     return StepPlan.build(
         epoch=0,
         step=0,

@@ -310,7 +310,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     start_seconds: dict[str, float] = {}
     """Duration of each phase of the engine's start, see `EngineStats.start_seconds`. Empty: not reported."""
     attention: dict[str, str] = {}
-    """Attention backend by kind of attention, see `EngineStats.attention`. Empty: not reported."""
+    """Attention backends by kind of attention, see `attention.overview`. Empty: not reported."""
     compiled_after_ready: int = 0
     """Kernels that rank 0 compiled while it served, see `EngineStats.compiled_after_ready`."""
     draining: bool = False

@@ -73,7 +73,8 @@ def _engine(page: _Page, status: Status) -> None:
     page.counter("minisgl:kernels_compiled_after_ready_total", compiled_text, status.compiled_after_ready)
     if status.attention:
         name, text = "minisgl:attention_backend_info", "Attention backend by kind of attention."
-        page.info(name, text, [{"kind": kind, "backend": backend} for kind, backend in status.attention.items()])
+        used = [(kind, backend) for kind, backends in status.attention.items() for backend in backends.split(", ")]
+        page.info(name, text, [{"kind": kind, "backend": backend} for kind, backend in used])
     if status.start_seconds:
         name, text = "minisgl:engine_start_seconds", "Time of each phase of the engine's last start."
         page.labelled(name, "gauge", text, "phase", status.start_seconds)

@@ -39,7 +39,7 @@ STATUS = Status(
     step_sizes=(1, 2, *[0] * 12),
     step_tokens=13,
     start_seconds={"load": 1.5, "capture": 0.5},
-    attention={"prefill": "fa3", "decode_1_to_4_rows": "split"},
+    attention={"prefill": "fa3", "prefill_with_prefix": "fa3, torch"},
     compiled_after_ready=3,
 )
 
@@ -88,7 +88,8 @@ def test_the_page_has_the_last_status_of_the_scheduler() -> None:
     backends = [dict(labels) for name, labels in found if name == "minisgl:attention_backend_info"]
     assert backends == [
         {"kind": "prefill", "backend": "fa3"},
-        {"kind": "decode_1_to_4_rows", "backend": "split"},
+        {"kind": "prefill_with_prefix", "backend": "fa3"},
+        {"kind": "prefill_with_prefix", "backend": "torch"},
     ]
     assert found["minisgl:kernels_compiled_after_ready_total", ()] == 3
     assert found["minisgl:frontend_inflight", (("phase", "waiting"),)] == 2
