@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.attention import fa3_backend
+from minisgl.attention.backend import AttentionShape
 from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
@@ -49,10 +50,14 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return kernel
 
 
-def _check(sequences: Sequences, *, page_size: int = 16) -> None:
-    shape = attention_shape(
+def _shape(page_size: int = 16) -> AttentionShape:
+    return attention_shape(
         query_heads=4, kv_heads=2, head_dim=16, page_size=page_size, longest=256, dtype=torch.float32, device="cpu"
     )
+
+
+def _check(sequences: Sequences, *, page_size: int = 16) -> None:
+    shape = _shape(page_size)
     case = DenseCase(shape, sequences)
     result = case.run(Fa3Prefill(shape, TorchPrefill(shape)), TorchDecode(shape))
     torch.testing.assert_close(result.double(), case.expected(), atol=1e-5, rtol=1e-5)
@@ -104,3 +109,16 @@ def test_few_queries_behind_many_keys_use_flashinfer(kernel: Kernel, monkeypatch
     monkeypatch.setattr(TorchPrefill, "name", "torch")
     _check(Sequences(segments=((200, 4), (150, 1))))
     assert kernel.calls == [(4, 204), (5, 355)]
+
+
+def test_a_captured_call_serves_any_segments_with_the_same_number_of_tokens(kernel: Kernel) -> None:
+    shape = _shape()
+    prefill = Fa3Prefill(shape, TorchPrefill(shape))
+    captured = prefill.for_graph(60, segments=4)
+    for segments in (((0, 60), (0, 0), (0, 0), (0, 0)), ((64, 20), (33, 1), (0, 39), (0, 0)), ((7, 15),) * 4):
+        case = DenseCase(shape, Sequences(segments=segments))
+        torch.testing.assert_close(
+            case.run(captured, TorchDecode(shape)).double(), case.expected(), atol=1e-5, rtol=1e-5
+        )
+    assert [queries for queries, _ in kernel.calls] == [60, 60, 60]
+    assert prefill.most_graph_keys == prefill.copied_keys

@@ -104,7 +104,7 @@ class DenseCase:
         queries, locations = [], []
         for index, ((start, length), pages) in enumerate(zip(new_tokens, owned, strict=True)):
             total = start + length
-            at = np.array(pages)[np.arange(total) // page] * page + np.arange(total) % page
+            at = np.array(pages, np.int64)[np.arange(total) // page] * page + np.arange(total) % page
             source = sources[index]
             for pool, mine, theirs in zip(
                 (keys, values), self._history[index], self._history[source or 0], strict=True
