@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -72,6 +73,16 @@ class Runner:
         self._parallel = parallel
         self.kv = kv
         self.sampler = Sampler(tables, parallel, model.vocab_start, model.config.vocab_size)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self._model.config
+
+    def with_layers(self, layers: Sequence[int]) -> Runner:
+        """A runner with only these layers of the model, on the same tables and pool."""
+        runner = copy.copy(self)
+        runner._model = self._model.with_layers(layers)
+        return runner
 
     def apply_updates(self, step: DeviceStep) -> None:
         """Apply the changes of a plan to the tables, before the forward pass of its step."""

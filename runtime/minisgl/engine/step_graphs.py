@@ -14,6 +14,7 @@ from minisgl.attention.paged import PagedAttention
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.graph_sizes import StepSize, cascade_sizes, fitting_size, graph_sizes
 from minisgl.engine.runner import Runner
+from minisgl.engine.warm_up import representative_layers
 from minisgl.wire.plan import StepPlan
 
 
@@ -23,14 +24,15 @@ class StepGraph:
     def __init__(
         self,
         runner: Runner,
+        few_layers: Runner,
         attention: PagedAttention,
         size: StepSize,
         cascade: CascadeLayout | None,
         upload: torch.Tensor,
         pool: Any,
     ) -> None:
-        """Run the step once to load and tune kernels, then capture it, on the current stream. All rows have the dummy
-        slot. `cascade`: the layout for shared prefixes."""
+        """Run the step once with `few_layers` to load and tune kernels, then capture it, on the current stream. All
+        rows have the dummy slot. `cascade`: the layout for shared prefixes."""
         self.size = size
         self.cascade = cascade
         self._attention = attention
@@ -39,7 +41,7 @@ class StepGraph:
         step = packed.view(upload)
         batch = runner.attention_batch(packed, step)
         attention.prepare(batch)
-        runner.sample(runner.logits(packed, step, batch, attention), step)
+        few_layers.sample(few_layers.logits(packed, step, batch, attention), step)
         torch.cuda.current_stream().synchronize()
 
         self._graph = torch.cuda.CUDAGraph()
@@ -82,6 +84,7 @@ class StepGraphs:
     ) -> None:
         """Capture decode steps up to and including `largest` rows, and steps of the sizes `prefill`, in descending
         order, so that smaller ones reuse the memory of larger ones."""
+        few_layers = runner.with_layers(representative_layers(runner.model_config))
         pool = torch.cuda.graph_pool_handle()
         attention = runner.attention
         self._most_keys = attention.most_graph_keys
@@ -96,7 +99,7 @@ class StepGraphs:
                 done += 1
                 if captured is None:
                     continue
-                graphs.insert(0, StepGraph(runner, captured, size, cascade, upload, pool))
+                graphs.insert(0, StepGraph(runner, few_layers, captured, size, cascade, upload, pool))
                 progress(done / total)
         self._prefill_sizes = [graph.size for graph in self._prefill]
 
