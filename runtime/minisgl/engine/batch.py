@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -53,6 +53,10 @@ class DeviceStep:
     """[Z]"""
     changes: DeviceChanges | None
     cascade: CascadeTables | None
+
+    def without_padding(self, sampled: int) -> DeviceStep:
+        """The step with only the first `sampled` of the rows that sample."""
+        return replace(self, sample_slots=self.sample_slots[:sampled], sample_positions=self.sample_positions[:sampled])
 
 
 def dummy_plan(slot: int, *, decode: int = 0, prompts: Sequence[int] = ()) -> StepPlan:

@@ -152,23 +152,23 @@ class CudaEngine:
         staging.download(results, hashes, packed.processors)
         return staging
 
-    def _replay(
-        self, plan: StepPlan, graph: StepGraph, packed: PackedStep, buffer: torch.Tensor
-    ) -> StepTensors:
+    def _replay(self, plan: StepPlan, graph: StepGraph, packed: PackedStep, buffer: torch.Tensor) -> StepTensors:
         runner, step = self.runner, packed.view(buffer)
         if buffer is not self._upload:
             # The graph reads its inputs at the address of its capture.
             self._upload[: packed.graph_size].copy_(buffer[: packed.graph_size])
         runner.apply_updates(step)
         graph.replay(runner.attention_batch(packed, step))
-        if packed.sampled:
-            runner.call_hook(plan, graph.logits[: packed.sampled])
+        logits, tokens = graph.logits[: packed.sampled], graph.tokens[: packed.sampled]
+        if not packed.sampled:
+            return StepTensors(tokens)
+        runner.call_hook(plan, logits)
         sampling = self._sampling.find(graph, packed.processors)
         if sampling is not None:
             report = sampling.replay(packed.processors)
         else:
-            report = runner.resample(packed, step, graph.logits, graph.tokens)
-        return StepTensors(graph.tokens[: packed.sampled], report)
+            report = runner.resample(packed, step.without_padding(packed.sampled), logits, tokens)
+        return StepTensors(tokens, report)
 
     def _eager_cascade(self, plan: StepPlan) -> CascadeLayout | None:
         cascade = self.runner.attention.cascade
