@@ -147,8 +147,11 @@ class RequestTracker:
         self.status = status
 
     def step_age(self, now: float) -> float:
-        """Seconds that requests have been running without a step; 0 when none runs."""
-        busy = self.status is not None and self.status.running
+        """Seconds that requests have been queued or running without a step; 0 when the engine has none, or is lost."""
+        if self.status is None:
+            return 0.0
+        # A step that hangs when nothing ran before it sends no status with running requests.
+        busy = self.status.running or self._phases["waiting"] or self._phases["generating"]
         return now - self._stepped_at if busy else 0.0
 
     def phases(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Counts of requests at their end."""
+"""Counts of requests at their end, and the age of the engine's last step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.request_tracker import RequestTracker
-from minisgl.wire.messages import SamplingParams
+from minisgl.wire.messages import SamplingParams, Status
 from minisgl.wire.text import Generate
 
 
@@ -19,3 +19,26 @@ def test_a_failed_stream_counts_as_an_error_although_its_handler_was_cancelled()
     tracker.end(record, 1.0)
     assert record.error_code == "shutting_down"
     assert tracker.metrics.failed["shutting_down"] == 1
+
+
+def test_the_first_step_after_an_idle_time_has_an_age() -> None:
+    tracker = RequestTracker(RequestLimits())
+    record = RequestRecord(request_id="r", method="POST", path="/", started_at=0.0)
+    stream = tracker.admit(record, [Generate(id=bytes(16), prompt="Hi", params=SamplingParams())], 1)
+    tracker.update_engine(None, _idle(), 5.0)
+    assert tracker.step_age(7.0) == 0.0, "the engine does not have the request yet"
+    tracker.accept(stream.choices[0], 3, 7.0)
+    assert tracker.step_age(9.0) == 4.0, "the last status is that of an idle engine"
+    tracker.update_engine(None, None, 10.0)
+    assert tracker.step_age(99.0) == 0.0, "the engine was lost"
+    tracker.update_engine(None, _idle(), 100.0)
+    stream.fail(ApiError(503, "shutting_down", "the server is shutting down"))
+    tracker.end(record, 101.0)
+    assert tracker.step_age(200.0) == 0.0
+
+
+def _idle() -> Status:
+    """Status of an engine before its first step."""
+    counters = ("waiting", "running", "used_pages", "preemptions", "finished", "steps", "prompt_tokens")
+    more = ("cached_tokens", "prefill_tokens", "generated_tokens")
+    return Status(**dict.fromkeys((*counters, *more), 0), num_pages=8)
