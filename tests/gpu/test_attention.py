@@ -108,11 +108,14 @@ def test_fa3_prefill(sequences: Sequences, group: int, head_dim: int, page_size:
 @pytest.mark.parametrize(
     "sequences", [FRESH, EXTEND, BEHIND_ODD_PREFIXES, MIXED], ids=["fresh", "extend", "behind_odd_prefixes", "mixed"]
 )
-@pytest.mark.parametrize("name", ["flashinfer", "torch"])
+@pytest.mark.parametrize("name", ["fa3", "flashinfer", "torch"])
 def test_prefill_with_a_window(name: str, sequences: Sequences, group: int, head_dim: int, window: int) -> None:
     shape = _shape(group, head_dim=head_dim, window=window)
     prefill: PrefillBackend = TorchPrefill(shape)
-    if name == "flashinfer":
+    if name == "fa3":
+        _require(fa3_backend.why_not, shape)
+        prefill = Fa3Prefill(shape, prefill)
+    elif name == "flashinfer":
         _require(flashinfer_backend.why_not, shape)
         prefill = FlashInferPrefill(shape)
     _check(DenseCase(shape, sequences), prefill, TorchDecode(shape))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,8 +40,6 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why this kernel cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
-    if shape.window is not None:
-        return "fa3-fwd is built without sliding windows"
     if torch.cuda.get_device_capability(shape.device)[0] != 9:
         return "it needs a Hopper GPU"
     if shape.dtype != torch.bfloat16:
@@ -76,6 +75,8 @@ class Fa3Prefill:
         row_bytes = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
         self.copied_keys = min(max(shape.pages_per_row * shape.page_size, _LEAST_KEYS), _COPY_BYTES // row_bytes)
         """Keys that fit into the copy."""
+        # The package is built without sliding windows: longer sequences use the fallback.
+        self._most_keys = min(self.copied_keys, shape.window or self.copied_keys)
         size = (self.copied_keys + GUARD, shape.kv_heads, shape.head_dim)
         self._keys, self._values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
         self._calls: list[_Call] = []
@@ -87,7 +88,7 @@ class Fa3Prefill:
 
     @property
     def most_graph_keys(self) -> int:
-        return self.copied_keys
+        return self._most_keys
 
     def for_graph(self, tokens: int, segments: int) -> Fa3Prefill:
         # Everything but the sizes is on the device. All graphs can share the copy of the keys.
@@ -95,7 +96,7 @@ class Fa3Prefill:
         captured._is_captured = True
         captured._copies = True
         tiles = self._shape.kv_heads * -(-tokens * self._shape.group // _TILE_ROWS)
-        keys = self.copied_keys
+        keys = self._most_keys
         captured._calls = [_Call(slice(0, segments), slice(0, tokens), tokens, keys, keys, _splits(tiles, keys))]
         return captured
 
@@ -105,7 +106,7 @@ class Fa3Prefill:
         starts, lengths = batch.host_prefill_starts, batch.host_prefill_lengths
         ends = starts + lengths
         self._copies = bool(starts.any())
-        self._falls_back = self._copies and self._prefers_fallback(lengths, ends)
+        self._falls_back = self._prefers_fallback(lengths, ends)
         if self._falls_back:
             self._fallback.prepare(batch)
             return
@@ -154,6 +155,10 @@ class Fa3Prefill:
             )
 
     def _prefers_fallback(self, lengths: IntArray, ends: IntArray) -> bool:
+        if int(ends.max()) > (self._shape.window or math.inf):
+            return True
+        if not self._copies:
+            return False
         if int(ends.max()) > self.copied_keys:
             return True
         keys = int(ends.sum())
@@ -182,7 +187,7 @@ class Fa3Prefill:
         )
 
     def backend_for(self, *, prefix: bool) -> str:
-        fits = self._shape.pages_per_row * self._shape.page_size <= self.copied_keys
+        fits = self._shape.pages_per_row * self._shape.page_size <= self._most_keys
         falls_back = self._fallback.name == "flashinfer" or not fits
         return f"{self.name}, {self._fallback.name}" if prefix and falls_back else self.name
 

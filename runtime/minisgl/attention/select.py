@@ -29,7 +29,7 @@ def _fa3(shape: AttentionShape) -> PrefillBackend:
     if reason is not None and prefill.backend_for(prefix=True) != prefill.name:
         logger.warning(
             "attention backend for prefill with more than %d tokens is torch: not flashinfer, because %s",
-            prefill.copied_keys,
+            prefill.most_graph_keys,
             reason,
         )
     return prefill

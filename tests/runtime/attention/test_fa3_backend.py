@@ -50,14 +50,21 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return kernel
 
 
-def _shape(page_size: int = 16) -> AttentionShape:
+def _shape(page_size: int = 16, window: int | None = None) -> AttentionShape:
     return attention_shape(
-        query_heads=4, kv_heads=2, head_dim=16, page_size=page_size, longest=256, dtype=torch.float32, device="cpu"
+        query_heads=4,
+        kv_heads=2,
+        head_dim=16,
+        page_size=page_size,
+        longest=256,
+        dtype=torch.float32,
+        device="cpu",
+        window=window,
     )
 
 
-def _check(sequences: Sequences, *, page_size: int = 16) -> None:
-    shape = _shape(page_size)
+def _check(sequences: Sequences, *, page_size: int = 16, window: int | None = None) -> None:
+    shape = _shape(page_size, window)
     case = DenseCase(shape, sequences)
     result = case.run(Fa3Prefill(shape, TorchPrefill(shape)), TorchDecode(shape))
     torch.testing.assert_close(result.double(), case.expected(), atol=1e-5, rtol=1e-5)
@@ -98,6 +105,14 @@ def test_a_prefix_that_does_not_fit_uses_the_fallback(kernel: Kernel, monkeypatc
     _check(Sequences(decode=(7,), segments=((100, 20), (0, 30))))
     _check(Sequences(segments=((0, 200),)))
     assert kernel.calls == [(200, 200)]
+
+
+def test_sequences_beyond_a_sliding_window_use_the_fallback(kernel: Kernel) -> None:
+    _check(Sequences(decode=(90,), segments=((20, 60), (0, 80))), window=80)
+    assert kernel.calls == [(140, 160)]
+    _check(Sequences(decode=(90,), segments=((20, 60), (0, 81))), window=80)
+    _check(Sequences(segments=((100, 1),)), window=80)
+    assert len(kernel.calls) == 1
 
 
 def test_few_queries_behind_many_keys_use_flashinfer(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

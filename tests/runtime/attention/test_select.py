@@ -9,7 +9,6 @@ import torch
 from minisgl.attention import (
     balanced_backend,
     cascade_backend,
-    fa3_backend,
     flashinfer_backend,
     split_backend,
     xqa_backend,
@@ -67,7 +66,6 @@ def test_windows_need_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "use_sliding_window_True" in str(xqa_backend.why_not(windowed))
     assert "use_swa_True" in str(flashinfer_backend.why_not(windowed))
     assert "sliding window" in str(cascade_backend.why_not(windowed))
-    assert "sliding window" in str(fa3_backend.why_not(windowed))
     assert balanced_backend.why_not(windowed) is None and split_backend.why_not(windowed) is None
 
 
