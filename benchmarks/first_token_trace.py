@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def measure(scenario: Scenario, requests: int, words: int, pause: float) -> list[tuple[float, float]]:
-    """Start all processes and send the requests. Returns the times at which each was sent and its first text arrived."""
+    """Start all processes and send the requests. Returns when each was sent, and when its first text arrived."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     encoded = msgspec.json.encode(scenario)

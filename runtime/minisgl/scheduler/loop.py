@@ -16,6 +16,8 @@ from minisgl.scheduler.step_times import StepWork
 
 _WAITED: Final = 100e-6
 """Shortest time in `collect` that was spent waiting for the device, in seconds."""
+_LONG_LAUNCH: Final = 1e-3
+"""A launch that takes longer is one kernel by kernel."""
 _LAUNCH_AHEAD: Final = 1.5e-3
 _LAUNCH_AHEAD_SHARE: Final = 0.15
 """A step is launched this long, or this share of the running step, before the running one is expected to end."""
@@ -28,6 +30,12 @@ class _Launched(msgspec.Struct, frozen=True):
     work: StepWork
     began: float
     """Time before the launch, in seconds."""
+    launched: float
+    """Time after it."""
+
+    @property
+    def is_slow(self) -> bool:
+        return self.launched - self.began > _LONG_LAUNCH
 
 
 class StepLoop:
@@ -44,16 +52,21 @@ class StepLoop:
         self._ahead = 1 if scheduler.config.overlap else 0
         self._pending: deque[_Launched] = deque()
         self._ended = 0.0
-        """Time at which the device was ready for the oldest pending step, if it was launched by then."""
+        """Time at which the last collected step ended on the device."""
+        self._ended_unseen = False
+        """It was an earlier time."""
         self._distrust = 0
 
     def spare_ms(self) -> int:
         """Whole milliseconds for which the next launch can wait without making the device wait. A request that arrives
         by then is part of the next step, instead of the one after it."""
-        if len(self._pending) != 1 or self._distrust or not self.scheduler.table.has_free_row:
+        if len(self._pending) != 1 or self._distrust or not self.scheduler.may_wait:
             return 0
         running = self._pending[0]
-        expected = self.scheduler.times.expected(running.work)
+        if running.work.prompt_tokens:
+            # Its time is less certain.
+            return 0
+        expected = self.scheduler.times.decode_seconds
         ends = max(running.began, self._ended) + expected
         launch_at = ends - max(_LAUNCH_AHEAD, _LAUNCH_AHEAD_SHARE * expected)
         return max(int((launch_at - self._clock()) * 1000), 0)
@@ -63,7 +76,8 @@ class StepLoop:
         plan = self.scheduler.plan()
         if plan is not None:
             began = self._clock()
-            self._pending.append(_Launched(self.engine.launch(plan), StepWork.of(plan), began))
+            handle = self.engine.launch(plan)
+            self._pending.append(_Launched(handle, StepWork.of(plan), began, self._clock()))
         if not self._pending or (plan is not None and len(self._pending) <= self._ahead):
             return None
         step = self._pending.popleft()
@@ -75,13 +89,22 @@ class StepLoop:
     def _measure(self, step: _Launched, called: float, returned: float) -> None:
         """Measure a step that was collected between these times.
 
-        A step begins on the device when the one before ends, or with its launch. It ends when `collect` returns; if
-        `collect` did not wait, it ended unseen, and the time until the next launch is what it took the loop."""
-        began = max(step.began, self._ended)
+        A step begins on the device when the one before ends, or with its launch. If `collect` waited, the step ended
+        when it returned; otherwise it ended unseen, but not long ago unless the launch of the next one took long. Of
+        several steps with such launches, each is measured by the time that it took the loop."""
+        before, was_unseen = self._ended, self._ended_unseen
+        following = self._pending[0] if self._pending else None
         self._distrust = max(self._distrust - 1, 0)
+        self._ended, self._ended_unseen = called, False
         if returned - called > _WAITED:
             self._ended = returned
         else:
             self._distrust = _DISTRUST_STEPS
-            self._ended = max(began, self._pending[0].began if self._pending else called)
-        self.scheduler.times.observe(step.work, self._ended - began)
+            if following is not None and following.is_slow:
+                if not step.is_slow:
+                    self._ended = following.began
+                    return
+                self._ended_unseen = True
+        if self._ended_unseen == was_unseen:
+            began = before if was_unseen else max(step.began, before)
+            self.scheduler.times.observe(step.work, self._ended - began)

@@ -97,6 +97,11 @@ class Scheduler:
         """True while a request has not ended or a launched step is not completed."""
         return bool(self.table.num_in_use or len(self.queue) or self._launched)
 
+    @property
+    def may_wait(self) -> bool:
+        """True while a request that arrives could join the next step, and no prompt waits for that step."""
+        return self.table.has_free_row and not self.table.in_prefill and not len(self.queue)
+
     def submit(self, message: Submit, client: int = 0) -> None:
         """Queue a request, whose deadline is `remaining_ms` from now. Raises RequestError."""
         if message.id in self._unfinished:

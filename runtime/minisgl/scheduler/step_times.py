@@ -16,8 +16,8 @@ WINDOW: Final = 64
 _REFIT_SHARE: Final = 8
 """A new fit, which takes a quarter of a millisecond, needs one new step in this many of the window."""
 _REWEIGHTINGS: Final = 3
-_SMALL_ERROR: Final = 0.03
-"""Relative error below which a step has full weight."""
+_SMALL_ERROR: Final = 0.25
+"""Relative error below which a step has full weight: times are not quite linear."""
 _RIDGE: Final = 1e-4
 """Relative to the diagonal: where steps differ too little to tell two costs apart, each takes a part."""
 _RECENT: Final = 4
@@ -99,12 +99,10 @@ class StepTimes:
         self._seconds.append(max(seconds, 1e-6))
         self._new += 1
 
-    def expected(self, work: StepWork) -> float:
-        """Expected seconds of a step, rather too few than too many; 0 without a comparable one."""
-        if not work.prompt_tokens:
-            return min(self._decode, default=0.0)
-        costs = self.costs
-        return 0.0 if costs is None else costs.seconds(work)
+    @property
+    def decode_seconds(self) -> float:
+        """Expected duration of a step without prompts, rather too short than too long; 0 before the first one."""
+        return min(self._decode, default=0.0)
 
     @property
     def most_tokens(self) -> int:

@@ -30,9 +30,9 @@ def running(*, overlap: bool = True, rows: int = 8, step_seconds: Callable[[Step
 def test_steps_are_measured(overlap: bool) -> None:
     driven = running(overlap=overlap)
     times = driven.scheduler.times
-    plain, prompt = driven.timed.durations[-1][0], driven.timed.durations[0][0]
-    assert times.expected(StepWork.of(plain)) == pytest.approx(DECODE)
-    assert times.expected(StepWork.of(prompt)) == pytest.approx(PROMPT, rel=0.01)
+    prompt = driven.timed.durations[0][0]
+    assert times.decode_seconds == pytest.approx(DECODE)
+    assert times.costs.seconds(StepWork.of(prompt)) == pytest.approx(PROMPT, rel=0.01)
 
 
 def test_the_next_launch_waits_while_the_device_is_busy() -> None:

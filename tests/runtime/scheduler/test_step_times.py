@@ -45,7 +45,7 @@ def observed(costs: StepCosts, works: list[StepWork]) -> StepTimes:
 @given(TRUE_COSTS, WORKS)
 def test_the_median_error_of_measured_steps_is_small(costs: StepCosts, works: list[StepWork]) -> None:
     times = observed(costs, works)
-    errors = sorted(abs(times.expected(each) / costs.seconds(each) - 1) for each in works)
+    errors = sorted(abs(times.costs.seconds(each) / costs.seconds(each) - 1) for each in works)
     assert errors[len(errors) // 2] < 0.1
 
 
@@ -81,7 +81,7 @@ def test_one_step_of_another_length_moves_the_model_little(outlier: float, place
         each = work(100 + 50 * number, rows=number, context=1000 * number)
         times.observe(each, outlier if number == place else costs.seconds(each))
     each = work(500, rows=10, context=10_000)
-    assert times.expected(each) == pytest.approx(costs.seconds(each), rel=0.15)
+    assert times.costs.seconds(each) == pytest.approx(costs.seconds(each), rel=0.15)
 
 
 def test_a_lasting_change_is_learned() -> None:
@@ -91,16 +91,16 @@ def test_a_lasting_change_is_learned() -> None:
     for number in range(160):
         each = work(100 + 53 * number % 400)
         times.observe(each, (before if number < 80 else after).seconds(each))
-    assert times.expected(work(300)) == pytest.approx(after.seconds(work(300)), rel=0.05)
+    assert times.costs.seconds(work(300)) == pytest.approx(after.seconds(work(300)), rel=0.05)
 
 
 def test_a_step_without_prompts_is_expected_to_take_as_long_as_the_last_ones() -> None:
     times = StepTimes()
     plain = work(0, rows=3)
-    assert times.expected(plain) == 0
+    assert times.decode_seconds == 0
     for seconds in (0.5, 0.012, 0.011, 0.013, 0.012):
         times.observe(plain, seconds)
-    assert times.expected(plain) == 0.011
+    assert times.decode_seconds == 0.011
     assert times.costs is None
 
 
