@@ -2,8 +2,8 @@
 """Sample the rows with filters or logits processors, after `scan_logits`.
 
 `sample_candidates` decides nearly all rows from a few hundred numbers each. Rows of which it needs to see more, such as
-those of a flat distribution with top-p alone, are left to `sample_whole_rows`, which reads a row in every step of a
-bisection, with one program per row.
+those of a flat distribution with top-p alone, are left to `sample_whole_rows`, which reads such a row a few times, with
+one program per row.
 """
 
 import triton
@@ -193,33 +193,48 @@ def sample_candidates(
 @triton.jit
 def _count_from(logits, changed_logits, changed, columns, key, shift, BLOCK: tl.constexpr):
     """Columns whose key is at least `key`."""
+    lane = tl.arange(0, BLOCK)
     count = tl.zeros((BLOCK,), tl.int32)
+    following = logits_at(logits, changed_logits, changed, lane, lane < columns)
     for start in range(0, columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        order = key_of(logits_at(logits, changed_logits, changed, column, column < columns)) >> shift
-        count += ((order >= key) & (column < columns)).to(tl.int32)
+        order = key_of(following) >> shift
+        after = start + BLOCK + lane
+        following = logits_at(logits, changed_logits, changed, after, after < columns)
+        count += ((order >= key) & (start + lane < columns)).to(tl.int32)
     return tl.sum(count, 0)
 
 
 @triton.jit
-def _weight_above(
-    logits, changed_logits, changed, columns, key, shift, floor, largest, inverse, BLOCK: tl.constexpr
+def _best_above(
+    logits, changed_logits, changed, columns, bound, floor, limit, largest, inverse, first, second, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Weight of the columns whose key is above `key` and at least `floor`."""
-    weight = tl.zeros((BLOCK,), tl.int64)
+    """Weight of the columns whose logit is above `bound` and at least `floor`, in units of the largest, and the column
+    with the best score of those that are also at least `limit`."""
+    lane = tl.arange(0, BLOCK)
+    weight = tl.zeros((BLOCK,), tl.float32)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    where = tl.zeros((BLOCK,), tl.int32)
+    following = logits_at(logits, changed_logits, changed, lane, lane < columns)
     for start in range(0, columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        logit = logits_at(logits, changed_logits, changed, column, column < columns)
-        order = key_of(logit) >> shift
-        take = (order > key) & (order >= floor) & (column < columns)
-        weight += tl.where(take, _weight(logit, largest, inverse), 0)
-    return tl.sum(weight, 0)
+        logit = following
+        # The next logits are read while these are used.
+        after = start + BLOCK + lane
+        following = logits_at(logits, changed_logits, changed, after, after < columns)
+        take = (logit > bound) & (logit >= floor)
+        weight += tl.where(take, tl.exp((logit - largest) * inverse), 0.0)
+        score = logit * inverse - 0.6931471805599453 * gumbel_noise_log2(first, second, start + lane)
+        score = tl.where(take & (logit >= limit), score, float("-inf"))
+        # Each lane visits its columns in ascending order and keeps the first of equal scores.
+        where = tl.where(score > best, start + lane, where)
+        best = tl.maximum(best, score)
+    most = tl.max(best, 0)
+    return tl.sum(weight, 0), tl.min(tl.where(best == most, where, 0x7FFFFFFF), 0)
 
 
 @triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["slots", "positions", "tokens"])
 def sample_whole_rows(
     logits, row_stride, columns, table, table_stride, slots, positions, tokens, last_token, counts, changed_stages,
-    changed_logits, maxima, groups, undecided,
+    changed_logits, maxima, sums, groups, undecided,
     SHIFT: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     start_next(PDL)
@@ -241,18 +256,20 @@ def sample_whole_rows(
     top_k = tl.load(table + _TOP_K * table_stride + slot)
     top_p = tl.load(table + _TOP_P * table_stride + slot).to(tl.float32, bitcast=True)
     min_p = tl.load(table + _MIN_P * table_stride + slot).to(tl.float32, bitcast=True)
+    first, second = row_keys(
+        tl.load(table + _SEED_LOW * table_stride + slot), tl.load(table + _SEED_HIGH * table_stride + slot), position
+    )
 
     group = tl.arange(0, GROUPS)
-    most = tl.load(maxima + row.to(tl.int64) * groups + group, group < groups, other=float("-inf"))
+    at = row.to(tl.int64) * groups + group
+    most = tl.load(maxima + at, group < groups, other=float("-inf"))
     largest = tl.max(most, 0)
-    highest = key_of(largest) >> shift
-    lowest = highest * 0 + (_LOWEST >> shift)
-
-    floor = lowest
-    limited = (top_k > 0) & (top_k < columns)
-    if limited:
-        low = lowest
-        high = highest
+    bound = largest * 0.0 + float("-inf")
+    floor = bound
+    target = largest * 0.0 - 1.0
+    if (top_k > 0) & (top_k < columns):
+        low = key_of(largest) * 0 + (_LOWEST >> shift)
+        high = key_of(largest) >> shift
         if top_k <= groups:
             # Every group has a column that reaches the smallest of their maxima.
             low = key_of(tl.min(tl.where(group < groups, most, largest), 0)) >> shift
@@ -262,39 +279,33 @@ def sample_whole_rows(
                 low = middle
             else:
                 high = middle - 1
-        floor = low
-
-    if top_p < 1.0:
-        total = _weight_above(
-            logits, changed_logits, changed, columns, floor - 1, shift, floor, largest, inverse, BLOCK
-        )  # fmt: skip
-        target = tl.maximum(top_p.to(tl.float64) * total.to(tl.float64), 1.0)
-        # Everything that has a weight is above this logit.
-        low = tl.maximum(floor, key_of(largest - 22.0 * temperature) >> shift)
-        high = highest
-        while low < high:
-            middle = middle_down(low, high)
-            above = _weight_above(
-                logits, changed_logits, changed, columns, middle, shift, floor, largest, inverse, BLOCK
-            )  # fmt: skip
-            if above.to(tl.float64) < target:
-                high = middle
-            else:
-                low = middle + 1
-        floor = low
+        floor = logit_of(low << shift)
+    else:
+        target = largest * 0.0
+        if top_p < 1.0:
+            weight = tl.load(sums + at, group < groups, other=0.0) * tl.exp((most - largest) * inverse)
+            target = tl.maximum(top_p * tl.sum(weight, 0), 9.313225746154785e-10)
+        if changed == 0:
+            # The plain sample has failed, and with it all tokens that are not above it.
+            bound = tl.load(logits + tl.load(tokens + row)).to(tl.float32)
     limit = _min_p_limit(largest, temperature, min_p)
-    if floor > lowest:
-        limit = tl.minimum(tl.maximum(limit, logit_of(floor << shift)), largest)
 
-    first, second = row_keys(
-        tl.load(table + _SEED_LOW * table_stride + slot), tl.load(table + _SEED_HIGH * table_stride + slot), position
-    )
-    score = largest * 0.0 + float("-inf")
-    token = slot * 0 + 0x7FFFFFFF
-    for start in range(0, columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        logit = logits_at(logits, changed_logits, changed, column, column < columns)
-        best, where = _best(logit, column, (column < columns) & (logit >= limit), inverse, first, second)
-        token = tl.where(best > score, where, token)
-        score = tl.maximum(score, best)
+    # The best of all tokens above a bound is the sample if it passes top-p. Otherwise it is the next bound: nothing
+    # below it passes either. Each turn leaves about half of the probability that does not pass, and the most likely
+    # token always passes.
+    token = slot * 0 - 1
+    open = 1
+    while open == 1:
+        above, found = _best_above(
+            logits, changed_logits, changed, columns, bound, floor, limit, largest, inverse, first, second, BLOCK
+        )  # fmt: skip
+        if (token >= 0) & (above < target):
+            open = 0
+        else:
+            if target < 0.0:
+                target = tl.maximum(top_p * above, 9.313225746154785e-10)
+            token = found
+            bound = tl.max(logits_at(logits, changed_logits, changed, token + tl.arange(0, 1), token < columns), 0)
+            if top_p >= 1.0:
+                open = 0
     _store_token(token, row, slot, (stages & _PENALIZED) != 0, tokens, last_token, counts, columns)

@@ -88,7 +88,7 @@ def resample_cuda(
         CHOSEN=_CHOSEN, FOUND=_FOUND, USUAL=_USUAL, CHUNK=_CHUNK, num_warps=8, **early,
     )  # fmt: skip
     sample_whole_rows[(count,)](
-        logits, logits.stride(0), columns, *table, samples.last_token, tables.counts, *changed, maxima, groups,
+        logits, logits.stride(0), columns, *table, samples.last_token, tables.counts, *changed, maxima, sums, groups,
         workspace.undecided, SHIFT=shift, GROUPS=block, BLOCK=4096, num_warps=16, **early,
     )  # fmt: skip
 
