@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -59,7 +58,7 @@ def launch_bound_tokens(layers: int, parameters: int) -> int:
 
 def prefill_sizes(most_rows: int, most_tokens: int) -> list[StepSize]:
     """Sizes of captured steps with prompts, alone and beside up to `most_rows` decode rows, of up to `most_tokens`
-    prompt tokens and decode rows in all; ascending by prompt tokens."""
+    prompt tokens and decode rows in all; the smallest first."""
     if not most_rows:
         return []
     few = min(_FEW_ROWS, most_rows)
@@ -69,16 +68,17 @@ def prefill_sizes(most_rows: int, most_tokens: int) -> list[StepSize]:
         *(StepSize(most_rows, tokens, PREFILL_SEGMENTS) for tokens in _MIXED_TOKENS if tokens <= _ALL_ROWS_TOKENS),
     }
     fitting = (size for size in sizes if size.tokens + size.decode <= most_tokens)
-    return sorted(fitting, key=lambda size: (size.tokens, size.decode))
+    return sorted(fitting, key=lambda size: (size.tokens + size.decode, size.decode))
 
 
 def fitting_size(sizes: Sequence[StepSize], plan: StepPlan, most_keys: int) -> StepSize | None:
-    """The smallest of the `sizes` of captured steps with prompts to which `plan` can be padded, or None. `most_keys`:
+    """The first of the `sizes` of captured steps with prompts to which `plan` can be padded, or None. `most_keys`:
     bound of the keys of all its segments, with padding."""
     rows, tokens, segments = len(plan.decode_slots), len(plan.prefill_tokens), len(plan.prefill_slots)
     before = int(plan.prefill_starts.sum())
-    for size in sizes[bisect.bisect_left(sizes, tokens, key=lambda size: size.tokens) :]:
-        if rows <= size.decode and segments <= size.segments and before + size.tokens <= most_keys:
+    for size in sizes:
+        fits = tokens <= size.tokens and rows <= size.decode and segments <= size.segments
+        if fits and before + size.tokens <= most_keys:
             return size
     return None
 

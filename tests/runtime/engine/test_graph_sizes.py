@@ -45,7 +45,7 @@ def _plan(decode: int, *segments: tuple[int, int]) -> StepPlan:
 
 def test_prompts_have_graphs_alone_beside_some_and_beside_all_rows() -> None:
     sizes = [(size.tokens, size.decode) for size in prefill_sizes(256, 352)]
-    assert sizes == [(8, 0), (16, 0), (32, 0), (64, 0), (96, 32), (96, 256), (128, 0), (192, 0), (224, 32), (256, 0)]
+    assert sizes == [(8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (96, 32), (192, 0), (256, 0), (224, 32), (96, 256)]
     assert prefill_buckets(prefill_sizes(256, 352)) == (96, 224)
     assert prefill_sizes(256, 4) == prefill_sizes(0, 4096) == []
     assert {size.decode for size in prefill_sizes(20, 1000)} == {0, 20}
@@ -66,6 +66,7 @@ def test_small_models_have_graphs_for_more_tokens() -> None:
         (_plan(33, (300, 40), (0, 57)), (256, 224)),
         (_plan(257, (0, 4)), None),
         (_plan(2, (0, 300)), (32, 352)),
+        (_plan(0, (0, 300)), (0, 384)),
         (_plan(2, (0, 1250)), None),
         (_plan(0, *[(0, 1)] * PREFILL_SEGMENTS), (0, 8)),
         (_plan(0, *[(0, 1)] * (PREFILL_SEGMENTS + 1)), None),
