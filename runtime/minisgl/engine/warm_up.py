@@ -37,15 +37,23 @@ class StepLimits(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """Sampling parameters of a row: temperature with top-k, top-p and min-p, and all logits processors and
-    log-probabilities."""
+    """Sampling parameters of a row."""
 
     filters: bool = False
-    processors: bool = False
+    """Temperature with top-k, top-p and min-p."""
+    penalties: bool = False
+    lists: bool = False
+    """Biases and masks."""
+    logprobs: bool = False
+    """Log-probabilities of the answer and, where the row begins with its prompt, of that."""
 
 
 PLAIN: Final = Sampling()
-_OTHERS: Final = (Sampling(filters=True), Sampling(processors=True), Sampling(filters=True, processors=True))
+_ALL: Final = Sampling(filters=True, penalties=True, lists=True, logprobs=True)
+_SAMPLINGS: Final = (
+    *([Sampling(filters=True)], [Sampling(penalties=True)], [Sampling(lists=True)], [Sampling(logprobs=True)]),
+    *([_ALL], [PLAIN, _ALL, Sampling(filters=True)]),
+)
 
 
 def representative_layers(config: ModelConfig) -> list[int]:
@@ -78,11 +86,11 @@ def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
         yield sized_plan(limits, decode=limits.max_running, prompts=prompts, shared=True)
     for rows in (*_ROWS, limits.max_running):
         yield sized_plan(limits, decode=rows)
-        for sampling in ([_OTHERS[0]], [_OTHERS[1]], [_OTHERS[2]], [PLAIN, *_OTHERS]):
+        for sampling in _SAMPLINGS:
             yield sized_plan(limits, decode=rows, sampling=sampling)
         yield sized_plan(limits, decode=rows, sampling=[PLAIN])
-    for other in _OTHERS:
-        yield sized_plan(limits, prompts=[40], sampling=[other])
+    for sampling in _SAMPLINGS:
+        yield sized_plan(limits, prompts=[40, 30], sampling=sampling)
     yield sized_plan(limits, decode=limits.max_running, sampling=[PLAIN])
 
 
@@ -123,7 +131,7 @@ def sized_plan(
         prefill_tokens=np.zeros(sum(lengths), np.int32),
         page_updates=np.array([[0], [0], [limits.dummy_page]], np.int32),
         new_rows=np.array([_new_row(slot, each) for slot, each in joined], np.int32).reshape(-1, SAMPLING_COLUMNS).T,
-        logits_processors=_processors([slot for slot, each in joined if each.processors]),
+        logits_processors=np.concatenate([EMPTY, *(_processors(slot, each) for slot, each in joined)]),
         shared_prefixes=encode_prefixes(groups),
     )
 
@@ -150,27 +158,27 @@ def _new_row(slot: int, sampling: Sampling) -> IntArray:
     return np.array([slot, temperature, 20 * sampling.filters, top_p, min_p, 0, 0], np.int32)
 
 
-def _processors(slots: Sequence[int]) -> IntArray:
-    """`StepPlan.logits_processors` of the rows in `slots`."""
-    one = np.zeros(1, np.int32)
-    rows = [
-        RowLogitsProcessors(
-            slot=slot,
-            prompt_length=1,
-            repetition=1.1,
-            frequency=0.1,
-            presence=0.1,
-            # Beyond all positions, so that the mask applies.
-            min_tokens=1 << 30,
-            logprobs=2,
-            prompt_logprobs=2,
-            prompt_logprobs_from=1,
-            masked_ids=one,
-            bias_ids=one,
-            bias_values=np.ones(1, np.float32),
-            prompt=np.zeros(2, np.int32),
-            output=one,
-        )
-        for slot in slots
-    ]
-    return np.concatenate((EMPTY, *(row.encode() for row in rows)))
+def _processors(slot: int, sampling: Sampling) -> IntArray:
+    """Part of `StepPlan.logits_processors`, empty for rows without any."""
+    if not (sampling.penalties or sampling.lists or sampling.logprobs):
+        return EMPTY
+    repetition, others = (1.1, 0.1) if sampling.penalties else (1.0, 0.0)
+    listed = np.zeros(int(sampling.lists), np.int32)
+    tops = 2 if sampling.logprobs else -1
+    return RowLogitsProcessors(
+        slot=slot,
+        prompt_length=1,
+        repetition=repetition,
+        frequency=others,
+        presence=others,
+        # Beyond all positions, so that the mask applies.
+        min_tokens=1 << 30,
+        logprobs=tops,
+        prompt_logprobs=tops,
+        prompt_logprobs_from=1,
+        masked_ids=listed,
+        bias_ids=listed,
+        bias_values=listed.astype(np.float32),
+        prompt=np.zeros(2, np.int32),
+        output=np.zeros(1, np.int32),
+    ).encode()

@@ -25,11 +25,11 @@ from support.plans import Segment, make_plan, new_row
 
 HOPPER = Architecture.parse("9.0a")
 
-
 ENGINE = EngineConfig(model="", device="cuda")
 CASES = {
     "qwen3-0.6b": ENGINE,
     "qwen3-0.6b, two ranks": replace(ENGINE, tensor_parallel=2),
+    "qwen3-0.6b, odd vocabulary": ENGINE,
     "qwen3-14b": ENGINE,
     "qwen3-30b-a3b": ENGINE,
     "llama-3.2-1b": ENGINE,
@@ -40,11 +40,13 @@ CASES = {
     "mistral-7b-v0.1": ENGINE,
     "mistral-7b-v0.3": ENGINE,
 }
+VARIANTS = {"odd vocabulary": {"vocab_size": 50257}}
 
 
 def launched(case: str, seed: int) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
     """Kernels that the warm-up launches, and those that random steps launch."""
-    model, config = ModelConfig.parse(BUILTIN_CONFIGS[case.partition(",")[0]]), CASES[case]
+    config, (name, _, variant) = CASES[case], case.partition(", ")
+    model = ModelConfig.parse(BUILTIN_CONFIGS[name], overrides=VARIANTS.get(variant))
     warmed, needed = Launches(), Launches()
     with warmed.recorded(HOPPER):
         rehearse(model, config)

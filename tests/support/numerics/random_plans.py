@@ -28,7 +28,7 @@ def random_plans(limits: StepLimits, count: int, seed: int) -> Iterator[StepPlan
     for _ in range(count):
         segments = chance.choice([0, 0, 1, 1, 2, chance.randint(1, 9)])
         tokens = size(limits.max_step_tokens)
-        samplings = [Sampling(chance.random() < 0.5, chance.random() < 0.5) for _ in range(chance.randint(1, 7))]
+        samplings = [Sampling(*(chance.random() < 0.4 for _ in Sampling._fields)) for _ in range(chance.randint(1, 7))]
         yield sized_plan(
             limits,
             decode=size(limits.max_running) if not segments else chance.choice([0, size(limits.max_running)]),
