@@ -3,9 +3,8 @@
 Each line has µs of one call in a CUDA graph, for 1, 32, 131 and 256 rows of 151,936 bfloat16 logits, flat as those of
 random weights and peaked as those of a trained model. `plain` is the sample that every row takes first; the other lines
 are what rows with filters, logits processors and log-probabilities cost on top of it, with 1 µs for a copy of the plain
-samples. `floor` is the time of the bytes
-that a pass must read at the bandwidth: the logits, and the token counts of penalized rows. Below, the kernels of one
-call with 256 rows, by the profiler.
+samples. `floor` is the time of the bytes that a pass must read at the bandwidth: the logits, and the token counts of
+penalized rows. Below, the kernels of one call with 256 rows, by the profiler.
 """
 
 from __future__ import annotations
