@@ -75,9 +75,10 @@ class PrefillBackend(Protocol):
         """Most keys of all segments of a captured step; 0: this backend cannot be captured."""
         ...
 
-    def for_graph(self, tokens: int, segments: int) -> PrefillBackend | None:
+    def for_graph(self, tokens: int, segments: int, *, prefix: bool) -> PrefillBackend | None:
         """A backend whose device work for exactly `tokens` tokens in `segments`, some of them empty, can be captured
-        once and replayed for segments of other lengths; None when this backend cannot be captured."""
+        once and replayed for segments of other lengths; `prefix`: also for those that begin behind one. None when
+        this backend cannot be captured."""
         ...
 
     def prepare(self, batch: AttentionBatch) -> None: ...

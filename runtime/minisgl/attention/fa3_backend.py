@@ -90,13 +90,13 @@ class Fa3Prefill:
     def most_graph_keys(self) -> int:
         return self._most_keys
 
-    def for_graph(self, tokens: int, segments: int) -> Fa3Prefill:
+    def for_graph(self, tokens: int, segments: int, *, prefix: bool) -> Fa3Prefill:
         # Everything but the sizes is on the device. All graphs can share the copy of the keys.
         captured = copy.copy(self)
         captured._is_captured = True
-        captured._copies = True
+        captured._copies = prefix
         tiles = self._shape.kv_heads * -(-tokens * self._shape.group // _TILE_ROWS)
-        keys = self._most_keys
+        keys = self.copied_keys if prefix else tokens
         captured._calls = [_Call(slice(0, segments), slice(0, tokens), tokens, keys, keys, _splits(tiles, keys))]
         return captured
 

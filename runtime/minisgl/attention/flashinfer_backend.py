@@ -102,7 +102,7 @@ class FlashInferPrefill:
             workspace(shape), "NHD", backend="fa2"
         )
 
-    def for_graph(self, tokens: int, segments: int) -> None:
+    def for_graph(self, tokens: int, segments: int, *, prefix: bool) -> None:
         """Return None: the work of a step follows from lengths on the host."""
         return
 

@@ -34,11 +34,11 @@ class PagedAttention:
         """Most keys of all prompt segments of a captured step; 0: steps with prompts cannot be captured."""
         return self._prefill.most_graph_keys
 
-    def for_graph(self, rows: int, tokens: int = 0, segments: int = 0) -> PagedAttention | None:
+    def for_graph(self, rows: int, tokens: int = 0, *, segments: int = 0, prefix: bool = True) -> PagedAttention | None:
         """Attention for captured steps of exactly `rows` decode rows, and `tokens` prompt tokens in `segments`; None if
-        a backend cannot be captured."""
+        a backend cannot be captured. `prefix`: segments may begin behind one."""
         decode = self._decode.for_graph(rows) if rows else self._decode
-        prefill = self._prefill.for_graph(tokens, segments) if tokens else self._prefill
+        prefill = self._prefill.for_graph(tokens, segments, prefix=prefix) if tokens else self._prefill
         if decode is None or prefill is None:
             return None
         captured = PagedAttention(self._kv, prefill, decode, self.cascade)

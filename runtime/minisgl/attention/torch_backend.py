@@ -79,7 +79,7 @@ class TorchPrefill:
         self._window = shape.window
         self._segments: list[tuple[slice, torch.Tensor, torch.Tensor | None]] = []
 
-    def for_graph(self, tokens: int, segments: int) -> None:
+    def for_graph(self, tokens: int, segments: int, *, prefix: bool) -> None:
         """Return None: the work of a step follows from lengths on the host."""
         return
 

@@ -13,6 +13,8 @@ PREFILL_SEGMENTS: Final = 8
 
 _ALONE_TOKENS: Final = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Prompt tokens of captured steps without decode rows. Every size costs time at the start."""
+_FRESH_TOKENS: Final = 512
+"""Most prompt tokens of captured steps without prefixes, which copy no keys: for first tokens on an idle server."""
 _FEW_ROWS: Final = 32
 _MIXED_TOKENS: Final = (96, 224, 352, 480, 736, 992, 1504, 2016, 3040, 4064)
 """Prompt tokens of captured steps with decode rows: with 32 of these, multiples of the tiles of matrix products. The
@@ -36,6 +38,8 @@ class StepSize:
     undefined values."""
     segments: int = 0
     """Most prompt segments, without the one of the padding."""
+    prefix: bool = True
+    """Whether segments may begin behind a prefix."""
 
 
 def graph_sizes(largest: int) -> list[int]:
@@ -64,11 +68,12 @@ def prefill_sizes(most_rows: int, most_tokens: int) -> list[StepSize]:
     few = min(_FEW_ROWS, most_rows)
     sizes = {
         *(StepSize(0, tokens, PREFILL_SEGMENTS) for tokens in _ALONE_TOKENS),
+        *(StepSize(0, tokens, PREFILL_SEGMENTS, prefix=False) for tokens in _ALONE_TOKENS if tokens <= _FRESH_TOKENS),
         *(StepSize(few, tokens, PREFILL_SEGMENTS) for tokens in _MIXED_TOKENS),
         *(StepSize(most_rows, tokens, PREFILL_SEGMENTS) for tokens in _MIXED_TOKENS if tokens <= _ALL_ROWS_TOKENS),
     }
     fitting = (size for size in sizes if size.tokens + size.decode <= most_tokens)
-    return sorted(fitting, key=lambda size: (size.tokens + size.decode, size.decode))
+    return sorted(fitting, key=lambda size: (size.tokens + size.decode, size.decode, size.prefix))
 
 
 def fitting_size(sizes: Sequence[StepSize], plan: StepPlan, most_keys: int) -> StepSize | None:
@@ -78,7 +83,7 @@ def fitting_size(sizes: Sequence[StepSize], plan: StepPlan, most_keys: int) -> S
     before = int(plan.prefill_starts.sum())
     for size in sizes:
         fits = tokens <= size.tokens and rows <= size.decode and segments <= size.segments
-        if fits and before + size.tokens <= most_keys:
+        if fits and (before + size.tokens <= most_keys if size.prefix else before == 0):
             return size
     return None
 

@@ -95,7 +95,7 @@ class StepGraphs:
         done, total = 0, sum(len(sizes) for _, sizes, _ in kinds)
         for graphs, sizes, cascade in kinds:
             for size in reversed(sizes):
-                captured = attention.for_graph(size.decode, size.tokens, size.segments + 1)
+                captured = attention.for_graph(size.decode, size.tokens, segments=size.segments + 1, prefix=size.prefix)
                 done += 1
                 if captured is None:
                     continue

@@ -129,11 +129,14 @@ def test_few_queries_behind_many_keys_use_flashinfer(kernel: Kernel, monkeypatch
 def test_a_captured_call_serves_any_segments_with_the_same_number_of_tokens(kernel: Kernel) -> None:
     shape = _shape()
     prefill = Fa3Prefill(shape, TorchPrefill(shape))
-    captured = prefill.for_graph(60, segments=4)
+    captured = prefill.for_graph(60, segments=4, prefix=True)
+    fresh = DenseCase(shape, Sequences(segments=((0, 40), (0, 0), (0, 20), (0, 0))))
+    result = fresh.run(prefill.for_graph(60, segments=4, prefix=False), TorchDecode(shape))
+    torch.testing.assert_close(result.double(), fresh.expected(), atol=1e-5, rtol=1e-5)
     for segments in (((0, 60), (0, 0), (0, 0), (0, 0)), ((64, 20), (33, 1), (0, 39), (0, 0)), ((7, 15),) * 4):
         case = DenseCase(shape, Sequences(segments=segments))
         torch.testing.assert_close(
             case.run(captured, TorchDecode(shape)).double(), case.expected(), atol=1e-5, rtol=1e-5
         )
-    assert [queries for queries, _ in kernel.calls] == [60, 60, 60]
+    assert [queries for queries, _ in kernel.calls] == [60] * 4
     assert prefill.most_graph_keys == prefill.copied_keys

@@ -44,11 +44,18 @@ def _plan(decode: int, *segments: tuple[int, int]) -> StepPlan:
 
 
 def test_prompts_have_graphs_alone_beside_some_and_beside_all_rows() -> None:
-    sizes = [(size.tokens, size.decode) for size in prefill_sizes(256, 352)]
+    sizes = [(size.tokens, size.decode) for size in prefill_sizes(256, 352) if size.prefix]
     assert sizes == [(8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (96, 32), (192, 0), (256, 0), (224, 32), (96, 256)]
     assert prefill_buckets(prefill_sizes(256, 352)) == (96, 224)
     assert prefill_sizes(256, 4) == prefill_sizes(0, 4096) == []
     assert {size.decode for size in prefill_sizes(20, 1000)} == {0, 20}
+
+
+def test_a_prompt_alone_without_a_prefix_has_its_own_graphs() -> None:
+    sizes = prefill_sizes(256, 1280)
+    for plan, prefix in ((_plan(0, (0, 100)), False), (_plan(0, (64, 100)), True), (_plan(0, (0, 600)), True)):
+        size = fitting_size(sizes, plan, most_keys=2000)
+        assert size is not None and size.prefix == prefix
 
 
 def test_small_models_have_graphs_for_more_tokens() -> None:
@@ -75,5 +82,5 @@ def test_small_models_have_graphs_for_more_tokens() -> None:
     ],
 )
 def test_a_step_gets_the_smallest_size_that_fits(plan: StepPlan, size: tuple[int, int] | None) -> None:
-    expected = None if size is None else StepSize(*size, PREFILL_SEGMENTS)
-    assert fitting_size(prefill_sizes(256, 1280), plan, most_keys=2000) == expected
+    sizes = [size for size in prefill_sizes(256, 1280) if size.prefix]
+    assert fitting_size(sizes, plan, most_keys=2000) == (None if size is None else StepSize(*size, PREFILL_SEGMENTS))
