@@ -29,7 +29,7 @@ checked() { # NAME MARKERS FILE...: pytest under the sanitizer
 
 files=("$@")
 [ $# -gt 0 ] || files=(
-  tests/gpu/test_{pointwise,linear,batch_linear,experts,decode_kernels,balanced_decode,cascade,sampling}.py
+  tests/gpu/test_{pointwise,linear,batch_linear,experts,decode_kernels,balanced_decode,cascade,sampling,resample}.py
   # Ranks that wait for each other might wait forever.
   tests/gpu/test_one_shot_all_reduce.py::test_one_rank_alone
 )

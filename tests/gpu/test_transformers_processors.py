@@ -131,6 +131,7 @@ def test_penalized_logits_are_those_of_transformers_bit_by_bit() -> None:
         assert torch.equal(workspace.changed_logits[number].cpu(), _processed(logits[number], row))
 
 
+@pytest.mark.captures
 def test_a_captured_graph_samples_as_the_launches_that_it_has_recorded() -> None:
     rows = list(KINDS.values()) * 2
     logits = peaked(len(rows), VOCABULARY)

@@ -128,7 +128,7 @@ def expected_tokens(
 ) -> list[set[int]]:
     """Tokens that each row may have: one, or two where a sum within `EDGE` of top-p decides."""
     allowed: list[set[int]] = [set() for _ in given]
-    for factor in (1 - EDGE, 1.0, 1 + EDGE):
+    for factor in (1 - EDGE, 1.0, 1 + EDGE) if any(row.top_p < 1 for row in given) else (1.0,):
         rows = [replace(row, top_p=min(1.0, row.top_p * factor)) if row.top_p < 1 else row for row in given]
         for row, token in enumerate(make_batch(logits, rows, positions=positions).resampled()[0].tolist()):
             allowed[row].add(token)
