@@ -49,6 +49,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_model_len: int = 0
     """Longest sequence in tokens; the size of the KV pool limits it too."""
     vocab_size: int = 0
+    attention: dict[str, str] = {}
+    """Attention backends, see `EngineStats.attention`."""
 
 
 class StartError(msgspec.Struct, frozen=True, tag="refused"):

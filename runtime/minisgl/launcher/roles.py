@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from minisgl.engine.interface import Engine
+from minisgl.engine.interface import Engine, EngineStats
 from minisgl.engine.watched_engine import WatchedEngine
 from minisgl.launcher.child import Control
 from minisgl.launcher.control import Ready
@@ -34,17 +34,17 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
     if config.drains:
         signal.signal(signal.SIGTERM, lambda *_: draining.set())
         control.on_gave_up(lambda message: os._exit(1))
-    transport = ""
+    stats: EngineStats
 
     def create() -> Engine:
-        nonlocal transport
+        nonlocal stats
         engine = WatchedEngine(start_rank0(config.engine, config.plan_addresses, EngineProgress(control)))
-        transport = engine.stats.transport
+        stats = engine.stats
         control.watch_steps(engine, on_cpu=config.engine.device == "cpu")
         return engine
 
     def ready(address: str, card: ModelCard) -> None:
-        control.ready(Ready(transport, card.max_model_len, card.vocab_size))
+        control.ready(Ready(stats.transport, card.max_model_len, card.vocab_size, stats.attention))
 
     process.run(config, create, ready=ready, stop=threading.Event(), draining=draining)
 

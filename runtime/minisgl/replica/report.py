@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from minisgl.launcher.control import STANDBY_READY
+from minisgl.launcher.control import STANDBY_READY, Ready
 from minisgl.launcher.process import Child, Process
 from minisgl.launcher.restarts import GroupState
 from minisgl.replica.diagnosis import rank_of
@@ -63,9 +63,9 @@ def leader_status(
     ]
     phase = replica_phase(group, ranks, draining=draining)
     rank0 = by_rank.get(0)
-    transport = ""
+    started = Ready()
     if isinstance(rank0, Process) and rank0.is_ready and rank0.alive:
-        transport = short_transport(rank0.ready_message.transport)
+        started = rank0.ready_message
     return _status(
         options,
         info,
@@ -73,7 +73,7 @@ def leader_status(
         _progress(options, info, phase, ranks),
         phase == "Ready",
         ranks,
-        transport=transport,
+        started=started,
         standbys=standbys,
     )
 
@@ -122,7 +122,7 @@ def _status(
     ready: bool,
     ranks: Sequence[RankStatus],
     *,
-    transport: str = "",
+    started: Ready = Ready(),  # noqa: B008 - it is frozen
     standbys: Sequence[Process] = (),
 ) -> EngineStatus:
     return EngineStatus(
@@ -138,7 +138,8 @@ def _status(
         ranks=tuple(ranks),
         ready_ranks=sum(rank.phase == "Ready" for rank in ranks),
         tensor=options.identity.tensor_parallel,
-        transport=transport,
+        transport=short_transport(started.transport),
+        attention=started.attention,
         timings=info.timings,
         standbys=sum(standby.alive and standby.progress == STANDBY_READY for standby in standbys),
         restarts=info.restarts,

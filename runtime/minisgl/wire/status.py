@@ -84,6 +84,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_
     """Tensor-parallel ranks of the replica."""
     transport: str
     """Transport of NCCL or gloo between the ranks, such as `P2P/IPC`; empty for one rank, or when unknown."""
+    attention: dict[str, str] = {}
+    """Attention backends by kind of attention, as in the metric `attention_backend_info`; empty when unknown."""
     timings: dict[str, float]
     """Seconds of each stage of the last start, see `replica.start_timings.STAGES`."""
     standbys: int

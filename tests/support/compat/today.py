@@ -37,7 +37,8 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "from_scheduler": frozenset({"status.attention", "status.compiled_after_ready"}),
         "to_leader": frozenset({"progress.hangs"}),
         "to_child": frozenset({"start.heartbeats"}),
-        "from_child": frozenset({"heartbeat", "heartbeat.step_age"}),
+        "from_child": frozenset({"heartbeat", "heartbeat.step_age", "ready.attention"}),
+        "engine_status": frozenset({"engine.attention"}),
         "from_tokenizer": frozenset({"state.status.attention", "state.status.compiled_after_ready"}),
     }
 }
