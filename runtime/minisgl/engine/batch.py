@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -57,22 +56,6 @@ class DeviceStep:
     def without_padding(self, sampled: int) -> DeviceStep:
         """The step with only the first `sampled` of the rows that sample."""
         return replace(self, sample_slots=self.sample_slots[:sampled], sample_positions=self.sample_positions[:sampled])
-
-
-def dummy_plan(slot: int, *, decode: int = 0, prompts: Sequence[int] = ()) -> StepPlan:
-    """A plan whose rows all have the dummy `slot`: `decode` rows that decode, and prompts of the given lengths."""
-    segments = np.full(len(prompts), slot, np.int32)
-    return StepPlan.build(
-        epoch=0,
-        step=0,
-        decode_slots=np.full(decode, slot, np.int32),
-        decode_positions=np.zeros(decode, np.int32),
-        prefill_slots=segments,
-        prefill_starts=np.zeros_like(segments),
-        prefill_lengths=np.array(prompts, np.int32),
-        prefill_sample=np.ones_like(segments),
-        prefill_tokens=np.zeros(sum(prompts), np.int32),
-    )
 
 
 class PackedStep:

@@ -20,6 +20,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import kv_pool
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.dummy_steps import StepLimits, run_eagerly, step_limits
 from minisgl.engine.errors import EngineError
 from minisgl.engine.graph_sizes import (
     StepSize,
@@ -35,7 +36,7 @@ from minisgl.engine.runner import Runner, attention_shape
 from minisgl.engine.sampler import sampling_bytes
 from minisgl.engine.start_clock import StartClock
 from minisgl.engine.tables import Tables
-from minisgl.engine.warm_up import representative_layers, run_eagerly, step_limits, warm_up_plans
+from minisgl.engine.warm_up import representative_layers, warm_up_plans
 from minisgl.kernels.compile_log import CompileLog
 from minisgl.kernels.preload import Preload
 from minisgl.models.config import ModelConfig
@@ -249,13 +250,11 @@ class _EngineBuilder:
 
     def _warm_up(self, compile_log: CompileLog) -> None:
         """Launch every kernel of later steps once, on a few layers and without a pool."""
-        config, layers = self._config, representative_layers(self._model_config)
-        runner = self._build_runner(0, self._model.with_layers(layers))
-        limits = step_limits(runner, max_step_tokens=config.max_step_tokens, max_model_len=self._max_model_len)
+        runner = self._build_runner(0, self._model.with_layers(representative_layers(self._model_config)))
         # A small kernel, which shows at once whether a cache has the model's kernels.
         self._model.norm.forward(self._model.norm.weight.new_zeros(1, self._model_config.hidden_size), None)
         together = False
-        for plan in warm_up_plans(limits):
+        for plan in warm_up_plans(self._limits(runner)):
             if compile_log.compiled and not together:
                 self._compile_together()
                 together = True
@@ -292,12 +291,9 @@ class _EngineBuilder:
         """Bytes that remain of this rank's share of the device after weights, workspaces, the largest step and
         graphs."""
         config, model = self._config, self._model
-        step_bytes = measure_step(
-            self._build_runner(0, self._model),
-            max_step_tokens=config.max_step_tokens,
-            max_running=config.max_running,
-            max_model_len=self._max_model_len,
-        )
+        runner = self._build_runner(0, model)
+        step_bytes = measure_step(runner, self._limits(runner))
+        del runner
         torch.cuda.empty_cache()
         used = self._free_before - kv_pool.free_memory(self._device)
         logits = self._largest_graph * model.vocab_local * self._shape.dtype.itemsize
@@ -314,6 +310,9 @@ class _EngineBuilder:
             config.max_running, model.config.vocab_size, self._parallel.size, self._shape.dtype.itemsize
         )
         return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - sampling
+
+    def _limits(self, runner: Runner) -> StepLimits:
+        return step_limits(runner, max_step_tokens=self._config.max_step_tokens, max_model_len=self._max_model_len)
 
     def _build_runner(self, num_pages: int, model: Decoder) -> Runner:
         shape = self._shape

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from minisgl.engine.batch import PackedStep, dummy_plan
+from minisgl.engine.dummy_steps import StepLimits, dummy_plan, run_eagerly
 from minisgl.engine.runner import Runner
 
 
-def measure_step(runner: Runner, *, max_step_tokens: int, max_running: int, max_model_len: int) -> int:
-    """Peak bytes of an eager step with `max_step_tokens` prompt tokens and the maximum number of sampled rows.
-
-    All rows have the dummy slot, so the step needs no page of the pool; its tokens are arbitrary.
-    """
-    segments = min(max_running, max_step_tokens)
-    lengths = [max_step_tokens // segments] * segments
-    lengths[0] += max_step_tokens % segments
-    prompts = [min(length, max_model_len) for length in lengths]
-    plan = dummy_plan(runner.tables.dummy_slot, prompts=prompts)
+def measure_step(runner: Runner, limits: StepLimits) -> int:
+    """Peak bytes of an eager step with the maximum number of prompt tokens and of sampled rows."""
+    tokens = limits.max_step_tokens
+    segments = min(limits.max_running, tokens)
+    plan = dummy_plan(limits, prompts=[tokens // segments + tokens % segments, *[tokens // segments] * (segments - 1)])
     device = runner.tables.page_table.device
-    packed = PackedStep(plan, runner.tables)
-    host = packed.on_host()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    with torch.inference_mode():
-        runner.run(plan, packed, packed.view(host.to(device)))
+    run_eagerly(runner, plan)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before

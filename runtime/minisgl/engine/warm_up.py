@@ -6,49 +6,18 @@ time. A few layers are enough, since the others launch the same kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
-import numpy as np
-import torch
-
-from minisgl.engine.batch import PackedStep
-from minisgl.engine.runner import Runner
+from minisgl.engine.dummy_steps import PLAIN, Sampling, StepLimits, dummy_plan
 from minisgl.models.config import ModelConfig
-from minisgl.wire.logits_processors import RowLogitsProcessors
-from minisgl.wire.plan import EMPTY, SAMPLING_COLUMNS, IntArray, StepPlan
-from minisgl.wire.shared_prefixes import SharedPrefix, encode_prefixes
+from minisgl.wire.plan import StepPlan
 
 _TOKENS: Final = (1, 2, 3, 5, 9, 17, 33, 65, 129, 193, 257, 513, 1025, 2049)
 """Tokens of a step: matrix products and experts have kernels of their own for few tokens, and larger tiles for more.
 Odd numbers, so that the parts of a step's inputs are not aligned."""
 _ROWS: Final = (1, 2, 5, 9, 17)
 """Decode rows: attention and sampling have other kernels for few rows."""
-
-
-class StepLimits(NamedTuple):
-    """Limits of the steps of an engine."""
-
-    max_running: int
-    max_step_tokens: int
-    max_model_len: int
-    page_size: int
-    dummy_page: int
-
-
-class Sampling(NamedTuple):
-    """Sampling parameters of a row."""
-
-    filters: bool = False
-    """Temperature with top-k, top-p and min-p."""
-    penalties: bool = False
-    lists: bool = False
-    """Biases and masks."""
-    logprobs: bool = False
-    """Log-probabilities of the answer and, where the row begins with its prompt, of that."""
-
-
-PLAIN: Final = Sampling()
 _ALL: Final = Sampling(filters=True, penalties=True, lists=True, logprobs=True)
 _SAMPLINGS: Final = (
     *([Sampling(filters=True)], [Sampling(penalties=True)], [Sampling(lists=True)], [Sampling(logprobs=True)]),
@@ -64,121 +33,25 @@ def representative_layers(config: ModelConfig) -> list[int]:
     return sorted({0, *others, config.num_layers - 1})
 
 
-def step_limits(runner: Runner, *, max_step_tokens: int, max_model_len: int) -> StepLimits:
-    """Limits of the steps that `runner` can run."""
-    kv = runner.kv
-    return StepLimits(runner.tables.dummy_slot, max_step_tokens, max_model_len, kv.page_size, kv.dummy_page)
-
-
 def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
     """Plans that reach all kernels of an engine's steps. All rows read and write the dummy page; their slots have the
     parameters of a new table afterwards."""
     for tokens in _TOKENS:
-        yield sized_plan(limits, prompts=[tokens])
-    yield sized_plan(limits, prompts=[40, 1])
-    yield sized_plan(limits, prompts=[40, 30], start=limits.page_size, sample=False)
+        yield dummy_plan(limits, prompts=[tokens])
+    yield dummy_plan(limits, prompts=[40, 1])
+    yield dummy_plan(limits, prompts=[40, 30], start=limits.page_size, sample=False)
     # Attention may have another backend for few queries behind a long prefix.
-    yield sized_plan(limits, prompts=[1], start=limits.max_model_len)
+    yield dummy_plan(limits, prompts=[1], start=limits.max_model_len)
     for rows in _ROWS:
-        yield sized_plan(limits, decode=rows, prompts=[40])
-        yield sized_plan(limits, decode=rows, prompts=[40], start=limits.page_size)
+        yield dummy_plan(limits, decode=rows, prompts=[40])
+        yield dummy_plan(limits, decode=rows, prompts=[40], start=limits.page_size)
     for prompts in ([], [40]):
-        yield sized_plan(limits, decode=limits.max_running, prompts=prompts, shared=True)
+        yield dummy_plan(limits, decode=limits.max_running, prompts=prompts, shared=True)
     for rows in (*_ROWS, limits.max_running):
-        yield sized_plan(limits, decode=rows)
+        yield dummy_plan(limits, decode=rows)
         for sampling in _SAMPLINGS:
-            yield sized_plan(limits, decode=rows, sampling=sampling)
-        yield sized_plan(limits, decode=rows, sampling=[PLAIN])
+            yield dummy_plan(limits, decode=rows, sampling=sampling)
+        yield dummy_plan(limits, decode=rows, sampling=[PLAIN])
     for sampling in _SAMPLINGS:
-        yield sized_plan(limits, prompts=[40, 30], sampling=sampling)
-    yield sized_plan(limits, decode=limits.max_running, sampling=[PLAIN])
-
-
-def sized_plan(
-    limits: StepLimits,
-    *,
-    decode: int = 0,
-    prompts: Sequence[int] = (),
-    start: int = 0,
-    sample: bool = True,
-    shared: bool = False,
-    sampling: Sequence[Sampling] = (),
-) -> StepPlan:
-    """A step of `decode` rows and of segments of `prompts` tokens each, cut to the limits.
-
-    start: first position of the segments. sample: they end their prompts. shared: the decode rows share a page.
-    sampling: all rows join, and have these parameters in turn.
-    """
-    decode = min(decode, limits.max_running - bool(prompts))
-    start = max(min(start, limits.max_model_len - max(prompts, default=0)), 0)
-    longest = limits.max_model_len - start
-    lengths = _cut(prompts[: limits.max_running - decode], limits.max_step_tokens - decode, longest)
-    rows = decode + len(lengths)
-    joined = [(slot, sampling[slot % len(sampling)]) for slot in range(rows)] if sampling else []
-    position = min(limits.page_size, limits.max_model_len - 1)
-    # A row's own token is never shared.
-    shared = shared and decode > 0 and position == limits.page_size
-    groups = [SharedPrefix(1, np.arange(decode, dtype=np.int32))] if shared else []
-    return StepPlan.build(
-        epoch=0,
-        step=0,
-        decode_slots=np.arange(decode, dtype=np.int32),
-        decode_positions=np.full(decode, position, np.int32),
-        prefill_slots=np.arange(decode, rows, dtype=np.int32),
-        prefill_starts=np.full(len(lengths), start, np.int32),
-        prefill_lengths=np.array(lengths, np.int32),
-        prefill_sample=np.full(len(lengths), sample, np.int32),
-        prefill_tokens=np.zeros(sum(lengths), np.int32),
-        page_updates=np.array([[0], [0], [limits.dummy_page]], np.int32),
-        new_rows=np.array([_new_row(slot, each) for slot, each in joined], np.int32).reshape(-1, SAMPLING_COLUMNS).T,
-        logits_processors=np.concatenate([EMPTY, *(_processors(slot, each) for slot, each in joined)]),
-        shared_prefixes=encode_prefixes(groups),
-    )
-
-
-def run_eagerly(runner: Runner, plan: StepPlan) -> None:
-    """Run the step on the current stream, kernel by kernel."""
-    cascade = runner.attention.cascade if len(plan.shared_prefixes) else None
-    packed = PackedStep(plan, runner.tables, None, None if cascade is None else cascade.layout)
-    with torch.inference_mode():
-        runner.run(plan, packed, packed.view(packed.on_host().to(runner.tables.page_table.device)))
-
-
-def _cut(lengths: Sequence[int], tokens: int, longest: int) -> list[int]:
-    """The first segments that `tokens` tokens in all can hold, of up to `longest` tokens each."""
-    found: list[int] = []
-    for length in lengths:
-        found.append(min(length, longest, tokens - sum(found)))
-    return [length for length in found if length > 0]
-
-
-def _new_row(slot: int, sampling: Sampling) -> IntArray:
-    """Column of `StepPlan.new_rows`."""
-    temperature, top_p, min_p = np.array([0.8, 0.9, 0.01] if sampling.filters else [0, 1, 0], np.float32).view(np.int32)
-    return np.array([slot, temperature, 20 * sampling.filters, top_p, min_p, 0, 0], np.int32)
-
-
-def _processors(slot: int, sampling: Sampling) -> IntArray:
-    """Part of `StepPlan.logits_processors`, empty for rows without any."""
-    if not (sampling.penalties or sampling.lists or sampling.logprobs):
-        return EMPTY
-    repetition, others = (1.1, 0.1) if sampling.penalties else (1.0, 0.0)
-    listed = np.zeros(int(sampling.lists), np.int32)
-    tops = 2 if sampling.logprobs else -1
-    return RowLogitsProcessors(
-        slot=slot,
-        prompt_length=1,
-        repetition=repetition,
-        frequency=others,
-        presence=others,
-        # Beyond all positions, so that the mask applies.
-        min_tokens=1 << 30,
-        logprobs=tops,
-        prompt_logprobs=tops,
-        prompt_logprobs_from=1,
-        masked_ids=listed,
-        bias_ids=listed,
-        bias_values=listed.astype(np.float32),
-        prompt=np.zeros(2, np.int32),
-        output=np.zeros(1, np.int32),
-    ).encode()
+        yield dummy_plan(limits, prompts=[40, 30], sampling=sampling)
+    yield dummy_plan(limits, decode=limits.max_running, sampling=[PLAIN])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from minisgl.engine.dummy_steps import PLAIN, Sampling, StepLimits, dummy_plan
 from minisgl.engine.engine import create_engine
-from minisgl.engine.warm_up import PLAIN, Sampling, StepLimits, sized_plan
 from minisgl.wire.plan import StepPlan
 from support.numerics.gpu_engine import engine_config, run
 
@@ -29,7 +29,7 @@ def random_plans(limits: StepLimits, count: int, seed: int) -> Iterator[StepPlan
         segments = chance.choice([0, 0, 1, 1, 2, chance.randint(1, 9)])
         tokens = size(limits.max_step_tokens)
         samplings = [Sampling(*(chance.random() < 0.4 for _ in Sampling._fields)) for _ in range(chance.randint(1, 7))]
-        yield sized_plan(
+        yield dummy_plan(
             limits,
             decode=size(limits.max_running) if not segments else chance.choice([0, size(limits.max_running)]),
             prompts=[max(1, tokens // segments + chance.randint(-3, 3)) for _ in range(segments)],
