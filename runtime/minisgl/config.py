@@ -127,7 +127,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "0 disables graphs of steps with prompts",
             default="{} tokens",
         ),
-    ] = 0
+    ] = 8192
     dummy_weights: Annotated[
         bool, option("use random weights instead of the checkpoint's, for benchmarks; needs only config.json")
     ] = False

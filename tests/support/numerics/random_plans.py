@@ -42,7 +42,7 @@ def random_plans(limits: StepLimits, count: int, seed: int) -> Iterator[StepPlan
 
 def main(checkpoint: str) -> None:
     logging.basicConfig(level=logging.INFO)
-    config = engine_config(Path(checkpoint), num_pages=64, max_running=40)
+    config = engine_config(Path(checkpoint), num_pages=64, max_running=40, cuda_graph_max_tokens=2048)
     engine = create_engine(config)
     limits = engine.limits
     steps = StepLimits(
