@@ -19,6 +19,8 @@ _GROUP: Final = 64
 _GROUPS: Final = 32
 """Groups of columns that a program of the scan reads at a time."""
 _WARPS: Final = 8
+_ROW_WARPS: Final = 8
+"""Warps of the programs that have a row each."""
 _FEW_ROWS: Final = 32
 _BLOCKS: Final = 4
 """Such blocks per program for many rows."""
@@ -85,7 +87,7 @@ def resample_cuda(
         logits, logits.stride(0), columns, *table, samples.last_token, tables.counts, *changed, maxima, sums,
         sums_above, groups, workspace.scores, workspace.indices, parts, workspace.chosen, workspace.found,
         workspace.found_at, workspace.undecided, SHIFT=shift, BLOCK=block, PARTS=triton.next_power_of_2(parts),
-        CHOSEN=_CHOSEN, FOUND=_FOUND, USUAL=_USUAL, CHUNK=_CHUNK, num_warps=8, **early,
+        CHOSEN=_CHOSEN, FOUND=_FOUND, USUAL=_USUAL, CHUNK=_CHUNK, num_warps=_ROW_WARPS, **early,
     )  # fmt: skip
     sample_whole_rows[(count,)](
         logits, logits.stride(0), columns, *table, samples.last_token, tables.counts, *changed, maxima, sums, groups,
@@ -103,7 +105,7 @@ def report_cuda(logits: torch.Tensor, rows: SamplingRows, tokens: torch.Tensor, 
     report_logprobs[(count,)](
         logits, logits.stride(0), columns, rows.table, rows.table.stride(0), rows.slots, tokens, raw_maxima, raw_sums,
         groups, workspace.chosen, workspace.found, workspace.found_at, reports, SHIFT=_SHIFTS[logits.dtype],
-        BLOCK=triton.next_power_of_2(groups), CHOSEN=_CHOSEN, FOUND=_FOUND, CHUNK=_CHUNK, MOST=MOST_TOPS, num_warps=8,
+        BLOCK=triton.next_power_of_2(groups), CHOSEN=_CHOSEN, FOUND=_FOUND, CHUNK=_CHUNK, MOST=MOST_TOPS, num_warps=_ROW_WARPS,
         **dependent_launch(logits.device),
     )  # fmt: skip
     return reports
