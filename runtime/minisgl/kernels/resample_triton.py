@@ -105,7 +105,7 @@ def report_cuda(logits: torch.Tensor, rows: SamplingRows, tokens: torch.Tensor, 
     report_logprobs[(count,)](
         logits, logits.stride(0), columns, rows.table, rows.table.stride(0), rows.slots, tokens, raw_maxima, raw_sums,
         groups, workspace.chosen, workspace.found, workspace.found_at, reports, SHIFT=_SHIFTS[logits.dtype],
-        BLOCK=triton.next_power_of_2(groups), CHOSEN=_CHOSEN, FOUND=_FOUND, CHUNK=_CHUNK, MOST=MOST_TOPS, num_warps=_ROW_WARPS,
-        **dependent_launch(logits.device),
+        BLOCK=triton.next_power_of_2(groups), CHOSEN=_CHOSEN, FOUND=_FOUND, CHUNK=_CHUNK, MOST=MOST_TOPS,
+        num_warps=_ROW_WARPS, **dependent_launch(logits.device),
     )  # fmt: skip
     return reports
