@@ -94,6 +94,7 @@ class Fa3Prefill:
         # Everything but the sizes is on the device. All graphs can share the copy of the keys.
         captured = copy.copy(self)
         captured._is_captured = True
+        captured._falls_back = False
         captured._copies = prefix
         tiles = self._shape.kv_heads * -(-tokens * self._shape.group // _TILE_ROWS)
         keys = self.copied_keys if prefix else tokens

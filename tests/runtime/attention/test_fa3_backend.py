@@ -126,9 +126,15 @@ def test_few_queries_behind_many_keys_use_flashinfer(kernel: Kernel, monkeypatch
     assert kernel.calls == [(4, 204), (5, 355)]
 
 
-def test_a_captured_call_serves_any_segments_with_the_same_number_of_tokens(kernel: Kernel) -> None:
+def test_a_captured_call_serves_any_segments_with_the_same_number_of_tokens(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape = _shape()
     prefill = Fa3Prefill(shape, TorchPrefill(shape))
+    # A step before the capture used the fallback.
+    with monkeypatch.context() as patch:
+        patch.setattr(prefill, "copied_keys", 100)
+        prefill.prepare(DenseCase(shape, Sequences(segments=((200, 4),))).batch)
     captured = prefill.for_graph(60, segments=4, prefix=True)
     fresh = DenseCase(shape, Sequences(segments=((0, 40), (0, 0), (0, 20), (0, 0))))
     result = fresh.run(prefill.for_graph(60, segments=4, prefix=False), TorchDecode(shape))
