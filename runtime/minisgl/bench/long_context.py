@@ -12,6 +12,7 @@ import msgspec
 
 from minisgl.bench.errors import BenchError
 from minisgl.bench.roofline import Forward, Roofline
+from minisgl.bench.sampling import Variant
 from minisgl.bench.workloads import Sizes, Workload, long_context
 from minisgl.wire.messages import SamplingParams
 
@@ -22,17 +23,19 @@ _WARM_UP_SHARE = 10
 """The prompt of the warm-up is shorter by this factor."""
 
 
-def measure(llm: LLM, sizes: Sizes, seeds: Sequence[int], params: SamplingParams) -> dict[str, float]:
+def measure(llm: LLM, sizes: Sizes, seeds: Sequence[int], variant: Variant) -> dict[str, float]:
     """Run workload L once per seed after a warm-up; returns medians over the seeds.
 
     The time per token is the difference of two runs behind the cached prompt, with one token and with all of them.
     """
     vocabulary = llm.limits.vocab_size
     shorter = msgspec.structs.replace(sizes, context_length=max(1, sizes.context_length // _WARM_UP_SHARE))
-    _run(llm, long_context(shorter, vocabulary, seeds[-1] + 1), params, 2)
+    warm_up = long_context(shorter, vocabulary, seeds[-1] + 1)
+    [params] = warm_up.params(variant)
+    _run(llm, warm_up, params, 2)
     firsts, tpots = [], []
     for seed in seeds:
-        workload = long_context(sizes, vocabulary, seed)
+        workload = long_context(sizes, vocabulary, seed).uncached(variant.number, vocabulary)
         tokens = workload.output_lengths[0]
         firsts.append(_run(llm, workload, params, 1))
         again = _run(llm, workload, params, 1)

@@ -168,7 +168,7 @@ def _measure(
     vocabulary = llm.limits.vocab_size
     _generate(llm, make(sizes, vocabulary, seeds.stop), variant, longest_output=_WARM_UP_TOKENS)
     before = _counters(llm)
-    workloads = [make(sizes, vocabulary, seed) for seed in seeds]
+    workloads = [make(sizes, vocabulary, seed).uncached(variant.number, vocabulary) for seed in seeds]
     seconds, rates = [], []
     for seed, workload in zip(seeds, workloads, strict=True):
         took = _generate(llm, workload, variant)
@@ -198,8 +198,7 @@ def _measure_long(
     llm: LLM, sizes: Sizes, variant: Variant, seeds: range, roofline: Roofline | None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Run workload L; returns its metrics, and those of the roofline F1."""
-    [params] = WORKLOADS["L"](sizes, llm.limits.vocab_size, seeds.start).params(variant)
-    metrics = long_context.measure(llm, sizes, seeds, params)
+    metrics = long_context.measure(llm, sizes, seeds, variant)
     return metrics, {} if roofline is None else long_context.roofline_times(sizes, roofline)
 
 

@@ -61,6 +61,11 @@ class Variant(NamedTuple):
     sampling: tuple[Sampling, ...]
     """Request i takes entry i modulo their number."""
 
+    @property
+    def number(self) -> int:
+        """Number among the variants that one engine can measure one after the other; 0 for the plain one."""
+        return list(VARIANTS.values()).index(self) if self in VARIANTS.values() else 0
+
     def of_request(self, number: int) -> Sampling:
         return self.sampling[number % len(self.sampling)]
 

@@ -45,6 +45,13 @@ class Workload(msgspec.Struct, frozen=True):
     def output_tokens(self) -> int:
         return sum(self.output_lengths)
 
+    def uncached(self, run: int, vocabulary: int) -> Workload:
+        """The same requests with another first token of each prompt, so that the prefix cache of an engine that has
+        run them with another number `run` has none of them. Prompts with a common beginning keep one."""
+        tokens = min(_TOKEN_RANGE, vocabulary - 1) + 1
+        prompts = [[(first + run) % tokens, *rest] for first, *rest in self.prompts]
+        return msgspec.structs.replace(self, prompts=prompts)
+
     def params(self, variant: Variant = PLAIN, longest_output: int | None = None) -> list[SamplingParams]:
         """Sampling parameters of each request; answers have at most `longest_output` tokens."""
         return [

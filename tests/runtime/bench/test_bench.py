@@ -129,13 +129,14 @@ def test_bench_offline_updates_a_results_file_and_writes_traces(
 
 def test_bench_offline_measures_variants_of_sampling_with_one_engine(tmp_path: Path) -> None:
     record, report = tmp_path / "cpu.json", tmp_path / "offline.json"
-    command = "bench offline --device cpu --num-requests 5 --input-len 3 9 --output-len 2 4 --num-pages 900"
+    command = "bench offline --device cpu --num-requests 5 --input-len 40 90 --output-len 2 4 --num-pages 900"
     names = ["plain", "topk", "penalty", "logprobs", "mixed"]
     model = ["--model", str(tiny_checkpoint()), "--record", str(record), "--json", str(report)]
     assert main([*command.split(), *model, "--variants", *names]) == 0
     metrics = json.loads(report.read_text())["figures"]
     assert metrics["variants"] == " ".join(names)
     assert all(metrics[f"{name}_requests"] == 5 for name in names)
+    assert all(metrics[f"{name}_cached_tokens"] == 0 for name in names), "each variant computes all of its prompts"
     model_key = tiny_checkpoint().name.lower().replace("-", "_")
     rates = {f"a_{model_key}_tok_s", *(f"a_{model_key}_{name}_tok_s" for name in names[1:])}
     assert json.loads(record.read_text())["figures"].keys() == {

@@ -38,6 +38,17 @@ def test_the_mixed_variant_gives_a_quarter_of_the_requests_each() -> None:
         assert mixed[index::4] == _params(name)[index::4]
 
 
+def test_prompts_of_one_variant_are_not_in_the_cache_of_another_one() -> None:
+    for name in ("A", "D", "L"):
+        workload = WORKLOADS[name](Sizes(requests=5, context_length=50), 300, 0)  # type: ignore[index]
+        runs = [workload.uncached(variant.number, 300) for variant in VARIANTS.values()]
+        assert runs[0] == workload, "the plain variant has the published prompts"
+        for requests in zip(*(run.prompts for run in runs), strict=True):
+            assert len({prompt[0] for prompt in requests}) == len(VARIANTS)
+            assert len({tuple(prompt[1:]) for prompt in requests}) == 1
+    assert len({prompt[0] for prompt in WORKLOADS["D"](Sizes(), 300, 0).uncached(3, 300).prompts}) == 1
+
+
 def test_parameters_of_a_variant_get_its_name() -> None:
     assert variants([], Sampling()) == (VARIANTS["plain"],)
     assert variants([], Sampling(top_k=20, top_p=0.95)) == (VARIANTS["topk"],)
