@@ -41,8 +41,12 @@ def report_logprobs(
     total = largest + tl.log(total)
     own = tl.load(logits + tl.maximum(tl.load(tokens + row), 0)).to(tl.float32)
     tl.store(reports, (own - total).to(tl.int32, bitcast=True))
-    # A row whose logits are not finite has no most likely tokens.
-    if (tops > 0) & (total == total):
+    # A row whose logits are not finite has no most likely tokens; the numbers of an earlier step must not stay.
+    if total != total:
+        for rank in range(tops):
+            tl.store(reports + 1 + rank, 0)
+            tl.store(reports + 1 + MOST + rank, 0)
+    elif tops > 0:
         keys = tl.where(exists, key_of(most) >> SHIFT, _LOWEST)
         low = tl.min(tl.where(exists, keys, 0x7FFFFFFF), 0)
         if tops > groups:
