@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from minisgl.wire.plan import StepPlan
+from minisgl.wire.shared_prefixes import decode_prefixes
 
 PREFILL_SEGMENTS: Final = 8
 """Most prompts of a captured step. A step with more of them has so many tokens that its launches cost little."""
@@ -23,6 +24,7 @@ _ALL_ROWS_TOKENS: Final = 2016
 """Most prompt tokens of captured steps beside more than 32 decode rows."""
 _LAUNCH_SECONDS: Final = 0.45e-3
 """Host time to launch the kernels of one layer."""
+_BYTES_PER_SECOND: Final = 4e12
 _FLOPS: Final = 6e14
 """Operations per second of matrix products with many rows, on a Hopper GPU."""
 
@@ -58,6 +60,16 @@ def launch_bound_tokens(layers: int, parameters: int) -> int:
     """Tokens up to which the device computes a step of a model in less time than the host needs to launch its kernels.
     `parameters`: those of the rank that take part in the products of a token."""
     return int(_LAUNCH_SECONDS * layers * _FLOPS / (2 * parameters))
+
+
+def prefers_cascade(plan: StepPlan, page_bytes: int) -> bool:
+    """Whether reading shared prefixes once saves a step with prompts more time than a graph, which has no cascade
+    attention. `page_bytes`: keys and values of a page in one layer."""
+    if not len(plan.shared_prefixes):
+        return False
+    groups = decode_prefixes(plan.shared_prefixes, len(plan.decode_slots))
+    saved_pages = sum((len(group.rows) - 1) * group.pages for group in groups)
+    return saved_pages * page_bytes > _LAUNCH_SECONDS * _BYTES_PER_SECOND
 
 
 def prefill_sizes(most_rows: int, most_tokens: int) -> list[StepSize]:

@@ -12,7 +12,7 @@ from minisgl.attention.batch import AttentionBatch
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.paged import PagedAttention
 from minisgl.engine.batch import PackedStep
-from minisgl.engine.graph_sizes import StepSize, cascade_sizes, fitting_size, graph_sizes
+from minisgl.engine.graph_sizes import StepSize, cascade_sizes, fitting_size, graph_sizes, prefers_cascade
 from minisgl.engine.runner import Runner
 from minisgl.engine.warm_up import representative_layers
 from minisgl.wire.plan import StepPlan
@@ -73,6 +73,7 @@ class StepGraphs:
         self._prefill: list[StepGraph] = []
         self._prefill_sizes: list[StepSize] = []
         self._most_keys = 0
+        self._page_bytes = 0
 
     def capture(
         self,
@@ -88,6 +89,7 @@ class StepGraphs:
         pool = torch.cuda.graph_pool_handle()
         attention = runner.attention
         self._most_keys = attention.most_graph_keys
+        self._page_bytes = 2 * runner.kv.keys[0, 0].nbytes
         kinds: list[tuple[list[StepGraph], list[StepSize], CascadeLayout | None]]
         kinds = [(self._prefill, list(prefill), None), (self._plain, list(map(StepSize, graph_sizes(largest))), None)]
         if attention.cascade is not None:
@@ -106,13 +108,13 @@ class StepGraphs:
     def find(self, plan: StepPlan) -> StepGraph | None:
         """The smallest graph that fits the step, preferably one for shared prefixes where its rows have any; None when
         the step must run eagerly."""
+        if len(plan.prefill_slots):
+            eager = prefers_cascade(plan, self._page_bytes)
+            size = None if eager else fitting_size(self._prefill_sizes, plan, self._most_keys)
+            return None if size is None else self._prefill[self._prefill_sizes.index(size)]
         rows = len(plan.decode_slots)
-        shares = len(plan.shared_prefixes) > 0
-        if not len(plan.prefill_slots):
-            return (_smallest(self._cascade, rows) if shares else None) or _smallest(self._plain, rows)
-        # Reading shared prefixes once saves more than the launches.
-        size = None if shares else fitting_size(self._prefill_sizes, plan, self._most_keys)
-        return None if size is None else self._prefill[self._prefill_sizes.index(size)]
+        shared = _smallest(self._cascade, rows) if len(plan.shared_prefixes) else None
+        return shared or _smallest(self._plain, rows)
 
     @property
     def decode(self) -> list[StepGraph]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from minisgl.engine.graph_sizes import (
@@ -9,10 +10,12 @@ from minisgl.engine.graph_sizes import (
     fitting_size,
     graph_sizes,
     launch_bound_tokens,
+    prefers_cascade,
     prefill_buckets,
     prefill_sizes,
 )
 from minisgl.wire.plan import StepPlan
+from minisgl.wire.shared_prefixes import SharedPrefix
 from support.plans import Segment, make_plan
 
 
@@ -84,3 +87,15 @@ def test_small_models_have_graphs_for_more_tokens() -> None:
 def test_a_step_gets_the_smallest_size_that_fits(plan: StepPlan, size: tuple[int, int] | None) -> None:
     sizes = [size for size in prefill_sizes(256, 1280) if size.prefix]
     assert fitting_size(sizes, plan, most_keys=2000) == (None if size is None else StepSize(*size, PREFILL_SEGMENTS))
+
+
+def test_only_long_shared_prefixes_of_many_rows_save_more_than_a_graph() -> None:
+    decode = [(slot, 5000) for slot in range(200)]
+    page_bytes = 2 * 64 * 8 * 128 * 2
+    plans = [
+        make_plan(0, decode=decode, prefixes=prefixes)
+        for prefixes in ([], [SharedPrefix(10, np.arange(200, dtype=np.int32))])
+    ]
+    assert not any(prefers_cascade(plan, page_bytes) for plan in plans)
+    long = make_plan(0, decode=decode, prefixes=[SharedPrefix(60, np.arange(200, dtype=np.int32))])
+    assert prefers_cascade(long, page_bytes) and not prefers_cascade(long, page_bytes // 8)
