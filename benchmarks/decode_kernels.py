@@ -4,9 +4,8 @@
 Each line has µs of one call in a CUDA graph of many calls with different weights, so that none stays in the L2 cache.
 `roofline`: bytes read and written divided by the bandwidth; `early`: with programmatic dependent launch; `plain`:
 without it; `parts`: with it, but separate kernels for norm, product and activation. `layer` is a whole decoder layer
-except for the attention; `layer + xqa`, `layer + split` and `layer + balanced` include it, with 512 tokens per row, and
-names with a comma change constants of these kernels. `--tune` times the tiles of the vector kernel with one
-row instead.
+except for the attention; `layer + xqa`, `layer + split` and `layer + balanced` include it, with 512 tokens per row.
+`--tune` times the tiles of the vector kernel with one row instead.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from __future__ import annotations
 import argparse
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from unittest import mock
 
@@ -33,7 +32,7 @@ from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.bench.roofline import hardware_of
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels import dependent_launch_triton, skinny_linear_triton, split_decode_triton
+from minisgl.kernels import dependent_launch_triton, skinny_linear_triton
 from minisgl.kernels.norm import add_rms_norm
 from minisgl.kernels.rotary import rotate_and_store
 from minisgl.kernels.rotation import Rotation
@@ -46,11 +45,6 @@ from minisgl.models.decoder import Decoder, FeedForward
 MODELS = {"qwen3-0.6b": 28, "qwen3-14b": 4, "llama-3.2-1b": 16, "qwen2.5-0.5b": 24, "qwen2.5-7b": 4}
 """Number of layers by model: their weights exceed the L2 cache and leave enough device memory."""
 ROWS = (1, 2, 4, 8, 64, 256)
-SPLIT_VARIANTS = {
-    **{f"{mib} MB ahead": {"_AHEAD_BYTES": mib << 20} for mib in (0, 8, 28)},
-    **{f"{warps} warps": {"_WARPS": warps} for warps in (1, 2)},
-    **{f"{warps} to combine": {"_COMBINE_WARPS": warps} for warps in (1, 2)},
-}
 HAVE_PARTS = ("norm + qkv", "norm + gate_up + silu", "layer")
 MIN_CALLS = 24
 REPLAYS = 20
@@ -82,15 +76,7 @@ class StoreOnly:
         self.keys, self.values = (torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in "kv")
         self.locations = torch.arange(rows, device="cuda")
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rotation: Rotation,
-        upcoming: Sequence[torch.Tensor] = (),
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         q, _ = rotate_and_store(q, k, v, rotation, self.keys[layer], self.values[layer], self.locations, len(q))
         return q.flatten(1)
 
@@ -171,18 +157,6 @@ def with_tile(tile: tuple[int, int, int], call: Call) -> Call:
     return run
 
 
-def replacing(constants: dict[str, int], call: Call) -> Call:
-    """Call with other constants of the split decode kernels."""
-
-    def run(layer: int) -> object:
-        with ExitStack() as stack:
-            for name, value in constants.items():
-                stack.enter_context(mock.patch.object(split_decode_triton, name, value))
-            return call(layer)
-
-    return run
-
-
 def microseconds(call: Call, layers: int) -> float:
     """Microseconds per call, in a graph of successive calls over all layers."""
     calls = max(layers, MIN_CALLS // layers * layers)
@@ -254,8 +228,6 @@ def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
         if attended_layer is not None:
             call = partial(attended_layer, x, residual, cos_sin)
             calls[f"layer + {name}"] = (call, math.nan)
-            for variant, constants in SPLIT_VARIANTS.items() if name == "split" and rows == 1 else ():
-                calls[f"layer + split, {variant}"] = (replacing(constants, call), math.nan)
     if rows > 1:
         calls["norm alone"] = (lambda layer: add_rms_norm(x, residual, dense[layer].norm.weight, 1e-6), 4 * x.nbytes)
         calls["silu alone"] = (lambda layer: silu_and_mul(wide), wide.nbytes + inner.nbytes)
@@ -279,14 +251,7 @@ def compile_all(jobs: list[Callable[[], object]]) -> None:
 
 
 def compare(models: dict[str, Decoder], bandwidth: float, numbers: list[int], variants: list[str]) -> None:
-    # Calls that replace a constant of a module would disturb each other in threads.
-    every = [
-        call
-        for model in models.values()
-        for rows in numbers
-        for kernel, (call, _) in calls_of(model, rows).items()
-        if "," not in kernel
-    ]
+    every = [call for model in models.values() for rows in numbers for call, _ in calls_of(model, rows).values()]
     chosen = {name: VARIANTS[name] for name in variants}
     for variant in chosen.values():
         with variant():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -13,20 +12,11 @@ from minisgl.kernels.rotation import Rotation
 class Attention(Protocol):
     """Attention over the batch of one step. Only this object knows which token belongs to which sequence."""
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rotation: Rotation,
-        upcoming: Sequence[torch.Tensor] = (),
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """Apply `rotation` to q [T, Hq, D] and k [T, Hkv, D], store k and v [T, Hkv, D] in the KV pool, then attend
         causally. The last two dimensions of the three are contiguous.
 
         T tokens in the order of the step: decode rows first, then the prefill segments one after the other.
-        `upcoming`: weights that the layer reads next, in this order, for kernels that can read them ahead.
         Returns [T, Hq * D] in q's dtype.
         """
         ...

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from minisgl.attention.backend import DecodeBackend, PrefillBackend
@@ -61,20 +59,12 @@ class PagedAttention:
         if batch.num_segments:
             self._prefill.begin(batch)
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rotation: Rotation,
-        upcoming: Sequence[torch.Tensor] = (),
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         batch = self._batch
         d = batch.num_decode
         if d and isinstance(decoder := self._decoder(batch), SplitDecode) and decoder.rotates(batch):
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            decoder.rotate_and_decode(layer, self._kv, q, k, v, rotation, out, upcoming)
+            decoder.rotate_and_decode(layer, self._kv, q, k, v, rotation, out)
             return out.flatten(1)
         # Before any attention, for all tokens: a segment may start behind a prefix that another segment of the
         # same step computes.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -84,21 +83,12 @@ class SplitDecode:
         v: torch.Tensor,
         rotation: Rotation,
         out: torch.Tensor,
-        upcoming: Sequence[torch.Tensor],
     ) -> None:
         """`rotate_and_store` of q [D, Hq, D], k and v [D, Hkv, D], whose last two dimensions are contiguous, then
-        `decode`. Meanwhile `upcoming` weights are read into the L2 cache."""
-        self._run(layer, kv, q, out, self._kernels.NewTokens(k, v, rotation), upcoming)
+        `decode`."""
+        self._run(layer, kv, q, out, self._kernels.NewTokens(k, v, rotation))
 
-    def _run(
-        self,
-        layer: int,
-        kv: PagedKV,
-        q: torch.Tensor,
-        out: torch.Tensor,
-        new: NewTokens | None,
-        upcoming: Sequence[torch.Tensor] = (),
-    ) -> None:
+    def _run(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, new: NewTokens | None) -> None:
         batch = self._batch
         self._kernels.split_decode(
             q,
@@ -113,7 +103,6 @@ class SplitDecode:
             scale=self._scale,
             window=self._window,
             new=new,
-            upcoming=upcoming,
         )
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:

@@ -4,13 +4,11 @@ many programs, whose partial results are then combined (FlashDecoding; arXiv:240
 
 With few rows the time is that of a chain of dependent reads, not that of the bytes. So pages are read while the
 previous kernels still run: only the newest token of a row belongs to this step, all others were stored before it began.
-Attention needs little of the memory's bandwidth: meanwhile the weights of the next products are read into the L2 cache.
 In a step without prompts the first kernel also does the work of `rotate_and_store`: it rotates its queries itself, and
 takes the newest token's key and value from the projection, where it would wait longer for the pool.
 Sums and logarithms are to base 2.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,14 +23,6 @@ SPLITS = 32
 BLOCK = 32
 """Tokens that a program reads at a time, all in one page."""
 
-AHEAD = 3
-"""Most weights that are read ahead."""
-_AHEAD_BYTES = 14 << 20
-"""Bytes that are read ahead: about as many as arrive while the two kernels run."""
-_WARPS = 4
-_COMBINE_WARPS = 4
-_LINE = 64
-"""Elements of a cache line."""
 _VECTORS = 16
 """Least rows of a tensor-core product: query heads of one KV head, and padding."""
 
@@ -44,20 +34,6 @@ class NewTokens(NamedTuple):
     k: torch.Tensor
     v: torch.Tensor
     rotation: Rotation
-
-
-@triton.jit
-def _read_ahead(weight, size, chunk, THREADS: tl.constexpr):
-    """Read the first `size` elements of `weight`, 16 bits each, into the L2 cache: each thread of all programs asks for
-    a `chunk` of them."""
-    program = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
-    thread = program * THREADS + tl.arange(0, THREADS)
-    begin = thread * chunk
-    num_bytes = 2 * tl.maximum(tl.minimum(chunk, size - begin), 0)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred some; setp.ne.u32 some, $2, 0; @some cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r", [(weight + begin).to(tl.int64), num_bytes], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -92,16 +68,13 @@ def _attend(query, query_behind, key, key_behind, value, inside, best, total, ou
     return highest, total * shrink + tl.sum(weight, 1), out
 
 
-@triton.jit(
-    do_not_specialize=["pages_per_row", "size_0", "size_1", "size_2", "chunk_0", "chunk_1", "chunk_2"],
-    do_not_specialize_on_alignment=["slots", "lengths"],
-)
+@triton.jit(do_not_specialize=["pages_per_row"], do_not_specialize_on_alignment=["slots", "lengths"])
 def _part(
     q, k, v, cos_sin, q_gain, k_gain, keys, values, page_table, slots, lengths, parts, sums, q_stride, k_stride,
-    v_stride, pages_per_row, scale, eps, ahead_0, ahead_1, ahead_2, size_0, size_1, size_2, chunk_0, chunk_1, chunk_2,
+    v_stride, pages_per_row, scale, eps,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
     VECTORS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
-    AHEAD: tl.constexpr, THREADS: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Attention of the queries of one KV head and row to one part of the context. Without ROTATE the queries are
     rotated, and the newest token is in the pool."""
@@ -132,12 +105,6 @@ def _part(
     if NORM:
         gain, gain_behind = tl.load(q_gain + pair).to(tl.float32), tl.load(q_gain + HALF + pair).to(tl.float32)
         key_gain, key_gain_behind = tl.load(k_gain + pair).to(tl.float32), tl.load(k_gain + HALF + pair).to(tl.float32)
-    if AHEAD > 0:
-        _read_ahead(ahead_0, size_0, chunk_0, THREADS)
-    if AHEAD > 1:
-        _read_ahead(ahead_1, size_1, chunk_1, THREADS)
-    if AHEAD > 2:
-        _read_ahead(ahead_2, size_2, chunk_2, THREADS)
     start_next(PDL)
     wait_for_previous(PDL)
 
@@ -220,14 +187,12 @@ def split_decode(
     scale: float,
     window: int | None = None,
     new: NewTokens | None = None,
-    upcoming: Sequence[torch.Tensor] = (),
 ) -> None:
     """Attention of `q` [R, Hq, D] to the `lengths` [R] tokens of `slots` [R], or to the last `window` of them, into
     `out` [R, Hq, D], contiguous. The last two dimensions of `q` are contiguous.
 
     `keys` and `values` [pages, page_size, Hkv, D] of one layer; all but each row's newest token were stored before the
     step began. `new`: `q` is not rotated yet, and the newest tokens are not in the pool; the kernel stores them.
-    `upcoming`: contiguous weights of 16-bit elements that the next kernels read, in this order.
     `parts` [R, Hq, SPLITS, D] and `sums` [R, Hq, SPLITS] float32 are scratch memory. `scale` multiplies the scores, in
     units of log 2.
     """
@@ -245,36 +210,10 @@ def split_decode(
         if rotation.q_gain is not None and rotation.k_gain is not None:
             q_gain, k_gain, norm = rotation.q_gain, rotation.k_gain, True
     early = dependent_launch(q.device)
-    ahead = _parts_ahead(upcoming, kv_heads * SPLITS * rows * 32 * _WARPS) if early["PDL"] else []
-    unused = (AHEAD - len(ahead)) * [_Ahead(q, 0, 0)]
-    weights, sizes, chunks = zip(*ahead, *unused, strict=True)
     _part[(kv_heads, SPLITS, rows)](
         q, k, v, cos_sin, q_gain, k_gain, keys, values, page_table, slots, lengths, parts, sums, q.stride(0),
-        k.stride(0), v.stride(0), page_table.stride(0), scale, eps, *weights, *sizes, *chunks, KV_HEADS=kv_heads,
-        GROUP=group, HALF=head_dim // 2, PAGE=page_size, BLOCK=BLOCK, VECTORS=_VECTORS, SPLITS=SPLITS,
-        WINDOW=window or 0, ROTATE=new is not None, NORM=norm, AHEAD=len(ahead), THREADS=32 * _WARPS, num_warps=_WARPS,
-        num_stages=3, **early,
+        k.stride(0), v.stride(0), page_table.stride(0), scale, eps, KV_HEADS=kv_heads, GROUP=group,
+        HALF=head_dim // 2, PAGE=page_size, BLOCK=BLOCK, VECTORS=_VECTORS, SPLITS=SPLITS, WINDOW=window or 0,
+        ROTATE=new is not None, NORM=norm, num_warps=4, num_stages=3, **early,
     )  # fmt: skip
-    _whole[(rows * heads,)](
-        parts, sums, out, HEAD_DIM=head_dim, SPLITS=SPLITS, num_warps=_COMBINE_WARPS, **early
-    )
-
-
-class _Ahead(NamedTuple):
-    """The first `size` elements of a weight, in chunks."""
-
-    weight: torch.Tensor
-    size: int
-    chunk: int
-
-
-def _parts_ahead(weights: Sequence[torch.Tensor], threads: int) -> list[_Ahead]:
-    """Beginnings of the first weights, which together have at most _AHEAD_BYTES."""
-    parts, left = [], _AHEAD_BYTES // 2
-    for weight in weights[:AHEAD]:
-        assert weight.itemsize == 2 and weight.is_contiguous()
-        size = min(weight.numel(), left) // _LINE * _LINE
-        if size:
-            parts.append(_Ahead(weight, size, triton.cdiv(size, threads * _LINE) * _LINE))
-        left -= size
-    return parts
+    _whole[(rows * heads,)](parts, sums, out, HEAD_DIM=head_dim, SPLITS=SPLITS, num_warps=4, **early)

@@ -60,14 +60,13 @@ class SelfAttention:
         residual: torch.Tensor | None,
         cos_sin: torch.Tensor,
         attention: Attention,
-        rows: torch.Tensor | None,
-        upcoming: Sequence[torch.Tensor],
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Attend, then keep only `rows` if given. `upcoming`: weights that the layer reads after those of `out`."""
+        """Attend, then keep only `rows` if given."""
         qkv, residual = project(self.norm, self.qkv, x, residual)
         q, k, v = torch.split(qkv.view(len(qkv), -1, self._head_dim), self._heads, dim=1)
         rotation = Rotation(cos_sin, self.q_norm, self.k_norm, self._eps)
-        heads = attention.attend(self._layer, q, k, v, rotation, (self.out.weight, *upcoming))
+        heads = attention.attend(self._layer, q, k, v, rotation)
         if rows is not None:
             heads, residual = heads[rows], residual[rows]
         return self.out.forward(heads), residual
@@ -88,8 +87,6 @@ class FeedForward:
         self.down = RowParallelLinear(
             parameters, f"{name}.down_proj", size, config.hidden_size, parallel, bias=config.mlp_bias
         )
-        self.dense_weights: tuple[torch.Tensor, ...] = (self.gate_up.weight, self.down.weight)
-        """Weights that every step reads, in this order."""
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, residual = project_gated(self.norm, self.gate_up, self._activation, x, residual)
@@ -107,7 +104,6 @@ class SparseFeedForward:
         self._parallel = parallel
         self._moe = moe
         self._activation = GATED_ACTIVATIONS[config.activation]
-        self.dense_weights: tuple[torch.Tensor, ...] = ()
         hidden, size, part = config.hidden_size, moe.intermediate_size, parallel.shard(moe.intermediate_size)
         local = part.stop - part.start
         self.router = parameters.replicated(f"{name}.gate.weight", moe.num_experts, hidden)
@@ -154,7 +150,7 @@ class DecoderLayer:
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`rows`: compute only these behind the attention; nothing reads the others."""
-        x, residual = self.attention.forward(x, residual, cos_sin, attention, rows, self.feed_forward.dense_weights)
+        x, residual = self.attention.forward(x, residual, cos_sin, attention, rows)
         # A chunk in the middle of a prompt leaves no rows.
         return self.feed_forward.forward(x, residual) if len(residual) else (x, residual)
 

@@ -107,13 +107,10 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 split_decode_triton._part,
                 dict.fromkeys(("q", "k", "v", "q_gain", "k_gain", "keys", "values"), HALVES)
                 | dict.fromkeys(("cos_sin", "parts", "sums"), FLOATS)
-                | dict.fromkeys(("ahead_0", "ahead_1", "ahead_2"), HALVES)
-                | dict.fromkeys(("size_0", "size_1", "size_2", "chunk_0", "chunk_1", "chunk_2"), INT)
                 | dict.fromkeys(("q_stride", "k_stride", "v_stride", "pages_per_row"), INT)
                 | dict.fromkeys(("scale", "eps"), FLOAT),
                 {"KV_HEADS": 8, "GROUP": group, "HALF": head_dim // 2, "PAGE": 64, "BLOCK": 32, "VECTORS": 16}
-                | {"SPLITS": 32, "WINDOW": window, "ROTATE": rotate, "NORM": norm, "AHEAD": 3 * rotate, "THREADS": 128}
-                | {"PDL": True},
+                | {"SPLITS": 32, "WINDOW": window, "ROTATE": rotate, "NORM": norm, "PDL": True},
             )
             for group, head_dim, window, rotate, norm in (
                 (8, 128, 0, False, False),
