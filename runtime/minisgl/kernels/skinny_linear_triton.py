@@ -36,7 +36,8 @@ _PROGRAMS = 256
 """Programs: about two per multiprocessor of a Hopper GPU."""
 _WARP_INPUTS = 256
 """Inputs of a warp, so that each thread reads 16 bytes at a time."""
-_NORMED_ABOVE = 2048
+_NORMED_ABOVE = 1024
+"""Inputs up to which every warp normalizes all of x: with more, that takes more instructions than its products."""
 _MATRIX_TILE = (16, _INPUTS_MULTIPLE)
 _TENSOR_CORE_ROWS = 16
 
