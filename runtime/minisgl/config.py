@@ -170,8 +170,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: Count
     target_itl_ms: Milliseconds = 0.0
     """See `EngineConfig.target_itl_ms`."""
-    prefill_buckets: tuple[int, ...] = ()
-    """Numbers of prompt tokens in a step for which the engine has a graph, ascending."""
+    step_graphs: tuple[tuple[int, int], ...] = ()
+    """See `EngineLimits.step_graphs`."""
     overlap: bool
     cache: CacheKind
     eos_token_ids: tuple[int, ...] = ()

@@ -70,7 +70,7 @@ class Harness:
         checks: bool = True,
         max_waiting: int = 1000,
         target_itl_ms: float = 0.0,
-        prefill_buckets: tuple[int, ...] = (),
+        step_graphs: tuple[tuple[int, int], ...] = (),
         step_seconds: Callable[[StepPlan], float] = lambda plan: 1e-3,
     ) -> None:
         """`step_seconds`: time that a step takes on a clock of the engine's own."""
@@ -87,7 +87,7 @@ class Harness:
             audit=audit,
             max_waiting=max_waiting,
             target_itl_ms=target_itl_ms,
-            prefill_buckets=prefill_buckets,
+            step_graphs=step_graphs,
         )
         limits = EngineLimits(
             num_pages=pages,

@@ -27,7 +27,6 @@ from minisgl.engine.graph_sizes import (
     cascade_sizes,
     graph_sizes,
     launch_bound_tokens,
-    prefill_buckets,
     prefill_sizes,
 )
 from minisgl.engine.interface import EngineLimits, EngineStats
@@ -176,7 +175,7 @@ class _EngineBuilder:
             max_model_len=min(self._max_model_len, tokens),
             vocab_size=model.config.vocab_size,
             eos_token_ids=model.config.eos_token_ids,
-            prefill_buckets=prefill_buckets(self._prefill_graphs),
+            step_graphs=tuple((size.decode, size.tokens) for size in self._prefill_graphs),
         )
         if preload is None:
             return CpuEngine(runner, parallel, limits, stats, audit=config.audit)

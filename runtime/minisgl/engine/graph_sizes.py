@@ -98,8 +98,3 @@ def fitting_size(sizes: Sequence[StepSize], plan: StepPlan, most_keys: int) -> S
         if fits and (before + size.tokens <= most_keys if size.prefix else before == 0):
             return size
     return None
-
-
-def prefill_buckets(sizes: list[StepSize]) -> tuple[int, ...]:
-    """Prompt tokens of the captured steps with decode rows, ascending."""
-    return tuple(sorted({size.tokens for size in sizes if size.decode}))

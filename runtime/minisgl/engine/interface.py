@@ -18,9 +18,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    prefill_buckets: tuple[int, ...] = ()
-    """Prompt tokens for which a step beside decode rows is a CUDA graph, ascending. Steps with fewer are padded to the
-    next of them; steps with more are launched kernel by kernel."""
+    step_graphs: tuple[tuple[int, int], ...] = ()
+    """Decode rows and prompt tokens of steps with prompts that are CUDA graphs. A step is padded to the first that is
+    large enough; without one it is launched kernel by kernel."""
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

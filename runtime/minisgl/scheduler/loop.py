@@ -63,7 +63,7 @@ class StepLoop:
         if len(self._pending) != 1 or self._distrust or not self.scheduler.may_wait:
             return 0
         running = self._pending[0]
-        if running.work.prompt_tokens:
+        if running.work.tokens:
             # Its time is less certain.
             return 0
         expected = self.scheduler.times.decode_seconds
@@ -77,7 +77,8 @@ class StepLoop:
         if plan is not None:
             began = self._clock()
             handle = self.engine.launch(plan)
-            self._pending.append(_Launched(handle, StepWork.of(plan), began, self._clock()))
+            work = StepWork.of(plan, self.scheduler.config.step_graphs)
+            self._pending.append(_Launched(handle, work, began, self._clock()))
         if not self._pending or (plan is not None and len(self._pending) <= self._ahead):
             return None
         step = self._pending.popleft()

@@ -305,10 +305,10 @@ class Scheduler:
     def _token_budget(self, decode: IntArray, positions: IntArray) -> TokenBudget:
         """Budget of a step's prompts. The step is kept short when a client waits for the next token of a decode row."""
         config = self.config
-        budget = TokenBudget(max(config.max_step_tokens - len(decode), 1), config.prefill_buckets)
+        budget = TokenBudget(max(config.max_step_tokens - len(decode), 1), len(decode), config.step_graphs)
         if config.target_itl_ms and np.count_nonzero(self.table.streams.take(decode)):
             context = int(positions.sum(dtype=np.int64))
-            budget.limit_seconds(config.target_itl_ms / 1000, self.times, len(decode), context)
+            budget.limit_seconds(config.target_itl_ms / 1000, self.times, context)
         return budget
 
     def _all_pages(self, request: Request) -> IntArray:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from minisgl.scheduler.step_sizes import StepGraphs, padded_tokens
 from minisgl.wire.plan import StepPlan
 
 WINDOW: Final = 64
@@ -18,8 +19,9 @@ _REFIT_SHARE: Final = 8
 _REWEIGHTINGS: Final = 3
 _SMALL_ERROR: Final = 0.25
 """Relative error below which a step has full weight: times are not quite linear."""
-_RIDGE: Final = 1e-4
-"""Relative to the diagonal: where steps differ too little to tell two costs apart, each takes a part."""
+_FIRST_RIDGE: Final = np.array((1e-2, 1e-4, 1e-4, 1e-4))
+"""The first steps differ too little to tell costs apart: fixed costs take the least part."""
+_RIDGE: Final = np.full(4, 1e-2)
 _RECENT: Final = 4
 """Steps without prompts whose shortest time is expected of the next one."""
 
@@ -27,22 +29,24 @@ _RECENT: Final = 4
 class StepWork(msgspec.Struct, frozen=True):
     """Amounts of work in a step."""
 
-    prompt_tokens: int
-    decode_rows: int
-    prompt_pairs: float
+    tokens: int
+    """Prompt tokens and decode rows, with padding; 0 in a step without prompts, whose time needs no model."""
+    pairs: float = 0.0
     """Pairs of a prompt token and a token that it attends to."""
-    decode_context: int
+    context: int = 0
     """Tokens that all decode rows attend to."""
 
     @classmethod
-    def of(cls, plan: StepPlan) -> Self:
-        """The work of a plan. Context is counted only in steps with prompts: others need no model."""
+    def of(cls, plan: StepPlan, graphs: StepGraphs) -> Self:
+        """The work of a plan for an engine with these graphs."""
         if not len(plan.prefill_tokens):
-            return cls(0, len(plan.decode_slots), 0.0, 0)
+            return cls(0)
         lengths = plan.prefill_lengths.astype(np.float64)
-        pairs = float(lengths @ (plan.prefill_starts + lengths / 2))
-        context = int(plan.decode_positions.sum(dtype=np.int64))
-        return cls(len(plan.prefill_tokens), len(plan.decode_slots), pairs, context)
+        return cls(
+            padded_tokens(len(plan.decode_slots), len(plan.prefill_tokens), graphs),
+            float(lengths @ (plan.prefill_starts + lengths / 2)),
+            int(plan.decode_positions.sum(dtype=np.int64)),
+        )
 
 
 class StepCosts(msgspec.Struct, frozen=True):
@@ -50,7 +54,7 @@ class StepCosts(msgspec.Struct, frozen=True):
 
     fixed: float
     token: float
-    """Per prompt token and decode row: products with the weights."""
+    """Per prompt token and decode row, with padding: products with the weights."""
     pair: float
     """Per pair of tokens in the attention of prompts."""
     context: float
@@ -58,24 +62,7 @@ class StepCosts(msgspec.Struct, frozen=True):
 
     def seconds(self, work: StepWork) -> float:
         """Expected duration of a step."""
-        return (
-            self.fixed
-            + self.token * (work.prompt_tokens + work.decode_rows)
-            + self.pair * work.prompt_pairs
-            + self.context * work.decode_context
-        )
-
-    def tokens_within(self, seconds: float, start: int) -> int:
-        """Number of prompt tokens, the first at position `start`, that add at most `seconds` to a step."""
-        if seconds <= 0:
-            return 0
-        # token · n + pair · n · (start + n / 2) = seconds
-        linear = self.token + self.pair * start
-        denominator = linear + (linear * linear + 2 * self.pair * seconds) ** 0.5
-        return int(2 * seconds / denominator) if denominator else _MANY_TOKENS
-
-
-_MANY_TOKENS: Final = 1 << 30
+        return self.fixed + self.token * work.tokens + self.pair * work.pairs + self.context * work.context
 
 
 class StepTimes:
@@ -91,11 +78,10 @@ class StepTimes:
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Add a completed step."""
-        if not work.prompt_tokens:
+        if not work.tokens:
             self._decode.append(seconds)
             return
-        tokens = work.prompt_tokens + work.decode_rows
-        self._work.append((1.0, tokens, work.prompt_pairs, work.decode_context))
+        self._work.append((1.0, work.tokens, work.pairs, work.context))
         self._seconds.append(max(seconds, 1e-6))
         self._new += 1
 
@@ -106,34 +92,45 @@ class StepTimes:
 
     @property
     def most_tokens(self) -> int:
-        """Prompt tokens and decode rows of the largest measured step with prompts."""
+        """Tokens of the largest measured step with prompts."""
         return int(max((work[1] for work in self._work), default=0))
 
     @property
     def costs(self) -> StepCosts | None:
         """The model of steps with prompts; None before the first one."""
         if self._new * _REFIT_SHARE >= max(len(self._work), 1):
-            self._costs = _fit(np.array(self._work), np.array(self._seconds))
+            self._costs = _fit(np.array(self._work), np.array(self._seconds), self._costs)
             self._new = 0
         return self._costs
 
 
-def _fit(work: NDArray[np.float64], seconds: NDArray[np.float64]) -> StepCosts:
+def _fit(work: NDArray[np.float64], seconds: NDArray[np.float64], before: StepCosts | None) -> StepCosts:
     """Minimize the sum of the absolute errors, by reweighted least squares: a step that took long for another reason,
-    such as a kernel that was compiled, moves the model little. Errors of long steps are relative to their time."""
+    such as a kernel that was compiled, moves the model little. Errors of long steps are relative to their time.
+
+    Steps beside streams take about the same time, and have more decode rows where they have fewer prompt tokens: costs
+    that cannot be told apart stay in the proportions of the last fit."""
+    prior, ridge = np.zeros(4), _FIRST_RIDGE
+    if before is not None:
+        prior, ridge = np.array(msgspec.structs.astuple(before)), _RIDGE
     scale = np.maximum(seconds, np.median(seconds))
     weights = scale**-2
-    coefficients = _least_squares(work, seconds, weights)
+    coefficients = _least_squares(work, seconds, weights, prior, ridge)
     for _ in range(_REWEIGHTINGS):
         errors = np.abs(work @ coefficients - seconds) / scale
-        coefficients = _least_squares(work, seconds, weights / np.maximum(errors, _SMALL_ERROR))
+        coefficients = _least_squares(work, seconds, weights / np.maximum(errors, _SMALL_ERROR), prior, ridge)
     return StepCosts(*coefficients.tolist())
 
 
 def _least_squares(
-    work: NDArray[np.float64], seconds: NDArray[np.float64], weights: NDArray[np.float64]
+    work: NDArray[np.float64],
+    seconds: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    prior: NDArray[np.float64],
+    ridge: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Weighted least squares without negative coefficients: the most negative one is left out until none is."""
+    """Weighted least squares, drawn to `prior` by `ridge` relative to the diagonal, without negative coefficients: the
+    most negative one is left out until none is."""
     weighted = work * weights[:, None]
     matrix, vector = weighted.T @ work, weighted.T @ seconds
     scale = np.sqrt(matrix.diagonal())
@@ -142,7 +139,8 @@ def _least_squares(
     while len(used):
         scales = scale[used]
         part = matrix[np.ix_(used, used)] / np.outer(scales, scales)
-        solution = np.linalg.solve(part + _RIDGE * np.eye(len(used)), vector[used] / scales)
+        drawn = vector[used] / scales + ridge[used] * prior[used] * scales
+        solution = np.linalg.solve(part + np.diag(ridge[used]), drawn)
         if solution.min() >= 0:
             coefficients[used] = solution / scales
             break

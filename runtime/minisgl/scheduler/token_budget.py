@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from typing import Final
 
+from minisgl.scheduler.step_sizes import StepGraphs, full_prompt_tokens, padded_tokens
 from minisgl.scheduler.step_times import StepCosts, StepTimes, StepWork
 
 LEAST_TOKENS: Final = 64
@@ -13,8 +12,8 @@ LEAST_TOKENS: Final = 64
 LEAST_SHARE: Final = 1 / 3
 """Share of a step's time for prompts below which it is not limited: a step reads all weights, and on some devices its
 launch takes longer than its work, so a few tokens at a time would cost more than they spare others."""
-BUCKET_SHARE: Final = 0.75
-"""Share of a step's tokens that is left when they are cut down to the size of a graph."""
+UNMEASURED_TOKENS: Final = 512
+"""Most prompt tokens of a limited step before any step with prompts was measured."""
 LEAST_CHUNK: Final = 32
 """A smaller part of a prompt waits for the next step."""
 
@@ -22,55 +21,58 @@ LEAST_CHUNK: Final = 32
 class TokenBudget:
     """Prompt tokens that still fit into a step, by their number and by the time that they take."""
 
-    def __init__(self, tokens: int, buckets: Sequence[int] = ()) -> None:
-        """At most `tokens`. `buckets`: ascending numbers of tokens for which the engine has a graph."""
+    def __init__(self, tokens: int, decode_rows: int = 0, graphs: StepGraphs = ()) -> None:
+        """At most `tokens` beside `decode_rows`."""
         self._left = tokens
         self._granted = 0
-        self._buckets = buckets
+        self._rows = decode_rows
+        self._graphs = graphs
         self._costs: StepCosts | None = None
         self._seconds = 0.0
+        """For products of all tokens, and for attention of the prompts that are not granted yet."""
         self._least = 0
 
-    def limit_seconds(self, seconds: float, times: StepTimes, decode_rows: int, decode_context: int) -> None:
-        """Limit the step to about `seconds`, with the decode rows that it has already. Without measured steps there is
-        no limit."""
+    def limit_seconds(self, seconds: float, times: StepTimes, decode_context: int) -> None:
+        """Limit the step to about `seconds`; its decode rows attend to `decode_context` tokens."""
         costs = times.costs
         if costs is None:
+            self._left = min(self._left, UNMEASURED_TOKENS)
             return
         # Costs of much larger steps than the measured ones are a guess.
         self._left = min(self._left, max(2 * times.most_tokens, LEAST_TOKENS))
-        base = costs.seconds(StepWork(0, decode_rows, 0.0, decode_context))
+        base = costs.seconds(StepWork(0, 0.0, decode_context))
+        rows = costs.token * padded_tokens(self._rows, 0, ())
         self._costs = costs
-        self._seconds = max(seconds - base, base * LEAST_SHARE / (1 - LEAST_SHARE))
+        self._seconds = max(seconds, (base + rows) / (1 - LEAST_SHARE)) - base
         self._least = LEAST_TOKENS
 
     @property
     def is_spent(self) -> bool:
         """True when no further prompt should begin."""
-        if self._costs is None or self._granted < self._least:
+        if self._left <= 0 or self._costs is None or self._granted < self._least:
             return self._left <= 0
-        return min(self._left, self._costs.tokens_within(self._seconds, 0)) < LEAST_CHUNK
+        return self._full(self._costs, 0) - self._granted < LEAST_CHUNK
 
     def grant(self, start: int, wanted: int) -> int:
         """Number of tokens that a prompt gets, of the `wanted` ones from position `start` on; 0 ends the step."""
         granted = min(wanted, self._left)
         if self._costs is not None:
-            granted = min(granted, max(self._costs.tokens_within(self._seconds, start), self._least - self._granted))
-        if granted < wanted:
-            self._left = granted = self._fit_bucket(granted)
-            if self._granted and granted < LEAST_CHUNK:
-                self._left = granted = 0
-        if self._costs is not None:
-            added = StepWork(granted, 0, granted * (start + granted / 2), 0)
-            self._seconds -= self._costs.seconds(added) - self._costs.fixed
+            most = max(self._full(self._costs, start), self._least, self._granted) - self._granted
+            if most < granted:
+                granted = most if most >= LEAST_CHUNK or not self._granted else 0
+                self._left = granted
+            self._seconds -= self._costs.pair * granted * (start + granted / 2)
         self._left -= granted
         self._granted += granted
         return granted
 
-    def _fit_bucket(self, granted: int) -> int:
-        """The most of these tokens with which the step fills a graph, if they are nearly all of them."""
-        total = self._granted + granted
-        index = bisect_right(self._buckets, total)
-        if index in (0, len(self._buckets)) or self._buckets[index - 1] < max(BUCKET_SHARE * total, self._granted):
-            return granted
-        return self._buckets[index - 1] - self._granted
+    def _full(self, costs: StepCosts, start: int) -> int:
+        """The most prompt tokens of the step for whose products there is time, and for the attention of those that are
+        not granted yet, from position `start` on."""
+        # token · (known + n) + pair · n · (start + n / 2) = seconds
+        known = self._rows + self._granted
+        seconds = self._seconds - costs.token * known
+        linear = costs.token + costs.pair * start
+        root = max(linear * linear + 2 * costs.pair * seconds, 0.0) ** 0.5
+        n = 2 * seconds / (linear + root) if linear else self._left
+        return full_prompt_tokens(self._rows, int(known + n), self._graphs)

@@ -11,7 +11,6 @@ from minisgl.engine.graph_sizes import (
     graph_sizes,
     launch_bound_tokens,
     prefers_cascade,
-    prefill_buckets,
     prefill_sizes,
 )
 from minisgl.wire.plan import StepPlan
@@ -49,7 +48,6 @@ def _plan(decode: int, *segments: tuple[int, int]) -> StepPlan:
 def test_prompts_have_graphs_alone_beside_some_and_beside_all_rows() -> None:
     sizes = [(size.tokens, size.decode) for size in prefill_sizes(256, 352) if size.prefix]
     assert sizes == [(8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (96, 32), (192, 0), (256, 0), (224, 32), (96, 256)]
-    assert prefill_buckets(prefill_sizes(256, 352)) == (96, 224)
     assert prefill_sizes(256, 4) == prefill_sizes(0, 4096) == []
     assert {size.decode for size in prefill_sizes(20, 1000)} == {0, 20}
 

@@ -68,7 +68,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=max_model_len,
             budget=budget,
             target_itl_ms=target_itl_ms,
-            prefill_buckets=(4, 8),
+            step_graphs=((0, 4), (2, 6), (0, 8), (6, 8)),
             step_seconds=step_seconds,
             overlap=overlap,
             cache=cache,

@@ -32,7 +32,7 @@ def test_steps_are_measured(overlap: bool) -> None:
     times = driven.scheduler.times
     prompt = driven.timed.durations[0][0]
     assert times.decode_seconds == pytest.approx(DECODE)
-    assert times.costs.seconds(StepWork.of(prompt)) == pytest.approx(PROMPT, rel=0.01)
+    assert times.costs.seconds(StepWork.of(prompt, ())) == pytest.approx(PROMPT, rel=0.01)
 
 
 def test_the_next_launch_waits_while_the_device_is_busy() -> None:

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minisgl.scheduler.step_sizes import full_prompt_tokens, padded_tokens
 from minisgl.scheduler.step_times import StepCosts, StepTimes, StepWork
 from support.plans import Segment, make_plan
 
 
-def work(tokens: int, rows: int = 0, start: int = 0, context: int = 0) -> StepWork:
-    return StepWork(tokens, rows, tokens * (start + tokens / 2), context)
+def work(tokens: int, start: int = 0, context: int = 0) -> StepWork:
+    return StepWork(tokens, tokens * (start + tokens / 2), context)
 
 
 TRUE_COSTS = st.builds(
@@ -25,7 +26,6 @@ WORKS = st.lists(
     st.builds(
         work,
         tokens=st.integers(1, 8192),
-        rows=st.integers(0, 256),
         start=st.sampled_from([0, 64, 4096]),
         context=st.integers(0, 200_000),
     ),
@@ -61,26 +61,15 @@ def test_costs_of_any_measurements_are_finite_and_not_negative(steps: list[tuple
     assert times.costs == again.costs
 
 
-@settings(deadline=None)
-@given(TRUE_COSTS, st.integers(0, 8192), st.floats(0, 1))
-def test_tokens_within_a_time_take_that_time(costs: StepCosts, start: int, seconds: float) -> None:
-    def added(tokens: int) -> float:
-        return costs.seconds(work(tokens, start=start)) - costs.fixed
-
-    tokens = costs.tokens_within(seconds, start)
-    assert added(tokens) <= seconds + 1e-9
-    assert added(tokens + 2) >= seconds
-
-
 @pytest.mark.parametrize("outlier", [0.0, 1e-3, 2.0])
 @pytest.mark.parametrize("place", [0, 10, 19])
 def test_one_step_of_another_length_moves_the_model_little(outlier: float, place: int) -> None:
     costs = StepCosts(fixed=2e-3, token=4e-5, pair=1e-9, context=4e-8)
     times = StepTimes()
     for number in range(20):
-        each = work(100 + 50 * number, rows=number, context=1000 * number)
+        each = work(100 + 50 * number, context=1000 * number)
         times.observe(each, outlier if number == place else costs.seconds(each))
-    each = work(500, rows=10, context=10_000)
+    each = work(500, context=10_000)
     assert times.costs.seconds(each) == pytest.approx(costs.seconds(each), rel=0.15)
 
 
@@ -96,7 +85,7 @@ def test_a_lasting_change_is_learned() -> None:
 
 def test_a_step_without_prompts_is_expected_to_take_as_long_as_the_last_ones() -> None:
     times = StepTimes()
-    plain = work(0, rows=3)
+    plain = work(0)
     assert times.decode_seconds == 0
     for seconds in (0.5, 0.012, 0.011, 0.013, 0.012):
         times.observe(plain, seconds)
@@ -106,5 +95,24 @@ def test_a_step_without_prompts_is_expected_to_take_as_long_as_the_last_ones() -
 
 def test_the_work_of_a_plan() -> None:
     plan = make_plan(0, decode=[(0, 9), (1, 19)], prefill=[Segment(2, 0, range(4)), Segment(3, 10, range(2))])
-    assert StepWork.of(plan) == StepWork(6, 2, 4 * 2 + 2 * 11, 28)
-    assert StepWork.of(make_plan(1, decode=[(0, 9)])) == StepWork(0, 1, 0, 0)
+    assert StepWork.of(plan, ()) == StepWork(128, 4 * 2 + 2 * 11, 28)
+    assert StepWork.of(plan, ((0, 8), (32, 352))).tokens == 384
+    assert StepWork.of(make_plan(1, decode=[(0, 9)]), ()) == StepWork(0)
+
+
+def test_steps_have_the_size_of_their_graph_or_of_whole_tiles() -> None:
+    graphs = ((0, 64), (32, 96), (0, 192), (32, 224), (256, 256))
+    assert [padded_tokens(0, tokens, graphs) for tokens in (64, 65, 129, 193, 300)] == [128, 128, 256, 256, 384]
+    assert [padded_tokens(30, tokens, graphs) for tokens in (1, 97, 225, 257)] == [128, 256, 512, 384]
+    assert padded_tokens(33, 1, graphs) == 512
+    assert full_prompt_tokens(30, 300, graphs) == 224
+    assert [full_prompt_tokens(33, tokens, graphs) for tokens in (300, 500, 512)] == [0, 351, 479]
+    assert full_prompt_tokens(10, 600, ()) == 502
+
+
+@given(st.integers(0, 300), st.integers(1, 2000), st.lists(st.tuples(st.integers(0, 256), st.integers(1, 1000))))
+def test_a_full_step_is_padded_to_no_more_than_allowed(rows: int, tokens: int, graphs: list[tuple[int, int]]) -> None:
+    graphs.sort(key=sum)
+    full = full_prompt_tokens(rows, tokens, graphs)
+    if full > 0:
+        assert padded_tokens(rows, full, graphs) <= tokens

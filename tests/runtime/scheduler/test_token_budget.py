@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from minisgl.scheduler.step_sizes import TILE, StepGraphs
 from minisgl.scheduler.step_times import StepCosts, StepTimes, StepWork
 from minisgl.scheduler.token_budget import LEAST_SHARE, LEAST_TOKENS, TokenBudget
 from minisgl.wire.plan import StepPlan
@@ -30,7 +31,7 @@ def harness(costs: StepCosts = LARGE, *, target_itl_ms: float = TARGET_MS, overl
         audit=False,
         checks=False,
         target_itl_ms=target_itl_ms,
-        step_seconds=lambda plan: costs.seconds(StepWork.of(plan)),
+        step_seconds=lambda plan: costs.seconds(StepWork.of(plan, ())),
     )
 
 
@@ -70,9 +71,8 @@ def test_a_decode_row_waits_for_a_bounded_time(costs: StepCosts, lengths: list[i
     driven = harness(costs, overlap=overlap)
     arrive(driven, [1500, 100, 700, 300, *lengths])
     for plan, took in mixed(driven)[8:]:
-        work = StepWork.of(plan)
-        alone = costs.seconds(StepWork(0, work.decode_rows, 0.0, work.decode_context))
-        least = alone / (1 - LEAST_SHARE) + LEAST_TOKENS * (costs.token + costs.pair * 1600)
+        alone = costs.seconds(StepWork(TILE, 0.0, StepWork.of(plan, ()).context))
+        least = alone / (1 - LEAST_SHARE) + TILE * costs.token + LEAST_TOKENS * costs.pair * 1600
         assert took <= 1.15 * max(TARGET_MS / 1000, least)
 
 
@@ -120,51 +120,52 @@ def test_a_step_is_not_limited_without_decode_rows() -> None:
     driven.run()
 
 
+GRAPHS = ((32, 96), (32, 224), (32, 352), (32, 480), (32, 736))
+
+
 def measured(costs: StepCosts) -> StepTimes:
     times = StepTimes()
     for tokens in range(100, 8100, 500):
-        work = StepWork(tokens, tokens % 7, tokens * tokens / 2, 100 * (tokens % 11))
+        work = StepWork(tokens, tokens * tokens / 2, 100 * (tokens % 11))
         times.observe(work, costs.seconds(work))
     return times
 
 
-def limited(buckets: tuple[int, ...] = (), tokens: int = 8192) -> TokenBudget:
-    budget = TokenBudget(tokens, buckets)
-    budget.limit_seconds(TARGET_MS / 1000, measured(LARGE), 10, 20_000)
+def limited(graphs: StepGraphs = (), tokens: int = 8192) -> TokenBudget:
+    budget = TokenBudget(tokens, 10, graphs)
+    budget.limit_seconds(TARGET_MS / 1000, measured(LARGE), 20_000)
     return budget
 
 
-def test_a_chunk_fills_the_largest_graph_that_fits() -> None:
-    unrounded = limited().grant(0, 5000)
-    assert 500 < unrounded < 640
-    assert limited((128, 256, 512, 1024)).grant(0, 5000) == 512
-    # Too much would be left out, or there is no graph of this size at all.
-    assert limited((128, 256, 1024)).grant(0, 5000) == unrounded
-    assert limited((128, 256)).grant(0, 5000) == unrounded
-    # A prompt's end is not cut off.
-    assert limited((128, 256, 512, 1024)).grant(0, 300) == 300
+def test_a_chunk_fills_the_largest_graph_or_the_last_tile_that_fits() -> None:
+    # 512 tokens with 10 decode rows: 26 ms; 640: 32 ms.
+    assert limited().grant(0, 5000) == 502
+    assert limited(GRAPHS[:3]).grant(0, 5000) == 502
+    assert limited(GRAPHS).grant(0, 5000) == 480
+    # The end of a prompt is not cut off, unless it is in the next tile.
+    assert limited().grant(0, 490) == 490
+    assert limited().grant(0, 510) == 502
 
 
 def test_later_prompts_get_what_earlier_ones_leave() -> None:
-    budget = limited()
-    assert budget.grant(0, 300) == 300
-    assert not budget.is_spent
-    rest = budget.grant(0, 5000)
-    assert 200 < rest < 340
-    assert budget.is_spent
-    budget = limited((128, 256, 512, 1024))
-    assert (budget.grant(0, 300), budget.grant(0, 5000)) == (300, 212)
+    for graphs, last in (((), 202), (GRAPHS, 180)):
+        budget = limited(graphs)
+        assert budget.grant(0, 300) == 300
+        assert not budget.is_spent
+        assert budget.grant(0, 5000) == last
+        assert budget.is_spent
 
 
 def test_no_prompt_begins_with_a_few_tokens() -> None:
     budget = limited()
-    assert budget.grant(0, 540) == 540
+    assert budget.grant(0, 490) == 490
     assert budget.is_spent
-    # The prefix of a prompt is known only when it is admitted: with a long one, few tokens take the rest of the time.
     budget = limited()
-    assert budget.grant(0, 505) == 505
+    assert budget.grant(0, 400) == 400
+    # Known only when it is admitted: the prompt has a long prefix, and few tokens behind it take the rest of the time.
     assert not budget.is_spent
     assert budget.grant(100_000, 1000) == 0
+    assert budget.is_spent
 
 
 def test_the_number_of_tokens_is_limited_too() -> None:
