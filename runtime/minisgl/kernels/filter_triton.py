@@ -54,6 +54,7 @@ def _best(logit, column, keep, inverse, first, second):
 
 @triton.jit
 def _store_token(token, row, slot, penalized, tokens, last_token, counts, columns):
+    token = tl.minimum(token, columns - 1)
     tl.store(tokens + row, token)
     tl.store(last_token + slot, token)
     if penalized:
@@ -299,7 +300,8 @@ def sample_whole_rows(
         above, found = _best_above(
             logits, changed_logits, changed, columns, bound, floor, limit, largest, inverse, first, second, BLOCK
         )  # fmt: skip
-        if (token >= 0) & (above < target):
+        # Whatever the sums are, the loop ends where nothing is above the bound.
+        if (token >= 0) & (((above >= target) == 0) | (found >= columns)):
             open = 0
         else:
             if target < 0.0:

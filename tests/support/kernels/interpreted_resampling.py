@@ -52,6 +52,11 @@ CASES = {
     "penalties and filters": Case(
         [Row(top_k=7, **PENALTIES), Row(top_p=0.4, **PENALTIES), Row(min_p=0.1, **PENALTIES)]
     ),
+    "extreme logits": Case(
+        [Row(temperature=1e-5, top_p=0.5), Row(top_p=0.5, **PENALTIES), Row(temperature=1e-5, min_p=0.5, top_k=2000)],
+        lambda s, v, d: flat(s, v, d) * 1e30,
+        3000,
+    ),
     "biases": Case([Row(biases=BIASES), Row(biases=BIASES, top_k=5), Row(temperature=0.0, biases={5036: 40.0})]),
     "masks": Case(
         [Row(temperature=0.0, masked=range(0, 5037, 3), mask_until=u) for u in (0, 9)]
