@@ -37,7 +37,8 @@ _PROGRAMS = 256
 _WARP_INPUTS = 256
 """Inputs of a warp, so that each thread reads 16 bytes at a time."""
 _NORMED_ABOVE = 1024
-"""Inputs up to which every warp normalizes all of x: with more, that takes more instructions than its products."""
+"""Inputs up to which a tile of a fused norm has warps along the outputs: with more, exchanging x between the warps tile
+by tile takes longer than a sum over all warps."""
 _MATRIX_TILE = (16, _INPUTS_MULTIPLE)
 _TENSOR_CORE_ROWS = 16
 
