@@ -235,8 +235,9 @@ def _trace(llm: LLM, name: WorkloadName, sizes: Sizes, variant: Variant, seed: i
 def _generate(llm: LLM, workload: Workload, variant: Variant, longest_output: int | None = None) -> float:
     """Run all requests of a workload; returns seconds. Raises BenchError `bad_answer` when an answer is not complete,
     which means that its logits were not finite."""
+    params = workload.params(variant, longest_output)
     began = time.perf_counter()
-    outputs = llm.generate(workload.prompts, workload.params(variant, longest_output))
+    outputs = llm.generate(workload.prompts, params)
     seconds = time.perf_counter() - began
     failed = [output for output in outputs if output.finish_reason != "length"]
     if failed:
