@@ -40,7 +40,7 @@ HOPS: Final = {
     "read": "frontend: request read from the socket",
     "parsed": "frontend: body parsed, Generate to be sent",
     "generate": "tokenizer: Generate received",
-    "encode": "tokenizer: encoding begins, on its thread",
+    "encode": "tokenizer: encoding begins",
     "encoded": "tokenizer: prompt encoded",
     "submit": "tokenizer: Submit to be sent",
     "submitted": "scheduler: Submit received",
