@@ -16,8 +16,8 @@ from minisgl.scheduler.step_times import StepWork
 
 _WAITED: Final = 100e-6
 """Shortest time in `collect` that was spent waiting for the device, in seconds."""
-_LONG_LAUNCH: Final = 1e-3
-"""A launch that takes longer is one kernel by kernel."""
+_LONG_LAUNCH: Final = 3e-3
+"""A launch that takes longer is one kernel by kernel; a graph takes up to 1.5 ms."""
 _LAUNCH_AHEAD: Final = 1.5e-3
 _LAUNCH_AHEAD_SHARE: Final = 0.15
 """A step is launched this long, or this share of the running step, before the running one is expected to end."""
