@@ -36,9 +36,7 @@ _PROGRAMS = 256
 """Programs: about two per multiprocessor of a Hopper GPU."""
 _WARP_INPUTS = 256
 """Inputs of a warp, so that each thread reads 16 bytes at a time."""
-_NORMED_ABOVE = 1024
-"""Inputs up to which a tile of a fused norm has warps along the outputs: with more, exchanging x between the warps tile
-by tile takes longer than a sum over all warps."""
+_NORMED_ABOVE = 2048
 _MATRIX_TILE = (16, _INPUTS_MULTIPLE)
 _TENSOR_CORE_ROWS = 16
 
