@@ -123,8 +123,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graph_max_tokens: Annotated[
         Index,
         option(
-            "upper bound of the prompt tokens of a step with a CUDA graph; larger steps are launched kernel by kernel. "
-            "0 disables graphs of steps with prompts",
+            "upper bound of the prompt tokens of a step with a CUDA graph; larger steps, and all steps with prompts of "
+            "several ranks, are launched kernel by kernel. 0 disables graphs of steps with prompts",
             default="{} tokens",
         ),
     ] = 8192

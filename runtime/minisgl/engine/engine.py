@@ -236,7 +236,8 @@ class _EngineBuilder:
     def _prefill_sizes(self) -> list[StepSize]:
         """Sizes of the steps with prompts that are captured."""
         prefill, _ = self._backends
-        if not prefill.most_graph_keys:
+        # Collectives of several ranks in such graphs have not run on GPUs yet.
+        if not prefill.most_graph_keys or self._parallel.size > 1:
             return []
         config, shape = self._model.config, self._shape
         most = launch_bound_tokens(config.num_layers, _product_parameters(self._model, self._parallel.size))
