@@ -35,7 +35,7 @@
 #   tp4          700 s   on four GPUs: all-reduce by size, Qwen3-32B under 1,000 requests of the chat trace at three speeds
 #
 # MINISGL is the command (default: minisgl), PYTHON an interpreter with pytest (default: python3). REPEAT is the number
-# of seeds (3); REQUESTS shortens the traces.
+# of seeds (3); REQUESTS shortens the traces, whose figures are recorded only for 1,000.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:?set OUT to a directory for the results}
@@ -130,9 +130,11 @@ latency() { # MODEL TRACE-SPEED TRACE-NAME: the figures of a served model
     "burst_256_${key}_ttft_p50_ms=ttft_ms_p50"
   log "trace at speed $speed"
   "$PYTHON" benchmarks/chat_trace.py "$SCRATCH/chat.jsonl" --requests "${REQUESTS:-1000}"
-  served "trace-$model" 400 --trace "$SCRATCH/chat.jsonl" --block-size 16 --trace-speed "$speed" \
-    --figures "${trace}_${key}_ttft_p50_ms=ttft_ms_p50" "${trace}_${key}_ttft_p99_ms=ttft_ms_p99" \
-    "${trace}_${key}_itl_p99_ms=itl_ms_p99" "${trace}_${key}_tpot_p50_ms=tpot_ms_p50"
+  local figures=(--figures "${trace}_${key}_ttft_p50_ms=ttft_ms_p50" "${trace}_${key}_ttft_p99_ms=ttft_ms_p99"
+    "${trace}_${key}_itl_p99_ms=itl_ms_p99" "${trace}_${key}_tpot_p50_ms=tpot_ms_p50")
+  # The figures are those of 1,000 requests; a shortened trace has other percentiles.
+  [ "${REQUESTS:-1000}" = 1000 ] || figures=()
+  served "trace-$model" 400 --trace "$SCRATCH/chat.jsonl" --block-size 16 --trace-speed "$speed" "${figures[@]}"
 }
 
 serve_model() { # MODEL COMMAND...: run COMMAND beside a server of a built-in configuration

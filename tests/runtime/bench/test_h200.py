@@ -89,7 +89,7 @@ def test_commands_of_the_offline_parts_are_valid(tmp_path: Path) -> None:
 
 
 def test_served_parts_record_the_latencies_under_their_names(tmp_path: Path, port: int) -> None:
-    commands = _commands(tmp_path, port, "latency-0.6b", "latency-14b", REQUESTS="2")
+    commands = _commands(tmp_path, port, "latency-0.6b", "latency-14b")
     figures: set[str] = set()
     for command in commands:
         args = build_parser().parse_args(command)
@@ -109,6 +109,12 @@ def test_served_parts_record_the_latencies_under_their_names(tmp_path: Path, por
     }
     traces = [command for command in commands if "--trace" in command]
     assert [command[command.index("--trace-speed") + 1] for command in traces] == ["7.7", "1.54"]
+
+
+def test_figures_of_a_shortened_trace_are_not_recorded(tmp_path: Path, port: int) -> None:
+    commands = _commands(tmp_path, port, "latency-0.6b", REQUESTS="2")
+    [trace] = [command for command in commands if "--trace" in command]
+    assert build_parser().parse_args(trace).figures == []
 
 
 def test_an_older_tree_and_this_one_run_in_turn(tmp_path: Path) -> None:
