@@ -80,7 +80,7 @@ class StepProcessors(NamedTuple):
     rows: IntArray = EMPTY
     """Indices into the S sampled rows: those with a stage."""
     reported: IntArray = EMPTY
-    """Those that report log-probabilities."""
+    """Rows that report log-probabilities."""
     tops: int = 0
     """Largest number of most likely tokens that any of these reports."""
     changes: tuple[IntArray, ...] = ()

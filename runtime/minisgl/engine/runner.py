@@ -55,7 +55,7 @@ class StepTensors(NamedTuple):
     report: torch.Tensor | None = None
     """Log-probabilities of the sampled tokens, as `logprobs.report` returns them."""
     prompt_report: torch.Tensor | None = None
-    """Those of prompt tokens."""
+    """Log-probabilities of prompt tokens."""
 
 
 class Runner:

@@ -18,9 +18,7 @@ class StepGuard:
     def step(self) -> Iterator[None]:
         """Context of the work of a step. Raises EngineError before the work when an earlier step has failed."""
         if self._cause:
-            raise EngineError(
-                "engine_failed", f"an earlier step failed ({self._cause}); restart the engine"
-            )
+            raise EngineError("engine_failed", f"an earlier step failed ({self._cause}); restart the engine")
         try:
             yield
         except BaseException as error:

@@ -208,9 +208,7 @@ def _choose(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Tile | N
     return Tile(tile_rows, tile_outputs, 128, splits, stages, 4, stages)
 
 
-def batch_linear(
-    x: torch.Tensor, weight: torch.Tensor, tile: Tile, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def batch_linear(x: torch.Tensor, weight: torch.Tensor, tile: Tile, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x W^T + bias of `x` [M, K] and `weight` [N, K], divisible by the tile, and `bias` [N]: [M, N]; with several
     splits their partial sums, [splits, M, N] in float32, which have no bias."""
     rows, inputs = x.shape

@@ -69,7 +69,7 @@ def _modified(path: Path) -> int:
 
 
 def _variant(source: Any) -> _Variant:
-    """What distinguishes a compiled kernel from others of the same function: `source` is Triton's description."""
+    """Properties that distinguish compiled kernels of one function; `source` is Triton's description of one."""
     found = {}
     for place, (name, kind) in enumerate(source.signature.items()):
         if kind == "constexpr":

@@ -58,9 +58,7 @@ def _penalized(logit, generated_twice, repetition, frequency, presence):
 
 
 # Slices of a step's inputs begin at any address: one compiled kernel for all.
-@triton.jit(
-    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["slots", "positions", "tokens"]
-)
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["slots", "positions", "tokens"])
 def scan_logits(
     logits, row_stride, columns, table, table_stride, slots, positions, tokens, counts, lists, bitmask, bitmask_words,
     changed_stages, changed_logits, maxima, sums, sums_above, raw_maxima, raw_sums, groups, scores, indices,

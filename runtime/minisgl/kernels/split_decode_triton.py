@@ -117,9 +117,7 @@ def _part(
             k + row * k_stride + kv_head * HEAD_DIM, pair, last, cos, sin, key_gain, key_gain_behind, eps, HALF, NORM
         )
         new_value = tl.load(v + row * v_stride + kv_head * HEAD_DIM + column, last, other=0.0)
-        query, query_behind = turned(
-            q, query_place, there[:, None], cos, sin, gain, gain_behind, eps, HALF, NORM
-        )
+        query, query_behind = turned(q, query_place, there[:, None], cos, sin, gain, gain_behind, eps, HALF, NORM)
     else:
         new_key = tl.load(keys + place + pair, last, other=0.0)
         new_key_behind = tl.load(keys + place + HALF + pair, last, other=0.0)

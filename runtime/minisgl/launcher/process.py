@@ -148,9 +148,7 @@ class Process:
         self.progress = "starting"
         config = msgspec.Raw(msgspec.json.encode(spec.config))
         self.send(
-            control.Start(
-                name=spec.name, target=spec.target, config=config, log_level=self._log_level, heartbeats=True
-            )
+            control.Start(name=spec.name, target=spec.target, config=config, log_level=self._log_level, heartbeats=True)
         )
 
     @property

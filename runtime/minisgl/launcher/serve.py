@@ -89,6 +89,4 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
         )
         return rank_specs(engine, ranks, plans, scheduler)
 
-    return GroupSpec(
-        name="engine", processes=processes, required=True, stall_seconds=options.limits.stall_seconds
-    )
+    return GroupSpec(name="engine", processes=processes, required=True, stall_seconds=options.limits.stall_seconds)

@@ -1,4 +1,4 @@
-"""Which processes of a group hang, judged from their heartbeats. Pure."""
+"""Decide which processes of a group hang, from their heartbeats. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Watched(Protocol):
 
 @dataclass(slots=True)
 class _Progress:
-    """What is known about the current step of a process. Times in seconds."""
+    """Current step of a process, as it was last reported. Times in seconds."""
 
     heartbeat: Heartbeat
     silence: float = 0.0

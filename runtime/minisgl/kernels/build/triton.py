@@ -125,7 +125,6 @@ class Launches:
             shutil.rmtree(out / SUBFOLDER, ignore_errors=True)
             folder.rename(out / SUBFOLDER)
 
-
     def load(self, device: torch.device) -> None:
         """Compile for a GPU of this process, and load what was compiled, on threads. Raises what Triton raises."""
         launches = list(self._by_key.values())
