@@ -36,6 +36,9 @@ GROWTH_SHARE_RAISE = 0.2
 """Added at a preemption, since the estimate was too low."""
 GROWTH_TOKENS_MAX = 4096
 """Upper bound of the growth expected of one request: max_tokens is often just what the context leaves."""
+BACKLOG_PATIENCE = 1.8
+"""Longest time of a step, relative to its target, while as many prompts wait as rows decode: short steps compute
+prompts more slowly, and every prompt that waits loses that time."""
 RETRY_STEPS = 64
 """Steps after which a queue head that did not fit is tried again even if no page was released."""
 
@@ -303,12 +306,15 @@ class Scheduler:
         return segments, admitted
 
     def _token_budget(self, decode: IntArray, positions: IntArray) -> TokenBudget:
-        """Budget of a step's prompts. The step is kept short when a client waits for the next token of a decode row."""
+        """Budget of a step's prompts. The step is kept short when a client waits for the next token of a decode row;
+        the more prompts wait for each of these, the longer it may take."""
         config = self.config
         budget = TokenBudget(max(config.max_step_tokens - len(decode), 1), len(decode), config.step_graphs)
         if config.target_itl_ms and np.count_nonzero(self.table.streams.take(decode)):
             context = int(positions.sum(dtype=np.int64))
-            budget.limit_seconds(config.target_itl_ms / 1000, self.times, context)
+            waiting = len(self.queue) + len(self.table.in_prefill) - 1
+            patience = min(1 + waiting / len(decode), BACKLOG_PATIENCE)
+            budget.limit_seconds(patience * config.target_itl_ms / 1000, self.times, context)
         return budget
 
     def _all_pages(self, request: Request) -> IntArray:

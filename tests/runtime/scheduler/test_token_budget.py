@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from minisgl.scheduler.scheduler import BACKLOG_PATIENCE
 from minisgl.scheduler.step_sizes import TILE, StepGraphs
 from minisgl.scheduler.step_times import StepCosts, StepTimes, StepWork
 from minisgl.scheduler.token_budget import LEAST_SHARE, LEAST_TOKENS, TokenBudget
@@ -73,7 +74,7 @@ def test_a_decode_row_waits_for_a_bounded_time(costs: StepCosts, lengths: list[i
     for plan, took in mixed(driven)[8:]:
         alone = costs.seconds(StepWork(TILE, 0.0, StepWork.of(plan, ()).context))
         least = alone / (1 - LEAST_SHARE) + TILE * costs.token + LEAST_TOKENS * costs.pair * 1600
-        assert took <= 1.15 * max(TARGET_MS / 1000, least)
+        assert took <= 1.15 * max(BACKLOG_PATIENCE * TARGET_MS / 1000, least)
 
 
 @settings(max_examples=25, deadline=None)
@@ -109,6 +110,20 @@ def test_rows_that_nobody_watches_may_wait(stream: bool, longest: float) -> None
     assert longest * 0.7 < slowest < longest * 1.3
 
 
+def test_steps_may_take_longer_while_many_prompts_wait() -> None:
+    driven = harness()
+    arrive(driven, [1500, 100, 700, 300, 900])
+    driven.submit(prompt(8, 50), 60, ignore_eos=True)
+    driven.step()
+    driven.timed.durations.clear()
+    for number in range(4):
+        driven.submit(prompt(1200, 60 + number), 4, ignore_eos=True)
+    driven.run()
+    slowest = [took for _, took in mixed(driven)]
+    assert 0.045 < max(slowest) <= 1.1 * BACKLOG_PATIENCE * TARGET_MS / 1000
+    assert slowest[-1] < 1.1 * TARGET_MS / 1000, "the last prompt waits alone"
+
+
 def test_a_step_is_not_limited_without_decode_rows() -> None:
     driven = harness()
     arrive(driven, [1000, 1000])
@@ -140,7 +155,9 @@ def limited(graphs: StepGraphs = (), tokens: int = 8192) -> TokenBudget:
 def test_a_chunk_fills_the_largest_graph_or_the_last_tile_that_fits() -> None:
     # 512 tokens with 10 decode rows: 26 ms; 640: 32 ms.
     assert limited().grant(0, 5000) == 502
-    assert limited(GRAPHS[:3]).grant(0, 5000) == 502
+    # Without a graph only if that makes the step much larger.
+    assert limited(GRAPHS[:3]).grant(0, 5000) == 352
+    assert limited(GRAPHS[:2]).grant(0, 5000) == 502
     assert limited(GRAPHS).grant(0, 5000) == 480
     # The end of a prompt is not cut off, unless it is in the next tile.
     assert limited().grant(0, 490) == 490
