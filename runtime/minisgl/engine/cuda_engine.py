@@ -138,8 +138,9 @@ class CudaEngine:
         assert staging.step < 0, "a step is launched before the step four before it is collected"
         self._launched += 1
         staging.step = plan.step
-        reports_prompts = self.runner.tables.processors.reports_prompts(plan)
-        graph = None if reports_prompts else self._graphs.find(plan)
+        graph = self._graphs.find(plan)
+        if graph is not None and self.runner.tables.processors.reports_prompts(plan):
+            graph = None
         cascade = graph.cascade if graph else self._eager_cascade(plan)
         self._count(plan, graph, cascade)
         packed = PackedStep(plan, self.runner.tables, graph.size if graph else None, cascade)

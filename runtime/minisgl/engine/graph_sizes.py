@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,7 +88,7 @@ def prefill_sizes(most_rows: int, most_tokens: int) -> list[StepSize]:
     return sorted(fitting, key=lambda size: (size.tokens + size.decode, size.decode, size.prefix))
 
 
-def fitting_size(sizes: Sequence[StepSize], plan: StepPlan, most_keys: int) -> StepSize | None:
+def fitting_size(sizes: Iterable[StepSize], plan: StepPlan, most_keys: int) -> StepSize | None:
     """The first of the `sizes` of captured steps with prompts to which `plan` can be padded, or None. `most_keys`:
     bound of the keys of all its segments, with padding."""
     rows, tokens, segments = len(plan.decode_slots), len(plan.prefill_tokens), len(plan.prefill_slots)

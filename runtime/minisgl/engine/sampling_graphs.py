@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from minisgl.engine.batch import PackedStep
+from minisgl.engine.capture import captured, padding_step
 from minisgl.engine.logits_processors import MANY_TOPS, StepProcessors
 from minisgl.engine.runner import Runner
 from minisgl.engine.step_graphs import StepGraph
-from minisgl.wire.plan import StepPlan
 
 
 class SamplingGraph:
@@ -22,19 +21,11 @@ class SamplingGraph:
 
     def __init__(self, runner: Runner, decode: StepGraph, upload: torch.Tensor, *, lists: bool) -> None:
         """Run once to load the kernels, then capture, on the current stream. All rows have the dummy slot."""
-        packed = PackedStep(StepPlan.build(epoch=0, step=0), runner.tables, decode.size, decode.cascade)
-        upload[: packed.size].copy_(packed.on_host())
-        step = packed.view(upload)
+        _, step = padding_step(runner.tables, decode.size, decode.cascade, upload)
         rows = step.sample_slots, step.sample_positions, decode.tokens
         runner.sampler.resample_all(decode.logits, *rows, lists=lists)
-        torch.cuda.current_stream().synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        # Other threads (NCCL's watchdog) may call CUDA meanwhile: only this thread must obey the rules of a capture.
-        self._graph.capture_begin(capture_error_mode="thread_local")
-        try:
+        with captured() as self._graph:
             report = runner.sampler.resample_all(decode.logits, *rows, lists=lists)
-        finally:
-            self._graph.capture_end()
         assert report is not None
         self._report = report
 

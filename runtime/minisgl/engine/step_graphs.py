@@ -11,7 +11,7 @@ import torch
 from minisgl.attention.batch import AttentionBatch
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.paged import PagedAttention
-from minisgl.engine.batch import PackedStep
+from minisgl.engine.capture import captured, padding_step
 from minisgl.engine.graph_sizes import StepSize, cascade_sizes, fitting_size, graph_sizes, prefers_cascade
 from minisgl.engine.runner import Runner
 from minisgl.engine.warm_up import representative_layers
@@ -36,23 +36,14 @@ class StepGraph:
         self.size = size
         self.cascade = cascade
         self._attention = attention
-        packed = PackedStep(StepPlan.build(epoch=0, step=0), runner.tables, size, cascade)
-        upload[: packed.size].copy_(packed.on_host())
-        step = packed.view(upload)
+        packed, step = padding_step(runner.tables, size, cascade, upload)
         batch = runner.attention_batch(packed, step)
         attention.prepare(batch)
         few_layers.sample(few_layers.logits(packed, step, batch, attention), step)
-        torch.cuda.current_stream().synchronize()
-
-        self._graph = torch.cuda.CUDAGraph()
-        # Other threads (NCCL's watchdog) may call CUDA meanwhile: only this thread must obey the rules of a capture.
-        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
+        with captured(pool) as self._graph:
             logits = runner.logits(packed, step, batch, attention)
             self.tokens = runner.sample(logits, step)
             """[S] int32, valid until the next replay."""
-        finally:
-            self._graph.capture_end()
         # Borrowed: graphs are replayed one at a time, so all of them may write their logits to the same memory.
         self.logits = _borrow(logits)
         """[S, vocab_local], valid until the next replay of any graph."""
@@ -70,8 +61,7 @@ class StepGraphs:
         # In ascending order of size.
         self._plain: list[StepGraph] = []
         self._cascade: list[StepGraph] = []
-        self._prefill: list[StepGraph] = []
-        self._prefill_sizes: list[StepSize] = []
+        self._prefill: dict[StepSize, StepGraph] = {}
         self._most_keys = 0
         self._page_bytes = 0
 
@@ -91,7 +81,8 @@ class StepGraphs:
         self._most_keys = attention.most_graph_keys
         self._page_bytes = 2 * runner.kv.keys[0, 0].nbytes
         kinds: list[tuple[list[StepGraph], list[StepSize], CascadeLayout | None]]
-        kinds = [(self._prefill, list(prefill), None), (self._plain, list(map(StepSize, graph_sizes(largest))), None)]
+        with_prompts: list[StepGraph] = []
+        kinds = [(with_prompts, list(prefill), None), (self._plain, list(map(StepSize, graph_sizes(largest))), None)]
         if attention.cascade is not None:
             kinds.append((self._cascade, list(map(StepSize, cascade_sizes(largest))), attention.cascade.layout))
         done, total = 0, sum(len(sizes) for _, sizes, _ in kinds)
@@ -103,15 +94,15 @@ class StepGraphs:
                     continue
                 graphs.insert(0, StepGraph(runner, few_layers, captured, size, cascade, upload, pool))
                 progress(done / total)
-        self._prefill_sizes = [graph.size for graph in self._prefill]
+        self._prefill = {graph.size: graph for graph in with_prompts}
 
     def find(self, plan: StepPlan) -> StepGraph | None:
         """The smallest graph that fits the step, preferably one for shared prefixes where its rows have any; None when
         the step must run eagerly."""
         if len(plan.prefill_slots):
             eager = prefers_cascade(plan, self._page_bytes)
-            size = None if eager else fitting_size(self._prefill_sizes, plan, self._most_keys)
-            return None if size is None else self._prefill[self._prefill_sizes.index(size)]
+            size = None if eager else fitting_size(self._prefill, plan, self._most_keys)
+            return None if size is None else self._prefill[size]
         rows = len(plan.decode_slots)
         shared = _smallest(self._cascade, rows) if len(plan.shared_prefixes) else None
         return shared or _smallest(self._plain, rows)
@@ -126,7 +117,6 @@ class StepGraphs:
         self._plain.clear()
         self._cascade.clear()
         self._prefill.clear()
-        self._prefill_sizes.clear()
 
 
 def _smallest(graphs: list[StepGraph], rows: int) -> StepGraph | None:

@@ -29,6 +29,23 @@ _LOWEST = tl.constexpr(-0x7F800001)
 
 
 @triton.jit
+def _filters(table, table_stride, slot):
+    """Temperature and its inverse, top-k, top-p and min-p of a row."""
+    temperature = tl.load(table + slot).to(tl.float32, bitcast=True)
+    top_k = tl.load(table + _TOP_K * table_stride + slot)
+    top_p = tl.load(table + _TOP_P * table_stride + slot).to(tl.float32, bitcast=True)
+    min_p = tl.load(table + _MIN_P * table_stride + slot).to(tl.float32, bitcast=True)
+    return temperature, tl.div_rn(1.0, temperature), top_k, top_p, min_p
+
+
+@triton.jit
+def _keys(table, table_stride, slot, position):
+    """`row_keys` of a row's seed."""
+    low = tl.load(table + _SEED_LOW * table_stride + slot)
+    return row_keys(low, tl.load(table + _SEED_HIGH * table_stride + slot), position)
+
+
+@triton.jit
 def _weight(logit, largest, inverse):
     """int64 weight in units of 2^-30 of the largest: sums are the same in any order."""
     return tl.floor(tl.exp((logit - largest) * inverse) * 1073741824.0 + 0.5).to(tl.int64)
@@ -96,11 +113,7 @@ def sample_candidates(
         open = 1
         changed = changes != 0
         changed_logits += row.to(tl.int64) * columns
-        temperature = tl.load(table + slot).to(tl.float32, bitcast=True)
-        inverse = tl.div_rn(1.0, temperature)
-        top_k = tl.load(table + _TOP_K * table_stride + slot)
-        top_p = tl.load(table + _TOP_P * table_stride + slot).to(tl.float32, bitcast=True)
-        min_p = tl.load(table + _MIN_P * table_stride + slot).to(tl.float32, bitcast=True)
+        temperature, inverse, top_k, top_p, min_p = _filters(table, table_stride, slot)
         limited = (top_k > 0) & (top_k < columns)
         shift = tl.where(changed, 0, SHIFT)
 
@@ -174,11 +187,7 @@ def sample_candidates(
                 if known:
                     limit = tl.minimum(tl.maximum(limit, bound), largest)
                 if everything | known | (limit >= bound):
-                    first, second = row_keys(
-                        tl.load(table + _SEED_LOW * table_stride + slot),
-                        tl.load(table + _SEED_HIGH * table_stride + slot),
-                        position,
-                    )
+                    first, second = _keys(table, table_stride, slot, position)
                     _, token = _best(logit, column, valid & (logit >= limit), inverse, first, second)
                     open = 0
     else:
@@ -252,14 +261,8 @@ def sample_whole_rows(
     shift = tl.where(changed, 0, SHIFT)
     logits += row.to(tl.int64) * row_stride
     changed_logits += row.to(tl.int64) * columns
-    temperature = tl.load(table + slot).to(tl.float32, bitcast=True)
-    inverse = tl.div_rn(1.0, temperature)
-    top_k = tl.load(table + _TOP_K * table_stride + slot)
-    top_p = tl.load(table + _TOP_P * table_stride + slot).to(tl.float32, bitcast=True)
-    min_p = tl.load(table + _MIN_P * table_stride + slot).to(tl.float32, bitcast=True)
-    first, second = row_keys(
-        tl.load(table + _SEED_LOW * table_stride + slot), tl.load(table + _SEED_HIGH * table_stride + slot), position
-    )
+    temperature, inverse, top_k, top_p, min_p = _filters(table, table_stride, slot)
+    first, second = _keys(table, table_stride, slot, position)
 
     group = tl.arange(0, GROUPS)
     at = row.to(tl.int64) * groups + group

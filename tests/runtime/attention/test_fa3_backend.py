@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.attention import fa3_backend
-from minisgl.attention.backend import AttentionShape
 from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
+from support.kernels.dense_attention import DenseCase, Sequences, small_shape
 
 
 class Kernel:
@@ -50,21 +49,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return kernel
 
 
-def _shape(page_size: int = 16, window: int | None = None) -> AttentionShape:
-    return attention_shape(
-        query_heads=4,
-        kv_heads=2,
-        head_dim=16,
-        page_size=page_size,
-        longest=256,
-        dtype=torch.float32,
-        device="cpu",
-        window=window,
-    )
-
-
 def _check(sequences: Sequences, *, page_size: int = 16, window: int | None = None) -> None:
-    shape = _shape(page_size, window)
+    shape = small_shape(page_size, window)
     case = DenseCase(shape, sequences)
     result = case.run(Fa3Prefill(shape, TorchPrefill(shape)), TorchDecode(shape))
     torch.testing.assert_close(result.double(), case.expected(), atol=1e-5, rtol=1e-5)
@@ -129,7 +115,7 @@ def test_few_queries_behind_many_keys_use_flashinfer(kernel: Kernel, monkeypatch
 def test_a_captured_call_serves_any_segments_with_the_same_number_of_tokens(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = _shape()
+    shape = small_shape()
     prefill = Fa3Prefill(shape, TorchPrefill(shape))
     # A step before the capture used the fallback.
     with monkeypatch.context() as patch:

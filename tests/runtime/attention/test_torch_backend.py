@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
+from support.kernels.dense_attention import DenseCase, Sequences, attention_shape, small_shape
 
 
 def _run(case: DenseCase) -> torch.Tensor:
@@ -41,16 +41,7 @@ def test_it_equals_dense_attention_with_nan_in_all_other_pages(
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("window", [1, 2, 16, 33, 64, 129, 1000])
 def test_a_window_hides_earlier_positions(window: int, page_size: int) -> None:
-    shape = attention_shape(
-        query_heads=4,
-        kv_heads=2,
-        head_dim=16,
-        page_size=page_size,
-        longest=256,
-        dtype=torch.float32,
-        device="cpu",
-        window=window,
-    )
+    shape = small_shape(page_size, window)
     decode = (1, window, window + 1, 130, 200)
     segments = ((0, 5), (0, 70), (64, 1), (7, 130), (40, 3))
     case = DenseCase(shape, Sequences(decode=tuple(min(length, 256) for length in decode), segments=segments))

@@ -52,6 +52,20 @@ def attention_shape(
     )
 
 
+def small_shape(page_size: int = 16, window: int | None = None) -> AttentionShape:
+    """A shape for backends on a CPU, with sequences of up to 256 tokens."""
+    return attention_shape(
+        query_heads=4,
+        kv_heads=2,
+        head_dim=16,
+        page_size=page_size,
+        longest=256,
+        dtype=torch.float32,
+        device="cpu",
+        window=window,
+    )
+
+
 class DenseCase:
     """A pool whose unowned pages and unwritten positions are NaN, a batch over it, and the right answer."""
 
