@@ -36,7 +36,7 @@ def test_accepted_requests_finish_and_new_ones_are_rejected(tmp_path: Path) -> N
     assert (client.welcome.replica, client.welcome.revision) == ("chat-r0", "abc")
     # Long enough to run until the last request has arrived.
     taken = [client.submit(list(range(20, 30)), ANSWER) for _ in range(4)]
-    client.read_until(lambda: all(client.tokens[each] for each in taken[:2]))
+    client.read_until(lambda: all(client.tokens[each] for each in taken[:2]) and client.accepted.issuperset(taken))
     draining.set()
     client.read_until(lambda: client.status is not None and client.status.draining)
     late = client.submit([1, 2, 3], 4)

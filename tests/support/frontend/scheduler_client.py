@@ -12,6 +12,7 @@ import zmq
 from minisgl.wire.messages import (
     FINISH_REASONS,
     WIRE_VERSION,
+    Ack,
     Failed,
     FromScheduler,
     Hello,
@@ -32,6 +33,7 @@ class SchedulerClient:
         self._socket.connect(address)
         self._codec: Codec[FromScheduler] = Codec(FromScheduler)
         self._numbers = itertools.count(1)
+        self.accepted: set[bytes] = set()
         self.tokens: dict[bytes, list[int]] = {}
         self.finish: dict[bytes, str] = {}
         self.failed: dict[bytes, Failed] = {}
@@ -74,6 +76,8 @@ class SchedulerClient:
         match message:
             case Welcome():
                 self._welcome = message
+            case Ack():
+                self.accepted.add(message.id)
             case Status():
                 self.status = message
             case Failed():
