@@ -55,6 +55,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     log-probabilities."""
     prompt_logprobs: int | None = None
     """The same for tokens of the prompt, which is then computed without the prefix cache."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that may be generated, besides those that end the answer; empty: all."""
+
+
+class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Markers of an answer's reasoning, and its limit."""
+
+    start: tuple[int, ...]
+    """Token ids that begin reasoning, such as that of `<think>`."""
+    end: tuple[int, ...]
+    """Token ids that end it, such as that of `</think>`."""
+    is_open: bool = False
+    """The prompt ends within reasoning: the answer continues it."""
+    budget: int = -1
+    """Most tokens of reasoning, after which `end` is forced; −1: no limit."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defaults=True):
@@ -92,6 +107,14 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     remaining_ms: int = 0
     """Time until the deadline when the message is sent, at least 1; 0: none is given. Unlike `deadline_ms`, which it
     replaces, it does not depend on the clocks of two hosts."""
+    grammar: str = ""
+    """Grammar that the answer satisfies, behind its reasoning if it has any: the JSON text of a grammar of llguidance;
+    empty: any text."""
+    thinking: Thinking | None = None
+    """None: the model has no markers of reasoning, or neither a grammar nor a budget depends on them."""
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of token ids that the answer does not contain."""
 
     @staticmethod
     def with_params(
@@ -168,6 +191,9 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """Name of the replica, such as `chat-r0`; empty on a single machine."""
     revision: str = ""
     """Hash of image, flags and environment of the replica. The commit of the weights is in `model`."""
+    features: tuple[str, ...] = ()
+    """Fields of `Submit` that a request may need and that version 0.1.0 ignores: `grammar` covers grammar, thinking,
+    allowed_token_ids and bad_words. A request is sent only to a replica that has what it needs."""
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):

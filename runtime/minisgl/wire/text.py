@@ -24,11 +24,49 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: Role
     content: str | None
-    """None only in messages of the assistant that consist of tool calls."""
+    """None only in messages of the assistant that consist of tool calls or reasoning."""
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[Any] | None = None
     """In the form that chat templates expect: `{"id", "type", "function": {"name", "arguments": object}}`."""
+    reasoning: str | None = None
+    """Reasoning of an earlier answer of the assistant."""
+
+
+class StructuredOutput(msgspec.Struct, frozen=True):
+    """Constraint on the text of an answer."""
+
+    kind: Literal["json", "regex", "choice", "grammar", "structural_tag"]
+    value: str
+    """`json`: the JSON text of a schema; `choice`: a JSON list of strings; `grammar`: Lark, or EBNF as in GBNF;
+    `structural_tag`: the JSON text of its definition."""
+
+
+class ToolOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tools that the model may call."""
+
+    definitions: tuple[dict[str, Any], ...]
+    """In the form that chat templates expect: `{"type": "function", "function": {"name", "description", "parameters",
+    "strict"}}`."""
+    choice: Literal["none", "auto", "required", "named"] = "auto"
+    """`none`: the template gets the definitions, but no call is parsed; `required`: at least one call and no other
+    text; `named`: one call of the tool `name`."""
+    name: str = ""
+    parallel: bool = True
+    """The answer may contain several calls."""
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True):
+    """New output of one tool call. The first delta of a call has its whole name."""
+
+    index: int
+    """Number of the call in its choice, from 0."""
+    id: str
+    """Identifier of the call in its first delta; otherwise empty."""
+    name: str
+    """Name of the function in the first delta; otherwise empty."""
+    arguments: str
+    """Next piece of the arguments, whose concatenation is a JSON object."""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
@@ -51,6 +89,26 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     """Requests share cached prefixes only with requests of the same salt."""
     stream: bool = True
     """The client receives text as it is generated; false: only the whole answer."""
+    tools: ToolOptions | None = None
+    structured_output: StructuredOutput | None = None
+    separate_reasoning: bool = True
+    """Reasoning is reported apart from the text, where the model has markers for it. Only for `messages`."""
+    thinking_budget: int | None = None
+    """Most tokens of reasoning; None: no limit."""
+    add_generation_prompt: bool = True
+    """The prompt ends with the beginning of the assistant's message."""
+    continue_final_message: bool = False
+    """The prompt ends within the last message, which the answer continues."""
+    truncate_prompt_tokens: int | None = None
+    """Keep only the last tokens of the prompt, this many; −1: as many as the context allows; None: all."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that the answer does not contain."""
+    stop_regex: tuple[str, ...] = ()
+    """Regular expressions that end the answer."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    return_token_ids: bool = False
+    """Report the token ids of prompt and answer."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -106,6 +164,8 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
     id: bytes
     prompt_tokens: int
+    prompt_token_ids: bytes = b""
+    """int32, for requests with `return_token_ids`."""
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +180,12 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled tokens, including the one that ended the answer."""
     wait: FirstTokenWait | None = None
     """None: not reported by the scheduler."""
+    tool_calls: int = 0
+    """Number of tool calls in the answer."""
+    reasoning_tokens: int = 0
+    """Sampled tokens of the reasoning, its markers included."""
+    matched_stop: str | int | None = None
+    """Stop string, or id of the stop token, that ended the answer; None: the model's own end or a limit."""
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
@@ -149,6 +215,12 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_default
     """Number of tokens that each request has sampled so far."""
     scored: dict[int, list[ScoredToken]] = {}
     """Tokens of the texts by row, for requests with log-probabilities."""
+    reasoning: dict[int, str] = {}
+    """New reasoning by row; it precedes the row's text."""
+    tool_calls: dict[int, list[ToolCallDelta]] = {}
+    """New output of tool calls by row; it follows the row's text."""
+    token_ids: dict[int, bytes] = {}
+    """int32 ids of new tokens by row, for requests with `return_token_ids`."""
 
     def rows(self) -> list[tuple[bytes, str]]:
         """Request and text of each row. Raises ValidationError when the columns differ in length."""

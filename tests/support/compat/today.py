@@ -30,16 +30,38 @@ from minisgl.wire.status import EngineStatus, Failure, FetchStatus, ReplicaView
 from minisgl.wire.text import FromTokenizer, ToTokenizer
 from support.compat.codecs import NO_FIELDS, Family, plain, schema, typed
 
+
+def _paths(*groups: tuple[str, str]) -> frozenset[str]:
+    """Paths of fields, given as prefix and names; an empty name is the prefix itself."""
+    return frozenset(prefix + name for prefix, names in groups for name in names.split(" "))
+
+
 NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
     "0.1.0": {
-        "to_scheduler": frozenset({"submit.stream", "submit.remaining_ms"}),
-        "to_tokenizer": frozenset({"generate.stream"}),
-        "from_scheduler": frozenset({"status.attention", "status.compiled_after_ready"}),
-        "to_leader": frozenset({"progress.hangs"}),
-        "to_child": frozenset({"start.heartbeats"}),
-        "from_child": frozenset({"heartbeat", "heartbeat.step_age", "ready.attention"}),
-        "engine_status": frozenset({"engine.attention"}),
-        "from_tokenizer": frozenset({"state.status.attention", "state.status.compiled_after_ready"}),
+        "to_scheduler": _paths(
+            ("submit.", "stream remaining_ms grammar thinking allowed_token_ids bad_words"),
+            ("submit.thinking.", "start end is_open budget"),
+        ),
+        "to_tokenizer": _paths(
+            ("generate.", "stream tools structured_output separate_reasoning thinking_budget add_generation_prompt"),
+            ("generate.", "continue_final_message truncate_prompt_tokens bad_words stop_regex skip_special_tokens"),
+            ("generate.", "return_token_ids messages[].reasoning params.allowed_token_ids"),
+            ("generate.tools.", "definitions choice name parallel"),
+            ("generate.structured_output.", "kind value"),
+            ("encode.messages[].", "reasoning"),
+        ),
+        "from_scheduler": _paths(("status.", "attention compiled_after_ready"), ("welcome.", "features")),
+        "to_leader": _paths(("progress.", "hangs")),
+        "to_child": _paths(("start.", "heartbeats")),
+        "from_child": _paths(("heartbeat", " .step_age"), ("ready.", "attention")),
+        "engine_status": _paths(("engine.", "attention")),
+        "from_tokenizer": _paths(
+            ("state.status.", "attention compiled_after_ready"),
+            ("accepted.", "prompt_token_ids"),
+            ("texts.", "reasoning token_ids tool_calls"),
+            ("texts.finished[].", "matched_stop reasoning_tokens tool_calls"),
+            ("texts.tool_calls{}[][", "0] 1] 2] 3]"),
+        ),
     }
 }
 """Version → family → paths of fields and message types, as in `Family.schema`, that the version does not know. It must

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from minisgl.frontend.errors import ApiError, ClientDisconnected
-from minisgl.wire.text import Finished, ScoredToken
+from minisgl.wire.text import Finished, ScoredToken, ToolCallDelta
 
 Phase = Literal["reading", "tokenizing", "waiting", "generating"]
 PHASES: Final[tuple[Phase, ...]] = ("reading", "tokenizing", "waiting", "generating")
@@ -32,6 +32,12 @@ class Delta(msgspec.Struct, frozen=True):
     scored: Sequence[ScoredToken]
     """Tokens of the text, for requests with logprobs."""
     finished: Finished | None
+    reasoning: str = ""
+    """New reasoning, which precedes the text."""
+    tool_calls: Sequence[ToolCallDelta] = ()
+    """New output of tool calls, which follows the text; pieces of one call may be joined."""
+    token_ids: Sequence[int] = ()
+    """New tokens, for requests with `return_token_ids`."""
 
 
 class Choice(msgspec.Struct, eq=False):
