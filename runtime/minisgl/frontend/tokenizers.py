@@ -8,6 +8,7 @@ import logging
 import math
 import secrets
 import time
+from array import array
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -274,7 +275,13 @@ class _Link:
                 now = loop.time()
             if (choice := self._choices.get(request_id)) is not None:
                 self._requests.count_tokens(choice, message.counts[row], now)
-                choice.stream.push(choice, text, message.scored.get(row, ()))
+                scored = message.scored.get(row, ())
+                reasoning, calls = message.reasoning.get(row, ""), message.tool_calls.get(row, ())
+                if reasoning or calls or row in message.token_ids:
+                    token_ids = array("i", message.token_ids.get(row, b""))
+                    choice.stream.push_step(choice, text, scored, reasoning, calls, token_ids)
+                else:
+                    choice.stream.push(choice, text, scored)
         for finished in message.finished:
             if (choice := self._choices.pop(finished.id, None)) is not None:
                 self._requests.finish(choice, finished, now)

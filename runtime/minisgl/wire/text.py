@@ -226,6 +226,8 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_default
         """Request and text of each row. Raises ValidationError when the columns differ in length."""
         if len(self.ids) != len(self.texts) * REQUEST_ID_BYTES or len(self.counts) != len(self.texts):
             raise msgspec.ValidationError("the columns of a texts message differ in length")
+        if any(len(token_ids) % 4 for token_ids in self.token_ids.values()):
+            raise msgspec.ValidationError("token ids of a texts message are not int32")
         step = REQUEST_ID_BYTES
         return [(self.ids[i * step : (i + 1) * step], text) for i, text in enumerate(self.texts)]
 

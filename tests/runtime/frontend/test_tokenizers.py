@@ -32,6 +32,7 @@ from minisgl.wire.text import (
     SamplingDefaults,
     ServedModel,
     Texts,
+    ToolCallDelta,
     WorkerState,
 )
 from support.frontend.fake_scheduler import WAIT_SECONDS, card
@@ -124,10 +125,12 @@ async def test_deltas_are_joined_until_they_are_taken(links: Links) -> None:
     stream = links.submit()
     request_id = (await worker.receive()).id
     end = Finished(id=request_id, reason="stop", prompt_tokens=1, cached_tokens=0, completion_tokens=3)
+    call = ToolCallDelta(0, "call_1", "f", "{}")
     await worker.send(
         Accepted(request_id, 1),
         Texts(ids=request_id, texts=["a"], finished=[], counts=[1]),
-        Texts(ids=request_id, texts=["b"], finished=[end], counts=[3]),
+        Texts(ids=request_id, texts=[""], finished=[], counts=[2], reasoning={0: "why"}, token_ids={0: b"\7\0\0\0"}),
+        Texts(ids=request_id, texts=["b"], finished=[end], counts=[3], tool_calls={0: [call]}),
         Texts(ids=request_id, texts=["late"], finished=[], counts=[4]),
     )
     await stream.accepted()
@@ -136,6 +139,7 @@ async def test_deltas_are_joined_until_they_are_taken(links: Links) -> None:
     assert stream.has_more
     (news,) = await stream.deltas()
     assert (news.text, news.tokens, news.finished) == ("ab", 3, end)
+    assert (news.reasoning, news.tool_calls, news.token_ids) == ("why", (call,), (7,))
     assert not stream.has_more
     assert [choice.prompt_tokens for choice in stream.choices] == [1]
 
@@ -171,10 +175,11 @@ async def test_other_tasks_run_within_a_step_of_many_texts(links: Links) -> None
     [
         (b"\xc1", "invalid message"),
         (Texts(ids=b"short", texts=["a"], finished=[], counts=[1]), "invalid message"),
+        (Texts(ids=b"r" * 16, texts=[""], finished=[], counts=[1], token_ids={0: b"odd"}), "invalid message"),
         (msgspec.structs.replace(READY, version=TEXT_WIRE_VERSION + 7), "version"),
         (None, "was lost"),
     ],
-    ids=["noise", "columns", "version", "disconnect"],
+    ids=["noise", "columns", "token ids", "version", "disconnect"],
 )
 async def test_a_broken_link_fails_its_requests(links: Links, message: Any, reason: str) -> None:
     worker = links.workers[0]

@@ -116,7 +116,7 @@ async def _send_stream(
             await _send_part(send, b"".join([events.event(delta) for delta in deltas]) if deltas else KEEPALIVE)
     except ApiError as error:
         logger.warning("stream %s ends in an error: %s", record.response_id, error.message)
-        await _send_part(send, b"data: " + error.body() + b"\n\n")
+        await _send_part(send, events.error(error))
         # To return without the last part makes the server drop the connection.
         return
     ends = [choice.finished for choice in stream.choices if choice.finished is not None]

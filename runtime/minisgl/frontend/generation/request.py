@@ -16,7 +16,7 @@ from minisgl.frontend.generation.prompts import Prompt
 from minisgl.frontend.generation.response_format import ResponseFormat
 from minisgl.frontend.server.json_body import invalid
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams
-from minisgl.wire.text import Generate
+from minisgl.wire.text import Generate, StructuredOutput, ToolOptions
 
 MAX_CHOICES: Final = 1024
 """Choices of one request: prompts times n."""
@@ -41,13 +41,47 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     timeout_seconds: float | None = None
     cache_salt: str = ""
+    tools: ToolOptions | None = None
+    structured_output: StructuredOutput | None = None
+    separate_reasoning: bool = True
+    thinking_budget: int | None = None
+    """Most tokens of reasoning; None: no limit."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    truncate_prompt_tokens: int | None = None
+    bad_words: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
     ignored: tuple[str, ...] = ()
     """Unknown fields of the body."""
+
+
+_SAME_IN_EVERY_CHOICE: Final = (
+    "template_variables",
+    "echo",
+    "priority",
+    "cache_salt",
+    "stream",
+    "tools",
+    "structured_output",
+    "separate_reasoning",
+    "thinking_budget",
+    "add_generation_prompt",
+    "continue_final_message",
+    "truncate_prompt_tokens",
+    "bad_words",
+    "stop_regex",
+    "skip_special_tokens",
+    "return_token_ids",
+)
+"""Fields that a message to a worker takes from the request as they are."""
 
 
 def generate_messages(request: GenerationRequest, headers: Headers) -> list[Generate]:
     """Return a message for each choice: choice j of prompt i is at i · n + j. Raises ApiError for a bad timeout."""
     deadline_ms = _deadline_ms(request, headers)
+    same = {name: getattr(request, name) for name in _SAME_IN_EVERY_CHOICE}
     variants = [_params_of_choice(request.params, j) for j in range(request.n)]
     return [
         Generate(
@@ -55,13 +89,9 @@ def generate_messages(request: GenerationRequest, headers: Headers) -> list[Gene
             messages=prompt.messages,
             prompt=prompt.text,
             tokens=prompt.tokens,
-            template_variables=request.template_variables,
-            echo=request.echo,
             params=params,
-            priority=request.priority,
             deadline_ms=deadline_ms,
-            cache_salt=request.cache_salt,
-            stream=request.stream,
+            **same,
         )
         for prompt in request.prompts
         for params in variants

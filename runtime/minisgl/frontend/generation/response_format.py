@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished
 
@@ -13,6 +14,11 @@ DONE: Final = b"data: [DONE]\n\n"
 
 KEEPALIVE: Final = b": ping\n\n"
 """Server-sent comment, so that proxies keep a silent stream open."""
+
+
+def error_event(error: ApiError) -> bytes:
+    """Render the event that ends a broken stream of APIs whose events have no names."""
+    return b"data: " + error.body() + b"\n\n"
 
 
 class EventFormat(Protocol):
@@ -28,6 +34,8 @@ class EventFormat(Protocol):
 
     def event(self, delta: Delta) -> bytes: ...
     def last(self, ends: Sequence[Finished]) -> bytes: ...
+    def error(self, error: ApiError) -> bytes:
+        """Render the events of a response that cannot be completed, behind which the connection breaks."""
 
 
 class ResponseFormat(Protocol):

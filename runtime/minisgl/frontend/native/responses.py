@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from minisgl.frontend.generation.response_format import DONE, EventFormat
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.generation.response_format import DONE, EventFormat, error_event
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished
 
@@ -74,6 +75,9 @@ class NativeEvents:
     def last(self, ends: Sequence[Finished]) -> bytes:
         return DONE
 
+    def error(self, error: ApiError) -> bytes:
+        return error_event(error)
+
 
 class TextEvents:
     """Server-sent events, each with new text. A line break in it begins another `data:` line, as the standard of
@@ -89,3 +93,6 @@ class TextEvents:
 
     def last(self, ends: Sequence[Finished]) -> bytes:
         return DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return error_event(error)

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from minisgl.frontend.generation.response_format import DONE
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.generation.response_format import DONE, error_event
 from minisgl.frontend.openai.logprobs import chat_logprobs, completion_logprobs
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished, ScoredToken
@@ -128,6 +129,9 @@ class OpenAIEvents:
         if not self._format.include_usage:
             return DONE
         return b"data: " + _json({**self._header, "choices": [], "usage": self._format.usage(ends)}) + b"\n\n" + DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return error_event(error)
 
     def _text_event(self, text: str, index: int = 0) -> bytes:
         """Render a text without logprobs, in a stream without continuous usage."""

@@ -58,12 +58,25 @@ class Choice(msgspec.Struct, eq=False):
     last_token_at: float = 0.0
     texts: list[str] = []
     scored: list[ScoredToken] = []
+    reasoning: list[str] = []
+    tool_calls: list[ToolCallDelta] = []
+    token_ids: list[int] = []
     finished: Finished | None = None
 
     def take(self) -> Delta:
         """Return all output since the last call."""
-        delta = Delta(self.index, "".join(self.texts), self.tokens, self.scored, self.finished)
-        self.texts.clear()
+        delta = Delta(
+            self.index,
+            "".join(self.texts),
+            self.tokens,
+            self.scored,
+            self.finished,
+            "".join(self.reasoning),
+            tuple(self.tool_calls),
+            tuple(self.token_ids),
+        )
+        for taken in (self.texts, self.reasoning, self.tool_calls, self.token_ids):
+            taken.clear()
         self.scored = []
         return delta
 
@@ -115,6 +128,7 @@ class ResponseStream:
         self._wake()
 
     def push(self, choice: Choice, text: str, scored: Sequence[ScoredToken]) -> None:
+        """Add text, and its tokens for requests with logprobs."""
         self.unsent_characters += len(text)
         if self._fast_path is not None and self._fast_path(text):
             return
@@ -123,6 +137,24 @@ class ResponseStream:
             choice.scored.extend(scored)
         self._changed.add(choice.index)
         self._wake()
+
+    def push_step(
+        self,
+        choice: Choice,
+        text: str,
+        scored: Sequence[ScoredToken],
+        reasoning: str,
+        tool_calls: Sequence[ToolCallDelta],
+        token_ids: Sequence[int],
+    ) -> None:
+        """Add the output of a step that is more than text."""
+        # The fast path takes only texts.
+        self._fast_path = None
+        self.unsent_characters += len(reasoning) + sum(len(call.arguments) for call in tool_calls)
+        choice.reasoning.append(reasoning)
+        choice.tool_calls.extend(tool_calls)
+        choice.token_ids.extend(token_ids)
+        self.push(choice, text, scored)
 
     def finish(self, choice: Choice, finished: Finished) -> None:
         choice.finished = finished

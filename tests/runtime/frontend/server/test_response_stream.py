@@ -8,7 +8,7 @@ import pytest
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.response_stream import Delta, ResponseStream
-from minisgl.wire.text import Finished
+from minisgl.wire.text import Finished, ToolCallDelta
 
 END = Finished(id=b"", reason="length", prompt_tokens=1, cached_tokens=0, completion_tokens=9)
 
@@ -93,3 +93,17 @@ async def test_the_fast_path_ends_with_its_handler(stream: ResponseStream, handl
         await handler.task
     push(stream, "a", 1)
     assert handler.taken == []
+
+
+async def test_output_besides_text_waits_for_the_handler(stream: ResponseStream, handler: Handler) -> None:
+    choice = stream.choices[0]
+    push(stream, "a", 1)
+    stream.push_step(choice, "", (), "th", [], [7])
+    stream.push_step(choice, "", (), "ink", [ToolCallDelta(0, "call_1", "f", "")], [8, 9])
+    push(stream, "b", 4)
+    calls = [ToolCallDelta(0, "call_1", "f", "")]
+    assert handler.taken == ["a"]
+    assert await handler.task == [Delta(0, "b", 4, [], None, "think", tuple(calls), (7, 8, 9))]
+    stream.push_step(choice, "", (), "", [ToolCallDelta(0, "", "", "{}")], [])
+    stream.finish(choice, END)
+    assert (await stream.deltas())[0].tool_calls == (ToolCallDelta(0, "", "", "{}"),)
