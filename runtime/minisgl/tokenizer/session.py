@@ -11,15 +11,15 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final, Literal
+from typing import Final
 
 from msgspec.structs import replace
 
-from minisgl.tokenizer.detokenizer import Detokenizer
+from minisgl.tokenizer.answer import Answer, EndReason
 from minisgl.tokenizer.errors import PromptError
-from minisgl.tokenizer.logprobs import AnswerLogprobs, EchoLogprobs
+from minisgl.tokenizer.logprobs import EchoLogprobs
 from minisgl.tokenizer.prompt_encoder import Prompt
-from minisgl.tokenizer.stop_strings import StopStrings
+from minisgl.tokenizer.step_texts import StepTexts
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.messages import (
     FINISH_REASONS,
@@ -36,9 +36,8 @@ from minisgl.wire.messages import (
 )
 from minisgl.wire.text import Accepted, Cancel, Finished, FromTokenizer, Generate, ScoredToken, TextFailed, Texts
 
-_EndReason = Literal["stop", "length"]
 _NOT_FINISHED: Final = FINISH_REASONS.index(None)
-_END_REASONS: Final[dict[int, _EndReason | None]] = {
+_END_REASONS: Final[dict[int, EndReason | None]] = {
     _NOT_FINISHED: None,
     FINISH_REASONS.index("stop"): "stop",
     FINISH_REASONS.index("length"): "length",
@@ -65,19 +64,9 @@ class _Request:
     has_output: bool = False
     """Text or scored tokens of the answer were sent to the frontend."""
     wait: FirstTokenWait | None = None
-    detokenizer: Detokenizer = field(init=False)
-    stops: StopStrings = field(init=False)
     echo: EchoLogprobs | None = None
-    scored: AnswerLogprobs | None = None
-    """None where no log-probabilities were asked for."""
-    text_only: bool = field(init=False)
-    """Until its end, the answer is the text of its tokens and nothing else."""
-
-    def __post_init__(self) -> None:
-        params = self.generate.params
-        self.text_only = (
-            not params.stop and params.logprobs is None and params.prompt_logprobs is None and params.max_tokens != 0
-        )
+    answer: Answer = field(init=False)
+    """Set when the prompt is encoded."""
 
 
 class Session:
@@ -168,13 +157,9 @@ class Session:
         request.phase = _Phase.SUBMITTED
         request.prompt_tokens = len(prompt)
         generate = request.generate
-        params = generate.params
-        request.detokenizer = Detokenizer(self._token_bytes, prompt)
-        request.stops = StopStrings(params.stop, params.include_stop_str_in_output)
         if generate.echo:
             request.echo = EchoLogprobs(self._token_bytes, prompt, generate.prompt)
-        if params.logprobs is not None:
-            request.scored = AnswerLogprobs(self._token_bytes, len(request.echo.text) if request.echo else 0)
+        request.answer = Answer(generate, self._token_bytes, prompt, len(request.echo.text) if request.echo else 0)
         self._to_scheduler.append(submit)
 
     def cancel(self, cancel: Cancel) -> None:
@@ -220,11 +205,7 @@ class Session:
         for row, wait in tokens.waits.items():
             if row < len(rows.ids) and (started := self._requests.get(rows.ids[row])) is not None:
                 started.wait = wait
-        ids: list[bytes] = []
-        texts: list[str] = []
-        finished: list[Finished] = []
-        counts: list[int] = []
-        all_scored: dict[int, list[ScoredToken]] = {}
+        step = StepTexts()
         columns = (rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist(), rows.cached.tolist())
         for row, (request_id, index, token, code, cached) in enumerate(zip(*columns, strict=True)):
             request = self._requests.get(request_id)
@@ -238,13 +219,12 @@ class Session:
                 continue
             request.tokens += 1
             request.cached_tokens = cached
-            if request.text_only and code == _NOT_FINISHED:
+            answer = request.answer
+            if code == _NOT_FINISHED and answer.is_plain:
                 # Nearly every token. The code below would do the same, but more slowly (1.7 µs).
-                if text := request.detokenizer.step(token):
+                if text := answer.step(token):
                     request.has_output = True
-                    ids.append(request_id)
-                    texts.append(text)
-                    counts.append(request.tokens)
+                    step.add_text(request_id, text, request.tokens)
                 continue
             try:
                 reason = _END_REASONS[code]
@@ -258,22 +238,17 @@ class Session:
             if request.generate.params.max_tokens == 0:
                 # The engine generates at least one token, although none was asked for.
                 request.tokens = 0
-                finished.append(self._end(request_id, request, "length"))
+                step.finish(self._end(request_id, request, "length"))
                 continue
-            text, reason, scored = self._text(request_id, request, token, reason, tokens.logprobs.get(row))
-            if text or scored:
+            output = answer.push(token, request.tokens, reason, tokens.logprobs.get(row))
+            if step.add(request_id, output, request.tokens):
                 request.has_output = True
-                if scored:
-                    all_scored[len(ids)] = scored
-                ids.append(request_id)
-                texts.append(text)
-                counts.append(request.tokens)
-            if reason is not None:
-                finished.append(self._end(request_id, request, reason))
-        if ids or finished:
-            self._to_frontend.append(
-                Texts(ids=b"".join(ids), texts=texts, finished=finished, counts=counts, scored=all_scored)
-            )
+            if output.reason is not None:
+                if reason is None:
+                    self._to_scheduler.append(Abort(request_id))
+                step.finish(self._end(request_id, request, output.reason))
+        if (message := step.message()) is not None:
+            self._to_frontend.append(message)
 
     def abort_all(self) -> None:
         """End all requests: the frontend was lost, and nothing is sent to it."""
@@ -304,37 +279,7 @@ class Session:
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
         )
 
-    def _text(
-        self,
-        request_id: bytes,
-        request: _Request,
-        token: int,
-        reason: _EndReason | None,
-        logprobs: TokenLogprobs | None,
-    ) -> tuple[str, _EndReason | None, list[ScoredToken]]:
-        """Return the text that is safe to send after this token, the finish reason, if any, and the text's tokens."""
-        params = request.generate.params
-        piece, added = "", b""
-        # A token that ended the answer (EOS) is counted, but is not part of its text.
-        if reason != "stop" or params.include_stop_str_in_output:
-            piece, added = request.detokenizer.step_bytes(token)
-        if (scores := request.scored) is not None and logprobs is not None and (added or reason != "stop"):
-            scores.add(token, added, logprobs)
-        if reason is not None:
-            piece += request.detokenizer.finish()
-        text = request.stops.push(piece, may_stop=request.tokens >= params.min_tokens)
-        stopped = request.stops.stopped
-        if stopped and reason is None:
-            self._to_scheduler.append(Abort(request_id))
-        if reason is not None and not stopped:
-            text += request.stops.finish()
-        scored: list[ScoredToken] = []
-        if scores is not None:
-            scores.sampled(len(piece))
-            scored = scores.deliver(len(text), whole=reason is not None and not stopped)
-        return text, "stop" if stopped else reason, scored
-
-    def _end(self, request_id: bytes, request: _Request, reason: _EndReason) -> Finished:
+    def _end(self, request_id: bytes, request: _Request, reason: EndReason) -> Finished:
         del self._requests[request_id]
         return Finished(
             id=request_id,

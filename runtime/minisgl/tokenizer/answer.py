@@ -1,0 +1,70 @@
+"""One answer: from its sampled tokens to the output that is safe to send.
+
+The tokens pass a pipeline: detokenizer, then stop strings. A stop string is searched for in the whole text of the
+tokens, so what follows it in the pipeline only receives text that is certainly part of the answer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from minisgl.tokenizer.detokenizer import Detokenizer
+from minisgl.tokenizer.logprobs import AnswerLogprobs
+from minisgl.tokenizer.stop_strings import StopStrings
+from minisgl.tokenizer.token_bytes import TokenBytes
+from minisgl.wire.messages import TokenLogprobs
+from minisgl.wire.text import Generate, ScoredToken
+
+EndReason = Literal["stop", "length"]
+
+
+class Output(NamedTuple):
+    """Output of one token."""
+
+    text: str
+    scored: Sequence[ScoredToken]
+    """Tokens that begin in the text, for requests with log-probabilities."""
+    reason: EndReason | None
+    """Reason why the answer ended with this token; None: it continues."""
+
+
+class Answer:
+    """Pipeline of one answer. `push` receives its tokens in order; `step` is a fast path for some of them."""
+
+    def __init__(self, generate: Generate, token_bytes: TokenBytes, prompt: array[int], echo_length: int) -> None:
+        """`echo_length` is the number of characters of the echoed prompt before the answer."""
+        params = generate.params
+        self._min_tokens = params.min_tokens
+        self._includes_stop = params.include_stop_str_in_output
+        self._detokenizer = Detokenizer(token_bytes, prompt)
+        self.step = self._detokenizer.step
+        """Returns the text of a token that is not the last. Only while `is_plain`; does what `push` does."""
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._scored = AnswerLogprobs(token_bytes, echo_length) if params.logprobs is not None else None
+        self.is_plain = (
+            not params.stop and params.logprobs is None and params.prompt_logprobs is None and params.max_tokens != 0
+        )
+        """Until its last token, the output is the text of the tokens and nothing else: `step` may take them."""
+
+    def push(self, token: int, count: int, reason: EndReason | None, logprobs: TokenLogprobs | None) -> Output:
+        """Return the output that is safe to send after token number `count`, counted from 1. `reason` is that of the
+        engine to end the answer. Raises ValidationError for log-probabilities that are not those of one token."""
+        piece, added = "", b""
+        # A token that ended the answer (EOS) is counted, but is not part of its text.
+        if reason != "stop" or self._includes_stop:
+            piece, added = self._detokenizer.step_bytes(token)
+        if (scores := self._scored) is not None and logprobs is not None and (added or reason != "stop"):
+            scores.add(token, added, logprobs)
+        if reason is not None:
+            piece += self._detokenizer.finish()
+        text = self._stops.push(piece, may_stop=count >= self._min_tokens)
+        stopped = self._stops.stopped
+        if reason is not None and not stopped:
+            text += self._stops.finish()
+        scored: Sequence[ScoredToken] = ()
+        if scores is not None:
+            scores.sampled(len(piece))
+            scored = scores.deliver(len(text), whole=reason is not None and not stopped)
+        return Output(text, scored, "stop" if stopped else reason)
