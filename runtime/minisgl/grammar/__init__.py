@@ -1,0 +1,1 @@
+"""Grammars of constrained answers, behind llguidance: built, validated, compiled, and matched token by token."""

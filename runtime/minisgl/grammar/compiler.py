@@ -1,0 +1,74 @@
+"""Compiled grammars, kept by their text."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from typing import Final
+
+from llguidance import LLMatcher, LLParserLimits
+
+from minisgl.grammar.errors import GrammarError
+from minisgl.grammar.matcher import Matcher
+from minisgl.grammar.tokenizer import GrammarTokenizer
+
+CACHE_BYTES: Final = 256 << 20
+_LIMITS: Final = LLParserLimits(verbose_errors=False)
+_BASE_BYTES: Final = 256 << 10
+_BYTES_PER_CHARACTER: Final = 64
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: GrammarTokenizer, cache_bytes: int = CACHE_BYTES) -> None:
+        """`cache_bytes`: most memory of grammars that are kept, as estimated from their texts."""
+        self._tokenizer = tokenizer
+        self._cache_bytes = cache_bytes
+        self._cache: OrderedDict[str, Matcher] = OrderedDict()
+        self._bytes = 0
+        self._compiling: dict[str, Future[Matcher]] = {}
+        self._lock = threading.Lock()
+
+    def compile(self, text: str) -> Matcher:
+        """Return a new matcher at the beginning of a grammar. Takes up to a second for a grammar that is not kept,
+        mostly without the GIL. Raises GrammarError."""
+        with self._lock:
+            if (kept := self._cache.get(text)) is not None:
+                self._cache.move_to_end(text)
+                return kept.copy()
+            running = self._compiling.get(text)
+            mine = self._compiling[text] = Future() if running is None else running
+        if running is not None:
+            return running.result().copy()
+        try:
+            compiled = self._compile(text)
+        except GrammarError as error:
+            mine.set_exception(error)
+            raise
+        else:
+            mine.set_result(compiled)
+            self._keep(text, compiled)
+        finally:
+            with self._lock:
+                del self._compiling[text]
+        return compiled.copy()
+
+    def _compile(self, text: str) -> Matcher:
+        raw = LLMatcher(self._tokenizer.tokens, text, log_level=0, limits=_LIMITS)
+        if raw.is_error():
+            raise GrammarError("invalid_grammar", raw.get_error())
+        return Matcher(raw)
+
+    def _keep(self, text: str, compiled: Matcher) -> None:
+        with self._lock:
+            self._cache[text] = compiled
+            self._bytes += _size(text)
+            while self._bytes > self._cache_bytes and len(self._cache) > 1:
+                self._bytes -= _size(self._cache.popitem(last=False)[0])
+
+
+def _size(text: str) -> int:
+    """Return the approximate memory of a compiled grammar, in bytes."""
+    return _BASE_BYTES + _BYTES_PER_CHARACTER * len(text)

@@ -1,0 +1,60 @@
+"""Progress of an answer in its grammar, and the masks of tokens that may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from minisgl.grammar.errors import GrammarError
+
+
+class Matcher:
+    """State of one answer. Copies are cheap and share what was computed of the grammar."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: LLMatcher) -> None:
+        """Take over a matcher without errors."""
+        self.raw = raw
+
+    def copy(self) -> Matcher:
+        """Return an independent matcher in the same state."""
+        return Matcher(self.raw.deep_copy())
+
+    def consume(self, token: int) -> bool:
+        """Advance by a sampled token. False: the grammar does not allow it; the matcher must not be used again."""
+        return self.raw.consume_token(token)
+
+    def replay(self, tokens: Sequence[int]) -> bool:
+        """Advance by all tokens of an answer that is continued. False: as in `consume`."""
+        return self.raw.consume_tokens(list(tokens))
+
+    @property
+    def can_end(self) -> bool:
+        """The answer may end here: EOS is allowed."""
+        return self.raw.is_accepting()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Only EOS is allowed."""
+        return self.raw.is_stopped()
+
+    def fill_mask(self, row: NDArray[np.int32]) -> None:
+        """Write the tokens that may come next into a contiguous row of words. Raises GrammarError."""
+        assert row.ndim == 1 and row.dtype == np.int32 and row.flags.c_contiguous
+        self.raw.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if (error := self.error()) is not None:
+            raise error
+
+    def error(self) -> GrammarError | None:
+        """Return the error that makes masks of this matcher meaningless, such as a step that exceeds its budget."""
+        if not self.raw.is_error():
+            return None
+        return GrammarError("grammar_failed", _first_line(self.raw.get_error()))
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
