@@ -16,6 +16,8 @@ from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError
 from minisgl.frontend.generation.endpoint import GenerationEndpoint
 from minisgl.frontend.generation.model_names import DEFAULT_MODEL, check_model_name
+from minisgl.frontend.native.generation_probe import GenerationProbe
+from minisgl.frontend.native.information import InformationEndpoints
 from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.requests import parse_chat, parse_completion
 from minisgl.frontend.openai.tokenization import TokenizationEndpoints
@@ -69,6 +71,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
         return json_response(openapi(tokenizers.model))
 
     tokenization = TokenizationEndpoints(tokenizers, config)
+    information = InformationEndpoints(tokenizers)
     metrics = MetricsPage(tokenizers.requests)
     # Not the framework's OpenAPI: its pages load scripts from elsewhere, and the bodies are not declared to it.
     app = FastAPI(title="minisgl", openapi_url=None, redirect_slashes=False)
@@ -80,11 +83,16 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
         Route("/detokenize", tokenization.detokenize, methods=["POST"]),
         Route("/tokenizer_info", tokenization.tokenizer_info),
         Route("/version", version),
+        *(Route(path, information.model_info) for path in ("/get_model_info", "/model_info")),
+        *(Route(path, information.server_info) for path in ("/get_server_info", "/server_info")),
+        Route("/load", information.load),
+        Route("/get_load", information.legacy_load),
         Route("/openapi.json", openapi_document),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/", chat_page),
         Route("/health", health),
+        Route("/health_generate", GenerationProbe(tokenizers).__call__, methods=["GET"]),
         Route("/ready", ready),
         # For HEAD, and 405 for other methods: GET never gets here, see `_bypass_framework`.
         Route("/metrics", metrics, methods=["GET"]),

@@ -124,11 +124,13 @@ class Clients:
         first = int(output.client[0])
         waits = {row: FirstTokenWait(queued, now - admitted) for row, (queued, admitted) in output.started.items()}
         if np.count_nonzero(output.client == first) == len(output.client):
-            self.send(first, _tokens(output, slice(None), output.logprobs, waits))
+            self.send(first, _tokens(output, slice(None), output.logprobs, waits, output.preemptions))
             return
         for number in np.unique(output.client).tolist():
             rows = np.flatnonzero(output.client == number)
-            self.send(number, _tokens(output, rows, _select_rows(output.logprobs, rows), _select_rows(waits, rows)))
+            logprobs, started = _select_rows(output.logprobs, rows), _select_rows(waits, rows)
+            preemptions = _select_rows(output.preemptions, rows)
+            self.send(number, _tokens(output, rows, logprobs, started, preemptions))
 
     def flush(self) -> None:
         """Retry messages that the sockets of clients did not accept before."""
@@ -201,7 +203,11 @@ def _select_rows(by_row: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
 
 
 def _tokens(
-    output: StepOutput, rows: Any, logprobs: dict[int, TokenLogprobs], waits: dict[int, FirstTokenWait]
+    output: StepOutput,
+    rows: Any,
+    logprobs: dict[int, TokenLogprobs],
+    waits: dict[int, FirstTokenWait],
+    preemptions: dict[int, int],
 ) -> Tokens:
     return Tokens(
         ids=output.ids[rows].tobytes(),
@@ -211,4 +217,5 @@ def _tokens(
         cached=output.cached[rows].tobytes(),
         logprobs=logprobs,
         waits=waits,
+        preemptions=preemptions,
     )

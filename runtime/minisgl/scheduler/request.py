@@ -133,6 +133,8 @@ class RequestTable:
         self.in_prefill: set[int] = set()
         self.unsettled: set[int] = set()
         """PREEMPTING and ENDING rows."""
+        self._resumed: set[int] = set()
+        """Rows of requests that were preempted before, until their next token."""
         self.num_in_use = 0
         self._free_rows = list(range(rows - 1, -1, -1))
         self._eos_ids = frozenset(eos_ids)
@@ -178,6 +180,8 @@ class RequestTable:
         self.requests[slot] = request
         request.slot = slot
         self.in_prefill.add(slot)
+        if request.preemptions:
+            self._resumed.add(slot)
         self.num_in_use += 1
         self._may_end[list(request.stop_token_ids)] += 1
         return slot
@@ -236,6 +240,14 @@ class RequestTable:
                 finish[row] = self._finish(int(sampled[row]), int(tokens[row]))
         return Completed(sampled, before - self.prompt_length.take(sampled), tokens, finish)
 
+    def take_resumed(self, slots: IntArray) -> dict[int, int]:
+        """Number of preemptions by index in `slots`, for rows with the first token behind a preemption."""
+        if not self._resumed:
+            return {}
+        resumed = {row: slot for row, slot in enumerate(slots.tolist()) if slot in self._resumed}
+        self._resumed.difference_update(resumed.values())
+        return {row: self.request(slot).preemptions for row, slot in resumed.items()}
+
     def _finish(self, slot: int, token: int) -> int:
         """Index into FINISH_REASONS if the newest token ends the row, otherwise 0."""
         request = self.request(slot)
@@ -280,6 +292,7 @@ class RequestTable:
             request.tokens = self.tokens[slot, : self.length[slot]].copy()
             request.preemptions += 1
         self.unsettled.discard(slot)
+        self._resumed.discard(slot)
         self.requests[slot] = None
         self.phase[slot] = Phase.EMPTY
         self.num_pages[slot] = 0

@@ -198,7 +198,7 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.mixed_steps += bool(len(decode) and segments)
         self.counters.prefill_tokens += len(plan.prefill_tokens)
-        size = len(decode) + len(plan.prefill_tokens)
+        size = len(decode) + len(plan.prefill_tokens) + int(np.count_nonzero(prefill[:, 3]))
         self.counters.step_sizes[bisect_left(STEP_TOKENS_EDGES, size)] += 1
         self.counters.step_tokens += size
         self._growth_share = max(self._growth_share * GROWTH_SHARE_DECAY, GROWTH_SHARE_MIN)
@@ -230,6 +230,7 @@ class Scheduler:
             {} if scored is None else row_logprobs(table, scored, launched.sampled, slots),
             of_prompts,
             self._started(done) if first else {},
+            table.take_resumed(slots),
         )
 
     def _forget_ended(self, done: Completed) -> list[Failure]:

@@ -44,6 +44,8 @@ class StepOutput(msgspec.Struct, frozen=True):
     """Client and message; clients receive these before the rows."""
     started: dict[int, tuple[float, float]] = {}
     """First tokens by row: seconds in the queue, and the time of admission on the scheduler's clock."""
+    preemptions: dict[int, int] = {}
+    """First tokens behind a preemption by row: number of preemptions of the request so far."""
 
 
 class Counters(msgspec.Struct):

@@ -64,6 +64,7 @@ class _Request:
     has_output: bool = False
     """Text or scored tokens of the answer were sent to the frontend."""
     wait: FirstTokenWait | None = None
+    preemptions: int = 0
     echo: EchoLogprobs | None = None
     answer: Answer = field(init=False)
     """Set when the prompt is encoded."""
@@ -205,6 +206,9 @@ class Session:
         for row, wait in tokens.waits.items():
             if row < len(rows.ids) and (started := self._requests.get(rows.ids[row])) is not None:
                 started.wait = wait
+        for row, preemptions in tokens.preemptions.items():
+            if row < len(rows.ids) and (resumed := self._requests.get(rows.ids[row])) is not None:
+                resumed.preemptions = preemptions
         step = StepTexts()
         columns = (rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist(), rows.cached.tolist())
         for row, (request_id, index, token, code, cached) in enumerate(zip(*columns, strict=True)):
@@ -288,6 +292,7 @@ class Session:
             cached_tokens=request.cached_tokens,
             completion_tokens=request.tokens,
             wait=request.wait,
+            preemptions=request.preemptions,
         )
 
     def _end_failed(self, request_id: bytes, code: str, message: str, param: str | None = None) -> None:

@@ -257,6 +257,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens", omit_defau
     """Log-probabilities by row, where the request wants them; N is 1."""
     waits: dict[int, FirstTokenWait] = {}
     """Durations by row, for the first tokens that this scheduler generates for a request."""
+    preemptions: dict[int, int] = {}
+    """Number of times that the request was preempted so far, by row, for the first tokens behind a preemption."""
 
     def rows(self) -> TokenRows:
         """The unpacked columns. Raises ValidationError when their lengths differ."""
@@ -325,7 +327,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Number of steps by tokens: one entry per bound in STEP_TOKENS_EDGES, not cumulative, and one for larger steps.
     Empty: not reported."""
     step_tokens: int = 0
-    """Sum of the tokens of all steps: computed prompt tokens, and one for each row that decodes."""
+    """Sum of the tokens of all steps: computed prompt tokens, and one for each row that generates a token."""
     steps: int
     prompt_tokens: int
     cached_tokens: int
@@ -341,6 +343,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Kernels that rank 0 compiled while it served, see `EngineStats.compiled_after_ready`."""
     draining: bool = False
     """Running requests continue; new ones are refused with the code `draining`."""
+    deferred: int = 0
+    """Waiting requests that could not run even if there was capacity: their grammars are being compiled."""
 
 
 ToScheduler = Hello | Submit | Abort | Flush

@@ -186,6 +186,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled tokens of the reasoning, its markers included."""
     matched_stop: str | int | None = None
     """Stop string, or id of the stop token, that ended the answer; None: the model's own end or a limit."""
+    preemptions: int = 0
+    """Number of times that the request was preempted."""
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):

@@ -37,12 +37,25 @@ def test_the_first_token_of_a_request_reports_its_admission_time() -> None:
     assert started == {first.submit.id: (1.0, 1.0), second.submit.id: (3.0, 3.0)}
 
 
+def test_the_first_token_behind_a_preemption_reports_the_number_of_preemptions() -> None:
+    harness = Harness(pages=67, page_size=4, rows=8, max_model_len=64, budget=10_000)
+    answers = [harness.submit([i] * 32, 3, ignore_eos=True) for i in range(8)]
+    reported = {}
+    while harness.scheduler.has_work:
+        output = harness.step()
+        if output is not None:
+            reported |= {output.ids[row].tobytes(): count for row, count in output.preemptions.items()}
+    assert harness.scheduler.counters.preemptions == 1
+    assert list(reported.values()) == [1]
+    assert set(reported) < {answer.submit.id for answer in answers}
+
+
 def test_steps_are_counted_by_their_tokens() -> None:
     harness = Harness(rows=4, budget=16, overlap=False)
     harness.submit(list(range(20, 40)), max_tokens=3, ignore_eos=True)
     harness.run()
     counters = harness.scheduler.counters
-    # 16 and 4 tokens of the prompt; the second step samples the first token, the others decode one row each.
+    # 16 and 4 tokens of the prompt; the second step samples the first token, too, and the others decode one row each.
     sizes = {edge: count for edge, count in zip(STEP_TOKENS_EDGES, counters.step_sizes, strict=False) if count}
     assert sizes == {16.0: 1, 8.0: 1, 1.0: 2}
-    assert (counters.step_tokens, sum(counters.step_sizes)) == (16 + 4 + 2, counters.steps)
+    assert (counters.step_tokens, sum(counters.step_sizes)) == (16 + 5 + 2, counters.steps)

@@ -50,16 +50,18 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
             ("generate.structured_output.", "kind value"),
             ("encode.messages[].", "reasoning"),
         ),
-        "from_scheduler": _paths(("status.", "attention compiled_after_ready"), ("welcome.", "features")),
+        "from_scheduler": _paths(
+            ("status.", "attention compiled_after_ready deferred"), ("tokens.", "preemptions"), ("welcome.", "features")
+        ),
         "to_leader": _paths(("progress.", "hangs")),
         "to_child": _paths(("start.", "heartbeats")),
         "from_child": _paths(("heartbeat", " .step_age"), ("ready.", "attention")),
         "engine_status": _paths(("engine.", "attention")),
         "from_tokenizer": _paths(
-            ("state.status.", "attention compiled_after_ready"),
+            ("state.status.", "attention compiled_after_ready deferred"),
             ("accepted.", "prompt_token_ids"),
             ("texts.", "reasoning token_ids tool_calls"),
-            ("texts.finished[].", "matched_stop reasoning_tokens tool_calls"),
+            ("texts.finished[].", "matched_stop preemptions reasoning_tokens tool_calls"),
             ("texts.tool_calls{}[][", "0] 1] 2] 3]"),
         ),
     }

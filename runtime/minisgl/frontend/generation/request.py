@@ -18,6 +18,10 @@ from minisgl.frontend.server.json_body import invalid
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams
 from minisgl.wire.text import Generate, StructuredOutput, ToolOptions
 
+_GRACE_SECONDS: Final = 0.5
+"""Time by which a deadline from the client library's own timeout is later than that timeout: the client reports its
+timeout, and not an error of ours that arrives at the same moment."""
+
 MAX_CHOICES: Final = 1024
 """Choices of one request: prompts times n."""
 MAX_COPIED_BYTES: Final = 64 << 20
@@ -146,7 +150,7 @@ def _deadline_ms(request: GenerationRequest, headers: Headers) -> int:
     # the next bytes: those of a full response come at its end, those of a stream all the time.
     read_timeout = None if request.stream else _number(headers.get("x-stainless-read-timeout", ""))
     if read_timeout is not None and read_timeout > 0:
-        seconds.append(read_timeout)
+        seconds.append(read_timeout + _GRACE_SECONDS)
     return int((time.time() + min(seconds)) * 1000) if seconds else 0
 
 

@@ -22,6 +22,8 @@ ITL_EDGES: Final = (
 LATENCY_EDGES: Final = QUEUE_TIME_EDGES
 COUNT_EDGES: Final = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 """Tokens of a request: 1, 2, 5, 10, … 500,000."""
+N_EDGES: Final = (1.0, 2.0, 5.0, 10.0, 20.0)
+PREEMPTIONS_EDGES: Final = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 LAG_EDGES: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -50,6 +52,16 @@ class FrontendMetrics:
         self.decode_time = Histogram(
             "vllm:request_decode_time_seconds", "Time from a choice's first to its last token.", LATENCY_EDGES
         )
+        self.inference_time = Histogram(
+            "vllm:request_inference_time_seconds", "Time from a place in the batch to the last token.", LATENCY_EDGES
+        )
+        self.params_n = Histogram("vllm:request_params_n", "Choices that a prompt's request asked for.", N_EDGES)
+        self.params_max_tokens = Histogram(
+            "vllm:request_params_max_tokens", "Most tokens that a choice was allowed to have.", COUNT_EDGES
+        )
+        self.preemptions = Histogram(
+            "vllm:request_num_preemptions", "Number of times that a choice was preempted.", PREEMPTIONS_EDGES
+        )
         self.prompt_tokens = Histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", COUNT_EDGES)
         self.generation_tokens = Histogram("vllm:request_generation_tokens", "Tokens of a choice.", COUNT_EDGES)
         self.engine_starts = Total("minisgl:engine_starts_total", "Engine starts seen by the frontend.")
@@ -58,7 +70,12 @@ class FrontendMetrics:
         self.disconnects = LabelledTotal("minisgl:disconnects_total", "Clients that disconnected early.", "phase")
         self.timeouts = LabelledTotal("minisgl:timeouts_total", "Requests that exceeded a time limit.", "kind")
         self.failed = LabelledTotal("minisgl:request_errors_total", "Requests that ended in an error.", "code")
-        self.rejections = LabelledTotal("minisgl:admission_rejections_total", "Requests rejected with 429.", "reason")
+        self.rejections = LabelledTotal(
+            "minisgl:admission_rejections_total",
+            "Requests rejected with 429.",
+            "reason",
+            other_name="vllm:admission_rejections_total",
+        )
         self.accept_time = Histogram("minisgl:request_accept_seconds", "Time to the scheduler's queue.", TTFT_EDGES)
         self.loop_lag = Histogram(
             "minisgl:frontend_event_loop_lag_seconds", "Delay of the event loop, ten times a second.", LAG_EDGES

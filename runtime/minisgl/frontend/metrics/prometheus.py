@@ -43,7 +43,8 @@ def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
             case Total():
                 page.counter(metric.name, metric.text, metric.value)
             case LabelledTotal():
-                page.labelled(metric.name, "counter", metric.text, metric.label, metric)
+                for name in metric.names:
+                    page.labelled(name, "counter", metric.text, metric.label, metric)
             case Histogram():
                 page.histogram(metric.name, metric.text, metric.edges, metric.counts, metric.sum)
     return page.text()
@@ -54,6 +55,9 @@ def _engine(page: _Page, status: Status) -> None:
     pool = f',block_size="{status.page_size}",num_gpu_blocks="{status.num_pages}"'
     page.gauge("vllm:num_requests_running", "Requests in the batch.", status.running)
     page.gauge("vllm:num_requests_waiting", "Requests that wait for a place in the batch.", status.waiting)
+    by_reason = {"capacity": status.waiting - status.deferred, "deferred": status.deferred}
+    reason_text = "Waiting requests by reason; deferred: their grammars are being compiled."
+    page.labelled("vllm:num_requests_waiting_by_reason", "gauge", reason_text, "reason", by_reason)
     usage_text = "Fraction of KV pages that requests hold, 0 to 1; cached pages that can be evicted do not count."
     page.gauge("vllm:kv_cache_usage_perc", usage_text, usage)
     page.gauge("vllm:cache_config_info", "Size of the KV pool.", 1, pool)

@@ -19,9 +19,10 @@ class Total:
 class LabelledTotal(Counter[str]):
     """Numbers that only grow, by the value of one label."""
 
-    def __init__(self, name: str, text: str, label: str) -> None:
+    def __init__(self, name: str, text: str, label: str, *, other_name: str = "") -> None:
+        """`other_name`: name under which the numbers are reported a second time."""
         super().__init__()
-        self.name = name
+        self.names = (name, other_name) if other_name else (name,)
         self.text = text
         self.label = label
 

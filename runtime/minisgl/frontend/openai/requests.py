@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.frontend.generation.logit_bias import clamped, decode_body
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
 from minisgl.frontend.generation.sampling import NO_CONSTRAINTS, sampling_params
@@ -16,14 +17,12 @@ from minisgl.frontend.generation.unsupported import NOT_YET, reject_unsupported
 from minisgl.frontend.openai.bodies import Body, ChatBody, CompletionBody, StreamOptions
 from minisgl.frontend.openai.chat_messages import parse_messages
 from minisgl.frontend.openai.responses import Kind, OpenAIFormat
-from minisgl.frontend.server.json_body import decode, invalid, unsupported
+from minisgl.frontend.server.json_body import invalid, unsupported
 from minisgl.frontend.server.unknown_fields import unknown_fields
 from minisgl.wire.text import SamplingDefaults
 
 COMPLETION_MAX_TOKENS: Final = 16
 """Default of /v1/completions; a chat continues to the end of the context."""
-MAX_LOGIT_BIAS: Final = 100.0
-"""Larger values act like this one, which leaves no other token a chance."""
 
 _chat_decoder: Final = msgspec.json.Decoder(ChatBody)
 _completion_decoder: Final = msgspec.json.Decoder(CompletionBody)
@@ -31,7 +30,7 @@ _completion_decoder: Final = msgspec.json.Decoder(CompletionBody)
 
 def parse_chat(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Raises ApiError."""
-    body = decode(_chat_decoder, raw)
+    body = decode_body(_chat_decoder, raw)
     for name, choice in (("tools", "tool_choice"), ("functions", "function_call")):
         if getattr(body, name) and getattr(body, choice) != "none":
             raise unsupported(name, f'{NOT_YET}, or set `{choice}` to "none"')
@@ -53,7 +52,7 @@ def parse_chat(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
 
 def parse_completion(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Raises ApiError."""
-    body = decode(_completion_decoder, raw)
+    body = decode_body(_completion_decoder, raw)
     if (body.best_of or 1) > (body.n or 1):
         raise unsupported("best_of", "values above `n` are not supported; leave the field out")
     return _request(
@@ -85,7 +84,6 @@ def _request(
     n = body.n or 1
     check_choices(prompts, n, max_tokens, "n", len(raw))
     check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
-    bias = {token: max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, b)) for token, b in (body.logit_bias or {}).items()}
     options = body.stream_options or StreamOptions()
     return GenerationRequest(
         model=body.model,
@@ -98,7 +96,7 @@ def _request(
             min_tokens=body.min_tokens or 0,
             seed=body.seed,
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
-            logit_bias=bias,
+            logit_bias=clamped(body.logit_bias),
             logprobs=logprobs,
             prompt_logprobs=logprobs if echo else None,
         ),

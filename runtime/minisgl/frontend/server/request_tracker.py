@@ -56,7 +56,7 @@ class RequestTracker:
         ApiError when too many wait."""
         choices = [(request.id, _estimate_prompt_tokens(request)) for request in requests]
         self.admission.admit(len(choices), sum(tokens for _, tokens in choices))
-        record.stream = ResponseStream(record.started_at, choices, n)
+        record.stream = ResponseStream(record.started_at, choices, n, requests[0].params.max_tokens)
         self._phases[record.stream.phase] += 1
         return record.stream
 
@@ -99,9 +99,17 @@ class RequestTracker:
         metrics.finished[end.reason] += 1
         if choice.index % stream.n == 0:
             metrics.prompt_tokens.observe(end.prompt_tokens)
+            metrics.params_n.observe(stream.n)
         metrics.generation_tokens.observe(end.completion_tokens)
+        max_tokens = stream.max_tokens
+        if max_tokens is None and self.model is not None:
+            max_tokens = self.model.card.max_model_len - end.prompt_tokens
+        if max_tokens is not None:
+            metrics.params_max_tokens.observe(max_tokens)
+        metrics.preemptions.observe(end.preemptions)
         if end.wait is not None:
             metrics.prefill_time.observe(end.wait.prefill)
+            metrics.inference_time.observe(end.wait.prefill + now - choice.first_token_at)
         metrics.request_latency.observe(now - stream.started_at)
         metrics.decode_time.observe(now - choice.first_token_at)
         if end.completion_tokens > 1:

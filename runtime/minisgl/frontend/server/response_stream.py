@@ -84,9 +84,13 @@ class Choice(msgspec.Struct, eq=False):
 class ResponseStream:
     """All choices of one request, numbered from 0. Times are the event loop's, in seconds; 0: not yet."""
 
-    def __init__(self, started_at: float, choices: Sequence[tuple[bytes, int]], n: int = 1) -> None:
-        """`choices`: identifier and estimated prompt tokens of each; `n` of them for each prompt."""
+    def __init__(
+        self, started_at: float, choices: Sequence[tuple[bytes, int]], n: int = 1, max_tokens: int | None = None
+    ) -> None:
+        """`choices`: identifier and estimated prompt tokens of each; `n` of them for each prompt. `max_tokens` of each
+        choice; None: up to the context length."""
         self.started_at = started_at
+        self.max_tokens = max_tokens
         self.choices = [Choice(self, index, key, tokens) for index, (key, tokens) in enumerate(choices)]
         self.n = n
         self.phase: Phase = "tokenizing"

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from minisgl.frontend.metrics.counters import ITL_EDGES, LATENCY_EDGES, TTFT_EDGES, FrontendMetrics
+from minisgl.frontend.metrics.counters import COUNT_EDGES, ITL_EDGES, LATENCY_EDGES, TTFT_EDGES, FrontendMetrics
 from minisgl.frontend.metrics.prometheus import Snapshot, render
 from minisgl.frontend.metrics.types import Histogram
-from minisgl.wire.messages import Ack, Failed, Status, Submit
+from minisgl.wire.messages import Ack, Failed, FirstTokenWait, FromScheduler, Status, Submit
 from support.frontend.fake_scheduler import answer_with, row
 from support.frontend.served import eventually
 from support.frontend.stack import FrontendStack, ids
@@ -21,6 +22,7 @@ LABELS = {"model_name": "org/tiny", "engine": "0"}
 
 MakeStack = Callable[..., FrontendStack]
 
+REASONS = ("capacity", "deferred")
 STATUS = Status(
     waiting=3,
     running=5,
@@ -41,6 +43,7 @@ STATUS = Status(
     start_seconds={"load": 1.5, "capture": 0.5},
     attention={"prefill": "fa3", "prefill_with_prefix": "fa3, torch"},
     compiled_after_ready=3,
+    deferred=1,
 )
 
 
@@ -77,6 +80,8 @@ def test_the_page_has_the_last_status_of_the_scheduler() -> None:
         assert found[name, ()] == value, name
     assert found["vllm:cache_config_info", (("block_size", "16"), ("num_gpu_blocks", "64"))] == 1
     assert found["minisgl:engine_last_step_age_seconds", ()] == 0.25
+    waiting = {reason: found["vllm:num_requests_waiting_by_reason", (("reason", reason),)] for reason in REASONS}
+    assert waiting == {"capacity": 2, "deferred": 1}
     queue = "vllm:request_queue_time_seconds"
     assert [found[f"{queue}_bucket", (("le", edge),)] for edge in ("0.3", "0.5", "7680.0", "+Inf")] == [2, 3, 3, 4]
     assert (found[f"{queue}_count", ()], found[f"{queue}_sum", ()]) == (4, 8000.5)
@@ -93,7 +98,8 @@ def test_the_page_has_the_last_status_of_the_scheduler() -> None:
     ]
     assert found["minisgl:kernels_compiled_after_ready_total", ()] == 3
     assert found["minisgl:frontend_inflight", (("phase", "waiting"),)] == 2
-    assert found["minisgl:admission_rejections_total", (("reason", "waiting"),)] == 6
+    for prefix in ("minisgl", "vllm"):
+        assert found[f"{prefix}:admission_rejections_total", (("reason", "waiting"),)] == 6
 
 
 def test_histograms_have_the_edges_of_vllm() -> None:
@@ -105,6 +111,10 @@ def test_histograms_have_the_edges_of_vllm() -> None:
         ("vllm:e2e_request_latency_seconds", LATENCY_EDGES),
         ("vllm:request_prefill_time_seconds", LATENCY_EDGES),
         ("vllm:request_decode_time_seconds", LATENCY_EDGES),
+        ("vllm:request_inference_time_seconds", LATENCY_EDGES),
+        ("vllm:request_params_n", (1.0, 2.0, 5.0, 10.0, 20.0)),
+        ("vllm:request_num_preemptions", (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)),
+        ("vllm:request_params_max_tokens", COUNT_EDGES),
         ("vllm:request_queue_time_seconds", LATENCY_EDGES),
     ):
         limits = [dict(labels)["le"] for bucket, labels in found if bucket == f"{name}_bucket"]
@@ -119,7 +129,8 @@ VLLM_NAMES = """num_requests_waiting num_requests_running kv_cache_usage_perc ca
     request_success_total time_to_first_token_seconds inter_token_latency_seconds
     request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
     request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens
-    iteration_tokens_total"""
+    iteration_tokens_total request_inference_time_seconds request_params_n request_params_max_tokens
+    request_num_preemptions num_requests_waiting_by_reason admission_rejections_total"""
 OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds frontend_inflight disconnects_total
     slow_clients_total timeouts_total request_errors_total engine_last_step_age_seconds engine_starts_total
     engine_start_seconds attention_backend_info kernels_compiled_after_ready_total
@@ -181,6 +192,32 @@ def test_a_prompt_counts_once_including_cached_tokens(make_stack: MakeStack) -> 
     assert found["vllm:prompt_tokens_total", ()] == usage["prompt_tokens"]
     assert found["vllm:request_prompt_tokens_count", ()] == 3
     assert found["vllm:request_generation_tokens_sum", ()] == usage["completion_tokens"] == 12
+
+
+def test_parameters_inference_time_and_preemptions_are_observed(make_stack: MakeStack) -> None:
+    stack = make_stack()
+
+    def answer(submit: Submit) -> list[FromScheduler]:
+        first, last = row(submit.id, 0, ids("a")[0]), row(submit.id, 1, ids("b")[0], "stop")
+        waits = {0: FirstTokenWait(0.5, 0.75)}
+        return [
+            Ack(submit.id),
+            msgspec.structs.replace(first, waits=waits),
+            msgspec.structs.replace(last, preemptions={0: 3}),
+        ]
+
+    stack.scheduler.answer = answer
+    chat = stack.http.post("/v1/chat/completions", json=CHAT).json()
+    body = {"prompt": ["Hi", "you"], "n": 2, "max_tokens": 7}
+    assert stack.http.post("/v1/completions", json=body).status_code == 200
+    found = samples(stack.http.get("/metrics").text)
+    assert (found["vllm:request_params_n_count", ()], found["vllm:request_params_n_sum", ()]) == (3, 1 + 2 + 2)
+    rest = stack.scheduler.welcome.model.max_model_len - chat["usage"]["prompt_tokens"]
+    assert found["vllm:request_params_max_tokens_sum", ()] == rest + 4 * 7
+    assert found["vllm:request_num_preemptions_sum", ()] == 5 * 3
+    assert found["vllm:request_num_preemptions_bucket", (("le", "2.0"),)] == 0
+    inference, decode = (found[f"vllm:request_{part}_time_seconds_sum", ()] for part in ("inference", "decode"))
+    assert abs(inference - decode - 5 * 0.75) < 1e-6
 
 
 def test_errors_are_counted_by_code(make_stack: MakeStack) -> None:

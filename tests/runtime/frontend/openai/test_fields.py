@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -159,6 +160,8 @@ def test_the_earliest_timeout_is_the_deadline(stack: FrontendStack, path: str, b
     assert seconds({"timeout": 200_000}) - first > 99_000
     assert seconds({"timeout": 200_000}, **{"x-request-timeout-ms": "50000000"}) - first < -40_000
     assert seconds({"timeout": 200_000}, **{"x-stainless-read-timeout": "50000"}) - first < -40_000
+    before = time.time()
+    assert seconds({}, **{"x-stainless-read-timeout": "60"}) >= before + 60.499, "the client's own timeout comes first"
     # A stream sends bytes long before its end.
     assert seconds({"stream": True}, **{"x-stainless-read-timeout": "50000"}) == 0
     response = stack.http.post(path, json=body, headers={"x-request-timeout-ms": "soon"})

@@ -103,6 +103,32 @@ def test_invalid_parameters(
 
 
 @pytest.mark.parametrize(
+    ("bias", "named"),
+    [
+        ({"5": 1, "a": 1}, "'a'"),
+        ({"5": 1, "05": 1}, "'05'"),
+        ({"-1": 1}, "'-1'"),
+        ({"9" * 5000: 1}, "'999"),
+        ({"5": "1"}, "token 5"),
+        ({"5": 1, "6": None, "7": None}, "token 6"),
+        ({"6": {"a": 1}}, "token 6"),
+        ({"512": 1}, "512"),
+        ({"": 1}, "''"),
+        ([5], "object"),
+        ({str(token): 1 for token in range(1025)}, "1024"),
+    ],
+    ids=["name", "zeros", "negative", "huge", "text", "null", "object", "vocabulary", "empty", "list", "many"],
+)
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)])
+def test_errors_of_logit_bias_name_the_key(
+    stack: FrontendStack, path: str, body: dict[str, Any], bias: Any, named: str
+) -> None:
+    error = error_of(stack.http.post(path, json=body | {"logit_bias": bias}), 400)
+    assert error["param"] == "logit_bias"
+    assert named in error["message"] and len(error["message"]) < 250
+
+
+@pytest.mark.parametrize(
     ("body", "param", "code"),
     both(
         no_messages=({}, "messages", "missing_required_parameter"),
