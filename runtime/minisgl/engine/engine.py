@@ -246,7 +246,7 @@ class _EngineBuilder:
         positions = shape.pages_per_row * shape.page_size
         limits = self._config.cuda_graph_max_tokens, self._config.max_step_tokens
         most = min(most, *limits, positions, prefill.most_graph_keys)
-        return prefill_sizes(self._largest_graph, most)
+        return prefill_sizes(self._largest_graph, most, self._config.max_step_tokens)
 
     def _warm_up(self, compile_log: CompileLog) -> None:
         """Launch every kernel of later steps once, on a few layers and without a pool."""

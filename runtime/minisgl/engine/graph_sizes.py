@@ -10,7 +10,9 @@ from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import decode_prefixes
 
 PREFILL_SEGMENTS: Final = 8
-"""Most prompts of a captured step. A step with more of them has so many tokens that its launches cost little."""
+"""Most prompts of a captured step, but for the largest one."""
+_FULL_STEP_SEGMENTS: Final = 64
+"""Most prompts of a captured step that takes the whole token budget."""
 
 _ALONE_TOKENS: Final = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 """Prompt tokens of captured steps without decode rows. Every size costs time at the start."""
@@ -72,9 +74,12 @@ def prefers_cascade(plan: StepPlan, page_bytes: int) -> bool:
     return saved_pages * page_bytes > _LAUNCH_SECONDS * _BYTES_PER_SECOND
 
 
-def prefill_sizes(most_rows: int, most_tokens: int) -> list[StepSize]:
+def prefill_sizes(most_rows: int, most_tokens: int, budget: int) -> list[StepSize]:
     """Sizes of captured steps with prompts, alone and beside up to `most_rows` decode rows, of up to `most_tokens`
-    prompt tokens and decode rows in all; the smallest first."""
+    prompt tokens and decode rows in all; the smallest first.
+
+    Where `most_tokens` is the whole token `budget` of a step, the last size is that of the steps of many waiting
+    prompts, which all take the whole budget."""
     if not most_rows:
         return []
     few = min(_FEW_ROWS, most_rows)
@@ -84,7 +89,9 @@ def prefill_sizes(most_rows: int, most_tokens: int) -> list[StepSize]:
         *(StepSize(few, tokens, PREFILL_SEGMENTS) for tokens in _MIXED_TOKENS),
         *(StepSize(most_rows, tokens, PREFILL_SEGMENTS) for tokens in _MIXED_TOKENS if tokens <= _ALL_ROWS_TOKENS),
     }
-    fitting = (size for size in sizes if size.tokens + size.decode <= most_tokens)
+    fitting = {size for size in sizes if size.tokens + size.decode <= most_tokens}
+    if most_tokens >= budget:
+        fitting.add(StepSize(most_rows, budget, _FULL_STEP_SEGMENTS))
     return sorted(fitting, key=lambda size: (size.tokens + size.decode, size.decode, size.prefix))
 
 

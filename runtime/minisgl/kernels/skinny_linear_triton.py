@@ -36,7 +36,11 @@ _PROGRAMS = 256
 """Programs: about two per multiprocessor of a Hopper GPU."""
 _WARP_INPUTS = 256
 """Inputs of a warp, so that each thread reads 16 bytes at a time."""
-_NORMED_ABOVE = 2048
+_NORMED_ABOVE = 1024
+"""Most inputs of a fused norm where each warp has outputs of its own; with 2,048 inputs that takes a tenth longer."""
+_LONG_INPUTS = 8192
+"""Inputs from which 8 warps share a tile, and a program has at most `_LONG_INPUT_OUTPUTS` outputs."""
+_LONG_INPUT_OUTPUTS = 2
 _MATRIX_TILE = (16, _INPUTS_MULTIPLE)
 _TENSOR_CORE_ROWS = 16
 
@@ -247,9 +251,9 @@ def normed_linear(
 
 def _vector_tile(outputs: int, inputs: int, weight_rows: int, *, normed: bool) -> tuple[int, int, int]:
     """Outputs and inputs of a tile, and its warps, where each output has so many rows of W."""
-    warps = 4 if inputs <= 8192 else 8
+    warps = 4 if inputs < _LONG_INPUTS else 8
     registers = 4 * weight_rows * triton.cdiv(inputs, _WARP_INPUTS * warps)
-    block_n = 16
+    block_n = 16 if inputs < _LONG_INPUTS else _LONG_INPUT_OUTPUTS
     while block_n > 1 and (block_n * registers > _WEIGHT_REGISTERS or outputs < block_n * _PROGRAMS):
         block_n //= 2
     # Warps next to each other along the inputs each sum a part of every output. Warps along the outputs have their own

@@ -46,17 +46,25 @@ def _plan(decode: int, *segments: tuple[int, int]) -> StepPlan:
 
 
 def test_prompts_have_graphs_alone_beside_some_and_beside_all_rows() -> None:
-    sizes = [(size.tokens, size.decode) for size in prefill_sizes(256, 352) if size.prefix]
+    sizes = [(size.tokens, size.decode) for size in prefill_sizes(256, 352, 8192) if size.prefix]
     assert sizes == [(8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (96, 32), (192, 0), (256, 0), (224, 32), (96, 256)]
-    assert prefill_sizes(256, 4) == prefill_sizes(0, 4096) == []
-    assert {size.decode for size in prefill_sizes(20, 1000)} == {0, 20}
+    assert prefill_sizes(256, 4, 8192) == prefill_sizes(0, 4096, 8192) == []
+    assert {size.decode for size in prefill_sizes(20, 1000, 8192)} == {0, 20}
 
 
 def test_a_prompt_alone_without_a_prefix_has_its_own_graphs() -> None:
-    sizes = prefill_sizes(256, 1280)
+    sizes = prefill_sizes(256, 1280, 8192)
     for plan, prefix in ((_plan(0, (0, 100)), False), (_plan(0, (64, 100)), True), (_plan(0, (0, 600)), True)):
         size = fitting_size(sizes, plan, most_keys=2000)
         assert size is not None and size.prefix == prefix
+
+
+def test_a_step_of_the_whole_budget_has_a_graph_for_all_rows_and_many_prompts() -> None:
+    sizes = prefill_sizes(256, 8192, 8192)
+    prompts = [(64, 100)] * 40
+    assert fitting_size(sizes, _plan(200, *prompts, (0, 3900)), most_keys=32_768) == sizes[-1]
+    assert (sizes[-1].decode, sizes[-1].tokens) == (256, 8192)
+    assert all(size.tokens < 8192 for size in prefill_sizes(256, 8191, 8192))
 
 
 def test_small_models_have_graphs_for_more_tokens() -> None:
@@ -83,7 +91,7 @@ def test_small_models_have_graphs_for_more_tokens() -> None:
     ],
 )
 def test_a_step_gets_the_smallest_size_that_fits(plan: StepPlan, size: tuple[int, int] | None) -> None:
-    sizes = [size for size in prefill_sizes(256, 1280) if size.prefix]
+    sizes = [size for size in prefill_sizes(256, 1280, 8192) if size.prefix]
     assert fitting_size(sizes, plan, most_keys=2000) == (None if size is None else StepSize(*size, PREFILL_SEGMENTS))
 
 
