@@ -22,6 +22,8 @@ from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.requests import parse_chat, parse_completion
 from minisgl.frontend.openai.tokenization import TokenizationEndpoints
 from minisgl.frontend.openapi import openapi
+from minisgl.frontend.responses.requests import parse_responses
+from minisgl.frontend.responses.stored import stored_response
 from minisgl.frontend.server.metrics_page import MetricsPage
 from minisgl.frontend.server.middleware import with_middleware
 from minisgl.frontend.server.responses import json_response, on_error
@@ -78,6 +80,8 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
     app.router.routes += [
         Route("/v1/chat/completions", GenerationEndpoint(tokenizers, config, parse_chat), methods=["POST"]),
         Route("/v1/completions", GenerationEndpoint(tokenizers, config, parse_completion), methods=["POST"]),
+        Route("/v1/responses", GenerationEndpoint(tokenizers, config, parse_responses), methods=["POST"]),
+        Route("/v1/responses/{name:path}", stored_response, methods=["GET", "POST", "DELETE"]),
         Route("/generate", GenerationEndpoint(tokenizers, config, parse_native), methods=["POST"]),
         Route("/tokenize", tokenization.tokenize, methods=["POST"]),
         Route("/detokenize", tokenization.detokenize, methods=["POST"]),

@@ -55,9 +55,13 @@ class ApiError(CodedError):
         """Make the error for a code of a tokenizer worker or scheduler, with the code's status."""
         return cls(_STATUS.get(code, 500), code, message, param)
 
+    @property
+    def kind(self) -> str:
+        """OpenAI's type of the error."""
+        return _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+
     def body(self) -> bytes:
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        error: dict[str, Any] = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        error: dict[str, Any] = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
 
 

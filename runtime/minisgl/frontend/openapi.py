@@ -15,6 +15,7 @@ from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import TOKEN_ID
 from minisgl.frontend.native.bodies import NativeBody
 from minisgl.frontend.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.version import __version__
 from minisgl.wire.text import ServedModel
 
@@ -23,6 +24,7 @@ Schema = dict[str, Any]
 _BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
+    "/v1/responses": ResponsesBody,
     "/generate": NativeBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,

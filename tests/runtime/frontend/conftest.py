@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.frontend.scripted import ScriptedStack
 from support.frontend.stack import FrontendStack
 
 
@@ -35,3 +36,17 @@ def make_stack(tmp_path: Path) -> Iterator[Callable[..., FrontendStack]]:
     yield make
     for stack in made:
         stack.close()
+
+
+@pytest.fixture(scope="session")
+def shared_scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedStack]:
+    stack = ScriptedStack(tmp_path_factory.mktemp("scripted"))
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def scripted(shared_scripted: ScriptedStack) -> ScriptedStack:
+    """For tests of what becomes of text, reasoning and tool calls."""
+    shared_scripted.reset()
+    return shared_scripted

@@ -60,6 +60,10 @@ def invalid(param: str, problem: str) -> ApiError:
     return ApiError(400, "invalid_value", f"{param}: {problem}", param)
 
 
+def missing(param: str) -> ApiError:
+    return ApiError(400, "missing_required_parameter", f"missing required field {param!r}", param)
+
+
 def unsupported(param: str, problem: str) -> ApiError:
     return ApiError(400, "unsupported_parameter", f"{param}: {problem}", param)
 
@@ -81,8 +85,8 @@ def _from_validation(text: str) -> ApiError:
     if not where:
         problem, _, where = text.partition(" - at `key` in `$")
     path = where.rstrip("`").lstrip(".").partition("[...]")[0]
-    if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
-        name = f"{path}.{missing[1]}" if path else missing[1]
-        return ApiError(400, "missing_required_parameter", f"missing required field {name!r}", name)
+    if absent := re.fullmatch(r"Object missing required field `(\w+)`", problem):
+        name = f"{path}.{absent[1]}" if path else absent[1]
+        return missing(name)
     problem = problem[0].lower() + problem[1:]
     return invalid(path, problem) if path else ApiError(400, "invalid_value", f"the body: {problem}")

@@ -1,0 +1,128 @@
+"""Parsing of POST /v1/responses: from a body to a valid generation request."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from minisgl.frontend.generation.effort import set_effort
+from minisgl.frontend.generation.prompts import Prompt
+from minisgl.frontend.generation.request import GenerationRequest
+from minisgl.frontend.generation.unsupported import reject_unsupported
+from minisgl.frontend.responses.bodies import (
+    AnyJsonObject,
+    JsonUnderSchema,
+    ReasoningOptions,
+    ResponsesBody,
+    TextOptions,
+)
+from minisgl.frontend.responses.items import parse_items
+from minisgl.frontend.responses.output import OutputOptions
+from minisgl.frontend.responses.responses import ResponsesFormat
+from minisgl.frontend.responses.tools import parse_tools
+from minisgl.frontend.server.json_body import decode
+from minisgl.frontend.server.json_values import check_fits
+from minisgl.frontend.server.unknown_fields import unknown_fields
+from minisgl.wire.messages import SamplingParams
+from minisgl.wire.text import SamplingDefaults, StructuredOutput
+
+_decoder: Final = msgspec.json.Decoder(ResponsesBody)
+
+
+def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+    """Raises ApiError."""
+    body = decode(_decoder, raw)
+    reject_unsupported(body)
+    tools = parse_tools(body.tools or (), body.tool_choice, body.parallel_tool_calls)
+    items = parse_items(body.input, body.instructions)
+    reasoning = body.reasoning or ReasoningOptions()
+    include = frozenset(body.include or ())
+    scored = body.top_logprobs is not None or "message.output_text.logprobs" in include
+    params = _params(body, defaults, (body.top_logprobs or 0) if scored else None)
+    text = body.text or TextOptions()
+    output = _structured_output(text)
+    variables = dict(body.chat_template_kwargs or {})
+    check_fits(variables, "chat_template_kwargs")
+    set_effort(reasoning.effort, variables)
+    return GenerationRequest(
+        model=body.model,
+        prompts=[Prompt(messages=items.messages)],
+        params=params,
+        stream=bool(body.stream),
+        format=ResponsesFormat(
+            _repeated(body, params),
+            OutputOptions(
+                tools.names,
+                scored,
+                sealed_reasoning="reasoning.encrypted_content" in include,
+                summarized_reasoning=bool(reasoning.summary or reasoning.generate_summary),
+            ),
+        ),
+        template_variables=variables,
+        priority=body.priority or 0,
+        timeout_seconds=body.timeout,
+        cache_salt=body.cache_salt or "",
+        tools=tools.options,
+        structured_output=output,
+        ignored=(*unknown_fields(ResponsesBody, raw), *tools.ignored, *items.ignored),
+    )
+
+
+def _params(body: ResponsesBody, defaults: SamplingDefaults, logprobs: int | None) -> SamplingParams:
+    given = {name: getattr(body, name) for name in SamplingDefaults.__struct_fields__}
+    stop = body.stop or ()
+    return SamplingParams(
+        **{name: getattr(defaults, name) if value is None else value for name, value in given.items()},
+        max_tokens=body.max_output_tokens,
+        seed=body.seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logprobs=logprobs,
+    )
+
+
+def _structured_output(text: TextOptions) -> StructuredOutput | None:
+    match text.format:
+        case AnyJsonObject():
+            return StructuredOutput("json", '{"type":"object"}')
+        case JsonUnderSchema(schema=schema):
+            return StructuredOutput("json", msgspec.json.encode(schema).decode())
+    return None
+
+
+def _repeated(body: ResponsesBody, params: SamplingParams) -> dict[str, Any]:
+    """Return the fields of the response that repeat the request."""
+    reasoning = body.reasoning or ReasoningOptions()
+    text = body.text or TextOptions()
+    format: Any = {"type": "text"} if text.format is None else text.format
+    return {
+        "background": False,
+        "conversation": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary or reasoning.generate_summary},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": params.temperature,
+        "text": {"format": format, "verbosity": text.verbosity},
+        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        # Encoded once for the several events that have them.
+        "tools": msgspec.Raw(msgspec.json.encode([_with_strict(tool) for tool in body.tools or ()])),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+def _with_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool with the fields that clients expect in each function of a response."""
+    return {"parameters": None, "strict": False, **tool} if tool.get("type") == "function" else tool
