@@ -14,18 +14,24 @@ PREFILL_SEGMENTS: Final = 8
 _FULL_STEP_SEGMENTS: Final = 64
 """Most prompts of a captured step that takes the whole token budget."""
 
-_ALONE_TOKENS: Final = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+_ALONE_TOKENS: Final = (8, 16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1536, 2048, 3072, 4096)
 """Prompt tokens of captured steps without decode rows. Every size costs time at the start."""
 _FRESH_TOKENS: Final = 512
 """Most prompt tokens of captured steps without prefixes, which copy no keys: for first tokens on an idle server."""
-_FEW_ROWS: Final = 32
-_MIXED_TOKENS: Final = (96, 224, 352, 480, 736, 992, 1504, 2016, 3040, 4064)
-"""Prompt tokens of captured steps with decode rows: with 32 of these, multiples of the tiles of matrix products. The
-scheduler cuts prompts to these sizes."""
-_ALL_ROWS_TOKENS: Final = 2016
-"""Most prompt tokens of captured steps beside more than 32 decode rows."""
+_MIXED_TOKENS: Final = (*range(128, 1025, 128), 1536, 2048, 3072, 4096)
+"""Prompt tokens and decode rows of captured steps with both, multiples of the tiles of matrix products. The scheduler
+cuts prompts to these sizes."""
+_MIXED_ROWS: Final = (32, 64, 128, 256, 512)
+"""Decode rows of captured steps with prompts, besides the most rows of the engine."""
+_MANY_ROWS_TOKENS: Final = 2048
+"""Most tokens of captured steps beside more than the fewest of these rows: larger ones compute few padded rows more."""
+_LEAST_MIXED_TOKENS: Final = 64
+"""Fewest prompt tokens of captured steps with decode rows."""
 _LAUNCH_SECONDS: Final = 0.45e-3
 """Host time to launch the kernels of one layer."""
+_LAUNCHES: Final = 3
+"""Time of the largest captured step relative to its launch. Other threads of a server hold the interpreter's lock, so
+that a launch takes up to twice as long there, and the results of the step before it wait for its end."""
 _BYTES_PER_SECOND: Final = 4e12
 _FLOPS: Final = 6e14
 """Operations per second of matrix products with many rows, on a Hopper GPU."""
@@ -59,9 +65,9 @@ def cascade_sizes(largest: int) -> list[int]:
 
 
 def launch_bound_tokens(layers: int, parameters: int) -> int:
-    """Tokens up to which the device computes a step of a model in less time than the host needs to launch its kernels.
-    `parameters`: those of the rank that take part in the products of a token."""
-    return int(_LAUNCH_SECONDS * layers * _FLOPS / (2 * parameters))
+    """Tokens up to which a graph shortens a step of a model, since the host needs about as long to launch its kernels
+    one by one. `parameters`: those of the rank that take part in the products of a token."""
+    return int(_LAUNCHES * _LAUNCH_SECONDS * layers * _FLOPS / (2 * parameters))
 
 
 def prefers_cascade(plan: StepPlan, page_bytes: int) -> bool:
@@ -82,17 +88,23 @@ def prefill_sizes(most_rows: int, most_tokens: int, budget: int) -> list[StepSiz
     prompts, which all take the whole budget."""
     if not most_rows:
         return []
-    few = min(_FEW_ROWS, most_rows)
+    few, *many = sorted({*(rows for rows in _MIXED_ROWS if rows < most_rows), most_rows})
     sizes = {
         *(StepSize(0, tokens, PREFILL_SEGMENTS) for tokens in _ALONE_TOKENS),
         *(StepSize(0, tokens, PREFILL_SEGMENTS, prefix=False) for tokens in _ALONE_TOKENS if tokens <= _FRESH_TOKENS),
-        *(StepSize(few, tokens, PREFILL_SEGMENTS) for tokens in _MIXED_TOKENS),
-        *(StepSize(most_rows, tokens, PREFILL_SEGMENTS) for tokens in _MIXED_TOKENS if tokens <= _ALL_ROWS_TOKENS),
+        *_mixed_sizes(few, _MIXED_TOKENS),
+        *(size for rows in many for size in _mixed_sizes(rows, [n for n in _MIXED_TOKENS if n <= _MANY_ROWS_TOKENS])),
     }
     fitting = {size for size in sizes if size.tokens + size.decode <= most_tokens}
     if most_tokens >= budget:
         fitting.add(StepSize(most_rows, budget, _FULL_STEP_SEGMENTS))
     return sorted(fitting, key=lambda size: (size.tokens + size.decode, size.decode, size.prefix))
+
+
+def _mixed_sizes(rows: int, totals: Iterable[int]) -> list[StepSize]:
+    """Sizes of captured steps of `rows` decode rows and prompt tokens, `totals` of both together."""
+    tokens = (total - rows for total in totals)
+    return [StepSize(rows, each, PREFILL_SEGMENTS) for each in tokens if each >= _LEAST_MIXED_TOKENS]
 
 
 def fitting_size(sizes: Iterable[StepSize], plan: StepPlan, most_keys: int) -> StepSize | None:

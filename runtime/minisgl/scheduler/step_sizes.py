@@ -8,10 +8,6 @@ from typing import Final
 TILE: Final = 128
 """Tokens that matrix products compute at a time: further tokens cost nothing until they fill a tile."""
 
-EAGER_FACTOR: Final = 2
-"""The host takes as long to launch a step, kernel by kernel, as the device takes for the largest one with a graph: a
-step without one pays with this many times its tokens."""
-
 StepGraphs = Sequence[tuple[int, int]]
 """See `EngineLimits.step_graphs`."""
 
@@ -27,7 +23,7 @@ def full_prompt_tokens(rows: int, tokens: int, graphs: StepGraphs) -> int:
     They fill a graph, or the last tile of a step without one."""
     largest = max((graph[1] for graph in graphs if rows <= graph[0]), default=0)
     without_graph = tokens // TILE * TILE - rows
-    if without_graph > EAGER_FACTOR * largest:
+    if without_graph > largest:
         return without_graph
     fitting = (graph[1] for graph in graphs if rows <= graph[0] and padded_tokens(rows, graph[1], graphs) <= tokens)
     return max(fitting, default=0)

@@ -46,10 +46,24 @@ def _plan(decode: int, *segments: tuple[int, int]) -> StepPlan:
 
 
 def test_prompts_have_graphs_alone_beside_some_and_beside_all_rows() -> None:
-    sizes = [(size.tokens, size.decode) for size in prefill_sizes(256, 352, 8192) if size.prefix]
-    assert sizes == [(8, 0), (16, 0), (32, 0), (64, 0), (128, 0), (96, 32), (192, 0), (256, 0), (224, 32), (96, 256)]
+    sizes = [(size.tokens, size.decode) for size in prefill_sizes(100, 256, 8192) if size.prefix]
+    alone, mixed = [8, 16, 32, 64, 128, 192, 256], [(96, 32), (64, 64), (224, 32), (192, 64), (156, 100)]
+    assert sorted(sizes) == sorted([*((tokens, 0) for tokens in alone), *mixed])
     assert prefill_sizes(256, 4, 8192) == prefill_sizes(0, 4096, 8192) == []
     assert {size.decode for size in prefill_sizes(20, 1000, 8192)} == {0, 20}
+    assert {size.decode for size in prefill_sizes(600, 4096, 8192)} == {0, 32, 64, 128, 256, 512, 600}
+
+
+def test_steps_of_a_large_model_have_few_graphs_without_gaps_between_them() -> None:
+    sizes = prefill_sizes(256, launch_bound_tokens(40, 13_200_000_000), 8192)
+    assert len(sizes) <= 51
+    for rows in (1, 33, 100, 256):
+        tokens = sorted(size.tokens for size in sizes if size.decode >= rows)
+        smallest = min(size.decode for size in sizes if size.decode >= rows)
+        assert tokens[-1] + smallest == 1024
+        for wanted in range(64, 1024 - smallest):
+            size = next(size for size in sizes if size.decode >= rows and size.tokens >= wanted)
+            assert size.tokens + size.decode < wanted + smallest + 128
 
 
 def test_a_prompt_alone_without_a_prefix_has_its_own_graphs() -> None:
@@ -68,7 +82,7 @@ def test_a_step_of_the_whole_budget_has_a_graph_for_all_rows_and_many_prompts() 
 
 
 def test_small_models_have_graphs_for_more_tokens() -> None:
-    assert launch_bound_tokens(28, 440_000_000) > 5 * launch_bound_tokens(40, 13_200_000_000) > 1000
+    assert launch_bound_tokens(28, 440_000_000) > 5 * launch_bound_tokens(40, 13_200_000_000) > 5 * 1024
 
 
 @pytest.mark.parametrize(
@@ -78,12 +92,12 @@ def test_small_models_have_graphs_for_more_tokens() -> None:
         (_plan(0, (0, 8)), (0, 8)),
         (_plan(0, (0, 5), (64, 4)), (0, 16)),
         (_plan(1, (0, 4)), (32, 96)),
-        (_plan(33, (0, 96)), (256, 96)),
-        (_plan(33, (300, 40), (0, 57)), (256, 224)),
+        (_plan(33, (0, 96)), (64, 192)),
+        (_plan(200, (300, 80), (0, 57)), (256, 256)),
         (_plan(257, (0, 4)), None),
         (_plan(2, (0, 300)), (32, 352)),
         (_plan(0, (0, 300)), (0, 384)),
-        (_plan(2, (0, 1250)), None),
+        (_plan(2, (0, 993)), None),
         (_plan(0, *[(0, 1)] * PREFILL_SEGMENTS), (0, 8)),
         (_plan(0, *[(0, 1)] * (PREFILL_SEGMENTS + 1)), None),
         (_plan(0, (1990, 8)), (0, 8)),

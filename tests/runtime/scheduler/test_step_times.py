@@ -106,7 +106,7 @@ def test_steps_have_the_size_of_their_graph_or_of_whole_tiles() -> None:
     assert [padded_tokens(30, tokens, graphs) for tokens in (1, 97, 225, 257)] == [128, 256, 512, 384]
     assert padded_tokens(33, 1, graphs) == 512
     assert full_prompt_tokens(30, 300, graphs) == 224
-    assert [full_prompt_tokens(33, tokens, graphs) for tokens in (300, 512, 640)] == [0, 256, 607]
+    assert [full_prompt_tokens(33, tokens, graphs) for tokens in (300, 512, 640)] == [0, 479, 607]
     assert full_prompt_tokens(10, 600, ()) == 502
 
 
