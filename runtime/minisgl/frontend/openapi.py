@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.frontend.generation.constraints import IN_STRUCTURED_OUTPUTS, NAMES, StructuredOutputs
 from minisgl.frontend.generation.model_names import DEFAULT_MODEL
 from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import TOKEN_ID
-from minisgl.frontend.native.bodies import NativeBody
+from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.version import __version__
@@ -86,6 +87,7 @@ def _checked_after_decoding() -> dict[str, Schema]:
                 _requires("functions", _NOT_EMPTY, "function_call", {"const": "none"}),
                 _requires("top_logprobs", {"type": "integer"}, "logprobs", {"const": True}),
                 _requires("max_tokens", {"const": 0}, "max_completion_tokens", {"type": "integer"}),
+                _one_constraint(ChatBody),
             ],
         },
         "Message": {
@@ -98,7 +100,9 @@ def _checked_after_decoding() -> dict[str, Schema]:
             "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
             "required": ["type", "text"],
         },
-        "CompletionBody": {"properties": {"prompt": _PROMPT}},
+        "CompletionBody": {"properties": {"prompt": _PROMPT}, **_one_constraint(CompletionBody)},
+        "NativeSampling": _one_constraint(NativeSampling),
+        "StructuredOutputs": _one_constraint(StructuredOutputs),
         "NativeBody": {
             "properties": {
                 "text": {"anyOf": [_PROMPT, _NULL]},
@@ -135,6 +139,21 @@ def _error() -> Schema:
     text = {"type": "string"}
     fields = {"message": text, "type": text, "param": {"type": ["string", "null"]}, "code": text}
     return _object({"error": _object(fields, *fields)}, "error")
+
+
+def _one_constraint(kind: type[msgspec.Struct]) -> Schema:
+    """Return the schema: at most one field constrains the answer; exactly one of those in `structured_outputs`."""
+    nested = kind is StructuredOutputs
+    known = IN_STRUCTURED_OUTPUTS if nested else NAMES
+    nothing: dict[str, Schema] = {name: _NULL for name in known if name in kind.__struct_fields__}
+    if nested:
+        nothing["json_object"] = {"enum": [None, False]}
+    else:
+        text: Schema = {"properties": {"type": {"const": "text"}}}
+        nothing |= {name: _NULL for name in ("structured_outputs",) if name in kind.__struct_fields__}
+        nothing |= {name: {"anyOf": [_NULL, text]} for name in ("response_format",) if name in kind.__struct_fields__}
+    one = [_object(nothing | {name: {"not": value}}, name) for name, value in nothing.items()]
+    return {"oneOf": one if nested else [{"properties": nothing}, *one]}
 
 
 def _exactly_one(*names: str) -> list[Schema]:

@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
-from llguidance.gbnf_to_lark import any_to_lark
 
 from minisgl.grammar import lark
+from minisgl.grammar.ebnf import to_lark
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.lark import Fragment
+from minisgl.grammar.structural_tag import structural_tag
 from minisgl.wire.text import StructuredOutput
 
+_NO_TOKENS: Final[Mapping[str, int]] = MappingProxyType({})
 
-def build(constraint: StructuredOutput) -> str:
-    """Return the text of the grammar of answers under a constraint. Raises GrammarError."""
-    part = fragment(constraint)
+
+def build(constraint: StructuredOutput, added_tokens: Mapping[str, int] = _NO_TOKENS) -> str:
+    """Return the text of the grammar of answers under a constraint. `added_tokens`: ids by text, of tokens that a
+    structural tag may begin or end with. Raises GrammarError."""
+    part = fragment(constraint, added_tokens=added_tokens)
     return lark.grammar(f"start: {part.expression}", part)
 
 
-def fragment(constraint: StructuredOutput, name: str = "constraint") -> Fragment:
+def fragment(
+    constraint: StructuredOutput, name: str = "constraint", added_tokens: Mapping[str, int] = _NO_TOKENS
+) -> Fragment:
     """Return a constraint as part of a larger grammar, in which `name` is unique. Raises GrammarError."""
     match constraint.kind:
         case "json":
-            return Fragment(lark.json_schema(_decode(constraint.value)))
+            return Fragment(lark.json_schema(decode_schema(constraint.value), compact=constraint.compact))
         case "regex":
             return Fragment(lark.regex(constraint.value))
         case "choice":
             return Fragment(lark.one_of([lark.literal(text) for text in _decode(constraint.value)]))
         case "grammar":
-            return Fragment(f"@{name}", ((name, _lark(constraint.value)),))
+            return Fragment(f"@{name}", ((name, to_lark(constraint.value)),))
         case "structural_tag":
-            raise GrammarError("invalid_grammar", "structural tags are not supported yet")
+            return structural_tag(constraint.value, name, added_tokens)
+
+
+def decode_schema(text: str) -> dict[str, Any] | bool:
+    """Return a decoded JSON schema. Raises GrammarError."""
+    schema = _decode(text)
+    if not isinstance(schema, dict | bool):
+        raise GrammarError("unsupported_schema", "a JSON schema is an object, true or false")
+    return schema
 
 
 def _decode(value: str) -> Any:
@@ -39,10 +55,3 @@ def _decode(value: str) -> Any:
         return msgspec.json.decode(value)
     except (msgspec.DecodeError, RecursionError) as error:
         raise GrammarError("invalid_grammar", f"the constraint is not valid JSON: {error}") from None
-
-
-def _lark(text: str) -> str:
-    try:
-        return any_to_lark(text)
-    except Exception as error:  # the library raises plain Exception
-        raise GrammarError("invalid_grammar", f"the grammar cannot be read as EBNF: {error}") from None

@@ -18,7 +18,7 @@ WHITESPACE: Final = r"[ \t]{0,2}(\r?\n[ \t]{0,32})?"
 """Whitespace at each place in a JSON text where it is allowed: as people indent, and bounded, since a model that
 repeats whitespace would otherwise never come to an end."""
 
-_JSON_OPTIONS: Final = {"whitespace_pattern": WHITESPACE, "coerce_one_of": False, "lenient": False}
+_JSON_OPTIONS: Final = {"coerce_one_of": False, "lenient": False}
 _OPTIONS: Final = '%llguidance {"no_forcing": true}\n'
 """Without this, a text in a grammar that spells a special token would only match that token, which has no text."""
 
@@ -41,13 +41,12 @@ def special_token(token_id: int) -> str:
     return f"<[{token_id}]>"
 
 
-def json_schema(schema: Any) -> str:
-    """Return an expression for a JSON text that is valid under a decoded schema."""
-    if schema is True:
-        schema = {}
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": _JSON_OPTIONS}
-    return "%json " + msgspec.json.encode(schema).decode()
+def json_schema(schema: dict[str, Any] | bool, *, compact: bool = False) -> str:
+    """Return an expression for a JSON text that is valid under a decoded schema. `compact`: without whitespace."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    options = _JSON_OPTIONS | {"whitespace_pattern": "" if compact else WHITESPACE}
+    return "%json " + msgspec.json.encode({**schema, "x-guidance": options}).decode()
 
 
 def regex(pattern: str) -> str:

@@ -15,6 +15,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from minisgl.grammar.build import build
+from minisgl.grammar.errors import GrammarError
 from minisgl.tokenizer.answer import Answer, EndReason
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.logprobs import EchoLogprobs
@@ -149,10 +151,11 @@ class Session:
             if isinstance(prompt, PromptError):
                 raise prompt
             submit = self._submit(request, prompt)
-        except PromptError as error:
+        except (PromptError, GrammarError) as error:
             if request.phase is _Phase.REENCODING:
                 self._to_scheduler.append(Abort(request_id))
-            self._end_failed(request_id, error.code, error.message, error.param)
+            param = error.param if isinstance(error, PromptError) else None
+            self._end_failed(request_id, error.code, error.message, param)
             return
         assert self._token_bytes is not None
         request.phase = _Phase.SUBMITTED
@@ -334,8 +337,8 @@ def _check_tokens(tokens: Collection[int], vocab_size: int, param: str) -> None:
 
 
 def submit_message(generate: Generate, prompt: bytes, *, max_tokens: int, seed: int) -> Submit:
-    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt."""
-    return Submit.with_params(
+    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt. Raises GrammarError."""
+    submit = Submit.with_params(
         replace(generate.params, max_tokens=max_tokens, seed=seed),
         id=generate.id,
         prompt=prompt,
@@ -344,6 +347,9 @@ def submit_message(generate: Generate, prompt: bytes, *, max_tokens: int, seed: 
         cache_salt=generate.cache_salt.encode("utf-8", "replace"),
         stream=generate.stream,
     )
+    if generate.structured_output is None:
+        return submit
+    return replace(submit, grammar=build(generate.structured_output))
 
 
 def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int) -> int:

@@ -33,13 +33,18 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """Reasoning of an earlier answer of the assistant."""
 
 
-class StructuredOutput(msgspec.Struct, frozen=True):
+ConstraintKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
+
+
+class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """Constraint on the text of an answer."""
 
-    kind: Literal["json", "regex", "choice", "grammar", "structural_tag"]
+    kind: ConstraintKind
     value: str
     """`json`: the JSON text of a schema; `choice`: a JSON list of strings; `grammar`: Lark, or EBNF as in GBNF;
     `structural_tag`: the JSON text of its definition."""
+    compact: bool = False
+    """JSON without whitespace between its tokens."""
 
 
 class ToolOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

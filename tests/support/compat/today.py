@@ -47,7 +47,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
             ("generate.", "continue_final_message truncate_prompt_tokens bad_words stop_regex skip_special_tokens"),
             ("generate.", "return_token_ids messages[].reasoning params.allowed_token_ids"),
             ("generate.tools.", "definitions choice name parallel"),
-            ("generate.structured_output.", "kind value"),
+            ("generate.structured_output.", "kind value compact"),
             ("encode.messages[].", "reasoning"),
         ),
         "from_scheduler": _paths(

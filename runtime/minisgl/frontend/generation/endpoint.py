@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError, ClientDisconnected
+from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.generation.request import GenerationRequest, generate_messages
 from minisgl.frontend.generation.response_format import KEEPALIVE, EventFormat
@@ -54,6 +55,7 @@ class GenerationEndpoint:
         self._tokenizers = tokenizers
         self._config = config
         self._parse = parse
+        self._constraints = ConstraintCheck()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError."""
@@ -66,6 +68,7 @@ class GenerationEndpoint:
         record = record_of(scope)
         headers = Headers(scope=scope)
         request = await self._read(scope, receive)
+        await self._constraints.check(request)
         response_headers = ignored_params(headers, request.ignored)
         record.model = response_model_name(request.model, self._tokenizers.model)
         stream = self._tokenizers.submit(record, generate_messages(request, headers), request.n)

@@ -47,6 +47,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     tools: ToolOptions | None = None
     structured_output: StructuredOutput | None = None
+    structured_output_field: str = ""
+    """Path of the field with the constraint, for errors."""
     separate_reasoning: bool = True
     thinking_budget: int | None = None
     """Most tokens of reasoning; None: no limit."""

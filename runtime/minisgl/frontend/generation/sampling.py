@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-import msgspec
 from msgspec import Meta
 
-from minisgl.frontend.generation.unsupported import supports
+from minisgl.frontend.generation.constraints import ConstraintFields
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import SamplingDefaults
 
@@ -22,13 +21,8 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 N = Annotated[int, Meta(ge=1, le=128)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
-NO_CONSTRAINTS: Final = "constrained output is not supported yet; leave the field out"
 
-Constraint = Annotated[Any, supports(problem=NO_CONSTRAINTS)]
-"""Field for constrained output: its client must not get free text."""
-
-
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(ConstraintFields, kw_only=True):
     """Fields with one name and meaning everywhere. Null is as good as leaving a field out."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -42,10 +36,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.001, le=100)] | None = None
-
-    regex: Constraint = None
-    ebnf: Constraint = None
-    structural_tag: Constraint = None
 
 
 def sampling_params(fields: SamplingFields, defaults: SamplingDefaults, **others: Any) -> SamplingParams:

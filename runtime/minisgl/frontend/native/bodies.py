@@ -6,7 +6,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from minisgl.frontend.generation.sampling import Constraint, Count, CountOrZero, SamplingFields, Seed
+from minisgl.frontend.generation.constraints import SchemaOrText
+from minisgl.frontend.generation.sampling import Count, CountOrZero, SamplingFields, Seed
 from minisgl.frontend.generation.unsupported import supports
 
 _NO_LOGPROBS: Final = "not supported; use /v1/completions with `logprobs`"
@@ -20,7 +21,7 @@ class NativeSampling(SamplingFields, kw_only=True):
     sampling_seed: Seed | None = None
     no_stop_trim: bool | None = None
 
-    json_schema: Constraint = None
+    json_schema: SchemaOrText | None = None
 
 
 class NativeBody(msgspec.Struct, kw_only=True):

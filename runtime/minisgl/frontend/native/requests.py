@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from minisgl.frontend.generation.constraints import constraint_of
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
 from minisgl.frontend.generation.sampling import sampling_params
@@ -47,6 +48,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
         )
     sampling = body.sampling_params or NativeSampling()
     reject_unsupported(sampling, "sampling_params.")
+    constraint = constraint_of(sampling, "sampling_params.")
     source = body.text if body.text is not None else body.input_ids
     assert source is not None
     prompts = list(parse_prompts(source, given[0]))
@@ -65,6 +67,8 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
             seed=sampling.sampling_seed,
             include_stop_str_in_output=bool(sampling.no_stop_trim),
         ),
+        structured_output=constraint.output if constraint else None,
+        structured_output_field=constraint.field if constraint else "",
         stream=bool(body.stream),
         format=NativeFormat(is_list=n > 1 or (isinstance(source, list) and type(source[0]) is not int)),
         ignored=unknown_fields(NativeBody, raw),

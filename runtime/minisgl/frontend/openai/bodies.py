@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from minisgl.frontend.generation.sampling import Constraint, Count, CountOrZero, N, SamplingFields, Seed, TokenId
+from minisgl.frontend.generation.constraints import AnyFormat, Choices, SchemaOrText, StructuredOutputs
+from minisgl.frontend.generation.sampling import Count, CountOrZero, N, SamplingFields, Seed, TokenId
 from minisgl.frontend.generation.unsupported import supports
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -21,9 +22,6 @@ _NO_TOOLS: Final = "tool calls are not supported yet; leave the field out"
 LogitBias = Annotated[
     dict[TokenId, float],
     Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
-]
-TextFormat = Annotated[
-    dict[str, Any], Meta(extra_json_schema={"properties": {"type": {"const": "text"}}, "required": ["type"]})
 ]
 Unsupported = Annotated[Any, supports()]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
@@ -60,12 +58,13 @@ class Body(SamplingFields, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    response_format: TextFormat | None = None
-    structured_outputs: Constraint = None
-    guided_json: Constraint = None
-    guided_regex: Constraint = None
-    guided_choice: Constraint = None
-    guided_grammar: Constraint = None
+    response_format: AnyFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: Annotated[str | None, supports()] = None
 
 
 class ContentPart(msgspec.Struct):

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.frontend.generation.constraints import constraint_of
 from minisgl.frontend.generation.logit_bias import clamped, decode_body
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
-from minisgl.frontend.generation.sampling import NO_CONSTRAINTS, sampling_params
+from minisgl.frontend.generation.sampling import sampling_params
 from minisgl.frontend.generation.unsupported import NOT_YET, reject_unsupported
 from minisgl.frontend.openai.bodies import Body, ChatBody, CompletionBody, StreamOptions
 from minisgl.frontend.openai.chat_messages import parse_messages
@@ -80,7 +81,7 @@ def _request(
     template_variables: dict[str, Any] | None = None,
 ) -> GenerationRequest:
     reject_unsupported(body)
-    _check_response_format(body.response_format)
+    constraint = constraint_of(body)
     n = body.n or 1
     check_choices(prompts, n, max_tokens, "n", len(raw))
     check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
@@ -113,13 +114,7 @@ def _request(
         priority=body.priority or 0,
         timeout_seconds=body.timeout,
         cache_salt=body.cache_salt or "",
+        structured_output=constraint.output if constraint else None,
+        structured_output_field=constraint.field if constraint else "",
         ignored=unknown_fields(type(body), raw),
     )
-
-
-def _check_response_format(value: dict[str, Any] | None) -> None:
-    kind = "text" if value is None else value.get("type")
-    if kind in ("json_object", "json_schema"):
-        raise unsupported("response_format", NO_CONSTRAINTS)
-    if kind != "text":
-        raise invalid("response_format.type", 'expected "text"')

@@ -23,6 +23,9 @@ _PLAIN_NAME: Final = re.compile(r"[\w.\-]+", re.ASCII)
 _STRICT: Final = re.compile(r"(^|[,;])\s*handling\s*=\s*\"?strict\"?\s*($|[,;])", re.IGNORECASE)
 """In the header `Prefer`, RFC 7240 section 4.4."""
 
+_Kinds = tuple[type[msgspec.Struct], ...]
+"""Structs that a value may be."""
+
 _object_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -30,7 +33,7 @@ _list_decoder: Final = msgspec.json.Decoder(list[msgspec.Raw])
 def unknown_fields(kind: type[msgspec.Struct], body: bytes) -> tuple[str, ...]:
     """Return the paths, fit for a header, of the fields of a valid body that `kind` and the structs in it do not have.
     Null fields are left out: they ask for nothing. Raises ApiError for names that are not text."""
-    return tuple(islice(_unknown(kind, body, ""), _MAX_NAMED))
+    return tuple(islice(_unknown((kind,), body, ""), _MAX_NAMED))
 
 
 def ignored_params(headers: Headers, unknown: Sequence[str]) -> dict[str, str]:
@@ -41,17 +44,17 @@ def ignored_params(headers: Headers, unknown: Sequence[str]) -> dict[str, str]:
     return {"x-ignored-params": ", ".join(unknown)} if unknown else {}
 
 
-def _unknown(kind: type[msgspec.Struct], raw: bytes | msgspec.Raw, path: str) -> Iterator[str]:
+def _unknown(kind: _Kinds, raw: bytes | msgspec.Raw, path: str) -> Iterator[str]:
     known = _fields(kind)
     for name, value in decode(_object_decoder, raw).items():
         if name in known:
-            if (nested := known[name]) is not None:
+            if nested := known[name]:
                 yield from _unknown_in(nested, value, path + name)
         elif bytes(value) != b"null":
             yield path + (name[:MAX_NAME] if _PLAIN_NAME.fullmatch(name) else "?")
 
 
-def _unknown_in(kind: type[msgspec.Struct], raw: msgspec.Raw, path: str) -> Iterator[str]:
+def _unknown_in(kind: _Kinds, raw: msgspec.Raw, path: str) -> Iterator[str]:
     """Yield the unknown fields in the value of a field that may hold a struct, or a list of structs."""
     match bytes(raw)[:1]:
         case b"{":
@@ -63,22 +66,27 @@ def _unknown_in(kind: type[msgspec.Struct], raw: msgspec.Raw, path: str) -> Iter
 
 
 @lru_cache(maxsize=64)
-def _fields(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
-    """Return every field, with the struct that its value or an item of it may be."""
-    info = inspect.type_info(kind)
-    assert isinstance(info, inspect.StructType)
-    return {field.encode_name: _struct_in(field.type) for field in info.fields}
+def _fields(kinds: _Kinds) -> dict[str, _Kinds]:
+    """Return every field of structs, with those that its value or an item of it may be."""
+    found: dict[str, _Kinds] = {}
+    for kind in kinds:
+        info = inspect.type_info(kind)
+        assert isinstance(info, inspect.StructType)
+        found |= {field.encode_name: _structs_in(field.type) for field in info.fields}
+        if info.tag_field is not None:
+            found[info.tag_field] = ()
+    return found
 
 
-def _struct_in(type_: inspect.Type) -> type[msgspec.Struct] | None:
+def _structs_in(type_: inspect.Type) -> _Kinds:
     match type_:
         case inspect.StructType():
-            return type_.cls
+            return (type_.cls,)
         case inspect.ListType():
-            return _struct_in(type_.item_type)
+            return _structs_in(type_.item_type)
         case inspect.UnionType():
-            return next((found for member in type_.types if (found := _struct_in(member)) is not None), None)
+            return tuple(found for member in type_.types for found in _structs_in(member))
         case inspect.Metadata():
-            return _struct_in(type_.type)
+            return _structs_in(type_.type)
         case _:
-            return None
+            return ()

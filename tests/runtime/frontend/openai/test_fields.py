@@ -438,6 +438,15 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "priority": (0, 1),
     "timeout": (None, 100_000),
     "cache_salt": (None, "a"),
+    "response_format": ({"type": "text"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
+    "structured_outputs": ({"regex": "a"}, {"regex": "b"}),
+    "regex": (None, "a+"),
+    "ebnf": (None, 'root ::= "a"'),
+    "structural_tag": (None, {"format": {"type": "any_text"}}),
+    "guided_json": (None, {}),
+    "guided_regex": (None, "a+"),
+    "guided_choice": (["a"], ["a", "b"]),
+    "guided_grammar": (None, 'root ::= "a"'),
 }
 DIFFERING_CHAT = DIFFERING | {
     "messages": (CHAT["messages"], [{"role": "user", "content": "Ho"}]),
@@ -458,17 +467,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 """Other fields that a body needs for a field to have an effect."""
 
-REFUSED: dict[str, tuple[Any, Any]] = {
-    "response_format": ({"type": "text"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
-    "structured_outputs": (None, {"json": {}}),
-    "regex": (None, "a+"),
-    "ebnf": (None, "root ::= a"),
-    "structural_tag": (None, "{}"),
-    "guided_json": (None, {}),
-    "guided_regex": (None, "a+"),
-    "guided_choice": (None, ["a", "b"]),
-    "guided_grammar": (None, "root ::= a"),
-}
+REFUSED: dict[str, tuple[Any, Any]] = {"guided_whitespace_pattern": (None, " ")}
 REFUSED_CHAT = REFUSED | {
     "chat_template": (None, "{{ messages }}"),
     "tools": ([], CALLED),

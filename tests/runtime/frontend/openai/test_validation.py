@@ -87,7 +87,11 @@ def both(**cases: Any) -> list[Any]:
         priority=({"priority": 1.5}, "priority", "invalid_value"),
         timeout=({"timeout": 0}, "timeout", "invalid_value"),
         cache_salt=({"cache_salt": ""}, "cache_salt", "invalid_value"),
-        json_object=({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        json_schema=(
+            {"response_format": {"type": "json_schema"}},
+            "response_format.json_schema",
+            "missing_required_parameter",
+        ),
         response_format=({"response_format": {"type": "x"}}, "response_format.type", "invalid_value"),
     ),
 )
@@ -179,11 +183,6 @@ def test_errors_of_logit_bias_name_the_key(
             CHAT | {"chat_template_kwargs": {"a": [1]}},
             "chat_template_kwargs",
             "invalid_value",
-        ),
-        response_format=(
-            CHAT | {"response_format": {"type": "json_object"}},
-            "response_format",
-            "unsupported_parameter",
         ),
         logprobs=(CHAT | {"logprobs": 1}, "logprobs", "invalid_value"),
         top_logprobs=(CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),

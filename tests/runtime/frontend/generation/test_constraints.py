@@ -1,0 +1,203 @@
+"""Constraints on answers: all fields that ask for one, and what reaches the scheduler."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.native.requests import parse_native
+from minisgl.frontend.openai.requests import parse_chat, parse_completion
+from minisgl.grammar.build import build
+from minisgl.wire.messages import Submit
+from minisgl.wire.text import SamplingDefaults, StructuredOutput
+from support.frontend.fake_scheduler import answer_with
+from support.frontend.stack import EOS, FrontendStack
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
+OLD_TAG = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"]}
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+SHARED = [
+    ({"regex": "a+"}, "regex", "a+"),
+    ({"ebnf": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
+    ({"structural_tag": json.dumps(TAG)}, "structural_tag", json.dumps(TAG)),
+]
+OPENAI = [
+    *SHARED,
+    ({"response_format": {"type": "json_object"}}, "json", '{"type":"object"}'),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "json", '{"type":"object"}'),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
+        "json",
+        SCHEMA_TEXT,
+    ),
+    ({"structured_outputs": {"json": SCHEMA}}, "json", SCHEMA_TEXT),
+    ({"structured_outputs": {"json": SCHEMA_TEXT}}, "json", SCHEMA_TEXT),
+    ({"structured_outputs": {"json_object": True}}, "json", '{"type":"object"}'),
+    ({"structured_outputs": {"regex": "a", "json_object": False}}, "regex", "a"),
+    ({"structured_outputs": {"choice": ["a", "b"], "disable_fallback": True}}, "choice", '["a","b"]'),
+    ({"structured_outputs": {"grammar": "start: /a/"}}, "grammar", "start: /a/"),
+    ({"guided_json": SCHEMA}, "json", SCHEMA_TEXT),
+    ({"guided_json": True}, "json", "true"),
+    ({"guided_regex": "a"}, "regex", "a"),
+    ({"guided_choice": ["a"]}, "choice", '["a"]'),
+    ({"guided_grammar": "start: /a/"}, "grammar", "start: /a/"),
+    ({"response_format": {"type": "text"}, "regex": "a"}, "regex", "a"),
+]
+NATIVE = [
+    *SHARED,
+    ({"json_schema": SCHEMA_TEXT}, "json", SCHEMA_TEXT),
+    ({"json_schema": SCHEMA}, "json", SCHEMA_TEXT),
+    ({"json_schema": "$$ANY$$"}, "json", "true"),
+]
+
+
+def parse(body: dict[str, Any], route: str = "chat") -> Any:
+    raw = json.dumps
+    match route:
+        case "chat":
+            return parse_chat(raw(CHAT | body).encode(), SamplingDefaults())
+        case "completion":
+            return parse_completion(raw({"prompt": "Hi"} | body).encode(), SamplingDefaults())
+        case _:
+            return parse_native(raw({"text": "Hi", "sampling_params": body}).encode(), SamplingDefaults())
+
+
+def refused(body: dict[str, Any], route: str = "chat") -> tuple[str, str | None, str]:
+    with pytest.raises(ApiError) as error:
+        parse(body, route)
+    assert error.value.status == 400
+    return error.value.code, error.value.param, error.value.message
+
+
+@pytest.mark.parametrize(("fields", "kind", "value"), OPENAI)
+def test_every_field_of_chats_and_completions_becomes_one_constraint(fields: Any, kind: Any, value: str) -> None:
+    for route in ("chat", "completion"):
+        request = parse(fields, route)
+        assert request.structured_output == StructuredOutput(kind, value)
+        assert request.ignored == ()
+
+
+@pytest.mark.parametrize(("fields", "kind", "value"), NATIVE)
+def test_every_field_of_generate_becomes_one_constraint(fields: Any, kind: Any, value: str) -> None:
+    request = parse(fields, "native")
+    assert request.structured_output == StructuredOutput(kind, value)
+    assert request.structured_output_field == f"sampling_params.{next(iter(fields))}"
+    assert request.ignored == ()
+
+
+def test_structural_tags_in_a_response_format_have_two_forms() -> None:
+    for format in (TAG, OLD_TAG):
+        constraint = parse({"response_format": format}).structured_output
+        assert constraint.kind == "structural_tag"
+        build(constraint)
+
+
+def test_a_request_without_a_constraint_has_none() -> None:
+    for fields in ({}, {"response_format": {"type": "text"}}, {"response_format": None, "regex": None}):
+        assert parse(fields).structured_output is None
+    assert parse({}, "native").structured_output is None
+
+
+def test_json_without_whitespace_can_be_asked_for() -> None:
+    request = parse({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}})
+    assert request.structured_output == StructuredOutput("json", SCHEMA_TEXT, compact=True)
+    other = parse({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}})
+    assert other.structured_output == StructuredOutput("regex", "a")
+
+
+def test_two_constraints_are_refused_by_name() -> None:
+    json_object = {"response_format": {"type": "json_object"}}
+    for fields, one, other in (
+        (json_object | {"regex": "a"}, "response_format", "regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex", "guided_choice"),
+        ({"structured_outputs": {"json": {}}, "ebnf": "a"}, "structured_outputs.json", "ebnf"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.json", "structured_outputs.regex"),
+    ):
+        code, param, message = refused(fields)
+        assert (code, param) == ("invalid_value", other)
+        assert one in message
+    assert refused({"regex": "a", "json_schema": "{}"}, "native")[1] == "sampling_params.json_schema"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
+        ({"response_format": "json_object"}, "response_format", "invalid_value"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+            "missing_required_parameter",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+            "response_format.json_schema.name",
+            "invalid_value",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": []}}},
+            "response_format.json_schema.schema",
+            "invalid_value",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "invalid_value"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice[0]", "invalid_value"),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "unsupported_parameter",
+        ),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "unsupported_parameter"),
+        ({"regex": 5}, "regex", "invalid_value"),
+    ],
+)
+def test_fields_of_a_wrong_form_are_refused(fields: dict[str, Any], param: str, code: str) -> None:
+    assert refused(fields)[:2] == (code, param)
+
+
+def test_unknown_fields_in_a_constraint_are_reported() -> None:
+    schema = {"name": "x", "schema": {"type": "object", "x-order": 1}, "stricter": True}
+    request = parse({"response_format": {"type": "json_schema", "json_schema": schema, "other": 1}})
+    assert request.ignored == ("response_format.json_schema.stricter", "response_format.other")
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param", "code", "text"),
+    [
+        ("chat", {"regex": "(?=a)"}, "regex", "invalid_grammar", "look"),
+        ("chat", {"guided_json": "{"}, "guided_json", "invalid_grammar", "JSON"),
+        ("chat", {"guided_json": {"not": {}}}, "guided_json", "unsupported_schema", "not"),
+        ("completion", {"ebnf": "root ::= a"}, "ebnf", "invalid_grammar", "a"),
+        ("completion", {"structural_tag": "{}"}, "structural_tag", "invalid_grammar", "format"),
+        ("native", {"json_schema": "[]"}, "sampling_params.json_schema", "unsupported_schema", "object"),
+    ],
+)
+def test_a_constraint_that_cannot_be_applied_is_refused_before_it_is_queued(
+    stack: FrontendStack, route: str, fields: dict[str, Any], param: str, code: str, text: str
+) -> None:
+    path, body = {
+        "chat": ("/v1/chat/completions", CHAT | fields),
+        "completion": ("/v1/completions", {"prompt": "Hi"} | fields),
+        "native": ("/generate", {"text": "Hi", "sampling_params": fields}),
+    }[route]
+    for _ in range(2):
+        response = stack.http.post(path, json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"], error["code"]) == (400, param, code)
+        assert text in error["message"]
+    assert not stack.scheduler.received(Submit)
+
+
+def test_the_scheduler_gets_the_grammar_of_each_choice(stack: FrontendStack) -> None:
+    stack.scheduler.answer = answer_with([-EOS])
+    body = CHAT | {"n": 2, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}
+    assert stack.http.post("/v1/chat/completions", json=body).status_code == 200
+    grammars = {submit.grammar for submit in stack.scheduler.received(Submit)}
+    assert grammars == {build(StructuredOutput("json", SCHEMA_TEXT))}
