@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from minisgl.engine.interface import EngineLimits
 from minisgl.offline.batch_outputs import BatchOutputs
 from minisgl.offline.outputs import OfflineError, Output
@@ -41,14 +43,19 @@ class OfflineTokenizer:
         self._texts = {request.id: [] for request in requests}
         self._ended = {}
         for request, prompt in zip(requests, self._encoder.encode(requests), strict=True):
-            self._session.begin(request)
+            self._session.begin(_without_prompt_logprobs(request))
             self._session.encoded(request.id, prompt)
         rejected = [message for message in self._session.take_to_frontend() if isinstance(message, TextFailed)]
         if rejected:
             number = next(i for i, request in enumerate(requests) if request.id == rejected[0].id)
             self.abort_all()
             raise OfflineError(rejected[0].code, f"prompt {number}: {rejected[0].message}")
-        return [message for message in self._session.take_to_scheduler() if isinstance(message, Submit)]
+        submits = [message for message in self._session.take_to_scheduler() if isinstance(message, Submit)]
+        wanted = [request.params.prompt_logprobs for request in requests]
+        return [
+            submit if count is None else replace(submit, prompt_logprobs=count)
+            for submit, count in zip(submits, wanted, strict=True)
+        ]
 
     def take(self, output: StepOutput, scheduler: Scheduler) -> int:
         """Decode the tokens of a step and abort requests that met a stop string; returns the number of those."""
@@ -83,3 +90,11 @@ class OfflineTokenizer:
         """Forget all requests."""
         self._session.abort_all()
         self._session.take_to_scheduler()
+
+
+def _without_prompt_logprobs(request: Generate) -> Generate:
+    """Return the request as the session gets it: log-probabilities of prompts reach the caller as arrays, not as texts.
+    """
+    if request.params.prompt_logprobs is None:
+        return request
+    return replace(request, params=replace(request.params, prompt_logprobs=None))

@@ -25,6 +25,7 @@ from minisgl.router.discovery import Resolve, resolve_host
 from minisgl.router.engine_source import engine_source
 from minisgl.router.link import Link
 from minisgl.router.router import Router
+from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.loaded import LoadedTokenizer
 from minisgl.tokenizer.prompt_encoder import Prompt, PromptEncoder, same_prompt
@@ -43,8 +44,9 @@ SMALL_BYTES: Final = 2 << 10
 LARGE_BYTES: Final = 256 << 10
 """Larger messages have a thread of their own: encoding some megabytes takes seconds."""
 
-_Results: TypeAlias = "tuple[LoadedTokenizer, list[tuple[Generate, Prompt | PromptError]], list[Reply | TextFailed]]"
-"""The tokenizer of a batch, the prompts of its requests and the replies to its questions."""
+_Encoded: TypeAlias = "tuple[Generate, Prompt | PromptError, BadWords]"
+_Results: TypeAlias = "tuple[LoadedTokenizer, list[_Encoded], list[Reply | TextFailed]]"
+"""The tokenizer of a batch, prompts and bad words of its requests, and the replies to its questions."""
 
 
 class _EncoderThread:
@@ -198,9 +200,9 @@ class Worker:
 
     def _on_results(self, results: _Results) -> None:
         encoded_with, prompts, replies = results
-        for request, prompt in prompts:
+        for request, prompt, bad_words in prompts:
             if encoded_with is self._router.tokenizer:
-                self._session.encoded(request.id, prompt)
+                self._session.encoded(request.id, prompt, bad_words)
             else:
                 self._reencode(request)
         for reply in replies:
@@ -224,8 +226,17 @@ class Worker:
 
 def _encode(tokenizer: LoadedTokenizer, requests: list[Generate], questions: list[Question]) -> _Results:
     """Runs in an encoder thread, or in the loop for a small message."""
-    prompts = zip(requests, tokenizer.encoder.encode(requests), strict=True)
-    return tokenizer, list(prompts), [_reply(tokenizer.encoder, question) for question in questions]
+    encoded: list[_Encoded] = []
+    known: tuple[tuple[str, ...], BadWords | PromptError] = ((), ())
+    for request, prompt in zip(requests, tokenizer.encoder.encode(requests), strict=True):
+        if request.bad_words != known[0]:
+            # The choices of one request have the same ones.
+            known = request.bad_words, tokenizer.encoder.bad_words(request.bad_words)
+        if isinstance(known[1], PromptError):
+            encoded.append((request, known[1], ()))
+        else:
+            encoded.append((request, prompt, known[1]))
+    return tokenizer, encoded, [_reply(tokenizer.encoder, question) for question in questions]
 
 
 def _reply(encoder: PromptEncoder, question: Question) -> Reply | TextFailed:

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.logprobs import AnswerLogprobs
+from minisgl.tokenizer.stop_patterns import StopPatterns
 from minisgl.tokenizer.stop_strings import StopStrings
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.messages import TokenLogprobs
@@ -28,23 +29,39 @@ class Output(NamedTuple):
     """Tokens that begin in the text, for requests with log-probabilities."""
     reason: EndReason | None
     """Reason why the answer ended with this token; None: it continues."""
+    token_ids: Sequence[int] = ()
+    """Tokens that were not reported before, for requests with `return_token_ids`."""
+    matched: str | int | None = None
+    """See `Finished.matched_stop`."""
 
 
 class Answer:
-    """Pipeline of one answer. `push` receives its tokens in order; `step` is a fast path for some of them."""
+    """Pipeline of one answer. `push` receives its tokens in order; `step` is a fast path for some of them. The
+    constructor raises PatternError."""
 
     def __init__(self, generate: Generate, token_bytes: TokenBytes, prompt: array[int], echo_length: int) -> None:
         """`echo_length` is the number of characters of the echoed prompt before the answer."""
         params = generate.params
         self._min_tokens = params.min_tokens
         self._includes_stop = params.include_stop_str_in_output
-        self._detokenizer = Detokenizer(token_bytes, prompt)
+        self._stop_token_ids = frozenset(params.stop_token_ids)
+        self._returns_ids = generate.return_token_ids
+        self._detokenizer = Detokenizer(token_bytes, prompt, generate.skip_special_tokens)
         self.step = self._detokenizer.step
         """Returns the text of a token that is not the last. Only while `is_plain`; does what `push` does."""
-        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._stops: StopStrings | StopPatterns
+        if generate.stop_regex:
+            self._stops = StopPatterns(params.stop, generate.stop_regex, params.include_stop_str_in_output)
+        else:
+            self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._scored = AnswerLogprobs(token_bytes, echo_length) if params.logprobs is not None else None
         self.is_plain = (
-            not params.stop and params.logprobs is None and params.prompt_logprobs is None and params.max_tokens != 0
+            not params.stop
+            and not generate.stop_regex
+            and params.logprobs is None
+            and params.prompt_logprobs is None
+            and params.max_tokens != 0
+            and not generate.return_token_ids
         )
         """Until its last token, the output is the text of the tokens and nothing else: `step` may take them."""
 
@@ -67,4 +84,8 @@ class Answer:
         if scores is not None:
             scores.sampled(len(piece))
             scored = scores.deliver(len(text), whole=reason is not None and not stopped)
-        return Output(text, scored, "stop" if stopped else reason)
+        matched: str | int | None = self._stops.matched
+        if matched is None and reason == "stop" and token in self._stop_token_ids:
+            matched = token
+        ids = (token,) if self._returns_ids else ()
+        return Output(text, scored, "stop" if stopped else reason, ids, matched)

@@ -30,8 +30,9 @@ class AnswerLogprobs:
 
     def add(self, token: int, added: bytes, scores: TokenLogprobs) -> None:
         """Add a token that adds these bytes. Raises ValidationError unless the scores are those of one token."""
-        logprobs, tops = unpack(self._table, scores, 1)
-        self._held.append(ScoredToken(self._table.name(token), added, self._sampled, logprobs[0], tops[0]))
+        ((logprob, top, top_ids),) = unpack(self._table, scores, 1)
+        name = self._table.name(token)
+        self._held.append(ScoredToken(name, added, self._sampled, logprob, top, token, top_ids))
 
     def sampled(self, characters: int) -> None:
         """Count the characters by which the text of all tokens has grown."""
@@ -80,7 +81,7 @@ class EchoLogprobs:
     def first(self) -> list[ScoredToken]:
         """Return the first token, which has no log-probability."""
         self._next = 1
-        return [self._scored(0, None, [])]
+        return [self._scored(0, None, [], [])]
 
     def scored(self, start: int, scores: TokenLogprobs) -> list[ScoredToken]:
         """Return the next tokens, from `start` on. Raises ValidationError for scores that do not fit."""
@@ -88,22 +89,26 @@ class EchoLogprobs:
         if start != self._next or count > self.missing:
             raise msgspec.ValidationError("the scores of a prompt are out of order")
         self._next += count
-        logprobs, tops = unpack(self._table, scores, count)
-        return [self._scored(start + n, logprobs[n], tops[n]) for n in range(count)]
+        return [self._scored(start + n, *unpacked) for n, unpacked in enumerate(unpack(self._table, scores, count))]
 
-    def _scored(self, at: int, logprob: float | None, top: list[tuple[bytes, float]]) -> ScoredToken:
-        return ScoredToken(self._table.name(self._tokens[at]), self._added[at], self._offsets[at], logprob, top)
+    def _scored(
+        self, at: int, logprob: float | None, top: list[tuple[bytes, float]], top_ids: list[int]
+    ) -> ScoredToken:
+        token = self._tokens[at]
+        return ScoredToken(self._table.name(token), self._added[at], self._offsets[at], logprob, top, token, top_ids)
 
 
-def unpack(table: TokenBytes, scores: TokenLogprobs, count: int) -> tuple[list[float], list[list[tuple[bytes, float]]]]:
-    """Return for each of `count` tokens its log-probability, and names and log-probabilities of the most likely ones.
-    Raises ValidationError where lengths differ."""
+def unpack(
+    table: TokenBytes, scores: TokenLogprobs, count: int
+) -> list[tuple[float, list[tuple[bytes, float]], list[int]]]:
+    """Return for each of `count` tokens its log-probability, and names, log-probabilities and ids of the most likely
+    ones. Raises ValidationError where lengths differ."""
     chosen = np.frombuffer(scores.chosen, "<f4")
     if len(chosen) != count or len(scores.top) != len(scores.top_ids) or (count and len(scores.top) % (4 * count)):
         raise msgspec.ValidationError("the columns of log-probabilities differ in length")
     ids: NDArray[np.int32] = np.frombuffer(scores.top_ids, "<i4").reshape(count, -1) if count else np.empty((0, 0), "i")
     top = np.frombuffer(scores.top, "<f4").reshape(ids.shape)
-    return chosen.tolist(), [
-        [(table.name(token), logprob) for token, logprob in zip(tokens, values, strict=True)]
-        for tokens, values in zip(ids.tolist(), top.tolist(), strict=True)
+    return [
+        (logprob, [(table.name(token), value) for token, value in zip(tokens, values, strict=True)], tokens)
+        for logprob, tokens, values in zip(chosen.tolist(), ids.tolist(), top.tolist(), strict=True)
     ]

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from minisgl.tokenizer.bad_words import BadWords, token_sequences
 from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.control_tokens import ControlTokens, RenderedChat
 from minisgl.tokenizer.errors import PromptError
@@ -56,6 +57,13 @@ class PromptEncoder:
         for i in repeated:
             results[i] = results[i - 1]
         return [result for result in results if result is not None]
+
+    def bad_words(self, words: Sequence[str]) -> BadWords | PromptError:
+        """Return the token ids of texts that an answer must not contain."""
+        try:
+            return token_sequences(self._tokenizer, words)
+        except BaseException as error:
+            return _prompt_error(error)
 
     def encoded(self, request: Encode) -> Encoded | PromptError:
         """Return the tokens of a text or a conversation."""

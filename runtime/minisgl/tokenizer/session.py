@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from minisgl.grammar.build import build
 from minisgl.grammar.errors import GrammarError
 from minisgl.tokenizer.answer import Answer, EndReason
+from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.logprobs import EchoLogprobs
 from minisgl.tokenizer.prompt_encoder import Prompt
@@ -67,7 +68,13 @@ class _Request:
     """Text or scored tokens of the answer were sent to the frontend."""
     wait: FirstTokenWait | None = None
     preemptions: int = 0
+    prompt_ids: bytes = b""
+    """int32, for requests with `return_token_ids`."""
     echo: EchoLogprobs | None = None
+    prompt_scores: EchoLogprobs | None = None
+    """For log-probabilities of a prompt that are not part of its echo."""
+    prompt_scored: list[ScoredToken] = field(default_factory=list)
+    """Those that have arrived; they are sent together with the first output."""
     answer: Answer = field(init=False)
     """Set when the prompt is encoded."""
 
@@ -141,29 +148,24 @@ class Session:
         request = self._requests.get(request_id)
         return request is None or request.has_output or (request.echo is not None and request.tokens > 0)
 
-    def encoded(self, request_id: bytes, prompt: Prompt | PromptError) -> None:
-        """Submit a request with its token ids, or end it with the error of its prompt. It may have been cancelled
-        meanwhile."""
+    def encoded(self, request_id: bytes, prompt: Prompt | PromptError, bad_words: BadWords = ()) -> None:
+        """Submit a request with its token ids, and those of its bad words, or end it with the error of its prompt. It
+        may have been cancelled meanwhile."""
         request = self._requests.get(request_id)
         if request is None:
             return
         try:
             if isinstance(prompt, PromptError):
                 raise prompt
-            submit = self._submit(request, prompt)
+            submit = self._submit(request, prompt, bad_words)
+            self._begin_answer(request, prompt)
         except (PromptError, GrammarError) as error:
             if request.phase is _Phase.REENCODING:
                 self._to_scheduler.append(Abort(request_id))
             param = error.param if isinstance(error, PromptError) else None
             self._end_failed(request_id, error.code, error.message, param)
             return
-        assert self._token_bytes is not None
         request.phase = _Phase.SUBMITTED
-        request.prompt_tokens = len(prompt)
-        generate = request.generate
-        if generate.echo:
-            request.echo = EchoLogprobs(self._token_bytes, prompt, generate.prompt)
-        request.answer = Answer(generate, self._token_bytes, prompt, len(request.echo.text) if request.echo else 0)
         self._to_scheduler.append(submit)
 
     def cancel(self, cancel: Cancel) -> None:
@@ -186,15 +188,21 @@ class Session:
         request = self._requests.get(ack.id)
         if request is not None:
             request.phase = _Phase.RUNNING
-            self._to_frontend.append(Accepted(ack.id, request.prompt_tokens))
+            self._to_frontend.append(Accepted(ack.id, request.prompt_tokens, request.prompt_ids))
             if (echo := request.echo) is not None:
-                scored = echo.first() if request.generate.params.prompt_logprobs is not None else []
+                scored = echo.first() if _scores_echo(request.generate) else []
                 self._to_frontend.append(_text_of(ack.id, echo.text, scored))
+            if (scores := request.prompt_scores) is not None:
+                request.prompt_scored = scores.first()
 
     def prompt_scored(self, message: PromptLogprobs) -> None:
-        """Report scores of an echoed prompt. Raises ValidationError for scores that do not fit the prompt."""
+        """Report or keep the scores of a prompt. Raises ValidationError for scores that do not fit the prompt."""
         request = self._requests.get(message.id)
-        if request is not None and request.echo is not None:
+        if request is None:
+            return
+        if request.prompt_scores is not None:
+            request.prompt_scored += request.prompt_scores.scored(message.start, message.logprobs)
+        elif request.echo is not None:
             scored = request.echo.scored(message.start, message.logprobs)
             self._to_frontend.append(_text_of(message.id, "", scored))
 
@@ -242,6 +250,10 @@ class Session:
                 self._to_scheduler.append(Abort(request_id))
                 self._end_failed(request_id, "engine_error", problem)
                 continue
+            if request.prompt_scored:
+                self._to_frontend.append(_scores_of(request_id, request.prompt_scored))
+                request.prompt_scored = []
+                request.has_output = True
             if request.generate.params.max_tokens == 0:
                 # The engine generates at least one token, although none was asked for.
                 request.tokens = 0
@@ -253,7 +265,7 @@ class Session:
             if output.reason is not None:
                 if reason is None:
                     self._to_scheduler.append(Abort(request_id))
-                step.finish(self._end(request_id, request, output.reason))
+                step.finish(self._end(request_id, request, output.reason, output.matched))
         if (message := step.message()) is not None:
             self._to_frontend.append(message)
 
@@ -271,7 +283,20 @@ class Session:
         messages, self._to_frontend = self._to_frontend, []
         return messages
 
-    def _submit(self, request: _Request, prompt: Prompt) -> Submit:
+    def _begin_answer(self, request: _Request, prompt: Prompt) -> None:
+        """Raises PatternError."""
+        assert self._token_bytes is not None
+        generate = request.generate
+        request.prompt_tokens = len(prompt)
+        if generate.return_token_ids:
+            request.prompt_ids = prompt.tobytes()
+        if generate.echo:
+            request.echo = EchoLogprobs(self._token_bytes, prompt, generate.prompt)
+        if generate.params.prompt_logprobs is not None and not _scores_echo(generate):
+            request.prompt_scores = EchoLogprobs(self._token_bytes, prompt, None)
+        request.answer = Answer(generate, self._token_bytes, prompt, len(request.echo.text) if request.echo else 0)
+
+    def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords) -> Submit:
         assert self._model is not None, "requests are taken only after `open`"
         generate = request.generate
         params = generate.params
@@ -279,14 +304,19 @@ class Session:
         _check_tokens(prompt, vocab_size, "prompt")
         _check_tokens(params.stop_token_ids, vocab_size, "stop_token_ids")
         _check_tokens(params.logit_bias, vocab_size, "logit_bias")
+        _check_tokens(params.allowed_token_ids, vocab_size, "allowed_token_ids")
         return submit_message(
             generate,
             prompt.tobytes(),
             max_tokens=_max_tokens(len(prompt), params, self._model.max_model_len),
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
+            # The engine can sample no token outside of its vocabulary.
+            bad_words=tuple(word for word in bad_words if max(word) < vocab_size),
         )
 
-    def _end(self, request_id: bytes, request: _Request, reason: EndReason) -> Finished:
+    def _end(
+        self, request_id: bytes, request: _Request, reason: EndReason, matched: str | int | None = None
+    ) -> Finished:
         del self._requests[request_id]
         return Finished(
             id=request_id,
@@ -295,6 +325,7 @@ class Session:
             cached_tokens=request.cached_tokens,
             completion_tokens=request.tokens,
             wait=request.wait,
+            matched_stop=matched,
             preemptions=request.preemptions,
         )
 
@@ -316,10 +347,22 @@ def _text_of(request_id: bytes, text: str, scored: list[ScoredToken]) -> Texts:
     return Texts(ids=request_id, texts=[text], finished=[], counts=[0], scored={0: scored} if scored else {})
 
 
+def _scores_of(request_id: bytes, scored: list[ScoredToken]) -> Texts:
+    """Return a message with the log-probabilities of a prompt."""
+    return Texts(ids=request_id, texts=[""], finished=[], counts=[0], prompt_scored={0: scored})
+
+
+def _scores_echo(generate: Generate) -> bool:
+    """Return whether the echoed prompt has log-probabilities, as the answer has."""
+    params = generate.params
+    return generate.echo and params.logprobs is not None and params.prompt_logprobs is not None
+
+
 def _missing_logprobs(request: _Request, row: int, logprobs: dict[int, TokenLogprobs]) -> str:
     """Return an error if requested log-probabilities are missing, because the answer would be incomplete; else ""."""
     params = request.generate.params
-    if params.prompt_logprobs is not None and request.echo is not None and request.echo.missing:
+    scores = request.prompt_scores or (request.echo if params.prompt_logprobs is not None else None)
+    if scores is not None and scores.missing:
         return "the engine sent no log-probabilities of the prompt"
     if params.logprobs is not None and row not in logprobs:
         return "the engine sent no log-probabilities"
@@ -336,7 +379,9 @@ def _check_tokens(tokens: Collection[int], vocab_size: int, param: str) -> None:
         )
 
 
-def submit_message(generate: Generate, prompt: bytes, *, max_tokens: int, seed: int) -> Submit:
+def submit_message(
+    generate: Generate, prompt: bytes, *, max_tokens: int, seed: int, bad_words: BadWords = ()
+) -> Submit:
     """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt. Raises GrammarError."""
     submit = Submit.with_params(
         replace(generate.params, max_tokens=max_tokens, seed=seed),
@@ -347,9 +392,10 @@ def submit_message(generate: Generate, prompt: bytes, *, max_tokens: int, seed: 
         cache_salt=generate.cache_salt.encode("utf-8", "replace"),
         stream=generate.stream,
     )
-    if generate.structured_output is None:
+    if generate.structured_output is None and not bad_words:
         return submit
-    return replace(submit, grammar=build(generate.structured_output))
+    grammar = "" if generate.structured_output is None else build(generate.structured_output)
+    return replace(submit, grammar=grammar, bad_words=bad_words)
 
 
 def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from minisgl.tokenizer.answer import Output
 from minisgl.wire.text import Finished, ScoredToken, Texts
 
@@ -14,6 +16,7 @@ class StepTexts:
         self._texts: list[str] = []
         self._counts: list[int] = []
         self._scored: dict[int, list[ScoredToken]] = {}
+        self._token_ids: dict[int, bytes] = {}
         self._finished: list[Finished] = []
 
     def add_text(self, request_id: bytes, text: str, tokens: int) -> None:
@@ -24,8 +27,10 @@ class StepTexts:
 
     def add(self, request_id: bytes, output: Output, tokens: int) -> bool:
         """Add a row with this output, if it has any. Returns whether it has."""
-        if not output.text and not output.scored:
+        if not output.text and not output.scored and not output.token_ids:
             return False
+        if output.token_ids:
+            self._token_ids[len(self._ids)] = array("i", output.token_ids).tobytes()
         if output.scored:
             self._scored[len(self._ids)] = [*output.scored]
         self.add_text(request_id, output.text, tokens)
@@ -45,4 +50,5 @@ class StepTexts:
             finished=self._finished,
             counts=self._counts,
             scored=self._scored,
+            token_ids=self._token_ids,
         )

@@ -20,6 +20,8 @@ class StopStrings:
         self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.stopped = False
+        self.matched: str | None = None
+        """Stop string that was found."""
 
     def push(self, piece: str, may_stop: bool = True) -> str:
         """Add text and return the part that is safe to send now; nothing after a match (`stopped`). Without `may_stop`
@@ -32,11 +34,11 @@ class StopStrings:
         # part may contain a whole shorter match, which arrived without `may_stop`.
         held, text = len(self._held), self._held + piece
         starts = ((stop, text.find(stop, max(held - len(stop) + 1, 0))) for stop in self._stops)
-        found = [(at + len(stop), at) for stop, at in starts if at >= 0]
+        found = [(at + len(stop), at, stop) for stop, at in starts if at >= 0]
         if found and may_stop:
             self.stopped = True
             self._held = ""
-            end, begin = min(found)
+            end, begin, self.matched = min(found)
             return text[: end if self._include else begin]
         keep = self._partial(text)
         self._held = text[len(text) - keep :]

@@ -208,6 +208,9 @@ class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
     """None for the first token of a prompt, which has no context."""
     top: list[tuple[bytes, float]]
     """Names and log-probabilities of the most likely tokens, best first."""
+    token_id: int = -1
+    top_ids: list[int] = []
+    """Ids of the tokens in `top`."""
 
 
 class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_defaults=True):
@@ -228,6 +231,9 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_default
     """New output of tool calls by row; it follows the row's text."""
     token_ids: dict[int, bytes] = {}
     """int32 ids of new tokens by row, for requests with `return_token_ids`."""
+    prompt_scored: dict[int, list[ScoredToken]] = {}
+    """All tokens of the prompt by row, in the first row of a request with `prompt_logprobs`, unless the prompt is
+    echoed with log-probabilities: then they are in `scored`."""
 
     def rows(self) -> list[tuple[bytes, str]]:
         """Request and text of each row. Raises ValidationError when the columns differ in length."""
