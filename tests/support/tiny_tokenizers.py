@@ -18,8 +18,12 @@ CHATML = (
 )
 
 
-def byte_level(special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")) -> Tokenizer:
-    """Byte-level BPE, as Llama 3 and Qwen have. Ids 0..255 are single bytes; `special` follow the merges."""
+def byte_level(
+    special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    added: tuple[str, ...] = ("<think>", "</think>"),
+) -> Tokenizer:
+    """Byte-level BPE, as Llama 3 and Qwen have. Ids 0..255 are single bytes; `special` follow the merges, then `added`,
+    which are tokens with a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {character: i for i, character in enumerate(alphabet)}
     merges: list[tuple[str, str]] = []
@@ -36,7 +40,7 @@ def byte_level(special: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>", "<|i
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(special))
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<think>", "</think>")])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in added])
     return tokenizer
 
 

@@ -22,6 +22,7 @@ from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.supervisor import Supervisor
 from minisgl.logging import LogOptions
 from minisgl.options import Port, Seconds, option
+from minisgl.parsing.names import Parsers
 from minisgl.router.config import EngineDiscovery, LocalEngine, TokenizerConfig
 from minisgl.wire.sockets import url_host
 from minisgl.wire.status import HTTP_PORT
@@ -46,6 +47,7 @@ class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint = Endpoint()
     access: Access = Access()
     limits: RequestLimits = RequestLimits()
+    parsers: Parsers = Parsers()
     drain_timeout: Annotated[
         Seconds,
         option("time for running requests to finish after SIGTERM; a second signal stops them", default="{:g} seconds"),
@@ -96,6 +98,7 @@ def endpoint_groups(
         TokenizerConfig(
             engines=engines,
             names=names,
+            parsers=options.parsers,
             queue_seconds=options.limits.queue_seconds,
             stall_seconds=options.limits.stall_seconds,
             frontend_address=f"ipc://{directory}/tokenizer{number}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from minisgl.parsing.names import Parsers
 from minisgl.wire.status import CONTROL_PORT, SCHEDULER_PORT
 
 
@@ -34,6 +35,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     engines: LocalEngine | EngineDiscovery
     names: tuple[str, ...] = ()
     """Names of the model that requests may use; empty: the engines' name for it."""
+    parsers: Parsers = Parsers()
     queue_seconds: float = 60.0
     """Longest time that a request waits for an engine that can take it."""
     stall_seconds: float = 60.0

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from minisgl.router.config import EngineDiscovery, LocalEngine
+from minisgl.router.config import EngineDiscovery, LocalEngine, TokenizerConfig
 from minisgl.router.discovery import Resolve, Sockets, look_up
 from minisgl.router.replicas import STALE_SECONDS
 from minisgl.router.tokenizer_files import fetch_files, local_files
@@ -37,17 +37,14 @@ class EngineSource(msgspec.Struct, frozen=True, kw_only=True):
     """A replica with requests that has sent nothing for this long counts as lost."""
 
 
-def engine_source(engines: LocalEngine | EngineDiscovery, stall_seconds: float, resolve: Resolve) -> EngineSource:
-    """Return the source of a configuration; on one machine this loads the tokenizer. Raises TokenizerError.
-
-    `stall_seconds` applies in a cluster.
-    """
-    match engines:
+def engine_source(config: TokenizerConfig, resolve: Resolve) -> EngineSource:
+    """Return the source of a configuration; on one machine this loads the tokenizer. Raises TokenizerError."""
+    match engines := config.engines:
         case LocalEngine():
             return EngineSource(
                 sockets={LOCAL_ENGINE: engines.scheduler_address},
                 files=lambda hashes, _: local_files(Path(engines.model), hashes),
-                tokenizer=load(engines.model),
+                tokenizer=load(engines.model, config.parsers),
                 # No other engine could take the requests, and a long step on a CPU is as silent as a hang. The launcher
                 # notices a hang and restarts the engine.
                 stale_seconds=math.inf,
@@ -58,5 +55,5 @@ def engine_source(engines: LocalEngine | EngineDiscovery, stall_seconds: float, 
                 find=lambda: look_up(engines.host, engines.scheduler_port, resolve),
                 files=lambda hashes, hosts: fetch_files(hashes, hosts, engines.control_port, Path(engines.cache)),
                 stale_seconds=STALE_SECONDS,
-                stall_seconds=stall_seconds,
+                stall_seconds=config.stall_seconds,
             )

@@ -78,6 +78,7 @@ class Router:
         self.tokenizer: LoadedTokenizer | None = None
         """The one in use."""
         self._names = config.names
+        self._parsers = config.parsers
         self._source = source
         self._context = context
         self._session = session
@@ -256,7 +257,7 @@ class Router:
 
     def _load(self, hashes: FileHashes, addresses: Sequence[str]) -> LoadedTokenizer:
         """Runs in a thread. Raises TokenizerError, OSError."""
-        return load(self._source.files(hashes, addresses))
+        return load(self._source.files(hashes, addresses), self._parsers)
 
     def _on_files_loaded(self, loading: Future[LoadedTokenizer]) -> None:
         try:
@@ -279,7 +280,7 @@ class Router:
         if self.tokenizer is not None:
             logger.info("switching to the tokenizer files of most engines")
         self.tokenizer = tokenizer
-        self._session.use(tokenizer.token_bytes)
+        self._session.use(tokenizer.token_bytes, tokenizer.answers)
         self._dispatcher.set_files_in_use(tokenizer.hashes)
 
     def _send_state(self) -> None:

@@ -103,7 +103,7 @@ class Worker:
         """Opens the sockets; on one machine, loads the tokenizer first. `resolve` looks up a cluster's engines.
         Raises TokenizerError."""
         # First, because nothing has to be closed yet if it fails.
-        source = engine_source(config.engines, config.stall_seconds, resolve)
+        source = engine_source(config, resolve)
         self._session = Session()
         self._context: zmq.Context[Any] = zmq.Context()
         self._wake_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from minisgl.parsing.answer_format import AnswerFormat
+from minisgl.parsing.detect import find_formats
+from minisgl.parsing.names import Parsers
 from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.text import SamplingDefaults
+
+_DETECT: Final = Parsers()
 
 
 class LoadedTokenizer(msgspec.Struct, frozen=True, eq=False):
@@ -17,11 +23,18 @@ class LoadedTokenizer(msgspec.Struct, frozen=True, eq=False):
 
     encoder: PromptEncoder
     token_bytes: TokenBytes
+    answers: AnswerFormat
     defaults: SamplingDefaults
     hashes: dict[str, str]
 
 
-def load(directory: str | Path) -> LoadedTokenizer:
+def load(directory: str | Path, parsers: Parsers = _DETECT) -> LoadedTokenizer:
     """Load the tokenizer files in a directory. Raises TokenizerError."""
     files = load_model_files(directory)
-    return LoadedTokenizer(PromptEncoder(files), TokenBytes(files.tokenizer), files.defaults, files.hashes)
+    return LoadedTokenizer(
+        encoder=PromptEncoder(files),
+        token_bytes=TokenBytes(files.tokenizer),
+        answers=find_formats(parsers, files.chat_template, files.tokenizer.token_to_id),
+        defaults=files.defaults,
+        hashes=files.hashes,
+    )

@@ -17,7 +17,9 @@ from msgspec.structs import replace
 
 from minisgl.grammar.build import build
 from minisgl.grammar.errors import GrammarError
+from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.tokenizer.answer import Answer, EndReason
+from minisgl.tokenizer.answer_scanner import answer_scanner, reasoning_state
 from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.logprobs import EchoLogprobs
@@ -82,11 +84,12 @@ class _Request:
 class Session:
     """Takes requests between `open` and `close`."""
 
-    def __init__(self, token_bytes: TokenBytes | None = None) -> None:
+    def __init__(self, token_bytes: TokenBytes | None = None, answers: AnswerFormat = PLAIN_ANSWERS) -> None:
         """`token_bytes` may come later with `use`, which the caller calls before `open`."""
         self._to_scheduler: list[Submit | Abort] = []
         self._to_frontend: list[FromTokenizer] = []
         self._token_bytes = token_bytes
+        self._answers = answers
         self._model: ModelCard | None = None
         """The model as the engines served it last; None before the first `open`."""
         self._open = False
@@ -100,9 +103,11 @@ class Session:
     def __contains__(self, request_id: bytes) -> bool:
         return request_id in self._requests
 
-    def use(self, token_bytes: TokenBytes) -> None:
-        """Set the tokenizer of prompts that are encoded from now on; running answers keep theirs."""
+    def use(self, token_bytes: TokenBytes, answers: AnswerFormat) -> None:
+        """Set the tokenizer of prompts that are encoded from now on, and the format of their answers; running answers
+        keep theirs."""
         self._token_bytes = token_bytes
+        self._answers = answers
 
     def open(self, model: ModelCard) -> None:
         """Take requests for this model."""
@@ -284,7 +289,7 @@ class Session:
         return messages
 
     def _begin_answer(self, request: _Request, prompt: Prompt) -> None:
-        """Raises PatternError."""
+        """Raises PromptError."""
         assert self._token_bytes is not None
         generate = request.generate
         request.prompt_tokens = len(prompt)
@@ -294,7 +299,14 @@ class Session:
             request.echo = EchoLogprobs(self._token_bytes, prompt, generate.prompt)
         if generate.params.prompt_logprobs is not None and not _scores_echo(generate):
             request.prompt_scores = EchoLogprobs(self._token_bytes, prompt, None)
-        request.answer = Answer(generate, self._token_bytes, prompt, len(request.echo.text) if request.echo else 0)
+        state = reasoning_state(generate, self._answers, self._token_bytes, prompt)
+        request.answer = Answer(
+            generate,
+            self._token_bytes,
+            prompt,
+            echo_length=len(request.echo.text) if request.echo else 0,
+            scanner=answer_scanner(generate, self._answers, state),
+        )
 
     def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords) -> Submit:
         assert self._model is not None, "requests are taken only after `open`"
@@ -327,6 +339,8 @@ class Session:
             wait=request.wait,
             matched_stop=matched,
             preemptions=request.preemptions,
+            tool_calls=request.answer.tool_calls,
+            reasoning_tokens=request.answer.reasoning_tokens,
         )
 
     def _end_failed(self, request_id: bytes, code: str, message: str, param: str | None = None) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 
+from minisgl.parsing.output import Reasoning, Text
 from minisgl.tokenizer.answer import Output
-from minisgl.wire.text import Finished, ScoredToken, Texts
+from minisgl.wire.text import Finished, ScoredToken, Texts, ToolCallDelta
 
 
 class StepTexts:
@@ -17,6 +18,8 @@ class StepTexts:
         self._counts: list[int] = []
         self._scored: dict[int, list[ScoredToken]] = {}
         self._token_ids: dict[int, bytes] = {}
+        self._reasoning: dict[int, str] = {}
+        self._tool_calls: dict[int, list[ToolCallDelta]] = {}
         self._finished: list[Finished] = []
 
     def add_text(self, request_id: bytes, text: str, tokens: int) -> None:
@@ -26,14 +29,32 @@ class StepTexts:
         self._counts.append(tokens)
 
     def add(self, request_id: bytes, output: Output, tokens: int) -> bool:
-        """Add a row with this output, if it has any. Returns whether it has."""
-        if not output.text and not output.scored and not output.token_ids:
+        """Add this output, if there is any. Returns whether there is. It takes several rows only where one row, which
+        has reasoning, then text, then tool calls, cannot keep its order."""
+        if not output.events and not output.scored and not output.token_ids:
             return False
+        row = len(self._ids)
+        self.add_text(request_id, "", tokens)
         if output.token_ids:
-            self._token_ids[len(self._ids)] = array("i", output.token_ids).tobytes()
+            self._token_ids[row] = array("i", output.token_ids).tobytes()
         if output.scored:
-            self._scored[len(self._ids)] = [*output.scored]
-        self.add_text(request_id, output.text, tokens)
+            self._scored[row] = [*output.scored]
+        for event in output.events:
+            has_calls = row in self._tool_calls
+            match event:
+                case Reasoning() if has_calls or self._texts[row]:
+                    row = len(self._ids)
+                    self.add_text(request_id, "", tokens)
+                    self._reasoning[row] = event.text
+                case Reasoning():
+                    self._reasoning[row] = self._reasoning.get(row, "") + event.text
+                case Text() if has_calls:
+                    row = len(self._ids)
+                    self.add_text(request_id, event.text, tokens)
+                case Text():
+                    self._texts[row] += event.text
+                case ToolCallDelta():
+                    self._tool_calls.setdefault(row, []).append(event)
         return True
 
     def finish(self, finished: Finished) -> None:
@@ -51,4 +72,6 @@ class StepTexts:
             counts=self._counts,
             scored=self._scored,
             token_ids=self._token_ids,
+            reasoning=self._reasoning,
+            tool_calls=self._tool_calls,
         )

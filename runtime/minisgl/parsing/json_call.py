@@ -1,0 +1,94 @@
+"""Tool calls as JSON objects: `{"name": …, "arguments": {…}}`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+from minisgl.parsing import json_text
+from minisgl.parsing.json_text import SPACE
+from minisgl.parsing.output import Call, Output
+from minisgl.parsing.reader import NotACall, Reader, Scan
+
+_ARGUMENTS: Final = ("arguments", "parameters")
+_OTHER_KEYS: Final = ("type", "id", "function")
+"""Further keys that models write into calls."""
+
+
+def parse(reader: Reader, output: Output, known: Collection[str] | None = None) -> Scan[None]:
+    """Parse the call whose object begins at the position. If it is broken behind its name, the rest remains text.
+    Raises NotACall if it is none, and Ended.
+
+    `known`: names of tools. With it, an object counts as a call only if it has a known name and no other keys than a
+    call: nothing else tells it from an object that the client has asked for.
+    """
+    call = Call(output)
+    try:
+        yield from _object(reader, call, known)
+    except NotACall:
+        if not call.has_begun:
+            raise
+        reader.at = 0
+    call.end()
+
+
+def _object(reader: Reader, call: Call, known: Collection[str] | None) -> Scan[None]:
+    """Parse a call. Raises NotACall, also where it is broken behind its name, and Ended."""
+    yield from reader.expect("{")
+    held: list[str] = []
+    """Arguments before the name."""
+    has_arguments = False
+
+    def emit(text: str) -> None:
+        call.arguments(text)
+        reader.commit()
+
+    while True:
+        key = yield from _key(reader)
+        if key == "name" and not call.has_begun:
+            name = yield from json_text.string(reader)
+            if not name or (known is not None and name not in known):
+                raise NotACall
+            call.begin(name)
+            emit("".join(held))
+        elif key in _ARGUMENTS and not has_arguments:
+            has_arguments = True
+            yield from arguments(reader, emit if call.has_begun else held.append)
+        elif known is None or key in _OTHER_KEYS:
+            yield from json_text.value(reader, _ignore)
+        else:
+            raise NotACall
+        if (yield from reader.skip(SPACE)) == "}":
+            break
+        yield from reader.expect(",")
+    reader.at += 1
+    if not call.has_begun:
+        raise NotACall
+
+
+def arguments(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
+    """Pass the arguments at the position to `emit`, as they arrive. Some models write them as a string that contains
+    JSON, or null for none. Raises NotACall, Ended."""
+    first = yield from reader.peek()
+    if first == '"':
+        yield from json_text.string_value(reader, emit)
+    elif first in "{[":
+        yield from json_text.value(reader, emit)
+    else:
+        scalar: list[str] = []
+        yield from json_text.value(reader, scalar.append)
+        if scalar != ["null"]:
+            emit("".join(scalar))
+
+
+def _key(reader: Reader) -> Scan[str]:
+    yield from reader.skip(SPACE)
+    key = yield from json_text.string(reader)
+    yield from reader.skip(SPACE)
+    yield from reader.expect(":")
+    yield from reader.skip(SPACE)
+    return key
+
+
+def _ignore(text: str) -> None:
+    """Other values of a call have no meaning for clients."""

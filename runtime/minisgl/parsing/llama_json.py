@@ -1,0 +1,40 @@
+"""Llama 3: `{"name": …, "parameters": {…}}`, alone or behind `<|python_tag|>`; several are separated by semicolons."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from minisgl.parsing import json_call
+from minisgl.parsing.json_text import SPACE
+from minisgl.parsing.output import Output
+from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
+from minisgl.parsing.tool_format import ToolFormat, Tools
+
+PYTHON_TAG: Final = "<|python_tag|>"
+_STARTS: Final = ("{", PYTHON_TAG)
+
+
+def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
+    yield from _call(reader, output, tools)
+    while True:
+        reader.commit()
+        calls = output.calls
+        try:
+            if not (yield from reader.skip_to(_STARTS, SPACE + ";")):
+                return
+            yield from _call(reader, output, tools)
+        except (NotACall, Ended):
+            if output.calls > calls:
+                raise
+            # Something else follows the calls, and begins behind the last one.
+            reader.at = 0
+            return
+
+
+def _call(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
+    is_tagged = yield from reader.skip_text(PYTHON_TAG)
+    yield from reader.skip(SPACE)
+    yield from json_call.parse(reader, output, None if is_tagged else tools)
+
+
+LLAMA_JSON: Final = ToolFormat("llama3_json", (PYTHON_TAG,), _parse, bare="{")

@@ -1,0 +1,79 @@
+"""Mistral: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`; newer models `[TOOL_CALLS]NAME[ARGS]{…}` for each call."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from minisgl.parsing import json_call
+from minisgl.parsing.json_text import SPACE
+from minisgl.parsing.output import Call, Output, short_call_id
+from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
+from minisgl.parsing.tool_format import ToolFormat, Tools
+
+START: Final = "[TOOL_CALLS]"
+CALL_ID: Final = "[CALL_ID]"
+ARGS: Final = "[ARGS]"
+_NAME: Final = re.compile(r"[\w.\-]*")
+
+
+def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
+    yield from reader.skip_text(START)
+    match (yield from reader.skip(SPACE)):
+        case "[":
+            reader.at += 1
+            yield from _list(reader, output)
+        case "{":
+            yield from json_call.parse(reader, output)
+        case _:
+            yield from _named(reader, output)
+
+
+def _list(reader: Reader, output: Output) -> Scan[None]:
+    yield from reader.skip(SPACE)
+    yield from json_call.parse(reader, output)
+    while True:
+        reader.commit()
+        calls = output.calls
+        try:
+            if (yield from reader.skip(SPACE)) == "]":
+                reader.at += 1
+                return
+            yield from reader.expect(",")
+            yield from reader.skip(SPACE)
+            yield from json_call.parse(reader, output)
+        except (NotACall, Ended):
+            if output.calls > calls:
+                raise
+            # Something else follows the calls, and begins behind the last one.
+            reader.at = 0
+            return
+
+
+def _named(reader: Reader, output: Output) -> Scan[None]:
+    name = yield from reader.match(_NAME)
+    if not name:
+        raise NotACall
+    if (yield from reader.skip_text(CALL_ID)):
+        yield from reader.match(_NAME)
+    is_marked = yield from reader.skip_text(ARGS)
+    if not is_marked and (yield from reader.skip(SPACE)) != "{":
+        raise NotACall
+    call = Call(output)
+    call.begin(name)
+    reader.commit()
+
+    def emit(text: str) -> None:
+        call.arguments(text)
+        reader.commit()
+
+    try:
+        if is_marked:
+            yield from reader.skip(SPACE)
+        yield from json_call.arguments(reader, emit)
+    except NotACall:
+        reader.at = 0
+    call.end()
+
+
+MISTRAL: Final = ToolFormat("mistral", (START,), _parse, (CALL_ID, ARGS), new_id=short_call_id)

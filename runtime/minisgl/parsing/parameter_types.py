@@ -1,0 +1,79 @@
+"""Types that the JSON schema of a tool allows for a parameter, for formats that write values without quotes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+ALL_TYPES: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_MAX_DEPTH: Final = 8
+"""Depth of references and alternatives; deeper ones count as any type."""
+
+
+def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
+    """Return the JSON types of a parameter; all of them for one that the schema does not describe."""
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and name in properties:
+        return _types(properties[name], schema, _MAX_DEPTH)
+    return _types(schema.get("additionalProperties"), schema, _MAX_DEPTH)
+
+
+def parameter_names(schema: Mapping[str, Any]) -> list[str]:
+    """Return the names of the parameters that the schema describes, in its order."""
+    properties = schema.get("properties")
+    return [*properties] if isinstance(properties, Mapping) else []
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    if not isinstance(schema, Mapping) or not depth:
+        return ALL_TYPES
+    allowed = ALL_TYPES
+    if isinstance(reference := schema.get("$ref"), str):
+        allowed &= _types(_resolved(reference, root), root, depth - 1)
+    declared = schema.get("type")
+    if declared is not None:
+        names = declared if isinstance(declared, list) else [declared]
+        allowed &= frozenset(name for name in names if isinstance(name, str) and name in ALL_TYPES) or ALL_TYPES
+    for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+        if isinstance(values, list):
+            allowed &= frozenset(map(_type_of, values))
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(keyword), list) and options:
+            allowed &= frozenset[str]().union(*(_types(option, root, depth - 1) for option in options))
+    if isinstance(parts := schema.get("allOf"), list):
+        for part in parts:
+            allowed &= _types(part, root, depth - 1)
+    return allowed or ALL_TYPES
+
+
+def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
+    """Return the schema that a reference within the document names; None for others."""
+    found: Any = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found if reference.startswith("#") else None
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case None:
+            return "null"
+    return "object"
+
+
+def has_type(value: Any, types: frozenset[str]) -> bool:
+    """Return whether a decoded JSON value has one of the types."""
+    found = _type_of(value)
+    if found == "number" and value.is_integer():
+        found = "integer"
+    return found in types or ("number" in types and found == "integer")

@@ -1,0 +1,145 @@
+"""Pythonic calls: `[f(a=1, b='x'), g()]`, as Llama 3.2 and Llama 4 write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+from minisgl.parsing.json_text import SPACE, escaped
+from minisgl.parsing.output import Call, Output
+from minisgl.parsing.python_text import python_literal, string_value
+from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
+from minisgl.parsing.tool_format import ToolFormat, Tools
+
+_NAME: Final = re.compile(r"[\w.\-]*")
+_KEY: Final = re.compile(r"\w*")
+_SPECIAL: Final = re.compile(r"""["'()\[\]{},]""")
+
+
+def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
+    yield from reader.expect("[")
+    yield from _call(reader, output, tools)
+    while True:
+        reader.commit()
+        calls = output.calls
+        try:
+            if (yield from reader.skip(SPACE)) == "]":
+                reader.at += 1
+                return
+            yield from reader.expect(",")
+            yield from _call(reader, output, tools)
+        except (NotACall, Ended):
+            if output.calls > calls:
+                raise
+            # Something else follows the calls, and begins behind the last one.
+            reader.at = 0
+            return
+
+
+def _call(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
+    """Parse one call. Raises NotACall before it has begun, and Ended."""
+    yield from reader.skip(SPACE)
+    name = yield from reader.match(_NAME)
+    yield from reader.expect("(")
+    if name not in tools:
+        raise NotACall
+    call = Call(output)
+    before = "{"
+    try:
+        while (yield from reader.skip(SPACE)) != ")":
+            key = yield from _key(reader)
+            if not call.has_begun:
+                call.begin(name)
+            call.arguments(f'{before}"{escaped(key)}": ')
+            before = ", "
+            reader.commit()
+            yield from _value(reader, call)
+            reader.commit()
+            if (yield from reader.skip(SPACE)) != ")":
+                yield from reader.expect(",")
+        reader.at += 1
+        if not call.has_begun:
+            call.begin(name)
+    except NotACall:
+        if not call.has_begun:
+            raise
+        reader.at = 0
+    if before != "{":
+        call.arguments("}")
+    call.end()
+
+
+def _key(reader: Reader) -> Scan[str]:
+    """Return the name of an argument, and skip what is between it and its value. Raises NotACall, Ended."""
+    key = yield from reader.match(_KEY)
+    yield from reader.skip(SPACE)
+    yield from reader.expect("=")
+    if not key or (yield from reader.skip(SPACE)) == "=":
+        raise NotACall
+    return key
+
+
+def _value(reader: Reader, call: Call) -> Scan[None]:
+    """Pass on a value as JSON: a string as it arrives, any other one when it is complete. Raises Ended."""
+    if (yield from reader.peek()) in "'\"":
+
+        def emit(text: str) -> None:
+            call.arguments(escaped(text))
+            reader.commit()
+
+        call.arguments('"')
+        yield from string_value(reader, emit)
+        call.arguments('"')
+        return
+    text = yield from _expression(reader, call)
+    call.arguments(_json(text.strip()))
+
+
+def _expression(reader: Reader, call: Call) -> Scan[str]:
+    """Return the text up to the comma or bracket that ends an argument. Raises Ended."""
+    begin = reader.at
+    depth = 0
+    while True:
+        found = _SPECIAL.search(reader.text, reader.at)
+        if found is None:
+            reader.at = len(reader.text)
+            if reader.ended:
+                call.arguments(reader.text[begin:])
+                raise Ended
+            yield
+            continue
+        reader.at = found.start()
+        match found[0]:
+            case "'" | '"':
+                yield from string_value(reader, _ignore)
+                continue
+            case "(" | "[" | "{":
+                depth += 1
+            case ")" | "]" | "}":
+                depth -= 1
+        if depth < 0 or (depth == 0 and found[0] == ","):
+            return reader.text[begin : reader.at]
+        reader.at += 1
+
+
+def _json(text: str) -> str:
+    """Return the JSON text of a Python literal, or of a JSON value in its place; of anything else, as a string."""
+    if (literal := python_literal(text)) is not None:
+        return literal.text
+    try:
+        json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return f'"{escaped(text)}"'
+    return text
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
+
+
+def _ignore(text: str) -> None:
+    """Strings within an expression are converted with it."""
+
+
+PYTHONIC: Final = ToolFormat("pythonic", (), _parse, bare="[")

@@ -1,0 +1,162 @@
+"""Qwen3-Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>`.
+
+Values are texts without quotes; the tool's schema decides which of them are strings. A string is passed on as it
+arrives; any other value when it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from minisgl.parsing.json_text import SPACE, escaped
+from minisgl.parsing.output import Call, Output
+from minisgl.parsing.parameter_types import has_type, parameter_types
+from minisgl.parsing.python_text import python_literal
+from minisgl.parsing.reader import Ended, NotACall, Reader, Scan, held_suffix
+from minisgl.parsing.tool_format import ToolFormat, Tools
+
+START: Final = "<tool_call>"
+END: Final = "</tool_call>"
+FUNCTION: Final = "<function="
+END_FUNCTION: Final = "</function>"
+PARAMETER: Final = "<parameter="
+END_PARAMETER: Final = "</parameter>"
+_NAME: Final = re.compile(r"[^<>\s]*")
+_KEY: Final = re.compile(r"[^<>\n]*")
+_VALUE_END: Final = re.compile(r"\n?</parameter>|\n(?=<parameter=|</function>\n</tool_call>)")
+"""The end of a value; also where a model forgets the tag."""
+_VALUE_ENDS: Final = (
+    END_PARAMETER,
+    "\n" + END_PARAMETER,
+    "\n" + PARAMETER,
+    f"\n{END_FUNCTION}\n{END}",
+)
+_NUMBER: Final = re.compile(r"-?[0-9]*(\.[0-9]*)?([eE][+\-]?[0-9]*)?")
+_LITERALS: Final[Mapping[str, tuple[str, ...]]] = {"boolean": ("true", "false"), "null": ("null", "none")}
+
+
+def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
+    is_marked = yield from reader.skip_text(START)
+    yield from reader.skip(SPACE)
+    name = yield from _tag(reader, FUNCTION, _NAME)
+    # Without the marker, only the name tells a call from a text about such calls.
+    if not is_marked and name not in tools:
+        raise NotACall
+    call = Call(output)
+    call.begin(name)
+    reader.commit()
+    yield from _parameters(reader, call, tools.get(name, {}))
+    if is_marked:
+        yield from reader.skip_end(END, SPACE)
+
+
+def _tag(reader: Reader, begin: str, pattern: re.Pattern[str]) -> Scan[str]:
+    """Return the name in a tag such as `<function=NAME>`. Raises NotACall, Ended."""
+    if not (yield from reader.skip_text(begin)):
+        raise NotACall
+    name = (yield from reader.match(pattern)).strip()
+    yield from reader.expect(">")
+    if not name:
+        raise NotACall
+    return name
+
+
+def _parameters(reader: Reader, call: Call, schema: Mapping[str, Any]) -> Scan[None]:
+    """Pass on all parameters, and skip the end of the function. Raises Ended."""
+    before = "{"
+    while True:
+        yield from reader.skip(SPACE)
+        if (yield from reader.skip_text(END_FUNCTION)):
+            break
+        reader.commit()
+        try:
+            key = yield from _tag(reader, PARAMETER, _KEY)
+        except NotACall:
+            # It is not part of the call any more.
+            reader.at = 0
+            break
+        call.arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+        before = ", "
+        yield from _value(reader, call, parameter_types(schema, key))
+        reader.commit()
+    if before != "{":
+        call.arguments("}")
+    call.end()
+
+
+def _value(reader: Reader, call: Call, types: frozenset[str]) -> Scan[None]:
+    """Pass on a value as JSON. Raises Ended."""
+    if (yield from reader.peek()) == "\n":
+        reader.at += 1
+    others = types - {"string"}
+    while True:
+        found = _VALUE_END.search(reader.text, reader.at)
+        end = found.start() if found else held_suffix(reader.text, reader.at, _VALUE_ENDS)
+        text = reader.text[reader.at : end]
+        if found:
+            call.arguments(_json(text, types))
+            reader.at = found.end()
+            return
+        if "string" in types and not _may_become(text, others):
+            break
+        if reader.ended:
+            call.arguments('"' + escaped(text) if "string" in types else text)
+            raise Ended
+        yield
+    call.arguments('"')
+    while True:
+        call.arguments(escaped(text))
+        reader.at = found.end() if found else end
+        reader.commit()
+        if found:
+            call.arguments('"')
+            return
+        if reader.ended:
+            raise Ended
+        yield
+        found = _VALUE_END.search(reader.text)
+        end = found.start() if found else held_suffix(reader.text, 0, _VALUE_ENDS)
+        text = reader.text[:end]
+
+
+def _may_become(text: str, types: frozenset[str]) -> bool:
+    """Return whether a value that begins with this text may have one of the types, none of them string."""
+    text = text.strip()
+    match text[:1]:
+        case "":
+            return bool(types)
+        case "{":
+            return "object" in types
+        case "[":
+            return "array" in types
+    if types & {"number", "integer"} and _NUMBER.fullmatch(text):
+        return True
+    literals = [literal for kind in types for literal in _LITERALS.get(kind, ())]
+    return any(literal.startswith(text.lower()) for literal in literals)
+
+
+def _json(text: str, types: frozenset[str]) -> str:
+    """Return the JSON text of a complete value: that of the first type which fits, else of a string."""
+    stripped = text.strip()
+    if others := types - {"string"}:
+        try:
+            if has_type(json.loads(stripped, parse_constant=_no_constant), others):
+                return stripped
+        except (ValueError, RecursionError):
+            pass
+        for kind in others:
+            if stripped.lower() in _LITERALS.get(kind, ()):
+                return "null" if kind == "null" else stripped.lower()
+        if (literal := python_literal(stripped)) is not None and has_type(literal.value, others):
+            return literal.text
+    return f'"{escaped(text)}"'
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
+
+
+QWEN_XML: Final = ToolFormat("qwen3_coder", (START, FUNCTION), _parse, (END,))

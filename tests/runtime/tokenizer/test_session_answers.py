@@ -1,0 +1,219 @@
+"""Reasoning and tool calls in the messages of a session."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from minisgl.parsing.answer_format import AnswerFormat
+from minisgl.parsing.detect import find_formats
+from minisgl.parsing.names import Parsers
+from minisgl.parsing.scanner import Scanner
+from minisgl.tokenizer.session import Session
+from minisgl.tokenizer.token_bytes import TokenBytes
+from minisgl.wire.messages import Abort, Ack, FinishReason, SamplingParams, Submit
+from minisgl.wire.text import (
+    ChatMessage,
+    Finished,
+    Generate,
+    ScoredToken,
+    TextFailed,
+    Texts,
+    ToolCallDelta,
+    ToolOptions,
+)
+from support.frontend.fake_scheduler import card, row
+from support.frontend.scored_answers import scores
+from support.tiny_tokenizers import byte_level
+
+TOKENIZER = byte_level(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ("<think>", "</think>", "<tool_call>"))
+TABLE = TokenBytes(TOKENIZER)
+ANSWERS = find_formats(Parsers(tool_calls="hermes", reasoning="qwen3"), None, TOKENIZER.token_to_id)
+ID = b"a" * 16
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
+
+
+class Collected(msgspec.Struct):
+    """Output of one request, as the frontend receives it."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[list[str]] = []
+    """Name, identifier and arguments of each call."""
+    scored: list[ScoredToken] = []
+    finished: Finished | None = None
+
+    def add(self, message: Texts) -> None:
+        for number, (_, text) in enumerate(message.rows()):
+            self.reasoning += message.reasoning.get(number, "")
+            self.text += text
+            for delta in message.tool_calls.get(number, ()):
+                self._add_delta(delta)
+            self.scored += message.scored.get(number, ())
+        for finished in message.finished:
+            self.finished = finished
+
+    def _add_delta(self, delta: ToolCallDelta) -> None:
+        if delta.name:
+            assert delta.index == len(self.calls) and delta.id and not delta.arguments
+            self.calls.append([delta.name, delta.id, ""])
+        else:
+            assert delta.index == len(self.calls) - 1 and not delta.id
+            self.calls[-1][2] += delta.arguments
+
+
+def session(prompt: str = "<|im_start|>assistant\n", *, answers: AnswerFormat = ANSWERS, **fields: Any) -> Session:
+    """Return a session with a running chat."""
+    params = fields.pop("params", SamplingParams())
+    fields.setdefault("tools", ToolOptions(definitions=(WEATHER,)))
+    made = Session(TABLE, answers)
+    made.open(card(vocab_size=TOKENIZER.get_vocab_size()))
+    messages = (ChatMessage("user", "Hello"),)
+    assert made.begin(Generate(id=ID, messages=messages, params=params, **fields))
+    made.encoded(ID, array("i", TOKENIZER.encode(prompt).ids))
+    if ID in made:
+        made.acked(Ack(ID))
+        made.take_to_frontend()
+    return made
+
+
+def answer(made: Session, text: str, finish: FinishReason | None = "length", *, scored: bool = False) -> Collected:
+    """Deliver the text token by token, the last one with `finish`."""
+    tokens = TOKENIZER.encode(text).ids
+    collected = Collected()
+    for index, token in enumerate(tokens):
+        message = row(ID, index, token, finish if index == len(tokens) - 1 else None)
+        if scored:
+            message = msgspec.structs.replace(message, logprobs={0: scores([token], 0)})
+        made.tokens(message)
+        for reply in made.take_to_frontend():
+            assert isinstance(reply, Texts)
+            collected.add(reply)
+    return collected
+
+
+def test_reasoning_text_and_calls_arrive_apart() -> None:
+    found = answer(session(), f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}")
+    assert (found.reasoning, found.text) == ("Hm.", "I look.")
+    assert [(name, arguments) for name, _, arguments in found.calls] == [("weather", '{"city": "Bonn"}')] * 2
+    assert found.calls[0][1] != found.calls[1][1]
+    assert found.finished is not None
+    assert found.finished.tool_calls == 2
+    assert found.finished.reasoning_tokens == len(TOKENIZER.encode("<think>\nHm.\n</think>").ids)
+
+
+def test_reasoning_that_the_prompt_has_opened_continues() -> None:
+    found = answer(session("<|im_start|>assistant\n<think>\n"), "Hm.\n</think>\n\nYes")
+    assert (found.reasoning, found.text) == ("Hm.", "Yes")
+    assert found.finished is not None
+    assert found.finished.reasoning_tokens == len(TOKENIZER.encode("Hm.\n</think>").ids)
+
+
+def test_reasoning_that_the_prompt_has_closed_does_not_begin_again() -> None:
+    found = answer(session("<|im_start|>assistant\n<think>\n\n</think>\n\n"), "<think>a</think>")
+    assert (found.reasoning, found.text) == ("", "<think>a</think>")
+    assert found.finished is not None
+    assert found.finished.reasoning_tokens == 0
+
+
+def test_markers_in_earlier_turns_do_not_count() -> None:
+    found = answer(session("<|im_start|>user\n<think>\n<|im_end|>\n<|im_start|>assistant\n"), "Yes")
+    assert (found.reasoning, found.text) == ("", "Yes")
+
+
+def test_text_without_reasoning_and_tools_takes_the_fast_path() -> None:
+    made = session(tools=None)
+    found = answer(made, "Hello world")
+    assert found.text == "Hello world"
+
+
+def test_a_quoted_marker_is_text() -> None:
+    """The vocabulary has the marker as a token, so its letters alone are no marker."""
+    made = session()
+    tokens = [token for part in ("<tool", "_call>", '{"name": "weather"}') for token in TOKENIZER.encode(part).ids]
+    collected = Collected()
+    for index, token in enumerate(tokens):
+        made.tokens(row(ID, index, token, "length" if index == len(tokens) - 1 else None))
+    for reply in made.take_to_frontend():
+        assert isinstance(reply, Texts)
+        collected.add(reply)
+    assert collected.text == '<tool_call>{"name": "weather"}'
+    assert not collected.calls
+
+
+def test_calls_are_text_if_no_tool_may_be_called() -> None:
+    for tools in (None, ToolOptions(definitions=(WEATHER,), choice="none")):
+        found = answer(session(tools=tools), f"Yes {CALL}")
+        assert (found.text, found.calls) == (f"Yes {CALL}", [])
+
+
+def test_reasoning_stays_in_the_text_on_request() -> None:
+    text = "<think>\nHm.\n</think>\n\nYes"
+    found = answer(session(separate_reasoning=False), text + CALL)
+    assert (found.text, found.reasoning, len(found.calls)) == (text, "", 1)
+    found = answer(session(separate_reasoning=False, tools=None), text)
+    assert found.text == text
+
+
+def test_a_stop_string_is_searched_for_in_the_whole_answer() -> None:
+    made = session(params=SamplingParams(stop=("Bonn",)))
+    found = answer(made, f"<think>a</think>b{CALL}", None)
+    assert (found.reasoning, found.text) == ("a", "b")
+    assert [arguments for _, _, arguments in found.calls] == ['{"city": "']
+    assert found.finished is not None and found.finished.reason == "stop"
+    assert Abort(ID) in made.take_to_scheduler()
+
+
+@pytest.mark.parametrize("stop", ["call>\nX", "</think>\nX", "<think>X", "X"])
+def test_text_that_is_held_back_for_a_stop_string_keeps_its_markers(stop: str) -> None:
+    text = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}"
+    found = answer(session(params=SamplingParams(stop=(stop,))), text)
+    assert (found.reasoning, found.text, len(found.calls)) == ("Hm.", "I look.", 1)
+
+
+def test_a_stop_string_within_a_marker_ends_the_answer_there() -> None:
+    found = answer(session(params=SamplingParams(stop=("_call>",))), f"b{CALL}", None)
+    assert (found.text, found.calls) == ("b<tool", [])
+
+
+def test_scores_cover_all_tokens_whatever_they_become() -> None:
+    text = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}"
+    found = answer(session(params=SamplingParams(logprobs=0)), text, scored=True)
+    assert b"".join(token.text for token in found.scored).decode() == text
+    assert (found.reasoning, found.text, len(found.calls)) == ("Hm.", "I look.", 1)
+
+
+def test_tools_of_a_model_with_an_unknown_format_are_refused() -> None:
+    answers = find_formats(Parsers(), None, TOKENIZER.token_to_id)
+    made = session(answers=answers)
+    (failed,) = made.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert (failed.code, failed.param) == ("tools_unavailable", "tools")
+    assert not [message for message in made.take_to_scheduler() if isinstance(message, Submit)]
+    assert ID in session(answers=answers, tools=ToolOptions(definitions=(WEATHER,), choice="none"))
+
+
+def test_a_scanner_that_fails_returns_the_rest_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = session()
+    scan = Scanner.scan
+    scans = 0
+
+    def fail(scanner: Scanner) -> Any:
+        nonlocal scans
+        scans += 1
+        if scans == 12:
+            raise ValueError("a bug")
+        return scan(scanner)
+
+    monkeypatch.setattr(Scanner, "scan", fail)
+    found = answer(made, f"<think>Hm</think>Yes{CALL}")
+    assert found.reasoning == "Hm"
+    assert found.text == f"Yes{CALL}"
+    assert found.finished is not None
