@@ -91,7 +91,7 @@ def test_api_page_names_every_field_and_no_other() -> None:
     fields |= {*ResponsesBody.__struct_fields__}
     others = (NativeBody, NativeSampling, bodies.TokenizeBody, bodies.DetokenizeBody)
     assert fields.union(*(body.__struct_fields__ for body in others)) <= named
-    table = page.partition("## Fields of both")[2].partition("## Not supported")[0]
+    table = page.partition("## Fields of both")[2].partition("## Structured output")[0]
     assert set(re.findall(r"^\| `([a-z_]+)`", table, re.MULTILINE)) <= fields
 
 

@@ -74,7 +74,7 @@ def openapi(model: ServedModel | None) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "minisgl", "version": __version__},
         "paths": paths,
-        "components": {"schemas": {**schemas, "Error": _error()}},
+        "components": {"schemas": {**schemas, "JsonValue": _json_value(), "Error": _error()}},
     }
 
 
@@ -83,8 +83,9 @@ def _checked_after_decoding() -> dict[str, Schema]:
     return {
         "ChatBody": {
             "allOf": [
-                _requires("tools", _NOT_EMPTY, "tool_choice", {"const": "none"}),
-                _requires("functions", _NOT_EMPTY, "function_call", {"const": "none"}),
+                _requires("tool_choice", {"not": {"enum": ["none", "auto", None]}}, "tools", _NOT_EMPTY),
+                _not_both("continue_final_message", {"const": True}, "add_generation_prompt", {"const": True}),
+                _not_both("thinking_budget", {"type": "integer"}, "thinking_token_budget", {"type": "integer"}),
                 _requires("top_logprobs", {"type": "integer"}, "logprobs", {"const": True}),
                 _requires("max_tokens", {"const": 0}, "max_completion_tokens", {"type": "integer"}),
                 _one_constraint(ChatBody),
@@ -92,8 +93,24 @@ def _checked_after_decoding() -> dict[str, Schema]:
         },
         "Message": {
             "anyOf": [
-                _object({"tool_calls": {"enum": [[], None]}, "content": {"type": ["string", "array"]}}, "content"),
-                _object({"tool_calls": _NOT_EMPTY, "role": {"const": "assistant"}}, "tool_calls"),
+                _object(
+                    {
+                        "content": {"type": ["string", "array"]},
+                        "tool_calls": {"enum": [[], None]},
+                        "reasoning": _NULL,
+                        "reasoning_content": _NULL,
+                    },
+                    "content",
+                ),
+                *(
+                    _object({"role": {"const": "assistant"}, name: given}, "role", name)
+                    for name, given in {
+                        "content": {"type": ["string", "array"]},
+                        "tool_calls": _NOT_EMPTY,
+                        "reasoning": {"type": "string"},
+                        "reasoning_content": {"type": "string"},
+                    }.items()
+                ),
             ],
         },
         "ContentPart": {
@@ -110,7 +127,10 @@ def _checked_after_decoding() -> dict[str, Schema]:
             },
             "oneOf": _exactly_one("text", "input_ids", "prompt"),
         },
-        "TokenizeBody": {"oneOf": _exactly_one("prompt", "messages")},
+        "TokenizeBody": {
+            "oneOf": _exactly_one("prompt", "messages"),
+            **_not_both("continue_final_message", {"const": True}, "add_generation_prompt", {"const": True}),
+        },
     }
 
 
@@ -132,6 +152,25 @@ def _object(properties: Schema, *required: str) -> Schema:
 def _requires(name: str, value: Schema, other: str, wanted: Schema) -> Schema:
     """Return the schema: if the field `name` matches `value`, then `other` must be present and match `wanted`."""
     return {"anyOf": [_object({name: {"not": value}}), _object({other: wanted}, other)]}
+
+
+def _not_both(name: str, value: Schema, other: str, unwanted: Schema) -> Schema:
+    """Return the schema: not both fields are present with such values."""
+    return {"not": _object({name: value, other: unwanted}, name, other)}
+
+
+def _json_value() -> Schema:
+    """Return the schema of free JSON values that a message to the tokenizer can carry."""
+    nested = {"$ref": "#/components/schemas/JsonValue"}
+    return {
+        "anyOf": [
+            {"type": ["string", "boolean", "null"]},
+            {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+            {"type": "number", "not": {"type": "integer"}},
+            {"type": "array", "items": nested},
+            {"type": "object", "additionalProperties": nested},
+        ]
+    }
 
 
 def _error() -> Schema:

@@ -1,170 +1,140 @@
-"""Renders a checkpoint's chat template to the same text as transformers, in a sandbox."""
+"""Renders chats with a checkpoint's template to the same text as transformers. What a template would leave out without
+an error, such as tools that it does not know, is refused."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-import jinja2
-import jinja2.ext
-from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+import msgspec
 
+from minisgl.tokenizer.compiled_template import CompiledTemplate
 from minisgl.tokenizer.errors import PromptError
-from minisgl.wire.text import ChatMessage
+from minisgl.tokenizer.template_features import TemplateFeatures
+from minisgl.wire.text import THINKING_VARIABLES, ChatMessage, ToolOptions
 
-MAX_RENDERED_CHARACTERS: Final = 32 << 20
-"""Longest text that a template may make, in characters."""
+_END_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks the end of the final message, as in transformers. A template that trims contents removes its space."""
 
-_MAX_ERROR_CHARACTERS: Final = 300
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's tokens for training; only its body is rendered here."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2's way)
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _PublicNamespace(Namespace):
-    """`namespace()` that cannot be used to reach the internals of Python objects."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        # No named parameter: templates may write namespace(self=…).
-        self = args[0]
-        attributes = dict(*args[1:], **kwargs)
-        for name in attributes:
-            _refuse_private(name)
-        Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
-        super().__setitem__(name, value)
-
-
-def _refuse_private(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace has no attribute {name!r}")
-
-
-def _new_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    # A function in place of the class: a template sees no attributes of it.
-    return dict(*args, **kwargs)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(message)
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    # jinja2's own filter escapes HTML characters and non-ASCII letters, which a model has never seen.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)
+_REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
+"""Names under which templates read the reasoning of earlier answers."""
 
 
 class ChatTemplate:
-    """Chat template with the Jinja source of a checkpoint and the special tokens that it may use (`bos_token` …).
-
-    A template that cannot be compiled fails each chat request, not the process: completions still work.
-    """
+    """Chat template with the Jinja source of a checkpoint and the special tokens that it may use (`bos_token` …)."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         self.source = source
         self._special_tokens = special_tokens
-        self._knows_developer = "developer" in source
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(
-            raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_new_dict, namespace=_PublicNamespace
-        )
-        self._template: jinja2.Template | None = None
-        self._error = ""
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            self._error = _short(error)
+        self._template = CompiledTemplate(source)
+        self._features = TemplateFeatures(self._template, special_tokens)
 
     def render(
         self,
         messages: Sequence[ChatMessage],
         variables: Mapping[str, Any] = MappingProxyType({}),
         *,
+        tools: ToolOptions | None = None,
+        documents: Sequence[dict[str, Any]] | None = None,
+        thinking: bool | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """Return the prompt's text, by default with the beginning of the assistant's turn. `variables` are further
-        variables of the template; they cannot replace the standard ones. Raises PromptError."""
-        if self._template is None:
-            raise PromptError(
-                "chat_template_error",
-                f"the model's chat template cannot be compiled ({self._error}): fix it, or use /v1/completions",
-            )
+        variables of the template; they cannot replace the standard ones. The other arguments are those of
+        `Generate`. Raises PromptError."""
+        definitions = self._tools(tools)
+        if documents is not None and not self._features.takes_documents:
+            raise _refused("the model's chat template does not support documents; put them into a message", "documents")
         turns = [self._turn(message, n) for n, message in enumerate(messages)]
-        pieces: list[str] = []
-        size = 0
-        try:
-            for piece in self._template.generate(
-                {
-                    **variables,
-                    **self._special_tokens,
-                    "messages": turns,
-                    "tools": None,
-                    "documents": None,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            ):
-                size += len(piece)
-                if size > MAX_RENDERED_CHARACTERS:
-                    raise PromptError(
-                        "chat_template_error",
-                        f"the model's chat template renders these messages to more than {MAX_RENDERED_CHARACTERS} "
-                        "characters; send less",
-                        "messages",
-                    )
-                pieces.append(piece)
-        except PromptError:
-            raise
-        except Exception as error:  # a template can fail in any way that Python can
-            raise PromptError(
-                "chat_template_error",
-                f"the model's chat template does not accept these messages: {_short(error)}",
-                "messages",
-            ) from error
-        return "".join(pieces)
+        if continue_final_message:
+            turns[-1]["content"] += _END_MARK
+        text = self._template.render(
+            {
+                **self._thinking(thinking, variables),
+                **variables,
+                **self._special_tokens,
+                "messages": turns,
+                "tools": definitions,
+                "documents": documents,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+        return _cut(text, messages[-1].content or "") if continue_final_message else text
+
+    def _tools(self, tools: ToolOptions | None) -> Sequence[dict[str, Any]] | None:
+        if tools is None:
+            return None
+        if self._features.takes_tools:
+            return list(tools.definitions)
+        if tools.choice == "none":
+            # Nothing is lost: the model cannot call what it does not see.
+            return None
+        raise _refused(
+            'the model\'s chat template does not support tools; remove them, or set `tool_choice` to "none"', "tools"
+        )
+
+    def _thinking(self, thinking: bool | None, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the variables that switch reasoning."""
+        if thinking is None:
+            return {}
+        features = self._features
+        if not features.can_switch_thinking and thinking != features.thinks:
+            problem = "cannot switch reasoning off" if features.thinks else "has no reasoning"
+            raise _refused(
+                f"the model's chat template {problem}; leave `enable_thinking` and the effort out", "enable_thinking"
+            )
+        return dict.fromkeys(THINKING_VARIABLES, thinking)
 
     def _turn(self, message: ChatMessage, number: int) -> dict[str, Any]:
-        turn: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.role == "developer" and not self._knows_developer:
-            turn["role"] = "system"
+        role: str = message.custom_role or message.role
+        if role == "developer" and not self._features.knows_developer:
+            role = "system"
+        if not self._features.takes_role(role):
+            raise _refused(
+                f"the model's chat template does not support the role {role!r}; use another one",
+                f"messages[{number}].role",
+            )
+        turn: dict[str, Any] = {"role": role, "content": message.content}
         if message.name is not None:
             turn["name"] = message.name
         if message.tool_call_id is not None:
             turn["tool_call_id"] = message.tool_call_id
+        if message.reasoning is not None:
+            turn |= dict.fromkeys(_REASONING_NAMES, message.reasoning)
         if message.tool_calls:
-            if "tool_calls" not in self.source:
-                raise PromptError(
-                    "chat_template_error",
+            if not self._features.takes_tool_calls:
+                raise _refused(
                     "the model's chat template does not support tool calls; remove them",
                     f"messages[{number}].tool_calls",
                 )
-            turn["tool_calls"] = message.tool_calls
+            text_arguments = self._features.wants_text_arguments
+            turn["tool_calls"] = [_with_text(call) if text_arguments else call for call in message.tool_calls]
         return turn
 
 
-def _short(error: Exception) -> str:
-    text = str(error) or type(error).__name__
-    return text if len(text) <= _MAX_ERROR_CHARACTERS else text[:_MAX_ERROR_CHARACTERS] + "…"
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool call with its arguments as JSON text."""
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments).decode()
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _cut(text: str, content: str) -> str:
+    """Return the rendered text up to the end of the final message, whose content is `content`."""
+    end = text.rfind(_END_MARK.strip())
+    if end < 0 or content.strip() not in text:
+        raise _refused(
+            "the model's chat template does not render the last message as it is, so the answer cannot continue it",
+            "continue_final_message",
+        )
+    if text.startswith(_END_MARK, end):
+        return text[:end]
+    # The template has trimmed the content together with the space of the mark.
+    return text[:end].rstrip()
+
+
+def _refused(problem: str, param: str) -> PromptError:
+    return PromptError("chat_template_error", problem, param)

@@ -13,21 +13,27 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 from tokenizers import Encoding, Tokenizer
 
-from minisgl.wire.text import ChatMessage
+from minisgl.wire.text import ChatMessage, ToolOptions
 
 _MARKS: Final = range(0xE000, 0xF900)
 """Private use characters: no template treats them as space, and they have no upper or lower case."""
 
+_FIELDS: Final = ("name", "content", "reasoning", "tool_call_id", "tool_calls")
+"""Fields of a message that contain text of the client."""
 
-class EscapedMessages(msgspec.Struct, frozen=True):
+
+class EscapedChat(msgspec.Struct, frozen=True):
     messages: Sequence[ChatMessage]
+    tools: ToolOptions | None
+    documents: list[dict[str, Any]] | None
     mark: str
     """Character that is inserted as a mark; empty when no content needs one."""
 
@@ -60,22 +66,37 @@ class ControlTokens:
             token.content for token in control.values() if token.special or not _looks_for(template, token.content)
         )
 
-    def escape(self, messages: Sequence[ChatMessage]) -> EscapedMessages:
-        """Return the messages with a mark wherever a control token could be injected."""
-        if not any(self._finder(one).positions(text) for one in messages for text in _texts(_fields(one))):
-            return EscapedMessages(messages, "")
-        mark = _unused_character([text for message in messages for text in _texts(_fields(message))])
-        return EscapedMessages([self._escaped(message, mark) for message in messages], mark)
+    def escape(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: ToolOptions | None = None,
+        documents: list[dict[str, Any]] | None = None,
+    ) -> EscapedChat:
+        """Return the chat with a mark wherever a control token could be injected."""
+        definitions = () if tools is None else tools.definitions
+        texts = {text for part in (definitions, documents) for text in _texts(part)}
+        texts |= {text for message in messages for text in _texts(_fields(message))}
+        if not any(self._all.positions(text) for text in texts):
+            return EscapedChat(messages, tools, documents, "")
+        mark = _unused_character(texts)
 
-    def _escaped(self, message: ChatMessage, mark: str) -> ChatMessage:
-        finder = self._finder(message)
-        name, content, call_id, calls = _mapped(
-            _fields(message), lambda text: _insert(text, finder.positions(text), mark)
+        def escaped(value: Any, finder: _ControlTokenFinder) -> Any:
+            return _mapped(value, lambda text: _insert(text, finder.positions(text), mark))
+
+        return EscapedChat(
+            [self._escaped(message, escaped) for message in messages],
+            None if tools is None else replace(tools, definitions=tuple(escaped(list(definitions), self._all))),
+            escaped(documents, self._all),
+            mark,
         )
-        return ChatMessage(message.role, content, name, call_id, calls)
 
-    def _finder(self, message: ChatMessage) -> _ControlTokenFinder:
-        return self._assistant if message.role == "assistant" else self._all
+    def _escaped(self, message: ChatMessage, escaped: Callable[[Any, _ControlTokenFinder], Any]) -> ChatMessage:
+        finder = self._assistant if message.role == "assistant" else self._all
+        return replace(
+            message,
+            content=escaped(message.content, finder),
+            **{name: escaped(getattr(message, name), self._all) for name in _FIELDS if name != "content"},
+        )
 
     def unescape(self, rendered: str, mark: str) -> RenderedChat:
         """Remove the marks from a rendered text and keep their positions."""
@@ -144,13 +165,16 @@ class _ControlTokenFinder:
         # branch begins with a literal, which keeps the scan of a long text fast.
         branches = [f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()]
         self._pattern = re.compile("|".join(branches)) if branches else None
+        borders = {character for token in known for character in (token[0], token[-1])}
+        # Every match, and everything that could become one, contains the first or last character of a token.
+        self._border = re.compile(f"[{re.escape(''.join(sorted(borders)))}]") if borders else None
         self._prefixes = {token[:n] for token in known for n in range(1, len(token))}
         self._suffixes = {token[n:] for token in known for n in range(1, len(token))}
         self._longest = max(map(len, known), default=1)
 
     def positions(self, text: str) -> list[int]:
         """Return the ascending positions at which marks are needed."""
-        if self._pattern is None:
+        if self._pattern is None or self._border is None or self._border.search(text) is None:
             return []
         found = {match.end() for match in self._pattern.finditer(text)}
         # A template may insert the text unchanged, or without its outer spaces.
@@ -170,22 +194,21 @@ def _looks_for(template: str, token: str) -> bool:
     return re.search(rf"{quoted}\s+(?:not\s+)?in\b|split\(\s*{quoted}", template) is not None
 
 
-def _unused_character(texts: Sequence[str]) -> str:
+def _unused_character(texts: Collection[str]) -> str:
     candidates = map(chr, _MARKS)
     # A text that contains all 6,400 of them means nothing: it may lose one of its characters.
     return next((mark for mark in candidates if not any(mark in text for text in texts)), chr(_MARKS.stop - 1))
 
 
 def _fields(message: ChatMessage) -> list[Any]:
-    """Return all fields of a message that contain text of the client."""
-    return [message.name, message.content, message.tool_call_id, message.tool_calls]
+    return [getattr(message, name) for name in _FIELDS]
 
 
 def _texts(value: Any) -> Iterator[str]:
     """Iterate over all texts within a JSON value, keys included."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for one in value:
             yield from _texts(one)
     elif isinstance(value, dict):

@@ -104,10 +104,17 @@ class PromptEncoder:
                 "use /v1/completions",
                 "messages",
             )
-        begins_answer = isinstance(request, Generate) or request.add_generation_prompt
-        escaped = self._control.escape(request.messages)
-        text = self._template.render(escaped.messages, request.template_variables, add_generation_prompt=begins_answer)
-        return self._control.unescape(text, escaped.mark)
+        chat = self._control.escape(request.messages, request.tools, request.documents)
+        text = self._template.render(
+            chat.messages,
+            request.template_variables,
+            tools=chat.tools,
+            documents=chat.documents,
+            thinking=request.thinking,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        return self._control.unescape(text, chat.mark)
 
     def _encode_texts(self, texts: list[str]) -> list[Prompt | PromptError]:
         try:
@@ -159,7 +166,12 @@ def same_prompt(one: Generate | Question, other: Generate | Question) -> bool:
 
 
 def _exactly(request: Generate) -> bytes:
-    return msgspec.msgpack.encode((request.messages, request.template_variables))
+    return msgspec.msgpack.encode(
+        (
+            *(request.messages, request.template_variables, request.tools, request.documents, request.thinking),
+            *(request.add_generation_prompt, request.continue_final_message),
+        )
+    )
 
 
 def _prompt_error(error: BaseException) -> PromptError:

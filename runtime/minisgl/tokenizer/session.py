@@ -162,6 +162,7 @@ class Session:
         try:
             if isinstance(prompt, PromptError):
                 raise prompt
+            prompt = self._truncated(request.generate, prompt)
             submit = self._submit(request, prompt, bad_words)
             self._begin_answer(request, prompt)
         except (PromptError, GrammarError) as error:
@@ -296,7 +297,8 @@ class Session:
         if generate.return_token_ids:
             request.prompt_ids = prompt.tobytes()
         if generate.echo:
-            request.echo = EchoLogprobs(self._token_bytes, prompt, generate.prompt)
+            text = generate.prompt if generate.truncate_prompt_tokens is None else None
+            request.echo = EchoLogprobs(self._token_bytes, prompt, text)
         if generate.params.prompt_logprobs is not None and not _scores_echo(generate):
             request.prompt_scores = EchoLogprobs(self._token_bytes, prompt, None)
         state = reasoning_state(generate, self._answers, self._token_bytes, prompt)
@@ -307,6 +309,17 @@ class Session:
             echo_length=len(request.echo.text) if request.echo else 0,
             scanner=answer_scanner(generate, self._answers, state),
         )
+
+    def _truncated(self, generate: Generate, prompt: Prompt) -> Prompt:
+        """Return the last tokens of the prompt, as many as the request wants to keep."""
+        assert self._model is not None, "requests are taken only after `open`"
+        keep = generate.truncate_prompt_tokens
+        if keep is None:
+            return prompt
+        if keep == -1:
+            # At least one, so that a request which fits in no case gets the error with its numbers.
+            keep = max(1, self._model.max_model_len - _least_tokens(generate.params))
+        return prompt[-keep:]
 
     def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords) -> Submit:
         assert self._model is not None, "requests are taken only after `open`"
@@ -416,7 +429,7 @@ def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int) 
     """Return the most tokens that may be generated. Raises PromptError, whose text has both phrases that client
     libraries look for: "maximum context length" and "context_length_exceeded"."""
     left = max_model_len - prompt_tokens
-    least = max(1, params.min_tokens if params.max_tokens is None else params.max_tokens)
+    least = _least_tokens(params)
     if least <= left:
         return left if params.max_tokens is None else least
     raise PromptError(
@@ -425,3 +438,8 @@ def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int) 
         f"{'at least ' if params.max_tokens is None else ''}{least} more were requested: shorten the prompt or lower "
         "max_tokens (context_length_exceeded)",
     )
+
+
+def _least_tokens(params: SamplingParams) -> int:
+    """Return the number of tokens for which the context must have room behind the prompt."""
+    return max(1, params.min_tokens if params.max_tokens is None else params.max_tokens)

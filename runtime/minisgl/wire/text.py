@@ -16,6 +16,9 @@ from minisgl.wire.status import ReplicaView
 
 TEXT_WIRE_VERSION: Final = 1
 
+THINKING_VARIABLES: Final = ("enable_thinking", "thinking")
+"""Variables of chat templates that let the model reason, or not: checkpoints have one or the other."""
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -31,6 +34,8 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """In the form that chat templates expect: `{"id", "type", "function": {"name", "arguments": object}}`."""
     reasoning: str | None = None
     """Reasoning of an earlier answer of the assistant."""
+    custom_role: str = ""
+    """Role that the template gets in place of `role`, for templates with other roles; empty: `role`."""
 
 
 ConstraintKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
@@ -100,6 +105,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     """Reasoning is reported apart from the text, where the model has markers for it. Only for `messages`."""
     thinking_budget: int | None = None
     """Most tokens of reasoning; None: no limit."""
+    thinking: bool | None = None
+    """Whether the template lets the model reason; None: its default."""
+    documents: list[dict[str, Any]] | None = None
+    """Documents for the template."""
     add_generation_prompt: bool = True
     """The prompt ends with the beginning of the assistant's message."""
     continue_final_message: bool = False
@@ -266,6 +275,11 @@ class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode", omit_defau
     """Prepend the tokens that the tokenizer prepends by default."""
     add_generation_prompt: bool = True
     """Append the beginning of the assistant's message."""
+    tools: ToolOptions | None = None
+    thinking: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+    continue_final_message: bool = False
+    """These four have the meaning that they have in `Generate`."""
 
 
 class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.frontend.chat_templates import AGENT
 from support.frontend.scripted import ScriptedStack
 from support.frontend.stack import FrontendStack
 
@@ -22,6 +23,20 @@ def stack(shared_stack: FrontendStack) -> FrontendStack:
     """For tests that leave the processes as they are."""
     shared_stack.scheduler.reset()
     return shared_stack
+
+
+@pytest.fixture(scope="session")
+def shared_agent_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendStack]:
+    stack = FrontendStack(tmp_path_factory.mktemp("agent"), template=AGENT)
+    yield stack
+    stack.close()
+
+
+@pytest.fixture
+def agent_stack(shared_agent_stack: FrontendStack) -> FrontendStack:
+    """With a chat template for tools, documents and reasoning."""
+    shared_agent_stack.scheduler.reset()
+    return shared_agent_stack
 
 
 @pytest.fixture

@@ -45,10 +45,13 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "to_tokenizer": _paths(
             ("generate.", "stream tools structured_output separate_reasoning thinking_budget add_generation_prompt"),
             ("generate.", "continue_final_message truncate_prompt_tokens bad_words stop_regex skip_special_tokens"),
-            ("generate.", "return_token_ids messages[].reasoning params.allowed_token_ids"),
+            ("generate.", "return_token_ids messages[].reasoning messages[].custom_role params.allowed_token_ids"),
+            ("generate.", "thinking documents"),
             ("generate.tools.", "definitions choice name parallel"),
             ("generate.structured_output.", "kind value compact"),
-            ("encode.messages[].", "reasoning"),
+            ("encode.", "tools thinking documents continue_final_message"),
+            ("encode.messages[].", "reasoning custom_role"),
+            ("encode.tools.", "definitions choice name parallel"),
         ),
         "from_scheduler": _paths(
             ("status.", "attention compiled_after_ready deferred"), ("tokens.", "preemptions"), ("welcome.", "features")

@@ -98,10 +98,40 @@ GENERATION_TAG = """\
 {% if add_generation_prompt %}<|assistant|>{% endif %}
 """
 
+AGENT = """\
+{{- note or '' }}
+{%- if tools %}
+    {{- '<|im_start|>system\\n<tools>' }}
+    {%- for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- endif %}
+{%- for document in documents or [] %}
+    {{- '<|im_start|>document\\n' + document.title + ': ' + document.text + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.reasoning_content %}{{ '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}{%- endif %}
+    {{- message.content or '' }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+        {{- '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if reasoning_effort is defined %}{{ '<effort>' + reasoning_effort + '</effort>\\n' }}{%- endif %}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+"""
+"""As Qwen3's, with documents and levels of effort."""
+
 FAMILIES = {
     "chatml": CHATML,
     "llama3": LLAMA3,
     "mistral": MISTRAL,
     "qwen3": QWEN3,
     "generation-tag": GENERATION_TAG,
+    "agent": AGENT,
 }

@@ -35,9 +35,11 @@ def ids(text: str) -> list[int]:
 class FrontendStack:
     """`workers`: number of tokenizer processes; 0: the worker is a thread of the server."""
 
-    def __init__(self, path: Path, workers: int = 0, *, wait: bool = True, **config: Any) -> None:
+    def __init__(
+        self, path: Path, workers: int = 0, *, wait: bool = True, template: str | None = None, **config: Any
+    ) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-        write_directory(path / "model", TOKENIZER, chat_template=TEMPLATE, generation_config=generation)
+        write_directory(path / "model", TOKENIZER, chat_template=template or TEMPLATE, generation_config=generation)
         self.path = path
         self.scheduler_address = f"ipc://{path}/scheduler"
         self.scheduler = FakeScheduler(self.scheduler_address, self.card("org/tiny"))

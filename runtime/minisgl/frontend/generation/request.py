@@ -52,6 +52,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     separate_reasoning: bool = True
     thinking_budget: int | None = None
     """Most tokens of reasoning; None: no limit."""
+    thinking: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     truncate_prompt_tokens: int | None = None
@@ -73,6 +75,8 @@ _SAME_IN_EVERY_CHOICE: Final = (
     "structured_output",
     "separate_reasoning",
     "thinking_budget",
+    "thinking",
+    "documents",
     "add_generation_prompt",
     "continue_final_message",
     "truncate_prompt_tokens",

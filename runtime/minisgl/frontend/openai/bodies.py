@@ -11,13 +11,19 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.frontend.generation.constraints import AnyFormat, Choices, SchemaOrText, StructuredOutputs
+from minisgl.frontend.generation.functions import MAX_FUNCTIONS
 from minisgl.frontend.generation.sampling import Count, CountOrZero, N, SamplingFields, Seed, TokenId
+from minisgl.frontend.generation.thinking import EFFORTS
 from minisgl.frontend.generation.unsupported import supports
+from minisgl.frontend.openai.tools import TOOL_CHOICE_SCHEMA, TOOL_SCHEMA
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+CUSTOM_ROLE: Final = r"^[a-zA-Z][a-zA-Z0-9_-]{0,63}$(?!\n)"
 MAX_MESSAGES: Final = 2048
 
-_NO_TOOLS: Final = "tool calls are not supported yet; leave the field out"
+_USE_TOOLS: Final = "replaced by `tools` and `tool_choice`; use these"
+_NO_LORA: Final = "adapters are not supported; merge the adapter into the checkpoint and serve that"
+_NO_BEAMS: Final = "beam search is not supported; use `n` with a temperature above 0"
 
 LogitBias = Annotated[
     dict[TokenId, float],
@@ -25,7 +31,13 @@ LogitBias = Annotated[
 ]
 Unsupported = Annotated[Any, supports()]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
-TemplateVariables = dict[str, str | Seed | float | bool | None]
+JsonValue = Annotated[Any, Meta(extra_json_schema={"$ref": "#/components/schemas/JsonValue"})]
+TemplateVariables = dict[str, JsonValue]
+Tool = Annotated[dict[str, Any], Meta(extra_json_schema=TOOL_SCHEMA)]
+ToolChoice = Annotated[Any, Meta(extra_json_schema=TOOL_CHOICE_SCHEMA)]
+Effort = Annotated[str, Meta(extra_json_schema={"enum": list(EFFORTS)})]
+ThinkingBudget = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Truncation = Annotated[int, Meta(ge=-1, le=2**31 - 1, extra_json_schema={"not": {"const": 0}})]
 
 
 class StreamOptions(msgspec.Struct):
@@ -58,6 +70,10 @@ class Body(SamplingFields, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    truncate_prompt_tokens: Truncation | None = None
+    use_beam_search: Annotated[bool | None, supports(False, problem=_NO_BEAMS)] = None
+    lora_path: Annotated[Any, supports(problem=_NO_LORA)] = None
+
     response_format: AnyFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText | None = None
@@ -74,21 +90,25 @@ class ContentPart(msgspec.Struct):
 
 class FunctionCall(msgspec.Struct):
     name: str
-    arguments: str
+    arguments: str | dict[str, JsonValue]
+    """JSON text of an object; some clients send the object."""
 
 
 class ToolCall(msgspec.Struct):
     function: FunctionCall
     id: str | None = None
-    type: str | None = None
+    type: Annotated[str | None, supports("function", problem="only calls of functions are supported")] = None
 
 
 class Message(msgspec.Struct):
-    role: Annotated[str, Meta(extra_json_schema={"enum": list(ROLES)})]
+    role: Annotated[str, Meta(extra_json_schema={"pattern": CUSTOM_ROLE, "not": {"const": "function"}})]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Other name of `reasoning_content`."""
     function_call: Annotated[Any, supports(problem="not supported; use tool_calls")] = None
 
 
@@ -102,17 +122,29 @@ class ChatBody(Body, kw_only=True):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_FUNCTIONS)] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
+    thinking_token_budget: ThinkingBudget | None = None
+    thinking_budget: ThinkingBudget | None = None
+    """Other name of `thinking_token_budget`."""
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
+
     chat_template_kwargs: TemplateVariables | None = None
+    documents: Annotated[list[dict[str, JsonValue]], Meta(max_length=MAX_MESSAGES)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
 
     chat_template: Unsupported = None
-    tools: list[Any] | None = None
-    tool_choice: Annotated[Any, supports("none", "auto", problem=_NO_TOOLS)] = None
-    parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
-    function_call: Annotated[Any, supports("none", "auto", problem=_NO_TOOLS)] = None
+    functions: Annotated[list[Any] | None, supports([], problem=_USE_TOOLS)] = None
+    function_call: Annotated[Any, supports("none", "auto", problem=_USE_TOOLS)] = None
     modalities: Annotated[list[str] | None, supports(["text"], problem="only text is supported")] = None
     audio: Unsupported = None
-    reasoning_effort: Annotated[str | None, supports()] = None
     web_search_options: Unsupported = None
 
 
@@ -134,8 +166,13 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    tools: Annotated[list[Tool], Meta(max_length=MAX_FUNCTIONS)] | None = None
+    documents: Annotated[list[dict[str, JsonValue]], Meta(max_length=MAX_MESSAGES)] | None = None
+    reasoning_effort: Effort | None = None
+    enable_thinking: bool | None = None
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-import msgspec
-
+from minisgl.frontend.generation.functions import call_arguments
 from minisgl.frontend.generation.unsupported import reject_unsupported
-from minisgl.frontend.openai.bodies import ROLES, ContentPart, Message, ToolCall
+from minisgl.frontend.openai.bodies import CUSTOM_ROLE, ROLES, ContentPart, Message, ToolCall
 from minisgl.frontend.server.json_body import invalid, truncate, unsupported
+from minisgl.frontend.server.json_values import check_fits
 from minisgl.wire.text import ChatMessage, Role
 
-_MAX_DEPTH: Final = 32
-"""Nesting of a tool call's arguments; deeper ones stay text."""
+_custom_role: Final = re.compile(CUSTOM_ROLE)
 
 
 def parse_messages(messages: Sequence[Message]) -> tuple[ChatMessage, ...]:
@@ -21,42 +21,47 @@ def parse_messages(messages: Sequence[Message]) -> tuple[ChatMessage, ...]:
     return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 
+def check_continuable(messages: Sequence[ChatMessage]) -> None:
+    """Raises ApiError if the last message has no text that an answer could continue."""
+    if messages[-1].content is None:
+        raise invalid("continue_final_message", "the last message has no `content` that the answer could continue")
+
+
 def _message(message: Message, path: str) -> ChatMessage:
-    if message.role not in ROLES:
-        if message.role == "function":
-            raise unsupported(f"{path}.role", "the role 'function' is not supported; use 'tool'")
-        raise invalid(f"{path}.role", f"expected one of {', '.join(ROLES)}")
+    role, custom_role = _role(message.role, f"{path}.role")
     reject_unsupported(message, f"{path}.")
-    if message.tool_calls and message.role != "assistant":
-        raise invalid(f"{path}.tool_calls", "only messages of the role 'assistant' may have tool calls")
-    calls = [_tool_call(call) for call in message.tool_calls or ()] or None
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    for name in ("tool_calls", "reasoning_content", "reasoning"):
+        if getattr(message, name) not in (None, []) and role != "assistant":
+            raise invalid(f"{path}.{name}", "only messages of the role 'assistant' may have it")
+    calls = [_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())] or None
     content = message.content
     if isinstance(content, list):
         content = "\n".join(_part(part, f"{path}.content[{i}]") for i, part in enumerate(content))
-    if content is None and calls is None:
+    if content is None and calls is None and reasoning is None:
         raise invalid(f"{path}.content", "expected a string or a list of text parts")
-    return ChatMessage(cast(Role, message.role), content, message.name, message.tool_call_id, calls)
+    return ChatMessage(role, content, message.name, message.tool_call_id, calls, reasoning, custom_role)
 
 
-def _tool_call(call: ToolCall) -> dict[str, Any]:
+def _role(role: str, path: str) -> tuple[Role, str]:
+    """Return a role of OpenAI's API, and the role that the template gets if it is another one."""
+    if role in ROLES:
+        return cast(Role, role), ""
+    if role == "function":
+        raise unsupported(path, "the role 'function' is not supported; use 'tool'")
+    if _custom_role.search(role) is None:
+        raise invalid(path, f"expected one of {', '.join(ROLES)}, or a role of the model's chat template")
+    return "user", role
+
+
+def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
+    reject_unsupported(call, f"{path}.")
     arguments: Any = call.function.arguments
-    try:
-        # Templates render arguments as JSON themselves; arguments that are not JSON stay text.
-        parsed = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        parsed = None
-    if isinstance(parsed, dict) and _fits(parsed, _MAX_DEPTH):
-        arguments = parsed
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id or "", "type": "function", "function": function}
-
-
-def _fits(value: Any, depth: int) -> bool:
-    """Whether a message can carry the JSON value: not nested deeper than `depth`, integers of up to 64 bits."""
-    if isinstance(value, dict | list):
-        inner = value.values() if isinstance(value, dict) else value
-        return depth > 0 and all(_fits(item, depth - 1) for item in inner)
-    return not isinstance(value, int) or -(2**63) <= value < 2**63
+    if isinstance(arguments, dict):
+        check_fits(arguments, f"{path}.function.arguments")
+    else:
+        arguments = call_arguments(arguments)
+    return {"id": call.id or "", "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
 def _part(part: ContentPart, path: str) -> str:

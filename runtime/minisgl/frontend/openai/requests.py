@@ -5,6 +5,7 @@ Fields that are not supported are known by name, and so are the values of theirs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,13 +15,14 @@ from minisgl.frontend.generation.logit_bias import clamped, decode_body
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
 from minisgl.frontend.generation.sampling import sampling_params
-from minisgl.frontend.generation.unsupported import NOT_YET, reject_unsupported
+from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.bodies import Body, ChatBody, CompletionBody, StreamOptions
-from minisgl.frontend.openai.chat_messages import parse_messages
+from minisgl.frontend.openai.conversation import parse_conversation, parse_thinking_budget
 from minisgl.frontend.openai.responses import Kind, OpenAIFormat
+from minisgl.frontend.openai.tools import parse_tools
 from minisgl.frontend.server.json_body import invalid, unsupported
 from minisgl.frontend.server.unknown_fields import unknown_fields
-from minisgl.wire.text import SamplingDefaults
+from minisgl.wire.text import ChatMessage, SamplingDefaults
 
 COMPLETION_MAX_TOKENS: Final = 16
 """Default of /v1/completions; a chat continues to the end of the context."""
@@ -32,23 +34,38 @@ _completion_decoder: Final = msgspec.json.Decoder(CompletionBody)
 def parse_chat(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Raises ApiError."""
     body = decode_body(_chat_decoder, raw)
-    for name, choice in (("tools", "tool_choice"), ("functions", "function_call")):
-        if getattr(body, name) and getattr(body, choice) != "none":
-            raise unsupported(name, f'{NOT_YET}, or set `{choice}` to "none"')
     if body.max_tokens == 0 and body.max_completion_tokens is None:
         raise invalid("max_tokens", "expected at least 1")
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "requires `logprobs: true`")
+    tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    conversation = parse_conversation(body, body.messages)
     return _request(
         "chat",
         body,
         raw,
         defaults,
-        prompts=[Prompt(messages=parse_messages(body.messages))],
+        prompts=[Prompt(messages=conversation.messages)],
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        template_variables=body.chat_template_kwargs or {},
+        options={
+            **conversation.fields,
+            "tools": tools,
+            "separate_reasoning": body.separate_reasoning is not False,
+            "thinking_budget": parse_thinking_budget(body),
+        },
+        format={
+            "named_tool": tools is not None and tools.choice == "named",
+            "reasoning": body.include_reasoning is not False,
+            "prefix": _echoed(body, conversation.messages),
+        },
     )
+
+
+def _echoed(body: ChatBody, messages: Sequence[ChatMessage]) -> str:
+    """Return the text that precedes the answer in a response: with `echo`, the assistant's message that it follows."""
+    last = messages[-1]
+    return (last.content or "") if body.echo and last.role == "assistant" else ""
 
 
 def parse_completion(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
@@ -64,7 +81,7 @@ def parse_completion(raw: bytes, defaults: SamplingDefaults) -> GenerationReques
         prompts=list(parse_prompts(body.prompt, "prompt")),
         max_tokens=COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
-        echo=bool(body.echo),
+        options={"echo": bool(body.echo)},
     )
 
 
@@ -77,15 +94,19 @@ def _request(
     prompts: list[Prompt],
     max_tokens: int | None,
     logprobs: int | None,
-    echo: bool = False,
-    template_variables: dict[str, Any] | None = None,
+    options: dict[str, Any],
+    format: dict[str, Any] | None = None,
 ) -> GenerationRequest:
+    """Return the request for a body. `options` and `format`: fields of `GenerationRequest` and of `OpenAIFormat` that
+    only chats or only completions have."""
     reject_unsupported(body)
     constraint = constraint_of(body)
+    if body.truncate_prompt_tokens == 0:
+        raise invalid("truncate_prompt_tokens", "expected at least 1, or -1 for as many as the context allows")
     n = body.n or 1
     check_choices(prompts, n, max_tokens, "n", len(raw))
     check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
-    options = body.stream_options or StreamOptions()
+    stream_options = body.stream_options or StreamOptions()
     return GenerationRequest(
         model=body.model,
         prompts=prompts,
@@ -99,22 +120,23 @@ def _request(
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
             logit_bias=clamped(body.logit_bias),
             logprobs=logprobs,
-            prompt_logprobs=logprobs if echo else None,
+            prompt_logprobs=logprobs if options.get("echo") else None,
         ),
         stream=bool(body.stream),
         format=OpenAIFormat(
             kind,
             n,
             scored=logprobs is not None,
-            include_usage=bool(options.include_usage),
-            continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+            include_usage=bool(stream_options.include_usage),
+            continuous_usage=bool(stream_options.include_usage and stream_options.continuous_usage_stats),
+            **(format or {}),
         ),
-        echo=echo,
-        template_variables=template_variables or {},
         priority=body.priority or 0,
         timeout_seconds=body.timeout,
         cache_salt=body.cache_salt or "",
         structured_output=constraint.output if constraint else None,
         structured_output_field=constraint.field if constraint else "",
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        **options,
         ignored=unknown_fields(type(body), raw),
     )

@@ -12,6 +12,7 @@ import msgspec
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.response_format import DONE, error_event
 from minisgl.frontend.openai.logprobs import chat_logprobs, completion_logprobs
+from minisgl.frontend.openai.message_parts import full_tool_calls, reasoning_fields, streamed_tool_calls
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished, ScoredToken
 
@@ -32,25 +33,41 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
     """The last event of a stream is the usage."""
     continuous_usage: bool = False
     """So is a part of each other event."""
+    named_tool: bool = False
+    """The request names the tool to call, so an answer that calls it ends with `stop`, as in OpenAI's API."""
+    reasoning: bool = True
+    """Reasoning is part of the response."""
+    prefix: str = ""
+    """Text before that of each answer of a chat."""
 
     def full(self, response_id: str, model: str, choices: Sequence[Delta]) -> bytes:
         chat = self.kind == "chat"
         objects = [
             {
                 "index": choice.index,
-                **(
-                    {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
-                    if chat
-                    else {"text": choice.text}
-                ),
+                **({"message": self.message(choice)} if chat else {"text": choice.text}),
                 "logprobs": self.logprobs(choice.scored),
-                "finish_reason": None if choice.finished is None else choice.finished.reason,
+                "finish_reason": None if choice.finished is None else self.finish_reason(choice.finished),
             }
             for choice in choices
         ]
         ends = [choice.finished for choice in choices if choice.finished is not None]
         header = self.header(response_id, model, "chat.completion" if chat else "text_completion")
         return _json({**header, "choices": objects, "usage": self.usage(ends)})
+
+    def message(self, choice: Delta) -> dict[str, Any]:
+        """Return the message of a complete chat. `content` is null where the answer has nothing but tool calls."""
+        content = self.prefix + choice.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if choice.reasoning and self.reasoning:
+            message |= reasoning_fields(choice.reasoning)
+        if choice.tool_calls:
+            message["content"] = content or None
+            message["tool_calls"] = full_tool_calls(choice.tool_calls)
+        return message
+
+    def finish_reason(self, end: Finished) -> str:
+        return "tool_calls" if end.reason == "stop" and end.tool_calls and not self.named_tool else end.reason
 
     def events(self, response_id: str, model: str, prompt_tokens: Sequence[int]) -> OpenAIEvents:
         return OpenAIEvents(self, response_id, model, prompt_tokens)
@@ -71,7 +88,10 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
         prompt_tokens = sum(end.prompt_tokens for end in prompts)
         cached_tokens = sum(end.cached_tokens for end in prompts)
         usage = _token_counts(prompt_tokens, sum(end.completion_tokens for end in ends))
-        return {**usage, "prompt_tokens_details": {"cached_tokens": cached_tokens}}
+        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+        if self.kind == "chat":
+            usage["completion_tokens_details"] = {"reasoning_tokens": sum(end.reasoning_tokens for end in ends)}
+        return usage
 
 
 def _token_counts(prompt: int, completion: int) -> dict[str, Any]:
@@ -105,13 +125,15 @@ class OpenAIEvents:
         """Open the assistant's turn of every choice of a chat."""
         if self._format.kind != "chat":
             return b""
-        delta = {"delta": {"role": "assistant", "content": ""}}
+        delta = {"delta": {"role": "assistant", "content": self._format.prefix}}
         return b"".join(self._event(index, delta, None) for index in range(len(self._tokens)))
 
     def event(self, delta: Delta) -> bytes:
-        """Render the new output of one choice: up to two events."""
+        """Render the new output of one choice: an event for each of its parts, and one for the end."""
         self._tokens[delta.index] = delta.tokens
         parts = []
+        if delta.reasoning and self._format.reasoning:
+            parts.append(self._event(delta.index, {"delta": reasoning_fields(delta.reasoning)}, None))
         if delta.text and self._plain:
             parts.append(self._text_event(delta.text, delta.index))
         elif delta.text or delta.scored:
@@ -119,9 +141,12 @@ class OpenAIEvents:
             parts.append(
                 self._before_text[delta.index] + _json(delta.text) + self._brace + after + self._usage_so_far()
             )
+        if delta.tool_calls:
+            calls = streamed_tool_calls(delta.tool_calls)
+            parts.append(self._event(delta.index, {"delta": {"tool_calls": calls}}, None))
         if delta.finished is not None:
             empty: dict[str, Any] = {"delta": {}} if self._format.kind == "chat" else {"text": ""}
-            parts.append(self._event(delta.index, empty, delta.finished.reason))
+            parts.append(self._event(delta.index, empty, self._format.finish_reason(delta.finished)))
         return b"".join(parts)
 
     def last(self, ends: Sequence[Finished]) -> bytes:

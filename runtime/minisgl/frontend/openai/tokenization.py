@@ -13,8 +13,9 @@ from starlette.responses import Response
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.openai.bodies import DetokenizeBody, TokenizeBody
-from minisgl.frontend.openai.chat_messages import parse_messages
+from minisgl.frontend.openai.conversation import parse_conversation
 from minisgl.frontend.openai.logprobs import token_text
+from minisgl.frontend.openai.tools import parse_tools
 from minisgl.frontend.server.json_body import decode, invalid, read_json_body
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.server.unknown_fields import ignored_params, unknown_fields
@@ -41,16 +42,16 @@ class TokenizationEndpoints:
             raise invalid("prompt", "expected either `prompt` or `messages`")
         # A chat template writes the special tokens itself.
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        reply = await self._tokenizers.ask(
-            Encode(
-                id=secrets.token_bytes(REQUEST_ID_BYTES),
-                prompt=body.prompt,
-                messages=None if body.messages is None else parse_messages(body.messages),
-                template_variables=body.chat_template_kwargs or {},
-                add_special_tokens=special,
-                add_generation_prompt=body.add_generation_prompt is not False,
+        question = Encode(id=secrets.token_bytes(REQUEST_ID_BYTES), prompt=body.prompt, add_special_tokens=special)
+        if body.messages is not None:
+            conversation = parse_conversation(body, body.messages)
+            question = msgspec.structs.replace(
+                question,
+                messages=conversation.messages,
+                tools=parse_tools(body.tools, None, None),
+                **conversation.fields,
             )
-        )
+        reply = await self._tokenizers.ask(question)
         assert isinstance(reply, Encoded)
         tokens = array("i", reply.tokens).tolist()
         answer = {

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from minisgl.frontend.generation.effort import set_effort
 from minisgl.frontend.generation.prompts import Prompt
 from minisgl.frontend.generation.request import GenerationRequest
+from minisgl.frontend.generation.thinking import parse_thinking
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.responses.bodies import (
     AnyJsonObject,
@@ -44,7 +44,7 @@ def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest
     output = _structured_output(text)
     variables = dict(body.chat_template_kwargs or {})
     check_fits(variables, "chat_template_kwargs")
-    set_effort(reasoning.effort, variables)
+    thinking = parse_thinking(reasoning.effort, None, variables, "reasoning.effort")
     return GenerationRequest(
         model=body.model,
         prompts=[Prompt(messages=items.messages)],
@@ -60,6 +60,7 @@ def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest
             ),
         ),
         template_variables=variables,
+        thinking=thinking,
         priority=body.priority or 0,
         timeout_seconds=body.timeout,
         cache_salt=body.cache_salt or "",

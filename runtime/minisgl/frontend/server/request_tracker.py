@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError, ClientDisconnected
 from minisgl.frontend.metrics.counters import FrontendMetrics
@@ -173,5 +175,7 @@ def _estimate_prompt_tokens(request: Generate) -> int:
     if request.tokens is not None:
         return len(request.tokens) // 4
     if request.messages is not None:
-        return sum(len(message.content or "") for message in request.messages) // 4 + len(request.messages)
+        tools = 0 if request.tools is None else len(msgspec.json.encode(request.tools.definitions))
+        characters = sum(len(message.content or "") + len(message.reasoning or "") for message in request.messages)
+        return (characters + tools) // 4 + len(request.messages)
     return len(request.prompt or "") // 4 + 1

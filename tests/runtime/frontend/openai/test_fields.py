@@ -414,7 +414,7 @@ def test_template_variables_are_limited_to_64_bit_integers(stack: FrontendStack)
 # All fields
 
 
-CALLED = [{"type": "function", "function": {"name": "f"}}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 DIFFERING: dict[str, tuple[Any, Any]] = {
     "model": (None, "default"),
     "max_tokens": (1, 2),
@@ -447,6 +447,7 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "guided_regex": (None, "a+"),
     "guided_choice": (["a"], ["a", "b"]),
     "guided_grammar": (None, 'root ::= "a"'),
+    "truncate_prompt_tokens": (None, 1),
 }
 DIFFERING_CHAT = DIFFERING | {
     "messages": (CHAT["messages"], [{"role": "user", "content": "Ho"}]),
@@ -454,7 +455,23 @@ DIFFERING_CHAT = DIFFERING | {
     "logprobs": (False, True),
     "top_logprobs": (0, 2),
     "chat_template_kwargs": ({}, {"note": "x"}),
+    "documents": ([], [{"title": "a", "text": "b"}]),
+    "tools": ([], TOOLS),
+    "reasoning_effort": ("low", "high"),
+    "enable_thinking": (True, False),
+    "add_generation_prompt": (True, False),
+    "continue_final_message": (False, True),
+    "echo": (False, True),
 }
+BEHIND_THE_PROMPT: dict[str, tuple[Any, Any]] = {
+    "tool_choice": ("auto", "required"),
+    "parallel_tool_calls": (True, False),
+    "separate_reasoning": (True, False),
+    "include_reasoning": (True, False),
+    "thinking_token_budget": (1, 2),
+    "thinking_budget": (None, 0),
+}
+"""Pairs that must differ in the request to a tokenizer worker or in the form of the response."""
 DIFFERING_COMPLETION = DIFFERING | {
     "prompt": ("Hi", [5, 6]),
     "logprobs": (None, 0),
@@ -464,19 +481,23 @@ NEEDED: dict[str, dict[str, Any]] = {
     "include_stop_str_in_output": {"stop": "e"},
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
+    "echo": {"messages": [{"role": "assistant", "content": "On"}]},
+    "tool_choice": {"tools": TOOLS},
+    "parallel_tool_calls": {"tools": TOOLS},
 }
 """Other fields that a body needs for a field to have an effect."""
 
-REFUSED: dict[str, tuple[Any, Any]] = {"guided_whitespace_pattern": (None, " ")}
+REFUSED: dict[str, tuple[Any, Any]] = {
+    "guided_whitespace_pattern": (None, " "),
+    "use_beam_search": (False, True),
+    "lora_path": (None, "adapter"),
+}
 REFUSED_CHAT = REFUSED | {
     "chat_template": (None, "{{ messages }}"),
-    "tools": ([], CALLED),
-    "tool_choice": ("none", "required"),
-    "functions": ([], CALLED),
+    "functions": ([], [{"name": "f"}]),
     "function_call": ("none", {"name": "f"}),
     "modalities": (["text"], ["text", "audio"]),
     "audio": (None, {"voice": "a"}),
-    "reasoning_effort": (None, "low"),
     "web_search_options": (None, {}),
 }
 REFUSED_COMPLETION = REFUSED | {"suffix": (None, "x"), "best_of": (1, 2)}
@@ -490,7 +511,6 @@ WITHOUT_EFFECT: dict[str, tuple[Any, Any]] = {
     "safety_identifier": ("x", []),
     "prompt_cache_key": ("k", 1),
 }
-WITHOUT_EFFECT_CHAT = WITHOUT_EFFECT | {"parallel_tool_calls": (True, "yes")}
 """Pairs of a value that is accepted, and one of a wrong type."""
 
 
@@ -516,7 +536,7 @@ def outcome(stack: FrontendStack, path: str, body: dict[str, Any]) -> Any:
 
 
 CASES = [
-    ("/v1/chat/completions", CHAT, ChatBody, DIFFERING_CHAT, REFUSED_CHAT, WITHOUT_EFFECT_CHAT),
+    ("/v1/chat/completions", CHAT, ChatBody, DIFFERING_CHAT, REFUSED_CHAT, WITHOUT_EFFECT),
     ("/v1/completions", COMPLETION, CompletionBody, DIFFERING_COMPLETION, REFUSED_COMPLETION, WITHOUT_EFFECT),
 ]
 
@@ -525,7 +545,7 @@ CASES = [
     ("path", "body", "kind", "differing", "refused", "without_effect"), CASES, ids=["chat", "text"]
 )
 def test_every_field_has_an_effect_or_is_rejected_by_name(
-    stack: FrontendStack,
+    agent_stack: FrontendStack,
     path: str,
     body: dict[str, Any],
     kind: Any,
@@ -533,9 +553,17 @@ def test_every_field_has_an_effect_or_is_rejected_by_name(
     refused: dict[str, tuple[Any, Any]],
     without_effect: dict[str, tuple[Any, Any]],
 ) -> None:
-    assert sorted([*differing, *refused, *without_effect]) == sorted(kind.__struct_encode_fields__)
-    for name, (one, other) in differing.items():
+    stack = agent_stack
+    behind = BEHIND_THE_PROMPT if kind is ChatBody else {}
+    assert sorted([*differing, *behind, *refused, *without_effect]) == sorted(kind.__struct_encode_fields__)
+    for name, (one, other) in behind.items():
         start = body | NEEDED.get(name, {})
+        requests = [
+            parse_chat(json.dumps(start | {name: value}).encode(), SamplingDefaults()) for value in (one, other)
+        ]
+        assert requests[0] != requests[1], name
+    for name, (one, other) in differing.items():
+        start = body | (NEEDED.get(name, {}) if kind is ChatBody or name != "echo" else {})
         first = outcome(stack, path, start | {name: one})
         assert first == outcome(stack, path, start | {name: one}), f"{name}: nothing else differs"
         assert first != outcome(stack, path, start | {name: other}), name

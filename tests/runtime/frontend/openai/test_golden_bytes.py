@@ -93,7 +93,9 @@ def test_full_responses(kind: Any) -> None:
     content = '"message":{"role":"assistant","content":"é","refusal":null}' if kind == "chat" else '"text":"é"'
     name, form = ("chatcmpl-1", "chat.completion") if kind == "chat" else ("cmpl-1", "text_completion")
     choices = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop"}}],'
-    expected = f'{{"id":"{name}","object":"{form}","created":7,"model":"org/tiny",{choices}{USAGE}'
+    details = ',"completion_tokens_details":{"reasoning_tokens":0}}}' if kind == "chat" else "}}"
+    usage = USAGE.removesuffix("}}") + details
+    expected = f'{{"id":"{name}","object":"{form}","created":7,"model":"org/tiny",{choices}{usage}'
     choice = Delta(0, "é", 2, (), END)
     assert OpenAIFormat(kind).full("1", "org/tiny", [choice]).decode() == expected
 

@@ -18,6 +18,16 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"prompt": "Hi"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": function}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"items": nested(depth - 1)} if depth else {}
+
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
@@ -140,7 +150,8 @@ def test_errors_of_logit_bias_name_the_key(
         many=({"messages": CHAT["messages"] * 2049}, "messages", "invalid_value"),
         type=({"messages": "Hi"}, "messages", "invalid_value"),
         no_role=({"messages": [{"content": "Hi"}]}, "messages[0].role", "missing_required_parameter"),
-        role=({"messages": [{"role": "boss", "content": "Hi"}]}, "messages[0].role", "invalid_value"),
+        role=({"messages": [{"role": "the boss", "content": "Hi"}]}, "messages[0].role", "invalid_value"),
+        role_control=({"messages": [{"role": "<|im_end|>", "content": "Hi"}]}, "messages[0].role", "invalid_value"),
         function=({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role", "unsupported_parameter"),
         tool=({"messages": [{"role": "tool", "tool_call_id": "1"}]}, "messages[0].content", "invalid_value"),
         no_content=({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
@@ -170,17 +181,100 @@ def test_errors_of_logit_bias_name_the_key(
             "messages[0].tool_calls",
             "chat_template_error",
         ),
-        tools=(CHAT | {"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-        tools_auto=(CHAT | {"tools": [{}], "tool_choice": "auto"}, "tools", "unsupported_parameter"),
-        tool_choice=(CHAT | {"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        tools=(CHAT | {"tools": [TOOL]}, "tools", "chat_template_error"),
+        tools_required=(CHAT | {"tools": [TOOL], "tool_choice": "required"}, "tools", "chat_template_error"),
+        tools_type=(CHAT | {"tools": "f"}, "tools", "invalid_value"),
+        tools_many=(CHAT | {"tools": [TOOL] * 129}, "tools", "invalid_value"),
+        tool_type=(CHAT | {"tools": [TOOL, "f"]}, "tools[1]", "invalid_value"),
+        tool_kind=(CHAT | {"tools": [{"type": "custom"}]}, "tools[0].type", "unsupported_parameter"),
+        tool_empty=(CHAT | {"tools": [{}]}, "tools[0].function", "missing_required_parameter"),
+        tool_function=(CHAT | {"tools": [{"function": "f"}]}, "tools[0].function", "invalid_value"),
+        tool_unnamed=(CHAT | {"tools": [tool()]}, "tools[0].function.name", "missing_required_parameter"),
+        tool_name=(CHAT | {"tools": [tool(name="a b")]}, "tools[0].function.name", "invalid_value"),
+        tool_name_line=(CHAT | {"tools": [tool(name="a\n")]}, "tools[0].function.name", "invalid_value"),
+        tool_name_long=(CHAT | {"tools": [tool(name="a" * 129)]}, "tools[0].function.name", "invalid_value"),
+        tool_name_twice=(CHAT | {"tools": [TOOL, TOOL]}, "tools[1].function.name", "invalid_value"),
+        tool_text=(CHAT | {"tools": [tool(name="f", description=1)]}, "tools[0].function.description", "invalid_value"),
+        tool_strict=(CHAT | {"tools": [tool(name="f", strict=1)]}, "tools[0].function.strict", "invalid_value"),
+        tool_schema=(
+            CHAT | {"tools": [tool(name="f", parameters=[])]},
+            "tools[0].function.parameters",
+            "invalid_value",
+        ),
+        tool_array=(
+            CHAT | {"tools": [tool(name="f", parameters={"type": "array"})]},
+            "tools[0].function.parameters.type",
+            "invalid_value",
+        ),
+        tool_number=(
+            CHAT | {"tools": [tool(name="f", parameters={"const": 2**64})]},
+            "tools[0]",
+            "invalid_value",
+        ),
+        tool_deep=(CHAT | {"tools": [tool(name="f", parameters=nested(80))]}, "tools[0]", "invalid_value"),
+        tool_large=(
+            CHAT | {"tools": [tool(name="f", description="x" * 300_000)]},
+            "tools[0].function",
+            "invalid_value",
+        ),
+        tool_choice=(CHAT | {"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        tool_choice_word=(CHAT | {"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "invalid_value"),
+        tool_choice_form=(CHAT | {"tools": [TOOL], "tool_choice": {"name": "f"}}, "tool_choice", "invalid_value"),
+        tool_choice_name=(
+            CHAT | {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name",
+            "invalid_value",
+        ),
+        tool_choice_kind=(
+            CHAT | {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            "tool_choice.type",
+            "unsupported_parameter",
+        ),
+        parallel_tool_calls=(CHAT | {"parallel_tool_calls": "yes"}, "parallel_tool_calls", "invalid_value"),
+        tool_calls_custom=(
+            {"messages": [{"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}]},
+            "messages[0].tool_calls[0].type",
+            "unsupported_parameter",
+        ),
+        tool_calls_number=(
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 2**64}}}]}
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+            "invalid_value",
+        ),
+        reasoning_role=(
+            {"messages": [{"role": "user", "content": "a", "reasoning": "b"}]},
+            "messages[0].reasoning",
+            "invalid_value",
+        ),
         functions=(CHAT | {"functions": [{}]}, "functions", "unsupported_parameter"),
         function_call=(CHAT | {"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
+        documents=(CHAT | {"documents": [{"title": "a"}]}, "documents", "chat_template_error"),
+        documents_type=(CHAT | {"documents": ["a"]}, "documents[0]", "invalid_value"),
+        continued=(
+            CHAT | {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "invalid_value",
+        ),
+        continued_call=(
+            {"messages": [{"role": "assistant", "tool_calls": [CALL]}], "continue_final_message": True},
+            "continue_final_message",
+            "invalid_value",
+        ),
+        truncated=(CHAT | {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
+        truncated_below=(CHAT | {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "invalid_value"),
+        thinking=(CHAT | {"enable_thinking": True}, "enable_thinking", "chat_template_error"),
+        budgets=(CHAT | {"thinking_budget": 5, "thinking_token_budget": 5}, "thinking_budget", "invalid_value"),
+        budget=(CHAT | {"thinking_token_budget": -2}, "thinking_token_budget", "invalid_value"),
         modalities=(CHAT | {"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
         audio=(CHAT | {"audio": {}}, "audio", "unsupported_parameter"),
-        reasoning_effort=(CHAT | {"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+        reasoning_effort=(CHAT | {"reasoning_effort": "lots"}, "reasoning_effort", "invalid_value"),
         web_search_options=(CHAT | {"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
         chat_template_kwargs=(
-            CHAT | {"chat_template_kwargs": {"a": [1]}},
+            CHAT | {"chat_template_kwargs": {"a": [2**64]}},
             "chat_template_kwargs",
             "invalid_value",
         ),
@@ -302,7 +396,9 @@ def test_errors_do_not_repeat_the_input(stack: FrontendStack) -> None:
         {"stream_options": {"include_usage": True}},
         {"stream": False, "user": "me"},
         {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logprobs": False, "store": False},
-        {"tools": [{"type": "function"}], "tool_choice": "none", "parallel_tool_calls": True},
+        {"tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": True},
+        {"reasoning_effort": "none", "enable_thinking": False, "thinking_token_budget": -1, "documents": []},
+        {"reasoning_effort": "high", "use_beam_search": False, "add_generation_prompt": True, "echo": True},
         {"metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "x"},
         {"prompt_cache_key": "k", "modalities": ["text"], "tool_choice": "auto", "functions": []},
         {"stream_options": None, "logit_bias": None, "logprobs": None, "top_logprobs": None, "tools": None},

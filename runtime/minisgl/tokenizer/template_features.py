@@ -1,0 +1,91 @@
+"""Features of a chat template that its requests may need, found from its variables and by rendering small chats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Final
+
+from minisgl.tokenizer.compiled_template import CompiledTemplate
+from minisgl.tokenizer.errors import PromptError
+from minisgl.wire.text import THINKING_VARIABLES
+
+_COMMON_ROLES: Final = frozenset(("system", "developer", "user", "assistant"))
+"""Roles that every template is expected to render or to refuse; see `knows_developer`."""
+_PROBE: Final = "probe7b1e"
+"""Text that no template contains."""
+
+
+class TemplateFeatures:
+    """`special_tokens` are those that the template may use, by the names of their variables."""
+
+    def __init__(self, template: CompiledTemplate, special_tokens: Mapping[str, str]) -> None:
+        self._template = template
+        self._special_tokens = special_tokens
+
+    @property
+    def takes_tools(self) -> bool:
+        return "tools" in self._template.variables
+
+    @property
+    def takes_documents(self) -> bool:
+        return "documents" in self._template.variables
+
+    @property
+    def takes_tool_calls(self) -> bool:
+        return "tool_calls" in self._template.source
+
+    @property
+    def thinks(self) -> bool:
+        """The template has markers of reasoning."""
+        return re.search("think|reason", self._template.source) is not None
+
+    @property
+    def can_switch_thinking(self) -> bool:
+        """A variable of the template decides whether the model reasons."""
+        return not self._template.variables.isdisjoint(THINKING_VARIABLES)
+
+    def takes_role(self, role: str) -> bool:
+        """Return whether messages of the role are rendered: a template may skip those that it does not know."""
+        return role in _COMMON_ROLES or self._names(role) or self._takes_any_role
+
+    @property
+    def knows_developer(self) -> bool:
+        return "developer" in self._template.source
+
+    @cached_property
+    def wants_text_arguments(self) -> bool:
+        """The template inserts the arguments of a tool call as they are, so they must be JSON text. Others write them
+        as JSON themselves, and some read their fields."""
+        as_text = self._render(_call(f'{{"{_PROBE}": "{_PROBE}"}}'))
+        as_object = self._render(_call({_PROBE: _PROBE}))
+        wrong = as_object is None or f"'{_PROBE}'" in as_object
+        return wrong and as_text is not None and f'{{"{_PROBE}": "{_PROBE}"}}' in as_text
+
+    @cached_property
+    def _takes_any_role(self) -> bool:
+        role = f"{_PROBE}role"
+        rendered = self._render([{"role": "user", "content": "a"}, {"role": role, "content": _PROBE}])
+        return rendered is not None and role in rendered and _PROBE in rendered.replace(role, "")
+
+    def _names(self, role: str) -> bool:
+        return f"'{role}'" in self._template.source or f'"{role}"' in self._template.source
+
+    def _render(self, turns: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the rendered turns; None if the template does not accept them."""
+        try:
+            return self._template.render({**self._special_tokens, "messages": turns, "add_generation_prompt": False})
+        except PromptError:
+            return None
+
+
+def _call(arguments: Any) -> list[dict[str, Any]]:
+    """Return a chat with one tool call."""
+    # Nine characters, as Mistral's templates require.
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "b", "name": "f", "tool_call_id": "abcdefghi"},
+    ]
