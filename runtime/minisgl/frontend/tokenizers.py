@@ -277,9 +277,10 @@ class _Link:
                 self._requests.count_tokens(choice, message.counts[row], now)
                 scored = message.scored.get(row, ())
                 reasoning, calls = message.reasoning.get(row, ""), message.tool_calls.get(row, ())
-                if reasoning or calls or row in message.token_ids:
+                prompt_scored = message.prompt_scored.get(row, ())
+                if reasoning or calls or prompt_scored or row in message.token_ids:
                     token_ids = array("i", message.token_ids.get(row, b""))
-                    choice.stream.push_step(choice, text, scored, reasoning, calls, token_ids)
+                    choice.stream.push_step(choice, text, scored, reasoning, calls, token_ids, prompt_scored)
                 else:
                     choice.stream.push(choice, text, scored)
         for finished in message.finished:
@@ -290,7 +291,8 @@ class _Link:
         match message:
             case Accepted():
                 if (choice := self._choices.get(message.id)) is not None:
-                    self._requests.accept(choice, message.prompt_tokens, asyncio.get_running_loop().time())
+                    ids, now = array("i", message.prompt_token_ids), asyncio.get_running_loop().time()
+                    self._requests.accept(choice, message.prompt_tokens, now, tuple(ids))
             case TextFailed():
                 error = ApiError.from_code(message.code, message.message, message.param)
                 if (choice := self._choices.pop(message.id, None)) is not None:

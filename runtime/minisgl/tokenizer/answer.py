@@ -99,7 +99,8 @@ class Answer:
             piece, added = self._detokenizer.step_bytes(token)
             if (marker := self._by_token.get(token)) is not None:
                 self._marked.add_marker(marker, piece)
-        if (scores := self._scored) is not None and logprobs is not None and (added or reason != "stop"):
+        in_text = added or reason != "stop" or self._returns_ids
+        if (scores := self._scored) is not None and logprobs is not None and in_text:
             scores.add(token, added, logprobs)
         if reason is not None:
             piece += self._detokenizer.finish()
@@ -110,7 +111,8 @@ class Answer:
         scored: Sequence[ScoredToken] = ()
         if scores is not None:
             scores.sampled(len(piece))
-            scored = scores.deliver(len(text), whole=reason is not None and not stopped)
+            whole = (reason is not None or stopped) and (self._returns_ids or not stopped)
+            scored = scores.deliver(len(text), whole=whole)
         matched: str | int | None = self._stops.matched
         if matched is None and reason == "stop" and token in self._stop_token_ids:
             matched = token

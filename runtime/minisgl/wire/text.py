@@ -122,7 +122,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     return_token_ids: bool = False
-    """Report the token ids of prompt and answer."""
+    """Report the token ids of prompt and answer, and log-probabilities also of tokens that are not part of its text."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -7,6 +7,9 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from minisgl.frontend.generation.constraints import ConstraintFields
+from minisgl.frontend.generation.logit_bias import clamped
+from minisgl.frontend.server.json_body import invalid, truncate
+from minisgl.tokenizer.patterns import PatternError, automaton
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import SamplingDefaults
 
@@ -19,6 +22,12 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1, title=TOKEN_ID)]
 Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 N = Annotated[int, Meta(ge=1, le=128)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+LogitBias = Annotated[
+    dict[TokenId, float],
+    Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
+]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
@@ -32,10 +41,17 @@ class SamplingFields(ConstraintFields, kw_only=True):
     n: N | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    stop_regex: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     ignore_eos: bool | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.001, le=100)] | None = None
+    logit_bias: LogitBias | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 17)] | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=128)] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    """Accepted without effect: special tokens in a text never have spaces around them."""
 
 
 def sampling_params(fields: SamplingFields, defaults: SamplingDefaults, **others: Any) -> SamplingParams:
@@ -49,5 +65,25 @@ def sampling_params(fields: SamplingFields, defaults: SamplingDefaults, **others
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         presence_penalty=fields.presence_penalty or 0.0,
         frequency_penalty=fields.frequency_penalty or 0.0,
+        logit_bias=clamped(fields.logit_bias),
+        allowed_token_ids=tuple(fields.allowed_token_ids or ()),
         **others,
     )
+
+
+def text_options(fields: SamplingFields, path: str = "") -> dict[str, Any]:
+    """Return the fields of `GenerationRequest` about the text of answers. `path` comes before names in errors. Raises
+    ApiError for a regular expression that cannot be searched for."""
+    given = fields.stop_regex or ()
+    expressions = (given,) if isinstance(given, str) else tuple(given)
+    for number, expression in enumerate(expressions):
+        index = "" if isinstance(given, str) else f"[{number}]"
+        try:
+            automaton((), expressions[: number + 1])
+        except PatternError as error:
+            raise invalid(f"{path}stop_regex{index}", f"{truncate(expression)!r} {error.message}") from None
+    return {
+        "stop_regex": expressions,
+        "bad_words": tuple(fields.bad_words or ()),
+        "skip_special_tokens": fields.skip_special_tokens is not False,
+    }

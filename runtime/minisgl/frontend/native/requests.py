@@ -7,13 +7,14 @@ from typing import Final
 import msgspec
 
 from minisgl.frontend.generation.constraints import constraint_of
+from minisgl.frontend.generation.logit_bias import decode_body
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
-from minisgl.frontend.generation.sampling import sampling_params
+from minisgl.frontend.generation.sampling import sampling_params, text_options
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.native.responses import NativeFormat
-from minisgl.frontend.server.json_body import decode, invalid
+from minisgl.frontend.server.json_body import invalid
 from minisgl.frontend.server.unknown_fields import unknown_fields
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import SamplingDefaults
@@ -28,7 +29,7 @@ _decoder: Final = msgspec.json.Decoder(NativeBody)
 
 def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Raises ApiError."""
-    body = decode(_decoder, raw)
+    body = decode_body(_decoder, raw, "sampling_params")
     given = [name for name in ("text", "input_ids", "prompt") if getattr(body, name) is not None]
     if len(given) != 1:
         raise invalid(given[1] if given else "text", "expected exactly one of `text`, `input_ids` and `prompt`")
@@ -53,7 +54,9 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     assert source is not None
     prompts = list(parse_prompts(source, given[0]))
     n = sampling.n or 1
-    max_tokens = sampling.max_new_tokens or MAX_TOKENS
+    max_tokens = MAX_TOKENS if sampling.max_new_tokens is None else sampling.max_new_tokens
+    logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
+    start = -1 if body.logprob_start_len is None else body.logprob_start_len
     check_choices(prompts, n, max_tokens, "sampling_params.n", len(raw))
     check_min_tokens(sampling.min_new_tokens, max_tokens, "sampling_params.min_new_tokens")
     return GenerationRequest(
@@ -66,10 +69,21 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
             min_tokens=sampling.min_new_tokens or 0,
             seed=sampling.sampling_seed,
             include_stop_str_in_output=bool(sampling.no_stop_trim),
+            logprobs=logprobs,
+            prompt_logprobs=logprobs if start >= 0 else None,
         ),
+        return_token_ids=True,
+        priority=body.priority or 0,
+        **text_options(sampling, "sampling_params."),
         structured_output=constraint.output if constraint else None,
         structured_output_field=constraint.field if constraint else "",
         stream=bool(body.stream),
-        format=NativeFormat(is_list=n > 1 or (isinstance(source, list) and type(source[0]) is not int)),
+        format=NativeFormat(
+            is_list=n > 1 or (isinstance(source, list) and type(source[0]) is not int),
+            request_id=body.rid or "",
+            logprobs=logprobs,
+            logprob_start=start,
+            texts_in_logprobs=bool(body.return_text_in_logprobs),
+        ),
         ignored=unknown_fields(NativeBody, raw),
     )

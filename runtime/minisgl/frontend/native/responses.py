@@ -1,4 +1,4 @@
-"""Responses of /generate: JSON with `text` and `meta_info`, or plain text as server-sent events."""
+"""Responses of /generate: JSON with `text`, `output_ids` and `meta_info`, or plain text as server-sent events."""
 
 from __future__ import annotations
 
@@ -9,10 +9,32 @@ import msgspec
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.response_format import DONE, EventFormat, error_event
+from minisgl.frontend.native.logprobs import meta_info
 from minisgl.frontend.server.response_stream import Delta
-from minisgl.wire.text import Finished
+from minisgl.wire.text import Finished, ScoredToken
 
 _json = msgspec.json.encode
+
+
+class _Progress:
+    """Output of one choice so far."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.text = ""
+        self.tokens = 0
+        self.token_ids: list[int] = []
+        self.scored: list[ScoredToken] = []
+        self.prompt_scored: Sequence[ScoredToken] = ()
+        self.finished: Finished | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens = delta.tokens
+        self.token_ids += delta.token_ids
+        self.scored += delta.scored
+        self.prompt_scored = delta.prompt_scored or self.prompt_scored
+        self.finished = delta.finished
 
 
 class NativeFormat(msgspec.Struct, frozen=True):
@@ -22,37 +44,66 @@ class NativeFormat(msgspec.Struct, frozen=True):
     """The request has several prompts or choices, so the response is a list."""
     text_only: bool = False
     """The events of a stream are plain text."""
+    request_id: str = ""
+    """Identifier that the client has given; empty: ours is used."""
+    logprobs: int | None = None
+    """Number of most likely tokens that are reported beside each token; None: no log-probabilities."""
+    logprob_start: int = -1
+    """First token of the prompt with a log-probability; −1: none."""
+    texts_in_logprobs: bool = False
+    """Tokens in lists of log-probabilities have their texts."""
 
     def full(self, response_id: str, model: str, choices: Sequence[Delta]) -> bytes:
-        objects = [{"text": choice.text, "meta_info": self.meta_info(response_id, choice, 0)} for choice in choices]
+        objects = []
+        for choice in choices:
+            progress = _Progress(0)
+            progress.add(choice)
+            objects.append(self.choice(response_id, choice.index, progress))
         return _json(objects if self.is_list else objects[0])
 
     def events(self, response_id: str, model: str, prompt_tokens: Sequence[int]) -> EventFormat:
         return TextEvents() if self.text_only else NativeEvents(self, response_id, prompt_tokens)
 
-    def meta_info(self, response_id: str, delta: Delta, prompt_tokens: int) -> dict[str, Any]:
-        """`prompt_tokens`: those of a choice that has not finished."""
-        info: dict[str, Any] = {"id": f"{response_id}-{delta.index}" if self.is_list else response_id}
-        end = delta.finished
+    def choice(self, response_id: str, index: int, progress: _Progress) -> dict[str, Any]:
+        """Return the object of one choice, finished or not."""
+        meta = self._meta_info(response_id, index, progress)
+        return {"text": progress.text, "output_ids": progress.token_ids, "meta_info": meta}
+
+    def _meta_info(self, response_id: str, index: int, progress: _Progress) -> dict[str, Any]:
+        own_id = self.request_id or response_id
+        info: dict[str, Any] = {"id": f"{own_id}-{index}" if self.is_list else own_id}
+        end = progress.finished
         if end is None:
-            return info | {
+            info |= {
                 "finish_reason": None,
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": delta.tokens,
+                "prompt_tokens": progress.prompt_tokens,
+                "completion_tokens": progress.tokens,
             }
-        reason: dict[str, Any] = {"type": end.reason}
-        if end.reason == "length":
-            reason["length"] = end.completion_tokens
-        return info | {
-            "finish_reason": reason,
-            "prompt_tokens": end.prompt_tokens,
-            "completion_tokens": end.completion_tokens,
-            "cached_tokens": end.cached_tokens,
-        }
+        else:
+            info |= {
+                "finish_reason": _finish_reason(end, progress.token_ids),
+                "prompt_tokens": end.prompt_tokens,
+                "completion_tokens": end.completion_tokens,
+                "cached_tokens": end.cached_tokens,
+            }
+        if self.logprobs is not None:
+            start = self.logprob_start
+            prompt = progress.prompt_scored[start:] if start >= 0 else None
+            info |= meta_info(prompt, progress.scored, self.logprobs, self.texts_in_logprobs)
+        return info
+
+
+def _finish_reason(end: Finished, token_ids: Sequence[int]) -> dict[str, Any]:
+    if end.reason == "length":
+        return {"type": "length", "length": end.completion_tokens}
+    if end.matched_stop is not None or not token_ids:
+        return {"type": "stop", "matched": end.matched_stop}
+    # The model's own end: its token.
+    return {"type": "stop", "matched": token_ids[-1]}
 
 
 class NativeEvents:
-    """Server-sent events, each with the whole text so far."""
+    """Server-sent events, each with the whole output so far."""
 
     first = b""
     text_event = None
@@ -61,13 +112,12 @@ class NativeEvents:
         """`prompt_tokens`: those of each choice's prompt."""
         self._format = format
         self._id = response_id
-        self._prompt_tokens = prompt_tokens
-        self._texts = [""] * len(prompt_tokens)
+        self._choices = [_Progress(tokens) for tokens in prompt_tokens]
 
     def event(self, delta: Delta) -> bytes:
-        self._texts[delta.index] += delta.text
-        meta = self._format.meta_info(self._id, delta, self._prompt_tokens[delta.index])
-        event: dict[str, Any] = {"text": self._texts[delta.index], "meta_info": meta}
+        progress = self._choices[delta.index]
+        progress.add(delta)
+        event = self._format.choice(self._id, delta.index, progress)
         if self._format.is_list:
             event["index"] = delta.index
         return b"data: " + _json(event) + b"\n\n"

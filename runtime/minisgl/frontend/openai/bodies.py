@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from minisgl.frontend.generation.constraints import AnyFormat, Choices, SchemaOrText, StructuredOutputs
 from minisgl.frontend.generation.functions import MAX_FUNCTIONS
-from minisgl.frontend.generation.sampling import Count, CountOrZero, N, SamplingFields, Seed, TokenId
+from minisgl.frontend.generation.sampling import Count, CountOrZero, N, SamplingFields, Seed, TokenId, TopLogprobs
 from minisgl.frontend.generation.thinking import EFFORTS
 from minisgl.frontend.generation.unsupported import supports
 from minisgl.frontend.openai.tools import TOOL_CHOICE_SCHEMA, TOOL_SCHEMA
@@ -25,12 +25,7 @@ _USE_TOOLS: Final = "replaced by `tools` and `tool_choice`; use these"
 _NO_LORA: Final = "adapters are not supported; merge the adapter into the checkpoint and serve that"
 _NO_BEAMS: Final = "beam search is not supported; use `n` with a temperature above 0"
 
-LogitBias = Annotated[
-    dict[TokenId, float],
-    Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
-]
 Unsupported = Annotated[Any, supports()]
-TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 JsonValue = Annotated[Any, Meta(extra_json_schema={"$ref": "#/components/schemas/JsonValue"})]
 TemplateVariables = dict[str, JsonValue]
 Tool = Annotated[dict[str, Any], Meta(extra_json_schema=TOOL_SCHEMA)]
@@ -55,7 +50,6 @@ class Body(SamplingFields, kw_only=True):
     min_tokens: CountOrZero | None = None
     seed: Seed | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: LogitBias | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None

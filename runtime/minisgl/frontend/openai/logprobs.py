@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
+from minisgl.frontend.generation.logprob_values import finite
 from minisgl.wire.text import ScoredToken
-
-LOWEST: Final = -9999.0
-"""Stands for minus infinity, which JSON does not have, as in OpenAI's API: a token that cannot be sampled."""
 
 
 def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
@@ -16,10 +14,10 @@ def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     content = [
         {
             "token": token.name.decode("utf-8", "replace"),
-            "logprob": _finite(token.logprob),
+            "logprob": finite(token.logprob),
             "bytes": list(token.text),
             "top_logprobs": [
-                {"token": name.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(name)}
+                {"token": name.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(name)}
                 for name, logprob in token.top
             ],
         }
@@ -31,7 +29,7 @@ def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
 def completion_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     return {
         "text_offset": [token.offset for token in tokens],
-        "token_logprobs": [_finite(token.logprob) for token in tokens],
+        "token_logprobs": [finite(token.logprob) for token in tokens],
         "tokens": [token_text(token.name) for token in tokens],
         "top_logprobs": [_top_logprobs(token) for token in tokens],
     }
@@ -52,9 +50,5 @@ def _top_logprobs(token: ScoredToken) -> dict[str, float | None] | None:
     top: dict[str, float | None] = {}
     for name, logprob in (*token.top, (token.name, token.logprob)):
         # Best first: of two tokens with the same text the more likely one stays.
-        top.setdefault(token_text(name), _finite(logprob))
+        top.setdefault(token_text(name), finite(logprob))
     return top
-
-
-def _finite(logprob: float | None) -> float | None:
-    return None if logprob is None else max(logprob, LOWEST)

@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from minisgl.frontend.generation.constraints import constraint_of
-from minisgl.frontend.generation.logit_bias import clamped, decode_body
+from minisgl.frontend.generation.logit_bias import decode_body
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
-from minisgl.frontend.generation.sampling import sampling_params
+from minisgl.frontend.generation.sampling import sampling_params, text_options
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.bodies import Body, ChatBody, CompletionBody, StreamOptions
 from minisgl.frontend.openai.conversation import parse_conversation, parse_thinking_budget
@@ -118,7 +118,6 @@ def _request(
             min_tokens=body.min_tokens or 0,
             seed=body.seed,
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
-            logit_bias=clamped(body.logit_bias),
             logprobs=logprobs,
             prompt_logprobs=logprobs if options.get("echo") else None,
         ),
@@ -134,6 +133,7 @@ def _request(
         priority=body.priority or 0,
         timeout_seconds=body.timeout,
         cache_salt=body.cache_salt or "",
+        **text_options(body),
         structured_output=constraint.output if constraint else None,
         structured_output_field=constraint.field if constraint else "",
         truncate_prompt_tokens=body.truncate_prompt_tokens,

@@ -62,14 +62,14 @@ class RequestTracker:
         self._phases[record.stream.phase] += 1
         return record.stream
 
-    def accept(self, choice: Choice, prompt_tokens: int, now: float) -> None:
+    def accept(self, choice: Choice, prompt_tokens: int, now: float, prompt_token_ids: Sequence[int] = ()) -> None:
         """The scheduler has queued the choice."""
         stream = choice.stream
         if choice.waiting:
             self.admission.correct_tokens(prompt_tokens - choice.prompt_tokens)
         if choice.index % stream.n == 0:
             self.metrics.prompt_tokens_total.value += prompt_tokens
-        stream.accept(choice, prompt_tokens)
+        stream.accept(choice, prompt_tokens, prompt_token_ids)
         if stream.is_accepted and stream.phase == "tokenizing":
             self._enter_phase(stream, "waiting")
             stream.accepted_at = now

@@ -38,6 +38,11 @@ class Delta(msgspec.Struct, frozen=True):
     """New output of tool calls, which follows the text; pieces of one call may be joined."""
     token_ids: Sequence[int] = ()
     """New tokens, for requests with `return_token_ids`."""
+    prompt_token_ids: Sequence[int] = ()
+    """Tokens of the prompt, in the first delta of a choice, for requests with `return_token_ids`."""
+    prompt_scored: Sequence[ScoredToken] = ()
+    """Tokens of the prompt, in one of the deltas, for requests with log-probabilities of a prompt that is not echoed
+    with them."""
 
 
 class Choice(msgspec.Struct, eq=False):
@@ -61,6 +66,8 @@ class Choice(msgspec.Struct, eq=False):
     reasoning: list[str] = []
     tool_calls: list[ToolCallDelta] = []
     token_ids: list[int] = []
+    prompt_token_ids: Sequence[int] = ()
+    prompt_scored: Sequence[ScoredToken] = ()
     finished: Finished | None = None
 
     def take(self) -> Delta:
@@ -74,10 +81,13 @@ class Choice(msgspec.Struct, eq=False):
             "".join(self.reasoning),
             tuple(self.tool_calls),
             tuple(self.token_ids),
+            self.prompt_token_ids,
+            self.prompt_scored,
         )
         for taken in (self.texts, self.reasoning, self.tool_calls, self.token_ids):
             taken.clear()
         self.scored = []
+        self.prompt_token_ids = self.prompt_scored = ()
         return delta
 
 
@@ -126,8 +136,9 @@ class ResponseStream:
         """Whether `deltas` has, or will have, something to return."""
         return bool(self._unfinished or self._changed)
 
-    def accept(self, choice: Choice, prompt_tokens: int) -> None:
+    def accept(self, choice: Choice, prompt_tokens: int, prompt_token_ids: Sequence[int] = ()) -> None:
         choice.prompt_tokens = prompt_tokens
+        choice.prompt_token_ids = prompt_token_ids
         self._unaccepted -= 1
         self._wake()
 
@@ -150,14 +161,16 @@ class ResponseStream:
         reasoning: str,
         tool_calls: Sequence[ToolCallDelta],
         token_ids: Sequence[int],
+        prompt_scored: Sequence[ScoredToken] = (),
     ) -> None:
-        """Add the output of a step that is more than text."""
+        """Add the output of a step that is more than text. `prompt_scored` is given once, or never."""
         # The fast path takes only texts.
         self._fast_path = None
         self.unsent_characters += len(reasoning) + sum(len(call.arguments) for call in tool_calls)
         choice.reasoning.append(reasoning)
         choice.tool_calls.extend(tool_calls)
         choice.token_ids.extend(token_ids)
+        choice.prompt_scored = prompt_scored or choice.prompt_scored
         self.push(choice, text, scored)
 
     def finish(self, choice: Choice, finished: Finished) -> None:

@@ -62,6 +62,8 @@ def text_of(answer: dict[str, Any], choice: int = 0) -> str:
         ("frequency_penalty", (0.5, 2), "frequency_penalty", (0.5, 2.0)),
         ("repetition_penalty", (None, 1.25), "repetition_penalty", (1.0, 1.25)),
         ("logit_bias", ({}, {"5": 1.5, "6": -1000}), "logit_bias", ({}, {5: 1.5, 6: -100.0})),
+        ("allowed_token_ids", (None, [5, 6]), "allowed_token_ids", ((), (5, 6))),
+        ("bad_words", ([], ["é"]), "bad_words", ((), (tuple(ids("é")), tuple(ids(" é"))))),
         ("priority", (None, -3), "priority", (0, -3)),
         ("cache_salt", (None, "tenant"), "cache_salt", (b"", b"tenant")),
     ],
@@ -90,6 +92,12 @@ def test_parameters_reach_the_scheduler(
         ({"stop": ["x", " t"]}, "one", "stop"),
         ({"stop": "e", "include_stop_str_in_output": True}, "one", "stop"),
         ({"stop": "e", "min_tokens": len(ids("one two"))}, "one two", "stop"),
+        ({"stop_regex": r"\s\w"}, "one", "stop"),
+        ({"stop_regex": ["z", "[e-g]"], "include_stop_str_in_output": True}, "one", "stop"),
+        ({"stop_regex": "e t.o", "stop": "tw"}, "one ", "stop"),
+        ({"stop_regex": "e", "min_tokens": len(ids("one two"))}, "one two", "stop"),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, "one two<|im_end|>", "stop"),
+        ({"skip_special_tokens": False}, "one two", "stop"),
     ],
 )
 def test_end_of_the_text(
@@ -433,6 +441,10 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "frequency_penalty": (0, 1),
     "repetition_penalty": (1, 2),
     "logit_bias": ({}, {"5": 1}),
+    "allowed_token_ids": (None, [5]),
+    "bad_words": ([], ["e"]),
+    "stop_regex": (None, "[ef]"),
+    "skip_special_tokens": (True, False),
     "stream": (False, True),
     "stream_options": (None, {"include_usage": True}),
     "priority": (0, 1),
@@ -479,6 +491,7 @@ DIFFERING_COMPLETION = DIFFERING | {
 }
 NEEDED: dict[str, dict[str, Any]] = {
     "include_stop_str_in_output": {"stop": "e"},
+    "skip_special_tokens": {"include_stop_str_in_output": True},
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
     "echo": {"messages": [{"role": "assistant", "content": "On"}]},
@@ -510,6 +523,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, Any]] = {
     "service_tier": ("auto", 1),
     "safety_identifier": ("x", []),
     "prompt_cache_key": ("k", 1),
+    "spaces_between_special_tokens": (True, "yes"),
 }
 """Pairs of a value that is accepted, and one of a wrong type."""
 

@@ -103,11 +103,12 @@ def test_full_responses(kind: Any) -> None:
 def test_events_of_generate() -> None:
     native = NativeFormat().events("1", "org/tiny", [3])
     assert native.event(Delta(0, "a", 1, (), None)) == (
-        b'data: {"text":"a","meta_info":{"id":"1","finish_reason":null,"prompt_tokens":3,"completion_tokens":1}}\n\n'
+        b'data: {"text":"a","output_ids":[],"meta_info":{"id":"1","finish_reason":null,"prompt_tokens":3,'
+        b'"completion_tokens":1}}\n\n'
     )
     assert native.event(Delta(0, "b", 2, (), END)) == (
-        b'data: {"text":"ab","meta_info":{"id":"1","finish_reason":{"type":"stop"},"prompt_tokens":3,'
-        b'"completion_tokens":2,"cached_tokens":2}}\n\n'
+        b'data: {"text":"ab","output_ids":[],"meta_info":{"id":"1","finish_reason":{"type":"stop","matched":null},'
+        b'"prompt_tokens":3,"completion_tokens":2,"cached_tokens":2}}\n\n'
     )
     plain = NativeFormat(text_only=True).events("1", "org/tiny", [3])
     assert plain.event(Delta(0, "a\nb", 1, (), None)) == b"data: a\ndata: b\n\n"
