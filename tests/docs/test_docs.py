@@ -12,6 +12,7 @@ import pytest
 
 from minisgl.cli.main import build_parser, main
 from minisgl.frontend import errors
+from minisgl.frontend.anthropic.bodies import MessagesBody
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.openai import bodies
 from minisgl.frontend.responses.bodies import ResponsesBody
@@ -88,7 +89,7 @@ def test_api_page_names_every_field_and_no_other() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     named = set(re.findall(r"`([a-z_]+)`", page))
     fields = {*bodies.ChatBody.__struct_fields__, *bodies.CompletionBody.__struct_fields__}
-    fields |= {*ResponsesBody.__struct_fields__}
+    fields |= {*ResponsesBody.__struct_fields__, *MessagesBody.__struct_fields__}
     others = (NativeBody, NativeSampling, bodies.TokenizeBody, bodies.DetokenizeBody)
     assert fields.union(*(body.__struct_fields__ for body in others)) <= named
     table = page.partition("## Fields of both")[2].partition("## Structured output")[0]

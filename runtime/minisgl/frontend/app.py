@@ -12,6 +12,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from minisgl.frontend.anthropic.count_tokens import TokenCount
+from minisgl.frontend.anthropic.requests import parse_message_request
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError
 from minisgl.frontend.generation.endpoint import GenerationEndpoint
@@ -82,6 +84,8 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
         Route("/v1/completions", GenerationEndpoint(tokenizers, config, parse_completion), methods=["POST"]),
         Route("/v1/responses", GenerationEndpoint(tokenizers, config, parse_responses), methods=["POST"]),
         Route("/v1/responses/{name:path}", stored_response, methods=["GET", "POST", "DELETE"]),
+        Route("/v1/messages", GenerationEndpoint(tokenizers, config, parse_message_request), methods=["POST"]),
+        Route("/v1/messages/count_tokens", TokenCount(tokenizers, config).count, methods=["POST"]),
         Route("/generate", GenerationEndpoint(tokenizers, config, parse_native), methods=["POST"]),
         Route("/tokenize", tokenization.tokenize, methods=["POST"]),
         Route("/detokenize", tokenization.detokenize, methods=["POST"]),

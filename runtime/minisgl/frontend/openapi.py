@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.frontend.anthropic.bodies import CountTokensBody, MessagesBody
 from minisgl.frontend.generation.constraints import IN_STRUCTURED_OUTPUTS, NAMES, StructuredOutputs
 from minisgl.frontend.generation.model_names import DEFAULT_MODEL
 from minisgl.frontend.generation.prompts import MAX_PROMPTS
@@ -26,6 +27,8 @@ _BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
     "/generate": NativeBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,

@@ -318,7 +318,7 @@ class Session:
             return prompt
         if keep == -1:
             # At least one, so that a request which fits in no case gets the error with its numbers.
-            keep = max(1, self._model.max_model_len - _least_tokens(generate.params))
+            keep = max(1, self._model.max_model_len - _least_tokens(generate.params, generate.fit_max_tokens))
         return prompt[-keep:]
 
     def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords) -> Submit:
@@ -333,7 +333,7 @@ class Session:
         return submit_message(
             generate,
             prompt.tobytes(),
-            max_tokens=_max_tokens(len(prompt), params, self._model.max_model_len),
+            max_tokens=_max_tokens(len(prompt), params, self._model.max_model_len, generate.fit_max_tokens),
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
             # The engine can sample no token outside of its vocabulary.
             bad_words=tuple(word for word in bad_words if max(word) < vocab_size),
@@ -425,21 +425,22 @@ def submit_message(
     return replace(submit, grammar=grammar, bad_words=bad_words)
 
 
-def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int) -> int:
-    """Return the most tokens that may be generated. Raises PromptError, whose text has both phrases that client
-    libraries look for: "maximum context length" and "context_length_exceeded"."""
+def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int, fit: bool) -> int:
+    """Return the most tokens that may be generated. `fit`: at most those that the context leaves. Raises PromptError,
+    whose text has both phrases that client libraries look for: "maximum context length" and
+    "context_length_exceeded"."""
     left = max_model_len - prompt_tokens
-    least = _least_tokens(params)
+    least = _least_tokens(params, fit)
     if least <= left:
-        return left if params.max_tokens is None else least
+        return left if params.max_tokens is None else min(max(1, params.max_tokens), left)
     raise PromptError(
         "context_length_exceeded",
         f"This model's maximum context length is {max_model_len} tokens. The prompt has {prompt_tokens} tokens and "
-        f"{'at least ' if params.max_tokens is None else ''}{least} more were requested: shorten the prompt or lower "
-        "max_tokens (context_length_exceeded)",
+        f"{'at least ' if fit or params.max_tokens is None else ''}{least} more were requested: shorten the prompt or "
+        "lower max_tokens (context_length_exceeded)",
     )
 
 
-def _least_tokens(params: SamplingParams) -> int:
+def _least_tokens(params: SamplingParams, fit: bool) -> int:
     """Return the number of tokens for which the context must have room behind the prompt."""
-    return max(1, params.min_tokens if params.max_tokens is None else params.max_tokens)
+    return max(1, params.min_tokens if fit or params.max_tokens is None else params.max_tokens)

@@ -123,6 +123,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     """Leave special tokens out of the text."""
     return_token_ids: bool = False
     """Report the token ids of prompt and answer, and log-probabilities also of tokens that are not part of its text."""
+    fit_max_tokens: bool = False
+    """Generate at most what the context leaves, where `params.max_tokens` is more; false: that is an error."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

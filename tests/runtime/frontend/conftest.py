@@ -65,3 +65,17 @@ def scripted(shared_scripted: ScriptedStack) -> ScriptedStack:
     """For tests of what becomes of text, reasoning and tool calls."""
     shared_scripted.reset()
     return shared_scripted
+
+
+@pytest.fixture
+def make_scripted(tmp_path: Path) -> Iterator[Callable[..., ScriptedStack]]:
+    """For tests with a configuration of their own."""
+    made: list[ScriptedStack] = []
+
+    def make(**options: Any) -> ScriptedStack:
+        made.append(ScriptedStack(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for stack in made:
+        stack.close()

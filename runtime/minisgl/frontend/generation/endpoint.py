@@ -22,7 +22,7 @@ from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError, ClientDisconne
 from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.generation.request import GenerationRequest, generate_messages
-from minisgl.frontend.generation.response_format import KEEPALIVE, EventFormat
+from minisgl.frontend.generation.response_format import EventFormat
 from minisgl.frontend.server.client_connection import ClientConnection
 from minisgl.frontend.server.json_body import read_json_body
 from minisgl.frontend.server.request_record import RequestRecord, record_of
@@ -116,7 +116,7 @@ async def _send_stream(
         await _send_part(send, events.first)
         while stream.has_more:
             deltas = await stream.deltas(fast_path)
-            await _send_part(send, b"".join([events.event(delta) for delta in deltas]) if deltas else KEEPALIVE)
+            await _send_part(send, b"".join([events.event(delta) for delta in deltas]) if deltas else events.keepalive)
     except ApiError as error:
         logger.warning("stream %s ends in an error: %s", record.response_id, error.message)
         await _send_part(send, events.error(error))

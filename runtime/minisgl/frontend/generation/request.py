@@ -61,6 +61,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_regex: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     return_token_ids: bool = False
+    fit_max_tokens: bool = False
+    """Generate at most what the context leaves, where `max_tokens` is more."""
     ignored: tuple[str, ...] = ()
     """Unknown fields of the body."""
 
@@ -84,6 +86,7 @@ _SAME_IN_EVERY_CHOICE: Final = (
     "stop_regex",
     "skip_special_tokens",
     "return_token_ids",
+    "fit_max_tokens",
 )
 """Fields that a message to a worker takes from the request as they are."""
 

@@ -32,6 +32,10 @@ class EventFormat(Protocol):
     def text_event(self) -> Callable[[str], bytes] | None:
         """Renders an event of nothing but text, which may be written past the handler; None if events need more."""
 
+    @property
+    def keepalive(self) -> bytes:
+        """Renders what keeps a silent stream open, which clients ignore."""
+
     def event(self, delta: Delta) -> bytes: ...
     def last(self, ends: Sequence[Finished]) -> bytes: ...
     def error(self, error: ApiError) -> bytes:

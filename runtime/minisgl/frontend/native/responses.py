@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.generation.response_format import DONE, EventFormat, error_event
+from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, EventFormat, error_event
 from minisgl.frontend.native.logprobs import meta_info
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished, ScoredToken
@@ -107,6 +107,7 @@ class NativeEvents:
 
     first = b""
     text_event = None
+    keepalive = KEEPALIVE
 
     def __init__(self, format: NativeFormat, response_id: str, prompt_tokens: Sequence[int]) -> None:
         """`prompt_tokens`: those of each choice's prompt."""
@@ -135,6 +136,7 @@ class TextEvents:
 
     first = b""
     text_event = None
+    keepalive = KEEPALIVE
 
     def event(self, delta: Delta) -> bytes:
         if not delta.text:

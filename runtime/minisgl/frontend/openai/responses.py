@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.generation.response_format import DONE, error_event
+from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, error_event
 from minisgl.frontend.openai.logprobs import chat_logprobs, completion_logprobs
 from minisgl.frontend.openai.message_parts import full_tool_calls, reasoning_fields, streamed_tool_calls
 from minisgl.frontend.server.response_stream import Delta
@@ -100,6 +100,8 @@ def _token_counts(prompt: int, completion: int) -> dict[str, Any]:
 
 class OpenAIEvents:
     """Server-sent events of one stream."""
+
+    keepalive = KEEPALIVE
 
     def __init__(self, format: OpenAIFormat, response_id: str, model: str, prompt_tokens: Sequence[int]) -> None:
         """`prompt_tokens`: those of each choice's prompt."""

@@ -11,9 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.frontend.generation.functions import MAX_FUNCTIONS
-from minisgl.frontend.generation.sampling import Count, Penalty, Seed, Stop
+from minisgl.frontend.generation.sampling import Count, Stop
 from minisgl.frontend.generation.unsupported import supports
-from minisgl.frontend.openai.bodies import MAX_MESSAGES, TemplateVariables
+from minisgl.frontend.openai.bodies import MAX_MESSAGES
+from minisgl.frontend.openai.extra_fields import ExtraFields
 
 _STATELESS: Final = "responses are not stored; send the whole conversation as `input`"
 _NO_BACKGROUND: Final = "responses are not stored; leave the field out and read the response from this request"
@@ -105,7 +106,7 @@ class ResponsesStreamOptions(msgspec.Struct):
     """Padding against traffic analysis. Accepted without effect; no client can tell."""
 
 
-class ResponsesBody(msgspec.Struct, kw_only=True):
+class ResponsesBody(ExtraFields, kw_only=True):
     """POST /v1/responses"""
 
     model: str | None = None
@@ -118,24 +119,12 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     reasoning: ReasoningOptions | None = None
     include: list[Include] | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
 
-    # Fields that OpenAI's API does not have.
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Seed | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.001, le=100)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    timeout: Annotated[float, Meta(gt=0, le=1e9)] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
-    chat_template_kwargs: TemplateVariables | None = None
+    """OpenAI's API does not have it."""
 
     # Repeated in the response, without another effect.
     metadata: dict[str, str] | None = None

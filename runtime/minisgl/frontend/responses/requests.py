@@ -10,6 +10,7 @@ from minisgl.frontend.generation.prompts import Prompt
 from minisgl.frontend.generation.request import GenerationRequest
 from minisgl.frontend.generation.thinking import parse_thinking
 from minisgl.frontend.generation.unsupported import reject_unsupported
+from minisgl.frontend.openai.extra_fields import extra_options, extra_params
 from minisgl.frontend.responses.bodies import (
     AnyJsonObject,
     JsonUnderSchema,
@@ -39,7 +40,13 @@ def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest
     reasoning = body.reasoning or ReasoningOptions()
     include = frozenset(body.include or ())
     scored = body.top_logprobs is not None or "message.output_text.logprobs" in include
-    params = _params(body, defaults, (body.top_logprobs or 0) if scored else None)
+    params = extra_params(
+        body,
+        defaults,
+        max_tokens=body.max_output_tokens,
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
+        logprobs=(body.top_logprobs or 0) if scored else None,
+    )
     text = body.text or TextOptions()
     output = _structured_output(text)
     variables = dict(body.chat_template_kwargs or {})
@@ -61,26 +68,11 @@ def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest
         ),
         template_variables=variables,
         thinking=thinking,
-        priority=body.priority or 0,
-        timeout_seconds=body.timeout,
-        cache_salt=body.cache_salt or "",
+        **extra_options(body),
         tools=tools.options,
         structured_output=output,
+        structured_output_field="text.format.schema",
         ignored=(*unknown_fields(ResponsesBody, raw), *tools.ignored, *items.ignored),
-    )
-
-
-def _params(body: ResponsesBody, defaults: SamplingDefaults, logprobs: int | None) -> SamplingParams:
-    given = {name: getattr(body, name) for name in SamplingDefaults.__struct_fields__}
-    stop = body.stop or ()
-    return SamplingParams(
-        **{name: getattr(defaults, name) if value is None else value for name, value in given.items()},
-        max_tokens=body.max_output_tokens,
-        seed=body.seed,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        logprobs=logprobs,
     )
 
 

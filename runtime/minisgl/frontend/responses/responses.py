@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from minisgl.frontend.errors import ApiError
+from minisgl.frontend.generation.response_format import KEEPALIVE
 from minisgl.frontend.responses.output import Output, OutputOptions
 from minisgl.frontend.responses.output_items import Event
 from minisgl.frontend.server.response_stream import Delta
@@ -79,6 +80,7 @@ class ResponsesEvents:
     """Server-sent events of one stream, numbered in their order."""
 
     text_event = None
+    keepalive = KEEPALIVE
 
     def __init__(self, format: ResponsesFormat, response_id: str, model: str) -> None:
         self._response = _Response(format, response_id, model)

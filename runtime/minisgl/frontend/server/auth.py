@@ -110,19 +110,23 @@ class ApiKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError."""
         if scope["path"] not in self._open_paths:
-            name = self._check(Headers(scope=scope).get("authorization"))
+            name = self._check(Headers(scope=scope))
             if (record := find_record(scope)) is not None:
                 record.key_name = name
         await self._app(scope, receive, send)
 
-    def _check(self, header: str | None) -> str:
-        if header is None:
+    def _check(self, headers: Headers) -> str:
+        """Return the name of a request's key; clients of Anthropic's API may send it in a header of its own."""
+        bearer, key = headers.get("authorization"), headers.get("x-api-key")
+        if bearer is None and key is None:
             raise _unauthorized("missing_api_key", "missing API key; send `Authorization: Bearer KEY`")
-        scheme, _, key = header.partition(" ")
-        name = self._keys.key_name(key.strip()) if scheme.lower() == "bearer" else None
-        if name is None:
-            raise _unauthorized("invalid_api_key", "invalid API key")
-        return name
+        if bearer is not None:
+            scheme, _, token = bearer.partition(" ")
+            if scheme.lower() == "bearer" and (name := self._keys.key_name(token.strip())) is not None:
+                return name
+        if key is not None and (name := self._keys.key_name(key.strip())) is not None:
+            return name
+        raise _unauthorized("invalid_api_key", "invalid API key")
 
 
 def _unauthorized(code: str, message: str) -> ApiError:

@@ -18,6 +18,7 @@ from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.auth import ApiKeyMiddleware, KeyFile
 from minisgl.frontend.server.client_connection import client_connection
+from minisgl.frontend.server.error_body import ANTHROPIC_PATH
 from minisgl.frontend.server.request_record import attach_record, new_record, record_of
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.responses import error_response
@@ -67,6 +68,8 @@ class RecordMiddleware:
         body_seconds = self._requests.limits.body_seconds
         body_until = record.started_at + body_seconds
         body_complete = False
+        # Clients of Anthropic's API know the second name.
+        id_headers = (b"x-request-id", *([b"request-id"] if record.path.startswith(ANTHROPIC_PATH) else ()))
 
         async def recorded_receive() -> Message:
             nonlocal body_complete
@@ -82,7 +85,8 @@ class RecordMiddleware:
         async def recorded_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", record.request_id.encode())]
+                request_id = record.request_id.encode()
+                message["headers"] = [*message["headers"], *((name, request_id) for name in id_headers)]
             elif not message.get("more_body", False):
                 body = message.get("body", b"")
                 at = 0

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from minisgl.frontend.errors import ApiError
+from minisgl.frontend.server.error_body import error_body
 from minisgl.frontend.server.request_record import find_record
 
 
@@ -21,9 +22,11 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def error_response(scope: Scope, error: ApiError) -> Response:
     """Make the response to a request that ends in this error, and note the error in the request's record."""
+    request_id = ""
     if (record := find_record(scope)) is not None:
         record.error_code = record.error_code or error.code
-    return Response(error.body(), error.status, error.headers, "application/json")
+        request_id = record.request_id
+    return Response(error_body(error, scope["path"], request_id), error.status, error.headers, "application/json")
 
 
 async def on_error(request: Request, error: Exception) -> Response:

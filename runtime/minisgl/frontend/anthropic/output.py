@@ -1,0 +1,118 @@
+"""The content of one message: from deltas to blocks, with the events that they cause.
+
+The blocks of a stream and those of the whole message come from here alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from minisgl.frontend.generation.sealed_reasoning import seal
+from minisgl.frontend.server.response_stream import Delta
+from minisgl.wire.text import ToolCallDelta
+
+Event = dict[str, Any]
+
+
+class Content:
+    """Blocks in their order, of which the last one may be open."""
+
+    def __init__(self, thinking_omitted: bool) -> None:
+        """`thinking_omitted`: thinking is only in the signature of its block, which the client sends back."""
+        self._thinking_omitted = thinking_omitted
+        self._complete: list[dict[str, Any]] = []
+        self._open: _Block | None = None
+
+    @property
+    def has_tool_use(self) -> bool:
+        return any(block["type"] == "tool_use" for block in self._complete)
+
+    def blocks(self) -> list[dict[str, Any]]:
+        """Return all complete blocks."""
+        return self._complete
+
+    def add(self, delta: Delta) -> list[Event]:
+        """Take new output. At its end, the last block is complete."""
+        events: list[Event] = []
+        if delta.reasoning:
+            self._push(_Block("thinking"), delta.reasoning, events)
+        if delta.text:
+            self._push(_Block("text"), delta.text, events)
+        for call in delta.tool_calls:
+            self._push(_Block("tool_use", call), call.arguments, events)
+        if delta.finished is not None:
+            self._close(events)
+        return events
+
+    def _push(self, block: _Block, piece: str, events: list[Event]) -> None:
+        """Add a piece to the open block if it is the same as `block`, otherwise to `block`, which is opened."""
+        if self._open is None or not self._open.continues_with(block):
+            self._close(events)
+            self._open = block
+            events.append(self._event("content_block_start", content_block=block.opening()))
+        self._open.pieces.append(piece)
+        if piece and not (self._open.kind == "thinking" and self._thinking_omitted):
+            events.append(self._event("content_block_delta", delta=self._open.delta(piece)))
+
+    def _close(self, events: list[Event]) -> None:
+        block = self._open
+        if block is None:
+            return
+        if block.kind == "thinking":
+            # Clients send a block back only with a signature.
+            signature = seal("".join(block.pieces) if self._thinking_omitted else "")
+            delta = {"type": "signature_delta", "signature": signature}
+            events.append(self._event("content_block_delta", delta=delta))
+            thinking = "" if self._thinking_omitted else "".join(block.pieces)
+            complete = {"type": "thinking", "thinking": thinking, "signature": signature}
+        else:
+            complete = block.complete()
+        events.append(self._event("content_block_stop"))
+        self._complete.append(complete)
+        self._open = None
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        return {"type": kind, "index": len(self._complete), **fields}
+
+
+class _Block:
+    """A block that grows."""
+
+    def __init__(self, kind: str, call: ToolCallDelta | None = None) -> None:
+        self.kind = kind
+        self.pieces: list[str] = []
+        self._call = call
+
+    def continues_with(self, other: _Block) -> bool:
+        index = None if self._call is None else self._call.index
+        return self.kind == other.kind and index == (None if other._call is None else other._call.index)
+
+    def opening(self) -> dict[str, Any]:
+        if self._call is not None:
+            return {"type": "tool_use", "id": self._call.id, "name": self._call.name, "input": {}}
+        if self.kind == "thinking":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        return {"type": "text", "text": ""}
+
+    def delta(self, piece: str) -> dict[str, Any]:
+        if self._call is not None:
+            return {"type": "input_json_delta", "partial_json": piece}
+        return {"type": f"{self.kind}_delta", self.kind: piece}
+
+    def complete(self) -> dict[str, Any]:
+        """Return the block of a text or of the use of a tool."""
+        text = "".join(self.pieces)
+        if self._call is None:
+            return {"type": "text", "text": text}
+        return {**self.opening(), "input": _input(text)}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Return the arguments as an object, empty if a limit cut them off: no client must act on half of them."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,59 @@
+"""Fields of chats that the Responses API and Anthropic's Messages API take, too, with the same meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from minisgl.frontend.generation.sampling import Penalty, Seed
+from minisgl.frontend.openai.bodies import TemplateVariables
+from minisgl.wire.messages import SamplingParams
+from minisgl.wire.text import SamplingDefaults
+
+
+class ExtraFields(msgspec.Struct, kw_only=True):
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.001, le=100)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+
+
+def extra_params(
+    fields: ExtraFields,
+    defaults: SamplingDefaults,
+    *,
+    max_tokens: int | None,
+    stop: Sequence[str],
+    logprobs: int | None = None,
+) -> SamplingParams:
+    """Return the sampling parameters of a request, with the checkpoint's defaults."""
+    given = {name: getattr(fields, name) for name in SamplingDefaults.__struct_fields__}
+    return SamplingParams(
+        **{name: getattr(defaults, name) if value is None else value for name, value in given.items()},
+        max_tokens=max_tokens,
+        seed=fields.seed,
+        stop=tuple(stop),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        logprobs=logprobs,
+    )
+
+
+def extra_options(fields: ExtraFields) -> dict[str, Any]:
+    """Return the fields of `GenerationRequest` that are no sampling parameters."""
+    return {
+        "priority": fields.priority or 0,
+        "timeout_seconds": fields.timeout,
+        "cache_salt": fields.cache_salt or "",
+    }
