@@ -128,8 +128,8 @@ async def test_deltas_are_joined_until_they_are_taken(links: Links) -> None:
     call = ToolCallDelta(0, "call_1", "f", "{}")
     await worker.send(
         Accepted(request_id, 1),
-        Texts(ids=request_id, texts=["a"], finished=[], counts=[1]),
-        Texts(ids=request_id, texts=[""], finished=[], counts=[2], reasoning={0: "why"}, token_ids={0: b"\7\0\0\0"}),
+        Texts(ids=request_id, texts=[""], finished=[], counts=[1], reasoning={0: "why"}, token_ids={0: b"\7\0\0\0"}),
+        Texts(ids=request_id, texts=["a"], finished=[], counts=[2]),
         Texts(ids=request_id, texts=["b"], finished=[end], counts=[3], tool_calls={0: [call]}),
         Texts(ids=request_id, texts=["late"], finished=[], counts=[4]),
     )

@@ -27,7 +27,8 @@ class MessagesFormat(msgspec.Struct, frozen=True):
         (choice,) = choices
         assert choice.finished is not None
         content = Content(self.thinking_omitted)
-        content.add(choice)
+        for delta in choice.joined or choices:
+            content.add(delta)
         end = self.end(choice.finished, content)
         message = _message(response_id, model, usage=_usage(choice.finished))
         return _json({**message, "content": content.blocks(), **end})

@@ -29,7 +29,8 @@ class ResponsesFormat(msgspec.Struct, frozen=True):
         (choice,) = choices
         assert choice.finished is not None
         response = _Response(self, response_id, model)
-        response.output.add(choice)
+        for delta in choice.joined or choices:
+            response.output.add(delta)
         return _json(response.ended(choice.finished))
 
     def events(self, response_id: str, model: str, prompt_tokens: Sequence[int]) -> ResponsesEvents:

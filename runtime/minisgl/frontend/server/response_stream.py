@@ -1,8 +1,8 @@
 """The output of one generation request: links to tokenizer workers put deltas in, the handler takes them out.
 
 Deltas that the handler has not taken yet are joined, so a client that reads slowly gets fewer and longer pieces, and
-what waits for it is never more than its response. While the handler waits with nothing left to send, a text may take
-the fast path, see `ResponseStream.deltas`.
+what waits for it is never more than its response. Output is not joined where that would change its order. While the
+handler waits with nothing left to send, a text may take the fast path, see `ResponseStream.deltas`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Delta(msgspec.Struct, frozen=True):
     prompt_scored: Sequence[ScoredToken] = ()
     """Tokens of the prompt, in one of the deltas, for requests with log-probabilities of a prompt that is not echoed
     with them."""
+    joined: Sequence[Delta] = ()
+    """In a whole choice whose text, reasoning and calls have another order: its parts in theirs."""
 
 
 class Choice(msgspec.Struct, eq=False):
@@ -69,15 +71,26 @@ class Choice(msgspec.Struct, eq=False):
     prompt_token_ids: Sequence[int] = ()
     prompt_scored: Sequence[ScoredToken] = ()
     finished: Finished | None = None
+    earlier: list[Delta] = []
+    """Output before all that, with which it cannot be joined."""
 
-    def take(self) -> Delta:
+    def take(self) -> list[Delta]:
         """Return all output since the last call."""
+        deltas = [*self.earlier, self._take(self.finished)]
+        self.earlier.clear()
+        return deltas
+
+    def split(self) -> None:
+        """Join no more output with what is there."""
+        self.earlier.append(self._take(None))
+
+    def _take(self, finished: Finished | None) -> Delta:
         delta = Delta(
             self.index,
             "".join(self.texts),
             self.tokens,
             self.scored,
-            self.finished,
+            finished,
             "".join(self.reasoning),
             tuple(self.tool_calls),
             tuple(self.token_ids),
@@ -89,6 +102,26 @@ class Choice(msgspec.Struct, eq=False):
         self.scored = []
         self.prompt_token_ids = self.prompt_scored = ()
         return delta
+
+
+def _join(deltas: Sequence[Delta]) -> Delta:
+    """Return all output of a choice as one delta."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return Delta(
+        last.index,
+        "".join(delta.text for delta in deltas),
+        last.tokens,
+        [token for delta in deltas for token in delta.scored],
+        last.finished,
+        "".join(delta.reasoning for delta in deltas),
+        tuple(call for delta in deltas for call in delta.tool_calls),
+        tuple(token for delta in deltas for token in delta.token_ids),
+        deltas[0].prompt_token_ids,
+        next((delta.prompt_scored for delta in deltas if delta.prompt_scored), ()),
+        joined=deltas,
+    )
 
 
 class ResponseStream:
@@ -147,6 +180,8 @@ class ResponseStream:
         self.unsent_characters += len(text)
         if self._fast_path is not None and self._fast_path(text):
             return
+        if choice.tool_calls and text:
+            choice.split()
         choice.texts.append(text)
         if scored:
             choice.scored.extend(scored)
@@ -167,11 +202,13 @@ class ResponseStream:
         # The fast path takes only texts.
         self._fast_path = None
         self.unsent_characters += len(reasoning) + sum(len(call.arguments) for call in tool_calls)
+        if (reasoning and (choice.tool_calls or any(choice.texts))) or (text and choice.tool_calls):
+            choice.split()
         choice.reasoning.append(reasoning)
-        choice.tool_calls.extend(tool_calls)
         choice.token_ids.extend(token_ids)
         choice.prompt_scored = prompt_scored or choice.prompt_scored
         self.push(choice, text, scored)
+        choice.tool_calls.extend(tool_calls)
 
     def finish(self, choice: Choice, finished: Finished) -> None:
         choice.finished = finished
@@ -195,10 +232,10 @@ class ResponseStream:
         """Wait for the end of every choice and return each as one delta. Raises ApiError or ClientDisconnected."""
         while self._unfinished:
             await self._next_event()
-        return [choice.take() for choice in self.choices]
+        return [_join(choice.take()) for choice in self.choices]
 
     async def deltas(self, fast_path: Callable[[str], bool] | None = None) -> list[Delta]:
-        """Wait for new output and return it in the order of choices; an empty list after `interrupt_silence`. Raises
+        """Wait for new output and return it by choice, in order; an empty list after `interrupt_silence`. Raises
         ApiError or ClientDisconnected.
 
         `fast_path` is offered each text that arrives alone and returns whether it was written: such a text is not
@@ -212,7 +249,7 @@ class ResponseStream:
                 break
         self._interrupted = False
         self._raise_error()
-        deltas = [self.choices[index].take() for index in sorted(self._changed)]
+        deltas = [delta for index in sorted(self._changed) for delta in self.choices[index].take()]
         self._changed.clear()
         return deltas
 

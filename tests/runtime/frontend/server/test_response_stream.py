@@ -107,3 +107,23 @@ async def test_output_besides_text_waits_for_the_handler(stream: ResponseStream,
     stream.push_step(choice, "", (), "", [ToolCallDelta(0, "", "", "{}")], [])
     stream.finish(choice, END)
     assert (await stream.deltas())[0].tool_calls == (ToolCallDelta(0, "", "", "{}"),)
+
+
+async def test_joined_output_keeps_its_order(stream: ResponseStream) -> None:
+    choice = stream.choices[0]
+    call = ToolCallDelta(0, "call_1", "f", "{}")
+    stream.push_step(choice, "a", (), "why", [], [])
+    stream.push_step(choice, "", (), "", [call], [7])
+    push(stream, "b", 3)
+    push(stream, "c", 4)
+    stream.push_step(choice, "", (), "because", [], [])
+    stream.push_step(choice, "d", (), "", [], [8])
+    stream.finish(choice, END)
+    expected = [("why", "a", (call,)), ("", "bc", ()), ("because", "d", ())]
+    (whole,) = await stream.complete()
+    assert [(delta.reasoning, delta.text, delta.tool_calls) for delta in whole.joined] == expected
+    assert (whole.reasoning, whole.text, whole.tool_calls, whole.token_ids) == ("whybecause", "abcd", (call,), (7, 8))
+    assert whole.finished == END
+    push(stream, "e", 5)
+    push(stream, "f", 6)
+    assert [(delta.text, delta.finished) for delta in await stream.deltas()] == [("ef", END)]
