@@ -11,8 +11,8 @@ from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import SamplingParams
-from minisgl.wire.text import ChatMessage, Generate
-from support.frontend.chat_templates import LLAMA3, MISTRAL
+from minisgl.wire.text import ChatMessage, Generate, ToolOptions
+from support.frontend.chat_templates import AGENT, LLAMA3, MISTRAL
 from support.tiny_tokenizers import CHATML, byte_fallback, byte_level, write_directory
 
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_end|>")
@@ -156,3 +156,23 @@ def test_prompts_that_a_template_renders_differently_are_encoded_separately(tmp_
     made = encoder(tmp_path, byte_level(), "{{ mode }}{{ messages[0].content }}")
     one, true = (request(messages=HELLO, template_variables={"mode": mode}) for mode in (1, True))
     assert made.encode([one, true]) == [made.encode([one])[0], made.encode([true])[0]]
+
+
+def test_everything_that_a_template_gets_tells_prompts_apart(tmp_path: Path) -> None:
+    made = encoder(tmp_path, byte_level(), AGENT)
+    tool = {"type": "function", "function": {"name": "f"}}
+    asked = [
+        request(messages=HELLO, **change)
+        for change in (
+            {},
+            {"tools": ToolOptions(definitions=(tool,))},
+            {"documents": [{"title": "a", "text": "b"}]},
+            {"thinking": False},
+            {"add_generation_prompt": False},
+            {"add_generation_prompt": False, "continue_final_message": True},
+            {"template_variables": {"note": ["a"]}},
+        )
+    ]
+    results = made.encode(asked)
+    assert results == [made.encode([one])[0] for one in asked]
+    assert len({str(result) for result in results}) == len(asked)

@@ -116,6 +116,36 @@ def test_requests_that_exceed_the_context_are_refused(room: int, max_tokens: int
     assert "(context_length_exceeded)" in message.message
 
 
+@pytest.mark.parametrize(
+    ("keep", "max_tokens", "kept"),
+    [(None, 1, 5), (3, 1, 3), (99, 1, 5), (-1, 4, 4), (-1, None, 5), (-1, 1, 5), (-1, 7, 1)],
+)
+def test_a_prompt_keeps_its_last_tokens(keep: int | None, max_tokens: int | None, kept: int) -> None:
+    session = Session(TABLE)
+    session.open(card(max_model_len=8))
+    prompt = array("i", [1, 2, 3, 4, 5])
+    session.begin(msgspec.structs.replace(generate(max_tokens=max_tokens), truncate_prompt_tokens=keep, echo=True))
+    session.encoded(ID, prompt)
+    (submit,) = session.take_to_scheduler()
+    assert isinstance(submit, Submit)
+    assert np.frombuffer(submit.prompt, "<i4").tolist() == prompt[-kept:].tolist()
+    session.acked(Ack(ID))
+    accepted, echo = session.take_to_frontend()
+    assert isinstance(accepted, Accepted) and isinstance(echo, Texts)
+    assert accepted.prompt_tokens == kept
+    assert echo.texts == ["Hello" if keep is None else TOKENIZER.decode(prompt[-kept:].tolist())]
+
+
+def test_a_truncated_prompt_leaves_room_for_the_answer_or_is_refused() -> None:
+    session = Session(TABLE)
+    session.open(card(max_model_len=8))
+    session.begin(msgspec.structs.replace(generate(max_tokens=8), truncate_prompt_tokens=-1))
+    session.encoded(ID, PROMPT)
+    (failed,) = session.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert failed.code == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("bad", [-1, 512])
 def test_tokens_outside_the_vocabulary_are_refused(bad: int) -> None:
     session = Session(TABLE)

@@ -127,6 +127,70 @@ AGENT = """\
 """
 """As Qwen3's, with documents and levels of effort."""
 
+LLAMA_TOOLS = """\
+{%- if not tools is defined %}{% set tools = none %}{% endif %}
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'tool' %}
+        {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' + message.content | tojson + '<|eot_id|>' }}
+    {%- elif message.tool_calls %}
+        {%- if message.tool_calls | length != 1 %}{{ raise_exception('only one call at a time') }}{% endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+        {{- '{"name": "' + call.name + '", "parameters": ' + call.arguments | tojson + '}<|eot_id|>' }}
+    {%- elif message.role in ['system', 'user', 'assistant'] %}
+        {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
+        {%- if tools is not none and loop.first %}
+            {%- for tool in tools %}{{ tool | tojson(indent=4) + '\\n\\n' }}{% endfor %}
+        {%- endif %}
+        {{- message.content | trim + '<|eot_id|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+"""
+"""As Llama 3.1's: results of tools have another role, and other roles are skipped without an error."""
+
+MISTRAL_TOOLS = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- if loop.last and tools %}{{ '[AVAILABLE_TOOLS] ' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{% endif %}
+        {{- '[INST] ' + message.content + ' [/INST]' }}
+    {%- elif message.tool_calls is defined and message.tool_calls %}
+        {{- '[TOOL_CALLS] [' }}
+        {%- for call in message.tool_calls %}
+            {%- if call.id is not defined or call.id | length != 9 %}
+                {{- raise_exception('identifiers of calls have 9 characters') }}
+            {%- endif %}
+            {%- set text = call.function | tojson %}
+            {{- text[:-1] + ', "id": "' + call.id + '"}' + (']' + eos_token if loop.last else ', ') }}
+        {%- endfor %}
+    {%- elif message.role == 'assistant' %}
+        {{- ' ' + message.content | trim + eos_token }}
+    {%- elif message.role == 'tool' %}
+        {{- '[TOOL_RESULTS] {"content": ' + message.content + ', "call_id": "' + message.tool_call_id + '"}' }}
+    {%- else %}
+        {{- raise_exception('only user, assistant and tool') }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+TEXT_ARGUMENTS = """\
+{%- for tool in tools or [] %}{{ tool.function.name + ';' }}{% endfor %}
+{%- for message in messages %}
+    {{- '<|' + message.role + '|>' + (message.content or '') }}
+    {%- for call in message.tool_calls or [] %}{{ call.function.name + '\\n' + call.function.arguments }}{% endfor %}
+{%- endfor %}
+"""
+"""As DeepSeek V3's, which joins texts of arguments."""
+
+TOOL_FAMILIES = {
+    "agent": AGENT,
+    "llama": LLAMA_TOOLS,
+    "mistral": MISTRAL_TOOLS,
+    "text": TEXT_ARGUMENTS,
+}
+
 FAMILIES = {
     "chatml": CHATML,
     "llama3": LLAMA3,

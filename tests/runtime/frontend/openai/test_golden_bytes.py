@@ -5,13 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from minisgl.frontend.native.responses import NativeFormat
 from minisgl.frontend.openai.logprobs import chat_logprobs, completion_logprobs
 from minisgl.frontend.openai.responses import OpenAIFormat
 from minisgl.frontend.server.response_stream import Delta
-from minisgl.wire.text import Finished, ScoredToken
+from minisgl.wire.text import Finished, ScoredToken, ToolCallDelta
 
 END = Finished(id=b"r" * 16, reason="stop", prompt_tokens=3, cached_tokens=2, completion_tokens=2)
 SCORED = [
@@ -98,6 +99,49 @@ def test_full_responses(kind: Any) -> None:
     expected = f'{{"id":"{name}","object":"{form}","created":7,"model":"org/tiny",{choices}{usage}'
     choice = Delta(0, "é", 2, (), END)
     assert OpenAIFormat(kind).full("1", "org/tiny", [choice]).decode() == expected
+
+
+CALLS = [ToolCallDelta(0, "c0", "f", ""), ToolCallDelta(0, "", "", '{"a":'), ToolCallDelta(1, "c1", "g", "{}")]
+CALLED = msgspec.structs.replace(END, tool_calls=2, reasoning_tokens=1)
+
+
+def test_events_of_reasoning_and_calls() -> None:
+    events = OpenAIFormat("chat").events("1", "org/tiny", [3])
+    rest = b',"logprobs":null,"finish_reason":null}]}\n\n'
+    begin = CHAT.encode() + b'{"index":0,"delta":'
+    assert events.event(Delta(0, "a", 1, (), None, "why", CALLS)) == (
+        begin
+        + b'{"reasoning":"why","reasoning_content":"why"}'
+        + rest
+        + begin
+        + b'{"content":"a"}'
+        + rest
+        + begin
+        + b'{"tool_calls":[{"index":0,"id":"c0","type":"function","function":{"name":"f","arguments":"{\\"a\\":"}},'
+        + b'{"index":1,"id":"c1","type":"function","function":{"name":"g","arguments":"{}"}}]}'
+        + rest
+    )
+    later = Delta(0, "", 2, (), CALLED, "", [ToolCallDelta(0, "", "", "1}")])
+    assert events.event(later) == (
+        begin
+        + b'{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]}'
+        + rest
+        + begin
+        + b'{},"logprobs":null,"finish_reason":"tool_calls"}]}\n\n'
+    )
+
+
+def test_a_full_response_with_reasoning_and_calls() -> None:
+    body = OpenAIFormat("chat").full("1", "org/tiny", [Delta(0, "", 2, (), CALLED, "why", CALLS)])
+    assert body.decode().partition('"choices":')[2] == (
+        '[{"index":0,"message":{"role":"assistant","content":null,"refusal":null,"reasoning":"why",'
+        '"reasoning_content":"why","tool_calls":['
+        '{"id":"c0","type":"function","function":{"name":"f","arguments":"{\\"a\\":"}},'
+        '{"id":"c1","type":"function","function":{"name":"g","arguments":"{}"}}]},'
+        '"logprobs":null,"finish_reason":"tool_calls"}],'
+        '"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":2},'
+        '"completion_tokens_details":{"reasoning_tokens":1}}}'
+    )
 
 
 def test_events_of_generate() -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minisgl import __version__
+from minisgl.wire.messages import Submit
 from support.frontend import stack as frontend_stack
-from support.frontend.stack import TEMPLATE, FrontendStack, ids
+from support.frontend.fake_scheduler import answer_with
+from support.frontend.stack import EOS, TEMPLATE, FrontendStack, ids
 from support.tiny_tokenizers import byte_fallback
+
+MESSAGES = [{"role": "user", "content": "a"}]
 
 
 def post(stack: FrontendStack, path: str, body: dict[str, Any], status: int = 200) -> Any:
@@ -32,6 +37,37 @@ def test_tokenize_messages(stack: FrontendStack, begun: bool) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": begun}
     text = "<|im_start|>user\nHi<|im_end|>\n" + "<|im_start|>assistant\n" * begun
     assert post(stack, "/tokenize", body)["tokens"] == ids(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"continue_final_message": True}, "<|im_start|>user\nHi"),
+        ({"enable_thinking": False}, "{turn}<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ({"reasoning_effort": "none"}, "{turn}<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+        ({"reasoning_effort": "low"}, "{turn}<|im_start|>assistant\n<effort>low</effort>\n"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}], "add_generation_prompt": False}, "{tools}{turn}"),
+        ({"documents": [{"title": "a", "text": "b"}], "add_generation_prompt": False}, "{document}{turn}"),
+        ({"chat_template_kwargs": {"note": "n"}, "add_generation_prompt": False}, "n{turn}"),
+    ],
+)
+def test_tokenize_takes_all_that_changes_a_prompt(
+    agent_stack: FrontendStack, change: dict[str, Any], text: str
+) -> None:
+    parts = {
+        "turn": "<|im_start|>user\nHi<|im_end|>\n",
+        "tools": '<|im_start|>system\n<tools>\n{"type": "function", "function": {"name": "f"}}\n</tools><|im_end|>\n',
+        "document": "<|im_start|>document\na: b<|im_end|>\n",
+    }
+    for name, part in parts.items():
+        text = text.replace(f"{{{name}}}", part)
+    body = {"messages": [{"role": "user", "content": "Hi"}]} | change
+    tokens = post(agent_stack, "/tokenize", body)["tokens"]
+    assert tokens == ids(text)
+    # A chat has the same prompt.
+    agent_stack.scheduler.answer = answer_with([-EOS])
+    post(agent_stack, "/v1/chat/completions", body)
+    assert np.frombuffer(agent_stack.scheduler.received(Submit)[-1].prompt, "<i4").tolist() == tokens
 
 
 def test_special_tokens(make_stack: Callable[..., FrontendStack], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +106,15 @@ def test_detokenize(stack: FrontendStack) -> None:
         ("/tokenize", {"prompt": 5}, 400, "prompt"),
         ("/tokenize", {"messages": [{"role": "user", "content": "bad"}]}, 400, "messages"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
+        ("/tokenize", {"messages": MESSAGES, "tools": [{"function": {"name": "f"}}]}, 400, "tools"),
+        ("/tokenize", {"messages": MESSAGES, "tools": [{"type": "x"}]}, 400, "tools[0].type"),
+        ("/tokenize", {"messages": MESSAGES, "documents": [{}]}, 400, "documents"),
+        (
+            "/tokenize",
+            {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
+            400,
+            "continue_final_message",
+        ),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
         ("/detokenize", {"tokens": [100_000]}, 400, "tokens"),
