@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,8 +65,8 @@ def calls(index: int, name: str, *pieces: str, call_id: str | None = None) -> li
     return [first, *(Step(calls=(ToolCallDelta(index, "", "", piece),)) for piece in pieces)]
 
 
-def answer(*steps: Step | Sequence[Step], fails: str = "", **end: Any) -> Script:
-    """Return the script of a request. `end` has fields of `Finished`; `fails` is the code of an error in its place."""
+def answer(*steps: Step | Sequence[Step], ends: bool = True, **end: Any) -> Script:
+    """Return the script of a request. `end` has fields of `Finished`; `ends`: whether the answer ends by itself."""
     flat = [step for item in steps for step in ([item] if isinstance(item, Step) else item)]
 
     def script(request: Generate) -> list[FromTokenizer]:
@@ -82,8 +83,8 @@ def answer(*steps: Step | Sequence[Step], fails: str = "", **end: Any) -> Script
                     scored={0: list(step.scored)} if step.scored else {},
                 )
             )
-        if fails:
-            return [*messages, TextFailed(id=request.id, code=fails, message="it broke")]
+        if not ends:
+            return messages
         tokens = {"prompt_tokens": 3, "cached_tokens": 2, "completion_tokens": len(flat) + 1}
         finished = Finished(id=request.id, **{"reason": "stop", **tokens, **end})
         return [*messages, Texts(ids=b"", texts=[], finished=[finished], counts=[])]
@@ -105,7 +106,9 @@ class ScriptedStack:
         assert listening.wait(WAIT_SECONDS)
         self.url = f"http://127.0.0.1:{self.server.port}"
         self.http = httpx.Client(base_url=self.url, timeout=WAIT_SECONDS)
-        self._stop_read, self._stop_write = os.pipe()
+        self._outgoing: deque[FromTokenizer] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        self._stopping = False
         self._worker_thread = threading.Thread(target=self._serve, args=(address,))
         self._worker_thread.start()
         deadline = time.monotonic() + WAIT_SECONDS
@@ -117,6 +120,12 @@ class ScriptedStack:
         self.script = answer()
         self._received.clear()
 
+    def fail_last(self) -> None:
+        """End the last request with an error."""
+        request_id = self.last(Generate).id
+        self._outgoing.append(TextFailed(id=request_id, code="engine_unavailable", message="it broke"))
+        os.write(self._wake_write, b"!")
+
     def last(self, kind: type[M]) -> M:
         """Return the last message of a kind that the worker received."""
         return next(message for message in reversed(self._received) if isinstance(message, kind))
@@ -126,10 +135,11 @@ class ScriptedStack:
         self.server.stop()
         self.server.stop()
         self._server_thread.join(WAIT_SECONDS)
-        os.write(self._stop_write, b"!")
+        self._stopping = True
+        os.write(self._wake_write, b"!")
         self._worker_thread.join(WAIT_SECONDS)
-        os.close(self._stop_read)
-        os.close(self._stop_write)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
 
     def _serve(self, address: str) -> None:
         context: zmq.Context[Any] = zmq.Context()
@@ -138,19 +148,22 @@ class ScriptedStack:
         codec: Codec[ToTokenizer] = Codec(ToTokenizer)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        poller.register(self._stop_read, zmq.POLLIN)
-        while self._stop_read not in (ready := dict(poller.poll(200))):
-            messages: Sequence[msgspec.Struct] = [_state()]
+        poller.register(self._wake_read, zmq.POLLIN)
+        while not self._stopping:
+            ready = dict(poller.poll(200))
+            self._outgoing.append(_state())
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
             if socket in ready:
                 request = codec.decode(socket.recv())
                 self._received.append(request)
-                messages = self._reply(request)
-            for message in messages:
-                socket.send(codec.encode(message))
+                self._outgoing.extend(self._reply(request))
+            while self._outgoing:
+                socket.send(codec.encode(self._outgoing.popleft()))
         socket.close(linger=0)
         context.term()
 
-    def _reply(self, request: ToTokenizer) -> Sequence[msgspec.Struct]:
+    def _reply(self, request: ToTokenizer) -> Sequence[FromTokenizer]:
         match request:
             case Generate():
                 return self.script(request)

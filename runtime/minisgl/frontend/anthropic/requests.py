@@ -68,6 +68,7 @@ def parse_message_request(raw: bytes, defaults: SamplingDefaults) -> GenerationR
         template_variables=conversation.template_variables,
         **extra_options(body),
         tools=conversation.tools.options,
+        tool_fields=conversation.tools.fields,
         structured_output=output,
         structured_output_field="output_format.schema" if body.output_format else "output_config.format.schema",
         thinking_budget=_thinking_budget(body.thinking, body.max_tokens),

@@ -22,6 +22,8 @@ _NOT_HERE: Final = "this server knows no such tool; declare it with `input_schem
 class ParsedTools(msgspec.Struct, frozen=True):
     options: ToolOptions | None = None
     """None without any tool that the model may call."""
+    fields: tuple[str, ...] = ()
+    """Path of the schema of each tool in `options`."""
     ignored: tuple[str, ...] = ()
     """Paths of what is left out."""
 
@@ -30,6 +32,7 @@ def parse_tools(tools: Sequence[dict[str, Any]], choice: ToolChoice | None) -> P
     """Raises ApiError."""
     choice = choice or ToolChoice("auto")
     definitions: dict[str, dict[str, Any]] = {}
+    fields: list[str] = []
     ignored: list[str] = []
     for i, tool in enumerate(tools):
         path = f"tools[{i}]"
@@ -44,6 +47,7 @@ def parse_tools(tools: Sequence[dict[str, Any]], choice: ToolChoice | None) -> P
         if name in definitions:
             raise invalid(f"{path}.name", f"another tool is called {name!r}; use unique names")
         definitions[name] = definition
+        fields.append(f"{path}.input_schema")
     if ignored and not definitions and choice.type != "none":
         raise unsupported(f"{ignored[0]}.type", _NOT_HERE)
     if choice.type in ("any", "tool") and not definitions:
@@ -59,7 +63,7 @@ def parse_tools(tools: Sequence[dict[str, Any]], choice: ToolChoice | None) -> P
         name=choice.name or "" if choice.type == "tool" else "",
         parallel=not choice.disable_parallel_tool_use,
     )
-    return ParsedTools(options, tuple(ignored))
+    return ParsedTools(options, tuple(fields), tuple(ignored))
 
 
 def _definition(tool: dict[str, Any], path: str) -> dict[str, Any]:

@@ -46,6 +46,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None = None
     cache_salt: str = ""
     tools: ToolOptions | None = None
+    tool_fields: tuple[str, ...] = ()
+    """Paths of the fields with the parameters of each tool in `tools`, for errors; empty: OpenAI's for chats."""
     structured_output: StructuredOutput | None = None
     structured_output_field: str = ""
     """Path of the field with the constraint, for errors."""

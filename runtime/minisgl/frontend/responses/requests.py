@@ -70,6 +70,7 @@ def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest
         thinking=thinking,
         **extra_options(body),
         tools=tools.options,
+        tool_fields=tools.fields,
         structured_output=output,
         structured_output_field="text.format.schema",
         ignored=(*unknown_fields(ResponsesBody, raw), *tools.ignored, *items.ignored),

@@ -50,6 +50,8 @@ class ToolNames(msgspec.Struct, frozen=True):
 class ParsedTools(msgspec.Struct, frozen=True):
     options: ToolOptions | None = None
     """None without any tool that the model may call."""
+    fields: tuple[str, ...] = ()
+    """Path of the parameters of each tool in `options`."""
     names: ToolNames = ToolNames()
     ignored: tuple[str, ...] = ()
     """Paths of what is left out."""
@@ -64,6 +66,11 @@ class _Tool(msgspec.Struct, frozen=True):
     @property
     def function(self) -> str:
         return function_name(self.name.name, self.name.namespace)
+
+    @property
+    def field(self) -> str:
+        """Path of the field that says what the tool accepts."""
+        return f"{self.path}.{'format' if self.name.is_custom else 'parameters'}"
 
 
 def function_name(name: str, namespace: str | None) -> str:
@@ -90,9 +97,14 @@ def parse_tools(tools: Sequence[dict[str, Any]], choice: Any, parallel: bool | N
     ignored = (*offers, *(path for tool in found for path in tool.ignored))
     if not found:
         return ParsedTools(ignored=ignored)
-    definitions = tuple(tool.definition for tool in found if allowed is None or tool.function in allowed)
-    options = ToolOptions(definitions=definitions, choice=kind, name=name, parallel=parallel is not False)
-    return ParsedTools(options, ToolNames(by_function), ignored)
+    usable = [tool for tool in found if allowed is None or tool.function in allowed]
+    options = ToolOptions(
+        definitions=tuple(tool.definition for tool in usable),
+        choice=kind,
+        name=name,
+        parallel=parallel is not False,
+    )
+    return ParsedTools(options, tuple(tool.field for tool in usable), ToolNames(by_function), ignored)
 
 
 def _tools(item: dict[str, Any], path: str) -> Iterator[_Tool]:

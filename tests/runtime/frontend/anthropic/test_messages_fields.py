@@ -249,17 +249,17 @@ def test_a_limit_within_a_call_leaves_no_half_arguments(scripted: ScriptedStack)
     assert (message["stop_reason"], message["content"][0]["input"]) == ("max_tokens", {})
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_failure_raises_in_the_client(scripted: ScriptedStack, streamed: bool) -> None:
-    scripted.script = answer(says("Hel"), fails="engine_unavailable")
+def test_a_failed_stream_raises_in_the_client(scripted: ScriptedStack) -> None:
+    scripted.script = answer(says("Hel"), ends=False)
     client = anthropic.Anthropic(base_url=scripted.url, api_key="none", max_retries=0)
+    stream = client.messages.create(**BODY, stream=True)
+    while next(stream).type != "content_block_delta":
+        continue
+    scripted.fail_last()
     with pytest.raises(anthropic.APIStatusError) as raised:
-        if streamed:
-            list(client.messages.create(**BODY, stream=True))
-        else:
-            client.messages.create(**BODY)
-    assert raised.value.body["error"]["type"] == "overloaded_error"  # type: ignore[index]
-    assert raised.value.body["error"]["code"] == "engine_unavailable"  # type: ignore[index]
+        list(stream)
+    error = raised.value.body["error"]  # type: ignore[index]
+    assert (error["type"], error["code"]) == ("overloaded_error", "engine_unavailable")
 
 
 def test_a_prompt_that_is_too_long_says_so_in_the_words_that_agents_look_for(scripted: ScriptedStack) -> None:
