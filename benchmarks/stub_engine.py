@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from minisgl.engine.interface import EngineLimits, EngineStats
-from minisgl.wire.plan import StepPlan, StepResult
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
 
 
 class StubEngine:
@@ -22,6 +22,12 @@ class StubEngine:
         self.stats.prefill_tokens += len(plan.prefill_tokens)
         self.stats.decode_tokens += len(plan.decode_slots)
         return plan
+
+    def mask_memory(self, rows: int) -> IntArray:
+        return np.empty((rows, -(-self.limits.vocab_size // 32)), np.int32)
+
+    def settle(self, handle: StepPlan, masks: IntArray) -> None:
+        """There are no logits to mask."""
 
     def collect(self, handle: StepPlan) -> StepResult:
         token = self._tokens[handle.step % len(self._tokens)]

@@ -39,11 +39,12 @@ def check(scheduler: Scheduler) -> None:
     assert sorted(own) == np.flatnonzero(pool.owner == Owner.ROW).tolist(), "a row's page was not given back"
 
     assert table.num_in_use == len(rows)
+    assert table.num_late == np.count_nonzero(table.late)
     assert sorted(table._free_rows) == np.flatnonzero(table.phase == Phase.EMPTY).tolist(), (
         "a row is lost or free twice"
     )
     alive = [r for r in table.requests if r is not None and table.phase[r.slot] != Phase.ENDING]
-    assert len(alive) + len(scheduler.queue) == len(scheduler._unfinished)
+    assert len(alive) + scheduler.num_waiting == len(scheduler._unfinished)
 
 
 def check_radix(cache: RadixCache) -> set[int]:

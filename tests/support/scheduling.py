@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
 from minisgl.config import SchedulerConfig
 from minisgl.engine.interface import EngineLimits
+from minisgl.scheduler.compiling import GrammarThreads
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.request import Phase
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import Failure, StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
 from minisgl.wire.plan import StepPlan
+from support.constrained import ToyGrammars, allowed_tokens
 from support.numerics.kv_engine import KvEngine, prompt_scores, reference
 from support.scheduler_audit import check
 from support.timed_engine import TimedEngine
@@ -31,6 +34,7 @@ class Answer:
     finish: str | None = None
     cached: int = 0
     failure: Failure | None = None
+    is_compiled: bool = False
     scores: list[float] = field(default_factory=list)
     prompt_scores: list[float] = field(default_factory=list)
 
@@ -41,7 +45,24 @@ class Answer:
     def expected(self) -> list[int]:
         eos = set() if self.submit.ignore_eos else set(EOS)
         eos |= set(self.submit.stop_token_ids)
-        return reference(self.prompt, self.submit.seed, self.submit.max_tokens, VOCAB, eos)
+        tokens = reference(
+            self.prompt,
+            self.submit.seed,
+            self.submit.max_tokens,
+            VOCAB,
+            eos,
+            lambda output: allowed_tokens(self.submit, output, VOCAB, EOS),
+        )
+        if self.submit.grammar and self.submit.ignore_eos:
+            tokens = self._until_grammar_ends(tokens)
+        return tokens
+
+    def _until_grammar_ends(self, tokens: list[int]) -> list[int]:
+        """`tokens` up to an EOS that ends them although the request ignores EOS: the only token that was allowed."""
+        for index, token in enumerate(tokens):
+            if token in EOS and allowed_tokens(self.submit, tokens[:index], VOCAB, EOS) <= set(EOS):
+                return tokens[: index + 1]
+        return tokens
 
     def check_scores(self) -> None:
         """Check the log-probabilities so far: none is missing between the first and the last."""
@@ -98,7 +119,8 @@ class Harness:
             eos_token_ids=EOS,
         )
         self.engine = KvEngine(limits)
-        self.scheduler = Scheduler(self.config)
+        self.grammars = ToyGrammars(VOCAB)
+        self.scheduler = Scheduler(self.config, grammars=cast(GrammarThreads, self.grammars))
         self.timed = TimedEngine(self.engine, step_seconds)
         self.loop = StepLoop(self.scheduler, self.timed, self.timed.clock)
         self.answers: dict[bytes, Answer] = {}
@@ -177,6 +199,9 @@ class Harness:
             if row in output.logprobs:
                 answer.scores += _scores(output.logprobs[row], answer.submit.logprobs)
             answer.check_scores()
+        for _, request_id in output.accepted:
+            assert self.answers[request_id].submit.grammar
+            self.answers[request_id].is_compiled = True
         for failure in output.failures:
             self.answers[failure.id].failure = failure
 

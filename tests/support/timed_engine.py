@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
-from minisgl.wire.plan import StepPlan, StepResult
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
 
 
 class TimedEngine:
@@ -37,6 +37,12 @@ class TimedEngine:
         self.durations.append((plan, seconds))
         self._free_at = max(self._free_at, self.now) + seconds
         return self._engine.launch(plan), self._free_at
+
+    def mask_memory(self, rows: int) -> IntArray:
+        return self._engine.mask_memory(rows)
+
+    def settle(self, handle: tuple[Any, float], masks: IntArray) -> None:
+        self._engine.settle(handle[0], masks)
 
     def collect(self, handle: tuple[Any, float]) -> StepResult:
         step, ends_at = handle

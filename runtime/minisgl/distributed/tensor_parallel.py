@@ -161,6 +161,10 @@ class TensorParallel:
         _wait(self._group._allgather_base(out.view(-1), tensor.contiguous().view(-1), options))
         return out
 
+    def from_rank0(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` of rank 0 on all ranks; it is small."""
+        return self.all_gather(tensor)[0]
+
     def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
         """[S, n] on each rank to [S, size * n] on all: columns concatenated by rank."""
         if self._group is None:

@@ -44,6 +44,8 @@ class DeviceStep:
     """[F] indices of the S rows with filters, logits processors or log-probabilities."""
     reported_rows: torch.Tensor
     """[N] indices of the S rows that report log-probabilities."""
+    late_slots: torch.Tensor
+    """[L] slots of late rows"""
     page_updates: torch.Tensor
     """[3, U]"""
     new_rows: torch.Tensor
@@ -83,7 +85,7 @@ class PackedStep:
             self._pad(size)
         parts = self._decode_parts() if not len(self.prefill_lengths) else self._mixed_parts()
         self._graph_parts = len(parts)
-        self._parts = [*parts, self.processors.rows, self.processors.reported, *self._update_parts()]
+        self._parts = [*parts, *self._processor_parts(), *self._update_parts()]
         self.size = sum(map(len, self._parts))
 
     @property
@@ -162,6 +164,9 @@ class PackedStep:
         groups = decode_prefixes(self._plan.shared_prefixes, len(self._plan.decode_slots))
         return self._cascade.pack(groups, self.num_decode)
 
+    def _processor_parts(self) -> list[IntArray]:
+        return [self.processors.rows, self.processors.reported, self.processors.late_slots]
+
     def _update_parts(self) -> list[IntArray]:
         plan = self._plan
         return [plan.page_updates.ravel(), self._new_rows, plan.poison_pages, self.processors.packed()]
@@ -193,6 +198,7 @@ class PackedStep:
             cascade=self._cascade_view(next(parts)),
             processed_rows=next(parts),
             reported_rows=next(parts),
+            late_slots=next(parts),
             page_updates=next(parts).view(3, -1),
             new_rows=next(parts).view(NEW_ROW_COLUMNS, -1),
             poison_pages=next(parts),

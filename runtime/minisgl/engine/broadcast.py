@@ -9,7 +9,7 @@ import zmq
 
 from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import Engine
-from minisgl.wire.plan import StepPlan, StepResult
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from minisgl.wire.sockets import open_socket, try_send
 
 QUEUE_PLANS: Final = 16
@@ -63,6 +63,12 @@ class TensorParallelEngine:
     def launch(self, plan: StepPlan) -> Any:
         self._broadcast.send(plan.encode())
         return self._engine.launch(plan)
+
+    def mask_memory(self, rows: int) -> IntArray:
+        return self._engine.mask_memory(rows)
+
+    def settle(self, handle: Any, masks: IntArray) -> None:
+        self._engine.settle(handle, masks)
 
     def collect(self, handle: Any) -> StepResult:
         return self._engine.collect(handle)

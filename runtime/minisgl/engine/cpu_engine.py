@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.audit import check_hashes, gather_hashes
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.interface import EngineLimits, EngineStats
-from minisgl.engine.runner import Runner
+from minisgl.engine.runner import PlainSample, Runner
 from minisgl.engine.step_guard import StepGuard
-from minisgl.wire.plan import StepPlan, StepResult
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A launched step."""
+
+    step: int
+    outcome: Future[StepResult | PlainSample]
+    """Its result; a late step that is not settled has only a plain sample."""
 
 
 class CpuEngine:
@@ -30,13 +41,22 @@ class CpuEngine:
         self._guard = StepGuard()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="minisgl-forward")
 
-    def launch(self, plan: StepPlan) -> Future[StepResult]:
+    def launch(self, plan: StepPlan) -> _Launched:
         with self._guard.step():
             self.stats.count(plan)
-            return self._worker.submit(self._run, plan)
+            return _Launched(plan.step, self._worker.submit(self._run, plan))
 
-    def collect(self, handle: Future[StepResult]) -> StepResult:
-        return handle.result()
+    def mask_memory(self, rows: int) -> IntArray:
+        return np.empty((rows, -(-self.limits.vocab_size // 32)), np.int32)
+
+    def settle(self, handle: _Launched, masks: IntArray) -> None:
+        with self._guard.step():
+            handle.outcome = self._worker.submit(self._settle, handle.step, handle.outcome, masks)
+
+    def collect(self, handle: _Launched) -> StepResult:
+        result = handle.outcome.result()
+        assert isinstance(result, StepResult), "a late step is collected before it is settled"
+        return result
 
     def close(self) -> None:
         self._worker.shutdown(wait=True)
@@ -44,14 +64,24 @@ class CpuEngine:
         # Free weights and pool even if a reference to this engine remains.
         del self.runner
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan) -> StepResult | PlainSample:
         with self._guard.step(), torch.inference_mode():
-            return self._step(plan)
+            packed = PackedStep(plan, self.runner.tables)
+            plain = self.runner.run_model(plan, packed, packed.view(packed.on_host()))
+            late = plain.is_late and self._parallel.rank == 0
+            return plain if late else self._finish(plan.step, plain)
 
-    def _step(self, plan: StepPlan) -> StepResult:
-        packed = PackedStep(plan, self.runner.tables)
-        tokens, *reports = self.runner.run(plan, packed, packed.view(packed.on_host()))
+    def _settle(self, step: int, outcome: Future[StepResult | PlainSample], masks: IntArray) -> StepResult:
+        # Raises the error of the step, if it failed.
+        plain = outcome.result()
+        with self._guard.step(), torch.inference_mode():
+            assert isinstance(plain, PlainSample), "only late steps are settled"
+            self.runner.tables.device_processors.set_bitmasks(plain.step.late_slots, torch.from_numpy(masks))
+            return self._finish(step, plain)
+
+    def _finish(self, step: int, plain: PlainSample) -> StepResult:
+        tokens, *reports = self.runner.resample(plain)
         if self._compare_ranks:
-            check_hashes(plan.step, gather_hashes(self._parallel, tokens).tolist())
+            check_hashes(step, gather_hashes(self._parallel, tokens).tolist())
         on_host = [None if report is None else report.numpy() for report in reports]
-        return StepResult(plan.step, tokens.numpy(), *packed.processors.unpack(*on_host))
+        return StepResult(step, tokens.numpy(), *plain.packed.processors.unpack(*on_host))

@@ -14,14 +14,16 @@ from minisgl.engine.batch import PackedStep
 from minisgl.engine.graph_sizes import StepSize
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.logits_processors import StepProcessors
-from minisgl.engine.runner import Runner, StepTensors
+from minisgl.engine.runner import PlainSample, Runner, StepTensors
 from minisgl.engine.sampling_graphs import SamplingGraphs
 from minisgl.engine.step_graphs import StepGraph, StepGraphs
 from minisgl.engine.step_guard import StepGuard
-from minisgl.wire.plan import StepPlan, StepResult
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
 
 _RING: Final = 4
 """Number of staging buffers: one more than the steps that are ever in flight."""
+_MASKS: Final = 256
+"""Masks in pinned memory, before a step needs more."""
 
 
 class _Staging:
@@ -30,6 +32,8 @@ class _Staging:
     def __init__(self, capacity: int, max_running: int, ranks: int) -> None:
         self.step = -1
         """Number of the step that is not collected yet; −1: free."""
+        self.unsettled: tuple[StepGraph | None, PlainSample] | None = None
+        """The step while it is late, with its graph."""
         self._input = torch.empty(capacity, dtype=torch.int32, pin_memory=True)
         self._tokens = torch.empty(max_running, dtype=torch.int32, pin_memory=True)
         self._hashes = torch.empty(ranks, dtype=torch.int64, pin_memory=True)
@@ -61,11 +65,34 @@ class _Staging:
 
     def wait(self) -> tuple[StepResult, list[int]]:
         """Wait for the copies; the result and the hashes. The copy of the inputs is complete as well afterwards."""
+        assert self.unsettled is None, "a late step is collected before it is settled"
         self._done.synchronize()
         tokens = self._tokens[: self._sampled].numpy().copy()
         step, self.step = self.step, -1
         report, prompt_report = (None if each is None else each.numpy() for each in self._reports)
         return StepResult(step, tokens, *self._processors.unpack(report, prompt_report)), self._hashes.tolist()
+
+
+class _Masks:
+    """Memory for the masks of a late step, of which there is one at a time."""
+
+    def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
+        self._words = -(-vocab_size // 32)
+        self._most = rows
+        self._pinned = torch.empty((min(rows, _MASKS), self._words), dtype=torch.int32, pin_memory=True)
+        self._on_device = torch.empty((rows, self._words), dtype=torch.int32, device=device)
+
+    def memory(self, rows: int) -> IntArray:
+        """Pinned memory [rows, words]."""
+        if rows > len(self._pinned):
+            size = min(2 * rows, self._most)
+            self._pinned = torch.empty((size, self._words), dtype=torch.int32, pin_memory=True)
+        memory: IntArray = self._pinned[:rows].numpy()
+        return memory
+
+    def upload(self, masks: IntArray) -> torch.Tensor:
+        """Queue the copy of masks. Returns those on the device, valid until the next upload."""
+        return self._on_device[: len(masks)].copy_(torch.from_numpy(masks), non_blocking=True)
 
 
 def _to_host(report: torch.Tensor | None) -> torch.Tensor | None:
@@ -102,6 +129,7 @@ class CudaEngine:
         capacity = 4 * max_step_tokens + 32 * limits.max_running + 1024
         self._upload = torch.zeros(capacity, dtype=torch.int32, device=runner.tables.page_table.device)
         self._ring = [_Staging(capacity, limits.max_running, parallel.size) for _ in range(_RING)]
+        self._masks = _Masks(limits.max_running, limits.vocab_size, self._upload.device)
         self._launched = 0
         self._guard = StepGuard()
         self._graphs = StepGraphs()
@@ -117,6 +145,18 @@ class CudaEngine:
         with self._guard.step(), torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._launch(plan)
 
+    def mask_memory(self, rows: int) -> IntArray:
+        return self._masks.memory(rows)
+
+    def settle(self, handle: _Staging, masks: IntArray) -> None:
+        with self._guard.step(), torch.inference_mode(), torch.cuda.stream(self._stream):
+            assert handle.unsettled is not None, "only late steps are settled"
+            graph, plain = handle.unsettled
+            handle.unsettled = None
+            tables = self.runner.tables.device_processors
+            tables.set_bitmasks(plain.step.late_slots, self._masks.upload(masks))
+            self._finish(handle, graph, plain)
+
     def collect(self, handle: _Staging) -> StepResult:
         with self._guard.step():
             result, hashes = handle.wait()
@@ -130,7 +170,7 @@ class CudaEngine:
         self._graphs.clear()
         self._parallel.close()
         # Free weights and pool even if a reference to this engine remains.
-        del self.runner, self._upload, self._ring
+        del self.runner, self._upload, self._ring, self._masks
         torch.cuda.empty_cache()
 
     def _launch(self, plan: StepPlan) -> _Staging:
@@ -146,14 +186,16 @@ class CudaEngine:
         packed = PackedStep(plan, self.runner.tables, graph.size if graph else None, cascade)
         buffer = staging.upload(packed, self._upload)
         if graph is None:
-            results = self.runner.run(plan, packed, packed.view(buffer))
+            plain = self.runner.run_model(plan, packed, packed.view(buffer))
         else:
-            results = self._replay(plan, graph, packed, buffer)
-        hashes = gather_hashes(self._parallel, results.tokens) if self._compare_ranks else None
-        staging.download(results, hashes, packed.processors)
+            plain = self._replay(plan, graph, packed, buffer)
+        if plain.is_late and self._parallel.rank == 0:
+            staging.unsettled = graph, plain
+        else:
+            self._finish(staging, graph, plain)
         return staging
 
-    def _replay(self, plan: StepPlan, graph: StepGraph, packed: PackedStep, buffer: torch.Tensor) -> StepTensors:
+    def _replay(self, plan: StepPlan, graph: StepGraph, packed: PackedStep, buffer: torch.Tensor) -> PlainSample:
         runner, step = self.runner, packed.view(buffer)
         if buffer is not self._upload:
             # The graph reads its inputs at the address of its capture.
@@ -161,15 +203,20 @@ class CudaEngine:
         runner.apply_updates(step)
         graph.replay(runner.attention_batch(packed, step))
         logits, tokens = graph.logits[: packed.sampled], graph.tokens[: packed.sampled]
-        if not packed.sampled:
-            return StepTensors(tokens)
-        runner.call_hook(plan, logits)
-        sampling = self._sampling.find(graph, packed.processors)
+        if packed.sampled:
+            runner.call_hook(plan, logits)
+        return PlainSample(packed, step, logits, tokens)
+
+    def _finish(self, staging: _Staging, graph: StepGraph | None, plain: PlainSample) -> None:
+        """Sample the rows that need more than the plain sample, and queue the download."""
+        processors = plain.packed.processors
+        sampling = None if graph is None else self._sampling.find(graph, processors)
         if sampling is not None:
-            report = sampling.replay(packed.processors)
+            results = StepTensors(plain.tokens, sampling.replay(processors))
         else:
-            report = runner.resample(packed, step.without_padding(packed.sampled), logits, tokens)
-        return StepTensors(tokens, report)
+            results = self.runner.resample(plain)
+        hashes = gather_hashes(self._parallel, results.tokens) if self._compare_ranks else None
+        staging.download(results, hashes, processors)
 
     def _eager_cascade(self, plan: StepPlan) -> CascadeLayout | None:
         cascade = self.runner.attention.cascade

@@ -34,6 +34,8 @@ class Sampling(NamedTuple):
     penalties: bool = False
     lists: bool = False
     """Biases and masks."""
+    masks: bool = False
+    """Bitmasks, which the step does not wait for."""
     logprobs: bool = False
     """Log-probabilities of the answer and, where the row begins with its prompt, of that."""
 
@@ -94,7 +96,12 @@ def run_eagerly(runner: Runner, plan: StepPlan) -> None:
     cascade = runner.attention.cascade if len(plan.shared_prefixes) else None
     packed = PackedStep(plan, runner.tables, None, None if cascade is None else cascade.layout)
     with torch.inference_mode():
-        runner.run(plan, packed, packed.view(packed.on_host().to(runner.tables.page_table.device)))
+        step = packed.view(packed.on_host().to(runner.tables.page_table.device))
+        plain = runner.run_model(plan, packed, step)
+        if plain.is_late:
+            tables = runner.tables.device_processors
+            tables.set_bitmasks(step.late_slots, torch.full_like(tables.bitmask[: len(step.late_slots)], -1))
+        runner.resample(plain)
 
 
 def _cut(lengths: Sequence[int], tokens: int, longest: int) -> list[int]:
@@ -113,7 +120,7 @@ def _new_row(slot: int, sampling: Sampling) -> IntArray:
 
 def _processors(slot: int, sampling: Sampling) -> IntArray:
     """Part of `StepPlan.logits_processors`, empty for rows without any."""
-    if not (sampling.penalties or sampling.lists or sampling.logprobs):
+    if not (sampling.penalties or sampling.lists or sampling.masks or sampling.logprobs):
         return EMPTY
     repetition, others = (1.1, 0.1) if sampling.penalties else (1.0, 0.0)
     listed = np.zeros(int(sampling.lists), np.int32)
@@ -134,4 +141,5 @@ def _processors(slot: int, sampling: Sampling) -> IntArray:
         bias_values=listed.astype(np.float32),
         prompt=np.zeros(2, np.int32),
         output=np.zeros(1, np.int32),
+        late=sampling.masks,
     ).encode()

@@ -83,6 +83,8 @@ class StepProcessors(NamedTuple):
     """Rows that report log-probabilities."""
     tops: int = 0
     """Largest number of most likely tokens that any of these reports."""
+    late_slots: IntArray = EMPTY
+    """Slots of the late rows, in the order of the sampled rows."""
     changes: tuple[IntArray, ...] = ()
     """Arrays of `DeviceChanges`."""
     longest_list: int = 0
@@ -159,6 +161,7 @@ class LogitsProcessorTable:
             np.flatnonzero(found).astype(np.int32),
             reported,
             tops,
+            slots[found & columns.BITMASKED > 0] if stages & columns.BITMASKED else EMPTY,
             _changes(joined, prompts) if joined or prompts else (),
             max((len(row.bias_ids) + len(row.masked_ids) for row in joined), default=0),
             prompts,
@@ -195,6 +198,7 @@ class LogitsProcessorTable:
             (columns.PENALIZED, row.penalized),
             (columns.BIASED, len(row.bias_ids)),
             (columns.MASKED, len(row.masked_ids) and row.min_tokens > 0),
+            (columns.BITMASKED, row.late),
             (columns.REPORTED, 0 <= row.logprobs <= columns.MOST_TOPS),
         )
         stages = int(column[columns.STAGES]) | sum(bit for bit, needed in bits if needed)

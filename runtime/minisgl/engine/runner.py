@@ -58,6 +58,24 @@ class StepTensors(NamedTuple):
     """Log-probabilities of prompt tokens."""
 
 
+class PlainSample(NamedTuple):
+    """A step whose model has run and whose rows are sampled plainly. Its tensors are valid until the next launch."""
+
+    packed: PackedStep
+    step: DeviceStep
+    logits: torch.Tensor
+    """[S, vocab_local]"""
+    tokens: torch.Tensor
+    """[S] int32"""
+    prompt_report: torch.Tensor | None = None
+    """See `StepTensors`."""
+
+    @property
+    def is_late(self) -> bool:
+        """True when rows wait for masks."""
+        return len(self.packed.processors.late_slots) > 0
+
+
 class Runner:
     """Model and tables of one rank. No method waits for the device."""
 
@@ -141,17 +159,21 @@ class Runner:
         self.tables.set_last_tokens(step.sample_slots, tokens)
         return tokens
 
-    def resample(
-        self, packed: PackedStep, step: DeviceStep, logits: torch.Tensor, tokens: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Sample again, into `tokens` and the next inputs, for rows with filters or logits processors. Returns the
-        log-probabilities of the step if any row reports them, with a line for each sampled row."""
-        if not packed.processors.stages:
-            return None
-        return self.sampler.resample(logits, step, tokens, packed.processors)
+    def resample(self, plain: PlainSample) -> StepTensors:
+        """Sample again, into the same tokens and the next inputs, for rows with filters or logits processors. Reports
+        log-probabilities, with a line for each sampled row, if any row wants them."""
+        packed, report = plain.packed, None
+        if packed.processors.stages:
+            step = plain.step.without_padding(packed.sampled)
+            report = self.sampler.resample(plain.logits, step, plain.tokens, packed.processors)
+        return StepTensors(plain.tokens, report, plain.prompt_report)
 
     def run(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> StepTensors:
-        """Run the whole step eagerly."""
+        """Run the whole step eagerly; late rows have the masks that were set last."""
+        return self.resample(self.run_model(plan, packed, step))
+
+    def run_model(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> PlainSample:
+        """Run the step eagerly up to the plain sample."""
         self.apply_updates(step)
         batch = self.attention_batch(packed, step)
         self.attention.prepare(batch)
@@ -162,9 +184,8 @@ class Runner:
             logits = self._model.local_logits(hidden[step.sample_rows])
         else:
             logits = self.logits(packed, step, batch, self.attention)
-        tokens, report = step.sample_slots, None
+        tokens = step.sample_slots
         if packed.sampled:
             self.call_hook(plan, logits)
             tokens = self.sample(logits, step)
-            report = self.resample(packed, step, logits, tokens)
-        return StepTensors(tokens, report, prompt_report)
+        return PlainSample(packed, step, logits, tokens, prompt_report)

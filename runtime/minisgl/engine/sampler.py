@@ -23,11 +23,12 @@ def sampling_bytes(rows: int, vocab_size: int, ranks: int, itemsize: int) -> int
     from minisgl.kernels.resample_triton import Workspace
 
     tables = ProcessorTables.num_bytes(rows + 1, vocab_size) + Workspace.num_bytes(rows, vocab_size)
+    uploaded_masks = 4 * rows * -(-vocab_size // 32)
     # Log-probabilities in torch: float32 logits and two temporaries of their size.
     torch_report = 3 * 4 * PROMPT_CHUNK * vocab_size
     # Logits of all ranks: those of this one, gathered, and in the order of the vocabulary.
     gathered = 3 * rows * vocab_size * itemsize if ranks > 1 else 0
-    return tables + torch_report + gathered
+    return tables + uploaded_masks + torch_report + gathered
 
 
 class Sampler:
@@ -60,7 +61,8 @@ class Sampler:
         """Replace `tokens` [S] of rows with filters or logits processors, also as inputs of the next step. Returns the
         log-probabilities of the step if any row reports them: as `logprobs.report`, with a line for each of the S rows.
 
-        With several ranks, only the logits of these rows are gathered; then every rank computes the same.
+        With several ranks, only the logits of these rows are gathered; then every rank computes the same, but for late
+        rows, whose masks only rank 0 has: its tokens count on all ranks.
         """
         slots, positions = step.sample_slots, step.sample_positions
         if self._parallel.size == 1:
@@ -70,6 +72,10 @@ class Sampler:
             some = tokens[rows]
             gathered = self._whole(logits[rows])
             report_ = self.resample_all(gathered, slots[rows], positions[rows], some, lists=processors.lists)
+            if len(processors.late_slots):
+                # Counts of penalized tokens stay different: other ranks use them for these rows only.
+                some = self._parallel.from_rank0(some)
+                self._tables.set_last_tokens(slots[rows], some)
             tokens.index_copy_(0, rows, some)
             if report_ is not None:
                 report_ = report_.new_zeros(len(tokens), report_.shape[1]).index_copy_(0, rows, report_)

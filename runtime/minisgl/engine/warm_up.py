@@ -18,9 +18,10 @@ _TOKENS: Final = (1, 2, 3, 5, 9, 17, 33, 65, 129, 193, 257, 513, 1025, 2049)
 Odd numbers, so that the parts of a step's inputs are not aligned."""
 _ROWS: Final = (1, 2, 5, 9, 17)
 """Decode rows: attention and sampling have other kernels for few rows."""
-_ALL: Final = Sampling(filters=True, penalties=True, lists=True, logprobs=True)
+_ALL: Final = Sampling(filters=True, penalties=True, lists=True, masks=True, logprobs=True)
 _SAMPLINGS: Final = (
-    *([Sampling(filters=True)], [Sampling(penalties=True)], [Sampling(lists=True)], [Sampling(logprobs=True)]),
+    *([Sampling(filters=True)], [Sampling(penalties=True)], [Sampling(lists=True)]),
+    *([Sampling(masks=True)], [Sampling(logprobs=True)]),
     *([_ALL], [PLAIN, _ALL, Sampling(filters=True)]),
 )
 

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from minisgl.engine.interface import Engine
-from minisgl.wire.plan import StepPlan, StepResult
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
 
 
 class WatchedEngine:
@@ -18,13 +18,21 @@ class WatchedEngine:
         self.limits = engine.limits
         self.stats = engine.stats
         self.busy_since: float | None = None
-        """Begin of the `launch` or `collect` in progress, on the monotonic clock; None: there is none."""
+        """Begin of the `launch`, `settle` or `collect` in progress, on the monotonic clock; None: there is none."""
 
     def launch(self, plan: StepPlan) -> Any:
         self.busy_since = time.monotonic()
         handle = self._engine.launch(plan)
         self.busy_since = None
         return handle
+
+    def mask_memory(self, rows: int) -> IntArray:
+        return self._engine.mask_memory(rows)
+
+    def settle(self, handle: Any, masks: IntArray) -> None:
+        self.busy_since = time.monotonic()
+        self._engine.settle(handle, masks)
+        self.busy_since = None
 
     def collect(self, handle: Any) -> StepResult:
         self.busy_since = time.monotonic()

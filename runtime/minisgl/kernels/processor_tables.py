@@ -57,6 +57,10 @@ class ProcessorTables:
         self.counts.index_fill_(0, cleared.long(), 0)
         self.counts.index_put_((slots.long(), tokens.long()), counts.short())
 
+    def set_bitmasks(self, slots: torch.Tensor, masks: torch.Tensor) -> None:
+        """Store `masks` [N, ⌈vocab / 32⌉] of `slots`."""
+        self.bitmask.index_copy_(0, slots.long(), masks)
+
     def _set_address(self) -> None:
         self.lists_address[0].fill_(self.lists.data_ptr())
         self.lists_address[1].fill_(self.lists.shape[2])

@@ -5,12 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from minisgl.config import EngineConfig
 from minisgl.engine.interface import Engine
 from minisgl.launcher.devices import open_device
+
+if TYPE_CHECKING:
+    from minisgl.grammar.grammars import Grammars
+    from minisgl.scheduler.compiling import GrammarThreads
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +45,23 @@ def start_engine(config: EngineConfig, progress: Callable[[str, float], None] | 
         extra={phase: round(seconds, 2) for phase, seconds in phases.items()},
     )
     return engine
+
+
+def checkpoint_grammars(config: EngineConfig) -> GrammarThreads | None:
+    """Grammars over the checkpoint's vocabulary; None without a tokenizer. Raises ModelError."""
+    from minisgl.models.config import ModelConfig
+    from minisgl.scheduler.compiling import GrammarThreads
+
+    if not Path(config.model, "tokenizer.json").is_file():
+        return None
+    model = ModelConfig.read(config.model, config.hf_overrides)
+
+    def create() -> Grammars:
+        from minisgl.grammar.grammars import Grammars
+
+        return Grammars(config.model, model.vocab_size, model.eos_token_ids)
+
+    return GrammarThreads(create)
 
 
 def start_rank0(

@@ -19,7 +19,7 @@ from minisgl.engine.interface import Engine, EngineStats
 from minisgl.engine.watched_engine import WatchedEngine
 from minisgl.launcher.child import Control
 from minisgl.launcher.control import Ready
-from minisgl.launcher.ranks import WorkerRankConfig, start_engine, start_rank0
+from minisgl.launcher.ranks import WorkerRankConfig, checkpoint_grammars, start_engine, start_rank0
 from minisgl.wire.messages import ModelCard
 
 _PHASES: Final = {"meet": "rendezvous", "load": "weights", "pool": "KV pool", "capture": "CUDA graphs"}
@@ -46,7 +46,11 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
     def ready(address: str, card: ModelCard) -> None:
         control.ready(Ready(stats.transport, card.max_model_len, card.vocab_size, stats.attention))
 
-    process.run(config, create, ready=ready, stop=threading.Event(), draining=draining)
+    grammars = checkpoint_grammars(config.engine)
+    if grammars is not None:
+        # Reading the tokenizer keeps the interpreter lock for about a second, which must not be while requests run.
+        grammars.begin()
+    process.run(config, create, ready=ready, stop=threading.Event(), draining=draining, grammars=grammars)
 
 
 def worker_rank(raw: msgspec.Raw, control: Control) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import (
     WIRE_VERSION,
+    Ack,
     Failed,
     FirstTokenWait,
     FromScheduler,
@@ -59,6 +60,7 @@ class Clients:
         *,
         replica: str = "",
         revision: str = "",
+        features: tuple[str, ...] = (),
     ) -> None:
         """Bind `address`; the other arguments are for the answer to a HELLO, see `Welcome`."""
         self._socket = open_socket(context, zmq.ROUTER)
@@ -70,7 +72,9 @@ class Clients:
             raise
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._codec: Codec[ToScheduler] = Codec(ToScheduler)
-        self._welcome = Welcome(version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision)
+        self._welcome = Welcome(
+            version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision, features=features
+        )
         self._by_identity: dict[bytes, _Client] = {}
         self._by_number: dict[int, _Client] = {}
         self._dropped: dict[bytes, _Client] = {}
@@ -115,6 +119,8 @@ class Clients:
 
     def send_step(self, output: StepOutput, now: float) -> None:
         """Queue one message to each client that has rows in the step. `now`: seconds, by the scheduler's clock."""
+        for number, request_id in output.accepted:
+            self.send(number, Ack(request_id))
         for failure in output.failures:
             self.send(failure.client, Failed(failure.id, failure.code, failure.message))
         for number, prompt in output.prompt_logprobs:

@@ -15,12 +15,13 @@ def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntAr
 
     Empty when the row samples from the model's logits as they are and reports no log-probabilities: most rows do.
     """
-    params, slot = request.params, request.slot
+    params, slot, late = request.params, request.slot, request.constraint is not None
     assert slot is not None
     penalized = params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
-    masked = _masked_ids(request, config) if params.min_tokens else []
+    # The masks of a late row have its minimum length as well.
+    masked = _masked_ids(request, config) if params.min_tokens and not late else []
     reports = params.logprobs is not None or params.prompt_logprobs is not None
-    if not (penalized or masked or params.logit_bias or reports):
+    if not (penalized or masked or params.logit_bias or reports or late):
         return EMPTY
     needs_prompt = penalized or request.prompt_logprobs_from < request.prompt_length
     return RowLogitsProcessors(
@@ -38,6 +39,7 @@ def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntAr
         bias_values=np.array(list(params.logit_bias.values()), np.float32),
         prompt=request.tokens[: request.prompt_length] if needs_prompt else EMPTY,
         output=request.tokens[request.prompt_length :] if penalized else EMPTY,
+        late=late,
     ).encode()
 
 

@@ -21,6 +21,8 @@ _LONG_LAUNCH: Final = 3e-3
 _LAUNCH_AHEAD: Final = 1.5e-3
 _LAUNCH_AHEAD_SHARE: Final = 0.15
 """A step is launched this long, or this share of the running step, before the running one is expected to end."""
+_COMPILE_WAIT: Final = 1e-3
+"""Longest wait for a grammar while there is nothing else to do, in seconds."""
 _DISTRUST_STEPS: Final = 32
 """Steps that are launched at once after the device had to wait for a launch: their times are measured anew."""
 
@@ -32,6 +34,8 @@ class _Launched(msgspec.Struct, frozen=True):
     """Time before the launch, in seconds."""
     launched: float
     """Time after it."""
+    late_rows: int
+    """Rows that need masks."""
 
     @property
     def is_slow(self) -> bool:
@@ -42,7 +46,10 @@ class StepLoop:
     """Launches plans and completes results, in order.
 
     Without overlap a step is launched when the result of the one before is complete. With overlap step n + 1 is
-    launched before the result of step n is read, so that planning and bookkeeping hide behind the device."""
+    launched before the result of step n is read, so that planning and bookkeeping hide behind the device.
+
+    Rows with a constraint need the tokens of step n for their masks in step n + 1. Their model runs meanwhile; once the
+    result of step n is complete, step n + 1 is settled, before step n + 2 is launched."""
 
     def __init__(self, scheduler: Scheduler, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds; it measures steps."""
@@ -72,20 +79,35 @@ class StepLoop:
         return max(int((launch_at - self._clock()) * 1000), 0)
 
     def step(self) -> StepOutput | None:
-        """Launch the next step, if any, and complete the oldest one that is due; None when no step was due."""
+        """Launch the next step, if any, and complete the oldest one that is due; None when no step was due and there is
+        nothing else to tell clients."""
         plan = self.scheduler.plan()
         if plan is not None:
             began = self._clock()
             handle = self.engine.launch(plan)
             work = StepWork.of(plan, self.scheduler.config.step_graphs)
-            self._pending.append(_Launched(handle, work, began, self._clock()))
+            self._pending.append(_Launched(handle, work, began, self._clock(), self.scheduler.num_late_rows))
+            if len(self._pending) == 1:
+                self._settle(self._pending[0])
+        if not self._pending:
+            self.scheduler.wait_for_grammars(_COMPILE_WAIT)
         if not self._pending or (plan is not None and len(self._pending) <= self._ahead):
-            return None
+            return self.scheduler.take_notices()
         step = self._pending.popleft()
         called = self._clock()
         result = self.engine.collect(step.handle)
         self._measure(step, called, self._clock())
-        return self.scheduler.complete(result)
+        output = self.scheduler.complete(result)
+        if self._pending:
+            self._settle(self._pending[0])
+        return output
+
+    def _settle(self, step: _Launched) -> None:
+        """Sample the late rows of the newest step, when all earlier results are complete."""
+        if step.late_rows:
+            masks = self.engine.mask_memory(step.late_rows)
+            self.scheduler.fill_masks(masks)
+            self.engine.settle(step.handle, masks)
 
     def _measure(self, step: _Launched, called: float, returned: float) -> None:
         """Measure a step that was collected between these times.

@@ -13,10 +13,11 @@ from minisgl.config import EngineConfig, SchedulerConfig
 from minisgl.engine.interface import Engine, EngineLimits
 from minisgl.errors import describe
 from minisgl.scheduler.clients import Clients
+from minisgl.scheduler.compiling import GrammarThreads
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.server import serve
-from minisgl.wire.messages import Failed, ModelCard
+from minisgl.wire.messages import GRAMMAR, Failed, ModelCard
 
 _LAST_ANSWERS_MS: Final = 2000
 """Time for the last messages of a drained scheduler to leave."""
@@ -68,8 +69,10 @@ def run(
     ready: Callable[[str, ModelCard], None],
     stop: threading.Event,
     draining: threading.Event | None = None,
+    grammars: GrammarThreads | None = None,
 ) -> None:
-    """Serve until `stop` is set, or until all requests have ended once `draining` is set.
+    """Serve until `stop` is set, or until all requests have ended once `draining` is set. Without `grammars`, clients
+    are told not to send constrained requests.
 
     `ready` is called with the bound address and the model card once clients can connect. Exceptions of a step are
     sent to all clients and raised; the engine is not closed then, since a broken device may not return, and the process
@@ -89,13 +92,19 @@ def run(
             tokenizer_hashes=config.tokenizer_hashes,
         )
         clients = Clients(
-            context, config.address, card, config.epoch, replica=config.replica, revision=config.replica_revision
+            context,
+            config.address,
+            card,
+            config.epoch,
+            replica=config.replica,
+            revision=config.replica_revision,
+            features=() if grammars is None else (GRAMMAR,),
         )
         linger_ms = 0
         try:
             settings = scheduler_config(config.engine, limits)
             settings = msgspec.structs.replace(settings, max_waiting=config.max_waiting)
-            scheduler = Scheduler(settings, pack_epoch(config.epoch))
+            scheduler = Scheduler(settings, pack_epoch(config.epoch), grammars)
             ready(clients.address, card)
             linger_ms = _LAST_ANSWERS_MS
             try:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from minisgl.scheduler.constraints import Constraint
 from minisgl.scheduler.pages import NO_PAGES
 from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES, SamplingParams
 from minisgl.wire.plan import IntArray
@@ -67,6 +68,8 @@ class Request(msgspec.Struct, kw_only=True):
     admitted_at: float = 0.0
     """`Scheduler.now` at the first admission to a row."""
     slot: int | None = None
+    constraint: Constraint | None = None
+    """Behind all tokens that are known. None: any token may be generated."""
     cached: int | None = None
     """Prompt tokens that the first admission found in the cache; reported as usage."""
     preemptions: int = 0
@@ -125,6 +128,9 @@ class RequestTable:
         self.client = column()
         self.streams: NDArray[np.bool_] = np.zeros(rows, np.bool_)
         """Rows whose clients receive each token as it is sampled."""
+        self.late: NDArray[np.bool_] = np.zeros(rows, np.bool_)
+        """Rows with a constraint."""
+        self.num_late = 0
         self.ids = np.zeros(rows, f"V{REQUEST_ID_BYTES}")
         # Zeroed memory is mapped on first use: these two take only the memory that requests use.
         self.tokens: IntArray = np.zeros((rows, max_length), np.int32)
@@ -183,6 +189,8 @@ class RequestTable:
         if request.preemptions:
             self._resumed.add(slot)
         self.num_in_use += 1
+        self.late[slot] = is_late = request.constraint is not None
+        self.num_late += is_late
         self._may_end[list(request.stop_token_ids)] += 1
         return slot
 
@@ -278,6 +286,14 @@ class RequestTable:
         self.in_prefill.discard(slot)
         self.unsettled.add(slot)
 
+    def late_among(self, slots: IntArray) -> IntArray:
+        """The rows of `slots` with a constraint, in their order."""
+        return slots[self.late.take(slots)] if self.num_late else NO_PAGES
+
+    def constraint(self, slot: int) -> Constraint | None:
+        """The constraint of a late row for its next token; None once its request has ended."""
+        return None if self.phase[slot] == Phase.ENDING else self.request(slot).constraint
+
     def settled(self) -> list[int]:
         """PREEMPTING and ENDING slots that are in no launched step any more."""
         if not self.unsettled:
@@ -297,6 +313,8 @@ class RequestTable:
         self.phase[slot] = Phase.EMPTY
         self.num_pages[slot] = 0
         self.num_in_use -= 1
+        self.num_late -= int(self.late[slot])
+        self.late[slot] = False
         self._may_end[list(request.stop_token_ids)] -= 1
         self._free_rows.append(slot)
         request.slot = None

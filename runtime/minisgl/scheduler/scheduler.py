@@ -11,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
+from minisgl.errors import CodedError, describe
+from minisgl.scheduler.compiling import GrammarThreads
+from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, fill_masks, is_constrained
 from minisgl.scheduler.logits_processors import encode_logits_processors
 from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
 from minisgl.scheduler.pages import NO_PAGES
 from minisgl.scheduler.queue import WaitingQueue
-from minisgl.scheduler.request import ERROR, Completed, Phase, Request, RequestTable
+from minisgl.scheduler.request import ERROR, STOP, Completed, Phase, Request, RequestTable
 from minisgl.scheduler.row_pages import RowPages
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
 from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Counters, Failure, RequestError, StepOutput
@@ -49,6 +52,8 @@ class _Launched(msgspec.Struct, frozen=True):
     """[rows] 1 for the rows of the step."""
     sampled: IntArray
     """[S] slots of the rows that sample."""
+    late: IntArray
+    """Those with a constraint."""
 
 
 class Scheduler:
@@ -58,7 +63,8 @@ class Scheduler:
     completed after the next plan is made.
     """
 
-    def __init__(self, config: SchedulerConfig, epoch: int = 0) -> None:
+    def __init__(self, config: SchedulerConfig, epoch: int = 0, grammars: GrammarThreads | None = None) -> None:
+        """`grammars`: None refuses requests with a grammar."""
         page = config.page_size
         if config.num_pages * page < config.max_model_len:
             raise ValueError(
@@ -81,10 +87,18 @@ class Scheduler:
         """Measured times of steps, which the step loop adds."""
         self.pages = RowPages(config, self.table, self.counters)
         self.queue = WaitingQueue()
+        self._grammars = grammars
+        self._vocabulary = Vocabulary(config.vocab_size, config.eos_token_ids)
+        self._compiling: dict[bytes, Request] = {}
+        """Requests whose grammars are compiled; they are queued then."""
+        self._notices = StepOutput.without_tokens([], [])
+        """Failures and acceptances that clients are not told yet."""
         self._unfinished: dict[bytes, Request] = {}
         self._deadlines: list[tuple[float, int, Request]] = []
         self._failed_rows: set[int] = set()
         """Rows whose logits were not finite, until they are released."""
+        self._constraint_errors: dict[int, ConstraintError] = {}
+        """Why rows ended with an error that is not due to their logits."""
         self._launched: deque[_Launched] = deque()
         self._shared_prefixes = SharedPrefixes(page)
         self._ordered_key: bytes | None = None
@@ -98,29 +112,51 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True while a request has not ended or a launched step is not completed."""
-        return bool(self.table.num_in_use or len(self.queue) or self._launched)
+        return bool(self.table.num_in_use or len(self.queue) or self._launched or self._compiling)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a row."""
+        return len(self.queue) + len(self._compiling)
+
+    @property
+    def num_late_rows(self) -> int:
+        """Rows of the newest launched step that need masks: `fill_masks` writes them."""
+        return len(self._launched[-1].late)
 
     @property
     def may_wait(self) -> bool:
         """True while a request that arrives could join the next step, and no prompt waits for that step."""
         return self.table.has_free_row and not self.table.in_prefill and not len(self.queue)
 
-    def submit(self, message: Submit, client: int = 0) -> None:
-        """Queue a request, whose deadline is `remaining_ms` from now. Raises RequestError."""
+    def submit(self, message: Submit, client: int = 0) -> bool:
+        """Queue a request, whose deadline is `remaining_ms` from now. False: its grammar is compiled first;
+        `StepOutput` reports the end of that. Raises RequestError."""
         if message.id in self._unfinished:
             raise RequestError("duplicate_request", "a request with this id is already running")
-        if len(self.queue) >= self.config.max_waiting:
-            raise RequestError("queue_full", f"{len(self.queue)} requests are already waiting; retry later")
+        if self.num_waiting >= self.config.max_waiting:
+            raise RequestError("queue_full", f"{self.num_waiting} requests are already waiting; retry later")
         request = request_from_submit(message, client=client, arrival=self._arrivals, now=self.now, config=self.config)
         self._arrivals += 1
+        if message.grammar:
+            if self._grammars is None:
+                raise RequestError("grammar_unavailable", "this engine has no tokenizer files for grammars")
+            self._compiling[request.id] = request
+            self._grammars.start(request, message, self._vocabulary)
+        else:
+            if is_constrained(message):
+                request.constraint = Constraint(message, self._vocabulary, None)
+                for token in request.tokens[request.prompt_length :].tolist():
+                    request.constraint.consume(token)
+            self.queue.push(request)
         self._unfinished[request.id] = request
-        self.queue.push(request)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.arrival, request))
             if len(self._deadlines) > 2 * len(self._unfinished) + 64:
                 self._deadlines = [entry for entry in self._deadlines if self._unfinished.get(entry[2].id) is entry[2]]
                 heapq.heapify(self._deadlines)
         self.counters.prompt_tokens += request.prompt_length
+        return not message.grammar
 
     def abort(self, request_id: bytes) -> bool:
         """End a request without an answer. False when the id is unknown or the request has ended."""
@@ -128,7 +164,8 @@ class Scheduler:
         if request is None:
             return False
         if request.slot is None:
-            self.queue.remove(request_id)
+            if self._compiling.pop(request_id, None) is None:
+                self.queue.remove(request_id)
         else:
             self.table.end(request.slot)
         return True
@@ -158,6 +195,8 @@ class Scheduler:
         """Plan the next step. None when no row can run before a launched step is completed or a request arrives."""
         for slot in self.table.settled():
             self._release(slot)
+        if self._grammars is not None and self._grammars.finished:
+            self._queue_compiled(self._grammars)
         if self._step % RETRY_STEPS == 0:
             self._blocked_head = None
         updates: list[IntArray] = []
@@ -193,7 +232,8 @@ class Scheduler:
             logits_processors=processors,
             shared_prefixes=self._shared_prefixes.for_step(self.table.page_table, decode, positions),
         )
-        self._launched.append(_Launched(self._step, self.table.launch(slots), plan.sampled_slots))
+        sampled = plan.sampled_slots
+        self._launched.append(_Launched(self._step, self.table.launch(slots), sampled, self.table.late_among(sampled)))
         self._step += 1
         self.counters.steps += 1
         self.counters.mixed_steps += bool(len(decode) and segments)
@@ -212,11 +252,16 @@ class Scheduler:
         of_prompts = list(prompt_logprobs(table, result.prompt_logprobs)) if result.prompt_logprobs else []
         done = table.collect(launched.mask, launched.sampled, result.tokens)
         self.counters.generated_tokens += len(done.slots)
-        failures = []
+        if len(launched.late):
+            self._consume(done)
+        failures: list[Failure] = []
         if np.count_nonzero(done.finish):
             failures = self._forget_ended(done)
             if failures:
                 done = done[done.finish != ERROR]
+        accepted: list[tuple[int, bytes]] = []
+        if (notices := self.take_notices()) is not None:
+            failures, accepted = [*notices.failures, *failures], notices.accepted
         slots = done.slots
         scored, first = result.logprobs, np.count_nonzero(done.index) < len(slots)
         return StepOutput(
@@ -231,6 +276,7 @@ class Scheduler:
             of_prompts,
             self._started(done) if first else {},
             table.take_resumed(slots),
+            accepted,
         )
 
     def _forget_ended(self, done: Completed) -> list[Failure]:
@@ -241,11 +287,72 @@ class Scheduler:
             request = self.table.request(slot)
             del self._unfinished[request.id]
             self.counters.finished += 1
-            if finish == ERROR:
-                self._failed_rows.add(slot)
-                message = "the model's logits are not finite; the weights or the KV cache are damaged"
-                failures.append(Failure(request.client, request.id, "engine_error", message))
+            if finish != ERROR:
+                continue
+            if (error := self._constraint_errors.pop(slot, None)) is not None:
+                failures.append(Failure(request.client, request.id, error.code, error.message))
+                continue
+            self._failed_rows.add(slot)
+            message = "the model's logits are not finite; the weights or the KV cache are damaged"
+            failures.append(Failure(request.client, request.id, "engine_error", message))
         return failures
+
+    def _consume(self, done: Completed) -> None:
+        """Advance the constraints of late rows by their new tokens, which may end them: `done.finish` is updated."""
+        table = self.table
+        for row in np.flatnonzero(table.late.take(done.slots) & (done.finish == 0)).tolist():
+            slot = int(done.slots[row])
+            constraint = table.constraint(slot)
+            assert constraint is not None
+            try:
+                finish = STOP if constraint.consume(int(done.tokens[row])) else 0
+            except ConstraintError as error:
+                self._constraint_errors[slot], finish = error, ERROR
+            if finish:
+                done.finish[row] = finish
+                table.end(slot)
+
+    def fill_masks(self, masks: IntArray) -> None:
+        """Write the masks [L, words] of the newest launched step, once the results of all earlier ones are complete. A
+        request without an allowed token ends with an error; rows that have ended may sample any token."""
+        slots = self._launched[-1].late.tolist()
+        grammars = None if self._grammars is None else self._grammars.grammars
+        errors = fill_masks([self.table.constraint(slot) for slot in slots], masks, self._vocabulary, grammars)
+        for row, error in errors.items():
+            request = self.table.request(slots[row])
+            self.abort(request.id)
+            self.counters.finished += 1
+            self._notices.failures.append(Failure(request.client, request.id, error.code, error.message))
+
+    def take_notices(self) -> StepOutput | None:
+        """Failures and acceptances since the last output of a step; None: there are none."""
+        notices = self._notices
+        if not (notices.failures or notices.accepted):
+            return None
+        self._notices = StepOutput.without_tokens([], [])
+        return notices
+
+    def wait_for_grammars(self, seconds: float) -> None:
+        """Wait until a grammar is compiled, up to this time; only if requests wait for that."""
+        if self._compiling and self._grammars is not None:
+            self._grammars.wait(seconds)
+
+    def _queue_compiled(self, grammars: GrammarThreads) -> None:
+        """Queue the requests whose grammars are compiled; others fail."""
+        while grammars.finished:
+            request, compiled = grammars.finished.popleft()
+            if self._compiling.get(request.id) is not request:
+                # It was aborted.
+                continue
+            del self._compiling[request.id]
+            if (error := compiled.exception()) is None:
+                request.constraint = compiled.result()
+                self.queue.push(request)
+                self._notices.accepted.append((request.client, request.id))
+                continue
+            del self._unfinished[request.id]
+            code = error.code if isinstance(error, CodedError) else "grammar_failed"
+            self._notices.failures.append(Failure(request.client, request.id, code, describe(error)))
 
     def _started(self, done: Completed) -> dict[int, tuple[float, float]]:
         """`StepOutput.started` of the rows with first tokens."""

@@ -86,7 +86,7 @@ def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
     for name in ("queue_times", "step_sizes"):
         reported[name] = tuple(reported[name])
     return Status(
-        waiting=len(scheduler.queue),
+        waiting=scheduler.num_waiting,
         running=scheduler.table.num_in_use,
         used_pages=scheduler.config.num_pages - scheduler.pages.available,
         num_pages=scheduler.config.num_pages,
@@ -118,11 +118,12 @@ def _handle_message(loop: StepLoop, clients: Clients, number: int, message: ToSc
                     return
                 message = msgspec.structs.replace(message, remaining_ms=remaining_ms)
             try:
-                loop.scheduler.submit(message, number)
+                is_queued = loop.scheduler.submit(message, number)
             except RequestError as error:
                 clients.send(number, Failed(message.id, error.code, error.message))
             else:
-                clients.send(number, Ack(message.id))
+                if is_queued:
+                    clients.send(number, Ack(message.id))
         case Abort():
             loop.scheduler.abort(message.id)
         case Flush():

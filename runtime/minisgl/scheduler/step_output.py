@@ -9,7 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.errors import CodedError
-from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, PromptLogprobs, TokenLogprobs
+from minisgl.wire.messages import (
+    QUEUE_TIME_EDGES,
+    REQUEST_ID_BYTES,
+    STEP_TOKENS_EDGES,
+    PromptLogprobs,
+    TokenLogprobs,
+)
 from minisgl.wire.plan import IntArray
 
 DEADLINE_EXCEEDED_MESSAGE: Final = "the deadline of the request passed before its answer was complete"
@@ -46,6 +52,15 @@ class StepOutput(msgspec.Struct, frozen=True):
     """First tokens by row: seconds in the queue, and the time of admission on the scheduler's clock."""
     preemptions: dict[int, int] = {}
     """First tokens behind a preemption by row: number of preemptions of the request so far."""
+    accepted: list[tuple[int, bytes]] = []
+    """Client and id of requests that are queued since their grammars are compiled."""
+
+    @staticmethod
+    def without_tokens(failures: list[Failure], accepted: list[tuple[int, bytes]]) -> StepOutput:
+        """Messages for clients while no step is completed."""
+        none = np.empty(0, np.int32)
+        ids = np.empty(0, f"V{REQUEST_ID_BYTES}")
+        return StepOutput(ids, none, none, none, np.empty(0, np.uint8), none, failures, accepted=accepted)
 
 
 class Counters(msgspec.Struct):

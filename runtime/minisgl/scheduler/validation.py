@@ -24,6 +24,9 @@ MAX_PENALTY: Final = 1e4
 """Far above useful values, and with the longest answer still far below the maximum of float32."""
 REPETITION_RANGE: Final = (1e-3, 1e3)
 MAX_SALT_BYTES: Final = 1024
+MAX_GRAMMAR_CHARACTERS: Final = 4 << 20
+MAX_BAD_WORDS: Final = 1024
+MAX_BAD_WORD_TOKENS: Final = 1024
 
 
 def request_from_submit(message: Submit, *, client: int, arrival: int, now: float, config: SchedulerConfig) -> Request:
@@ -46,6 +49,7 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
         raise _invalid(f"cache_salt has more than {MAX_SALT_BYTES} bytes")
     params = message.params
     _check_params(params, message.max_tokens, config)
+    _check_constraint(message, config)
     # A request that resumes behind an earlier output has already received the log-probabilities of its prompt.
     reports_prompt = params.prompt_logprobs is not None and not message.output
     return Request(
@@ -95,6 +99,23 @@ def _check_params(params: SamplingParams, max_tokens: int, config: SchedulerConf
         _check_vocabulary("logit_bias", params.logit_bias, config)
     if not 0 <= params.min_tokens <= max_tokens:
         raise _invalid("min_tokens is negative or above max_tokens")
+
+
+def _check_constraint(message: Submit, config: SchedulerConfig) -> None:
+    if len(message.grammar) > MAX_GRAMMAR_CHARACTERS:
+        raise _invalid(f"the grammar has more than {MAX_GRAMMAR_CHARACTERS} characters")
+    if message.allowed_token_ids:
+        _check_vocabulary("allowed_token_ids", message.allowed_token_ids, config)
+    if len(message.bad_words) > MAX_BAD_WORDS:
+        raise _invalid(f"bad_words has {len(message.bad_words)} entries; the limit is {MAX_BAD_WORDS}")
+    for word in message.bad_words:
+        if not 0 < len(word) <= MAX_BAD_WORD_TOKENS:
+            raise _invalid(f"an entry of bad_words has {len(word)} tokens; it must have 1..{MAX_BAD_WORD_TOKENS}")
+        _check_vocabulary("bad_words", word, config)
+    if (thinking := message.thinking) is not None:
+        if not thinking.start or not thinking.end or thinking.budget < -1:
+            raise _invalid("thinking needs both markers, and a budget of at least 0 or none")
+        _check_vocabulary("thinking", (*thinking.start, *thinking.end), config)
 
 
 def _check_vocabulary(name: str, tokens: Collection[int], config: SchedulerConfig) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 from minisgl.wire.plan import FloatArray, IntArray, PlanError
 
 _HEADER: Final = 13
+_LATE: Final = 1 << 30
+"""Bit of a header's slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class RowLogitsProcessors:
     """Empty where neither penalties nor log-probabilities of the prompt need it."""
     output: IntArray
     """Tokens generated before the row joined; empty where no penalty needs them."""
+    late: bool = False
+    """The tokens of the row are sampled under masks, which depend on the token before: `Engine.settle`."""
 
     @property
     def penalized(self) -> bool:
@@ -51,7 +55,7 @@ class RowLogitsProcessors:
         """The row as int32 numbers; rows are concatenated to `StepPlan.logits_processors`."""
         floats = np.array((self.repetition, self.frequency, self.presence), np.float32).view(np.int32)
         header = (
-            self.slot,
+            self.slot | _LATE * self.late,
             self.prompt_length,
             *floats.tolist(),
             self.min_tokens,
@@ -75,8 +79,10 @@ def decode_logits_processors(encoded: IntArray) -> list[RowLogitsProcessors]:
         sizes = (masked, bias, bias, prompt, output)
         if min(sizes) < 0 or _HEADER + sum(sizes) > len(encoded):
             raise PlanError("the sizes of a plan's logits processors do not add up to their length")
-        fields: list[Any] = [*header[:2].tolist(), *header[2:5].view(np.float32).tolist(), *header[5:9].tolist()]
+        slot, prompt_length = header[:2].tolist()
+        fields: list[Any] = [slot & ~_LATE, prompt_length]
+        fields += *header[2:5].view(np.float32).tolist(), *header[5:9].tolist()
         masked_ids, bias_ids, biases, *history, encoded = np.split(encoded[_HEADER:], np.cumsum(sizes))
-        fields += masked_ids, bias_ids, biases.view(np.float32), *history
+        fields += masked_ids, bias_ids, biases.view(np.float32), *history, slot & _LATE != 0
         rows.append(RowLogitsProcessors(*fields))
     return rows

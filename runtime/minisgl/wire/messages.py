@@ -181,6 +181,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """File name → sha256 of each tokenizer file; frontends must use the same files."""
 
 
+GRAMMAR: Final = "grammar"
+"""Feature of engines that constrain answers, see `Welcome.features`."""
+
+
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """Answer to Hello. `epoch` orders engine starts: boot time of the launcher in ms, then a counter."""
 

@@ -1,4 +1,5 @@
-"""Penalties, biases, minimum lengths and log-probabilities, against transformers' logits and the definition."""
+"""Penalties, biases, minimum lengths, constraints and log-probabilities, against transformers' logits and the
+definition."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import EngineLimits, EngineStats
-from minisgl.wire.messages import Submit
-from minisgl.wire.plan import StepPlan, StepResult
+from minisgl.wire.messages import Submit, Thinking
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from support.constrained import ToyGrammar
 from support.numerics.logits_processors import Model, Serving, assert_same, submit
 
 PROMPT = np.random.default_rng(5).integers(3, 500, 11).tolist() * 2
@@ -67,6 +69,19 @@ def requests(model: Model, plain: list[int]) -> list[Submit]:
         {"logprobs": 5, "ignore_eos": True, "min_tokens": 4},
         {"prompt_logprobs": 0},
         {"prompt_logprobs": 3, "logprobs": 1, "presence_penalty": 1.5, "min_tokens": 2},
+        {"allowed_token_ids": tuple(range(3, 500, 5)), "temperature": 0.8, "seed": 5, "top_p": 0.9, "logprobs": 2},
+        {"bad_words": ((plain[0],), (plain[1],), (plain[2], plain[3]))},
+        {"grammar": ToyGrammar(factor=3, length=60, least=60).text},
+        {
+            "grammar": ToyGrammar(factor=7, length=60, least=2).text,
+            **{"temperature": 1.2, "seed": 6, "min_p": 0.01, "repetition_penalty": 1.5, "min_tokens": 8, "logprobs": 1},
+        },
+        {"grammar": ToyGrammar(factor=5, length=60, least=2).text, "temperature": 0.8, "seed": 7, "top_k": 9},
+        {
+            "thinking": Thinking(start=(70,), end=(71, 72), is_open=True, budget=3),
+            "grammar": ToyGrammar(factor=2, length=60, least=60).text,
+            **{"logit_bias": {73: 1.5}, "prompt_logprobs": 1, "frequency_penalty": 0.3},
+        },
     ]
     return [submit(PROMPT, **each) for each in fields]
 
@@ -163,6 +178,12 @@ class _Pair:
 
     def launch(self, plan: StepPlan) -> list[Any]:
         return [rank.launch(StepPlan.decode(plan.encode())) for rank in self._ranks]
+
+    def mask_memory(self, rows: int) -> IntArray:
+        return self._ranks[0].mask_memory(rows)
+
+    def settle(self, handle: list[Any], masks: IntArray) -> None:
+        self._ranks[0].settle(handle[0], masks)
 
     def collect(self, handle: list[Any]) -> StepResult:
         first, second = (rank.collect(one) for rank, one in zip(self._ranks, handle, strict=True))

@@ -6,6 +6,7 @@ and every answer equal to that of the undisturbed run.
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,12 +15,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from minisgl.scheduler import shared_prefixes, token_budget
+from minisgl.wire.messages import Thinking
 from minisgl.wire.plan import StepPlan
-from support.scheduling import Answer, Harness
+from support.constrained import ToyGrammar, allowed_tokens
+from support.scheduling import EOS, VOCAB, Answer, Harness
 
 # Limits that small tests reach; the hash model checks every group of a plan.
 SMALL_GROUPS = {"MIN_GROUP_ROWS": 2, "MIN_SAVED_TOKENS": 1, "MIN_SAVED_SHARE": 0.0}
 SMALL_CHUNKS = {"LEAST_TOKENS": 2, "LEAST_CHUNK": 1}
+WRONG = ToyGrammar(factor=1, length=1, least=0, valid=False)
+CONSTRAINTS: list[dict[str, Any]] = [
+    {"grammar": ToyGrammar(factor=2, length=20, least=8).text},
+    {"grammar": ToyGrammar(factor=7, length=3, least=3).text, "min_tokens": 1},
+    {"grammar": ToyGrammar(factor=5, length=9, least=2).text, "allowed_token_ids": tuple(range(0, 90, 2))},
+    {
+        "grammar": ToyGrammar(factor=3, length=4, least=2).text,
+        "thinking": Thinking(start=(50,), end=(60, 61), is_open=True, budget=3),
+    },
+    {"grammar": WRONG.text},
+    {"thinking": Thinking(start=(50,), end=(60,), is_open=True, budget=2)},
+    {"allowed_token_ids": (1, 2, 7), "bad_words": ((1, 2), (2, 1), (1, 1))},
+    # May end in a contradiction.
+    {"allowed_token_ids": (1, 2), "bad_words": ((1, 2), (2, 1), (2, 2), (7,), (11,))},
+]
 
 
 def step_seconds(plan: StepPlan) -> float:
@@ -89,6 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs=st.sampled_from([-1, -1, -1, 0, 1]),
         salt=st.sampled_from([b"", b"", b"a", b"b"]),
         stream=st.booleans(),
+        constraint=st.sampled_from([{}, {}, *CONSTRAINTS]),
     )
     def arrive(
         self,
@@ -104,6 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt_logprobs: int,
         salt: bytes,
         stream: bool,
+        constraint: dict[str, Any],
     ) -> None:
         self.harness.submit(
             [*self.prefixes[prefix % len(self.prefixes)], *own],
@@ -117,7 +137,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt_logprobs=prompt_logprobs,
             cache_salt=salt,
             stream=stream,
+            **constraint,
         )
+
+    @rule(count=st.integers(1, 3))
+    def compile(self, count: int) -> None:
+        self.harness.grammars.compile(count)
 
     @rule(data=st.data())
     @precondition(lambda self: self.harness.answers)
@@ -141,7 +166,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.ended.add(failure.id)
 
     def _open(self, answer: Answer) -> bool:
-        return answer.finish is None and answer.submit.id not in self.ended
+        if answer.finish is not None or answer.failure is not None or answer.submit.id in self.ended:
+            return False
+        # It may have failed already: its client is told with the next step.
+        return all(failure.id != answer.submit.id for failure in self.harness.scheduler._notices.failures)
 
     def teardown(self) -> None:
         try:
@@ -157,13 +185,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.harness.check_idle()
         for answer in self.harness.answers.values():
             expected = answer.expected()
-            if answer.submit.id in self.ended and answer.finish is None:
+            if answer.failure is not None and answer.submit.id not in self.ended:
+                self._check_failure(answer, expected)
+            elif answer.submit.id in self.ended and answer.finish is None:
                 assert answer.tokens == expected[: len(answer.tokens)]
             else:
                 assert answer.tokens == expected
                 assert answer.finish == ("length" if len(expected) == answer.submit.max_tokens else "stop") or (
                     answer.finish == "stop" and len(expected) == answer.submit.max_tokens
                 )
+
+    def _check_failure(self, answer: Answer, expected: list[int]) -> None:
+        """The only failures are those of constraints that cannot be satisfied."""
+        assert answer.failure is not None
+        if answer.failure.code == "invalid_grammar":
+            assert answer.submit.grammar == WRONG.text and not answer.tokens
+        else:
+            assert answer.failure.code == "no_allowed_token" and answer.tokens == expected
+            assert not allowed_tokens(answer.submit, expected, VOCAB, EOS)
 
 
 SchedulerMachine.TestCase.settings = settings(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from minisgl.config import MAX_RUNNING
 from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
 from minisgl.wire.plan import PlanError
 
@@ -20,7 +21,7 @@ LISTS = hnp.arrays(np.int32, st.integers(0, 4))
 def processors(draw: st.DrawFn) -> RowLogitsProcessors:
     bias = draw(LISTS)
     return RowLogitsProcessors(
-        slot=draw(INTS),
+        slot=draw(st.integers(0, MAX_RUNNING)),
         prompt_length=draw(INTS),
         repetition=draw(FLOATS),
         frequency=draw(FLOATS),
@@ -34,6 +35,7 @@ def processors(draw: st.DrawFn) -> RowLogitsProcessors:
         bias_values=draw(hnp.arrays(np.float32, len(bias), elements=FLOATS)),
         prompt=draw(LISTS),
         output=draw(LISTS),
+        late=draw(st.booleans()),
     )
 
 

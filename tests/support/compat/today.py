@@ -143,6 +143,8 @@ def _encode_row(values: dict[str, Any]) -> IntArray:
 def _decode_plan(frame: bytes) -> dict[str, Any]:
     plan = StepPlan.decode(frame)
     rows = [asdict(row) for row in decode_logits_processors(plan.logits_processors)]
+    # A bit of the slot, which version 0.1.0 never sets.
+    assert not any(row.pop("late") for row in rows)
     groups = decode_prefixes(plan.shared_prefixes, len(plan.decode_slots))
     return {
         "epoch": plan.epoch,

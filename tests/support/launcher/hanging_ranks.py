@@ -28,7 +28,7 @@ from minisgl.launcher import roles, serve
 from minisgl.launcher.child import Control
 from minisgl.launcher.process import ProcessSpec
 from minisgl.replica import epoch
-from minisgl.wire.plan import StepPlan, StepResult
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
 
 DIRECTORY: Final = "HANGS"
 
@@ -52,6 +52,12 @@ class HangingEngine:
             _launch_endless_kernel(self._engine)
         self._deserted |= self._is_due("desert")
         return plan.step if self._deserted else self._engine.launch(plan)
+
+    def mask_memory(self, rows: int) -> IntArray:
+        return self._engine.mask_memory(rows)
+
+    def settle(self, handle: Any, masks: IntArray) -> None:
+        self._engine.settle(handle, masks)
 
     def collect(self, handle: Any) -> StepResult:
         if self._is_due("collect"):

@@ -8,13 +8,13 @@ token itself; a prompt token's comes from the KV before it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
-from minisgl.wire.plan import LogprobColumns, PromptLogprobPart, RowLogprobs, StepPlan, StepResult
+from minisgl.wire.plan import IntArray, LogprobColumns, PromptLogprobPart, RowLogprobs, StepPlan, StepResult
 from minisgl.wire.shared_prefixes import decode_prefixes
 
 MASK = (1 << 64) - 1
@@ -30,11 +30,11 @@ def mix(a: int, b: int) -> int:
     return z ^ (z >> 31)
 
 
-def next_token(kv: np.ndarray, seed: int, position: int, vocab_size: int) -> int:
+def next_token(kv: np.ndarray, seed: int, position: int, allowed: Collection[int]) -> int:
     """`kv` [position] uint64: what attention reads for the token at `position`."""
     weights = np.arange(1, len(kv) + 1, dtype=np.uint64) | np.uint64(1)
     digest = int((kv * weights).sum(dtype=np.uint64))
-    return mix(mix(digest, seed & MASK), position) % vocab_size
+    return sorted(allowed)[mix(mix(digest, seed & MASK), position) % len(allowed)]
 
 
 def prompt_scores(prompt: list[int]) -> list[float]:
@@ -52,14 +52,25 @@ def columns(chosen: list[float], tops: int) -> LogprobColumns:
     return LogprobColumns(np.array(chosen, np.float32), ids, ids.astype(np.float32))
 
 
-def reference(prompt: list[int], seed: int, max_tokens: int, vocab_size: int, eos: set[int]) -> list[int]:
-    """The answer of an undisturbed run; ends with the EOS token if there was one."""
+def reference(
+    prompt: list[int],
+    seed: int,
+    max_tokens: int,
+    vocab_size: int,
+    eos: set[int],
+    allowed_after: Callable[[list[int]], Collection[int]] | None = None,
+) -> list[int]:
+    """The answer of an undisturbed run; ends with the EOS token if there was one, and before a token for which nothing
+    is allowed. `allowed_after`: tokens that may follow an answer so far."""
     kv: list[int] = []
     for token in prompt:
         kv.append(mix(kv[-1] if kv else START, token))
     answer: list[int] = []
     while len(answer) < max_tokens:
-        token = next_token(np.array(kv, np.uint64), seed, len(kv), vocab_size)
+        allowed = range(vocab_size) if allowed_after is None else allowed_after(answer)
+        if not allowed:
+            break
+        token = next_token(np.array(kv, np.uint64), seed, len(kv), allowed)
         answer.append(token)
         if token in eos:
             break
@@ -85,15 +96,31 @@ class KvEngine:
         self.fail_logits_of: set[int] = set()
         """Slots whose logits are not finite in the next executed step."""
         self._queue: deque[StepPlan] = deque()
+        self._masks: dict[int, IntArray] = {}
+        """Masks of settled steps."""
+        self.settled_rows = 0
 
     def launch(self, plan: StepPlan) -> StepPlan:
         assert len(self._queue) < 2, "at most two launched plans are not collected yet"
+        assert not self._queue or self._is_settled(self._queue[-1]), "a step is launched behind one that is not settled"
         decoded = StepPlan.decode(plan.encode())
         self.log.append(("launch", plan.step))
         self._queue.append(decoded)
         return decoded
 
+    def mask_memory(self, rows: int) -> IntArray:
+        return np.full((rows, -(-self.limits.vocab_size // 32)), 0x5A5A5A5A, np.int32)
+
+    def settle(self, handle: StepPlan, masks: IntArray) -> None:
+        assert self._queue[-1] is handle and handle.step not in self._masks
+        late = self._late_rows(handle)
+        assert late and masks.shape == (len(late), -(-self.limits.vocab_size // 32))
+        self.log.append(("settle", handle.step))
+        self._masks[handle.step] = masks.copy()
+        self.settled_rows += len(late)
+
     def collect(self, handle: StepPlan) -> StepResult:
+        assert self._is_settled(handle), "a late step is collected before it is settled"
         assert self._queue.popleft() is handle
         self.log.append(("collect", handle.step))
         tokens = self._execute(handle)
@@ -123,6 +150,19 @@ class KvEngine:
                 scores = [float(int(self.kv[self._address(slot, i - 1)]) % 1000) for i in range(first, end)]
                 yield PromptLogprobPart(slot, first, columns(scores, row.prompt_logprobs))
 
+    def _late_rows(self, plan: StepPlan) -> list[int]:
+        """Slots of the late rows that a launched step samples."""
+        late = {slot: row.late for slot, row in self.processors.items()}
+        for launched in self._queue:
+            late.update(dict.fromkeys(launched.new_rows[0].tolist(), False))
+            late.update((row.slot, row.late) for row in decode_logits_processors(launched.logits_processors))
+            if launched is plan:
+                break
+        return [slot for slot in plan.sampled_slots.tolist() if late.get(slot)]
+
+    def _is_settled(self, plan: StepPlan) -> bool:
+        return plan.step in self._masks or not self._late_rows(plan)
+
     def _execute(self, plan: StepPlan) -> np.ndarray:
         for slot in plan.new_rows[0].tolist():
             self.processors.pop(slot, None)
@@ -134,12 +174,14 @@ class KvEngine:
         self.page_table[slots, index] = pages
 
         self._check_prefixes(plan)
+        late = [slot for slot in plan.sampled_slots.tolist() if slot in self.processors and self.processors[slot].late]
+        masks = dict(zip(late, self._masks.pop(plan.step, []), strict=True))
 
         tokens: list[int] = []
         for slot, position in zip(plan.decode_slots.tolist(), plan.decode_positions.tolist(), strict=True):
             assert self.last_token[slot] >= 0, "a row decodes before it has a token"
             self._store(slot, position, int(self.last_token[slot]))
-            tokens.append(self._sample(slot, position + 1))
+            tokens.append(self._sample(slot, position + 1, masks))
         offset = 0
         for slot, start, length, sample in zip(
             plan.prefill_slots.tolist(),
@@ -152,7 +194,7 @@ class KvEngine:
                 self._store(slot, position, int(plan.prefill_tokens[offset]))
                 offset += 1
             if sample:
-                tokens.append(self._sample(slot, start + length))
+                tokens.append(self._sample(slot, start + length, masks))
         self.stats.count(plan)
         self.fail_logits_of.clear()
         return np.array(tokens, np.int32)
@@ -173,10 +215,16 @@ class KvEngine:
         page, offset = divmod(position, self.limits.page_size)
         return int(self.page_table[slot, page]), offset
 
-    def _sample(self, slot: int, position: int) -> int:
+    def _sample(self, slot: int, position: int, masks: dict[int, IntArray]) -> int:
         positions = np.arange(position)
         kv = self.kv[self.page_table[slot, positions // self.limits.page_size], positions % self.limits.page_size]
-        token = next_token(kv, int(self.seeds[slot]), position, self.limits.vocab_size)
+        allowed: Collection[int] = range(self.limits.vocab_size)
+        if slot in masks:
+            bits = np.unpackbits(masks[slot].view(np.uint8), bitorder="little")
+            assert not bits[self.limits.vocab_size :].any()
+            allowed = np.flatnonzero(bits).tolist()
+            assert allowed, "a mask allows nothing"
+        token = next_token(kv, int(self.seeds[slot]), position, allowed)
         if slot in self.fail_logits_of:
             return -1
         self.last_token[slot] = token

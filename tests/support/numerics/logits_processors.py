@@ -1,5 +1,5 @@
-"""Requests with penalties, biases, minimum lengths and log-probabilities: answers computed from transformers' logits,
-and answers of a scheduler with a real engine."""
+"""Requests with penalties, biases, minimum lengths, constraints and log-probabilities: answers computed from
+transformers' logits, and answers of a scheduler with a real engine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,11 +17,14 @@ from minisgl.config import EngineConfig
 from minisgl.engine.interface import Engine
 from minisgl.kernels.sample import sample
 from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
+from minisgl.scheduler.compiling import GrammarThreads
+from minisgl.scheduler.constraints import is_constrained
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
+from support.constrained import ToyGrammars, allowed_tokens
 from support.kernels.sampling import sampling_rows
 from support.scheduler_audit import check
 
@@ -93,7 +97,7 @@ def defined_answer(request: Submit, logits_after: Callable[[list[int]], torch.Te
     ends = set(request.stop_token_ids) | (set() if request.ignore_eos else eos)
     while answer.finish is None:
         raw = logits_after(answer.tokens)
-        logits = _controlled(raw, request, prompt, answer.tokens, ends)
+        logits = _controlled(raw, request, prompt, answer.tokens, ends, eos)
         token = _sample(logits, request, len(prompt) + len(answer.tokens))
         if request.logprobs >= 0:
             _score(raw, token, request.logprobs, answer.scores)
@@ -106,10 +110,10 @@ def defined_answer(request: Submit, logits_after: Callable[[list[int]], torch.Te
 
 
 def _controlled(
-    raw: torch.Tensor, request: Submit, prompt: list[int], output: list[int], ends: set[int]
+    raw: torch.Tensor, request: Submit, prompt: list[int], output: list[int], ends: set[int], eos: set[int]
 ) -> torch.Tensor:
     logits = raw.tolist()
-    if len(output) < request.min_tokens:
+    if len(output) < request.min_tokens and not is_constrained(request):
         for token in ends:
             logits[token] = -1e30
     for token, bias in request.logit_bias.items():
@@ -119,6 +123,9 @@ def _controlled(
         logits[token] = value / request.repetition_penalty if value > 0 else value * request.repetition_penalty
     for token in set(output):
         logits[token] -= request.frequency_penalty * output.count(token) + request.presence_penalty
+    if is_constrained(request):
+        allowed = allowed_tokens(request, output, len(logits), eos)
+        logits = [logit if token in allowed else -1e30 for token, logit in enumerate(logits)]
     return torch.tensor(logits)
 
 
@@ -159,7 +166,8 @@ class Serving:
                     audit=True,
                 ),
                 engine.limits,
-            )
+            ),
+            grammars=cast(GrammarThreads, ToyGrammars(engine.limits.vocab_size, at_once=True)),
         )
         self._loop = StepLoop(self.scheduler, engine)
 

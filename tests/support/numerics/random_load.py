@@ -97,6 +97,12 @@ class _Audited:
             self._free[plan.step] = np.flatnonzero(self._scheduler.pages.pool.owner == Owner.FREE).astype(np.int32)
         return self._engine.launch(plan)
 
+    def mask_memory(self, rows: int) -> IntArray:
+        return self._engine.mask_memory(rows)
+
+    def settle(self, handle: Any, masks: IntArray) -> None:
+        self._engine.settle(handle, masks)
+
     def collect(self, handle: Any) -> Any:
         return self._engine.collect(handle)
 

@@ -77,6 +77,12 @@ class Witness:
         self._to_audit[plan.step] = np.flatnonzero(self._unowned).astype(np.int32)
         return self._engine.launch(plan)
 
+    def mask_memory(self, rows: int) -> IntArray:
+        return self._engine.mask_memory(rows)
+
+    def settle(self, handle: Any, masks: IntArray) -> None:
+        self._engine.settle(handle, masks)
+
     def collect(self, handle: Any) -> StepResult:
         result = self._engine.collect(handle)
         self._to_audit.pop(result.step, None)

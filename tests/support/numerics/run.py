@@ -100,6 +100,12 @@ class Observer:
         self._note(plan)
         return self._engine.launch(plan)
 
+    def mask_memory(self, rows: int) -> IntArray:
+        return self._engine.mask_memory(rows)
+
+    def settle(self, handle: Any, masks: IntArray) -> None:
+        self._engine.settle(handle, masks)
+
     def collect(self, handle: Any) -> StepResult:
         result = self._engine.collect(handle)
         self._outcome.log.append(("collect", result.step))
@@ -283,6 +289,12 @@ class _NoModel:
 
     def launch(self, plan: StepPlan) -> StepPlan:
         return plan
+
+    def mask_memory(self, rows: int) -> IntArray:
+        raise AssertionError("the requests have no constraints")
+
+    def settle(self, handle: StepPlan, masks: IntArray) -> None:
+        raise AssertionError("the requests have no constraints")
 
     def collect(self, handle: StepPlan) -> StepResult:
         rows = np.arange(len(handle.sampled_slots), dtype=np.int32)

@@ -1,0 +1,186 @@
+"""What single requests may generate next: grammar, reasoning, allowed tokens and bad words, as one mask per row.
+
+The device applies the masks, before top-k, top-p and min-p. Rows with a constraint are late: their masks depend on the
+token before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from minisgl.errors import CodedError
+from minisgl.scheduler.reasoning import Reasoning
+from minisgl.wire.messages import Submit
+from minisgl.wire.plan import IntArray
+
+if TYPE_CHECKING:
+    # Processes that only read configurations do not need llguidance.
+    from minisgl.grammar.grammars import Grammars
+    from minisgl.grammar.matcher import Matcher
+
+
+class ConstraintError(CodedError):
+    """A request cannot continue under its constraint."""
+
+
+class Vocabulary:
+    """Token ids of a model, as masks need them."""
+
+    def __init__(self, size: int, eos_ids: Sequence[int]) -> None:
+        self.words = -(-size // 32)
+        self.eos_ids = frozenset(token for token in eos_ids if 0 <= token < size)
+        self.eos = self.mask(self.eos_ids)
+        self.all = self.mask(range(size))
+
+    def mask(self, tokens: Collection[int]) -> IntArray:
+        """Mask [words] that allows `tokens`."""
+        ids = np.fromiter(tokens, np.int64, len(tokens))
+        mask = np.zeros(self.words, np.uint32)
+        np.bitwise_or.at(mask, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+        return mask.view(np.int32)
+
+
+def is_constrained(message: Submit) -> bool:
+    """True when masks depend on the tokens of a request."""
+    has_budget = message.thinking is not None and message.thinking.budget >= 0
+    return bool(message.grammar or has_budget or message.allowed_token_ids or message.bad_words)
+
+
+class Constraint:
+    """Constraint of one request, behind the tokens that it has generated.
+
+    EOS and stop tokens that `min_tokens` or `ignore_eos` rule out are allowed nevertheless where nothing else is.
+    """
+
+    def __init__(self, message: Submit, vocabulary: Vocabulary, matcher: Matcher | None) -> None:
+        """`matcher`: of the message's grammar, at its beginning; None without one. `Submit.output` is not consumed."""
+        self.matcher = matcher
+        thinking = message.thinking
+        self._reasoning = None if thinking is None else Reasoning(thinking, once=matcher is not None)
+        self._vocabulary = vocabulary
+        self._ignores_eos = message.ignore_eos and matcher is not None
+        self._min_tokens = message.min_tokens
+        stop_ids = frozenset(message.stop_token_ids)
+        keeps_eos = matcher is not None or not message.ignore_eos
+        ends = stop_ids | vocabulary.eos_ids if keeps_eos else stop_ids
+        self._ends = vocabulary.mask(ends)
+        self._stop_ids = vocabulary.mask(stop_ids) if stop_ids and matcher is not None else None
+        self._allowed = _allowed(message, ends, vocabulary)
+        self._bad_words = [(word[:-1], vocabulary.mask(word[-1:])) for word in message.bad_words if len(word) > 1]
+        self._longest = max((len(start) for start, _ in self._bad_words), default=0)
+        self._last: tuple[int, ...] = ()
+        """Last tokens, as many as bad words need."""
+        self._count = 0
+        """Generated tokens."""
+        self._classify()
+
+    def _classify(self) -> None:
+        reasoning = self._reasoning
+        within = reasoning is not None and (reasoning.is_open or reasoning.forced is not None)
+        self.follows_grammar = self.matcher is not None and not within
+        """The next token must continue the grammar."""
+        self.restricts = (
+            self._allowed is not None
+            or bool(self._bad_words)
+            or self._count < self._min_tokens
+            or (self.follows_grammar and (self._ignores_eos or self._stop_ids is not None))
+            or (reasoning is not None and (reasoning.forced is not None or reasoning.opener is not None))
+        )
+        """`restrict` has to complete the next mask."""
+
+    def consume(self, token: int) -> bool:
+        """Advance by a generated token that did not end the request. True: it ends the answer nevertheless. Raises
+        ConstraintError when the grammar does not allow it."""
+        matcher = self.matcher
+        if self._reasoning is not None and self._reasoning.consume(token):
+            matcher = None
+        ended = False
+        if matcher is not None:
+            # Only `ignore_eos` lets an EOS come here.
+            ended = token in self._vocabulary.eos_ids and matcher.can_end
+            if not ended and not matcher.consume(token):
+                raise ConstraintError("grammar_failed", f"the grammar does not allow token {token}, which was sampled")
+        self._count += 1
+        if self._longest:
+            self._last = (*self._last, token)[-self._longest :]
+        if self.restricts or self._reasoning is not None:
+            self._classify()
+        return ended
+
+    def restrict(self, mask: IntArray) -> bool:
+        """Complete the mask [words] of the next token, which is that of the grammar or allows all tokens. False: it
+        allows none."""
+        reasoning, vocabulary = self._reasoning, self._vocabulary
+        if reasoning is not None:
+            if (forced := reasoning.forced) is not None:
+                mask[:] = vocabulary.mask((forced,))
+                return True
+            if (opener := reasoning.opener) is not None:
+                mask |= vocabulary.mask((opener,))
+        if self.follows_grammar and self._stop_ids is not None and (mask & vocabulary.eos).any():
+            mask |= self._stop_ids
+        if self._allowed is not None:
+            mask &= self._allowed
+        for start, last in self._bad_words:
+            if self._last[len(self._last) - len(start) :] == start:
+                mask &= ~last
+        if self._count < self._min_tokens:
+            _remove(mask, self._ends)
+        elif self._ignores_eos and self.follows_grammar:
+            _remove(mask, vocabulary.eos)
+        return bool(mask.any())
+
+
+def fill_masks(
+    constraints: Sequence[Constraint | None], masks: IntArray, vocabulary: Vocabulary, grammars: Grammars | None
+) -> dict[int, ConstraintError]:
+    """Write the mask of each constraint into its row of `masks` [len(constraints), words]; None allows all tokens.
+    Returns the errors by row, whose masks then allow all tokens."""
+    matchers: list[tuple[Matcher, int]] = []
+    restricting: list[int] = []
+    for row, constraint in enumerate(constraints):
+        if constraint is None:
+            masks[row] = vocabulary.all
+            continue
+        if constraint.follows_grammar:
+            assert constraint.matcher is not None
+            matchers.append((constraint.matcher, row))
+        else:
+            masks[row] = vocabulary.all
+        if constraint.restricts:
+            restricting.append(row)
+    errors: dict[int, ConstraintError] = {}
+    if matchers:
+        assert grammars is not None
+        failed = grammars.fill(matchers, masks)
+        errors = {row: ConstraintError(error.code, error.message) for row, error in failed.items()}
+    for row in restricting:
+        restricted = constraints[row]
+        assert restricted is not None
+        if row not in errors and not restricted.restrict(masks[row]):
+            errors[row] = ConstraintError(
+                "no_allowed_token",
+                "no token satisfies the request's grammar, allowed_token_ids and bad_words together; relax one of them",
+            )
+    for row in errors:
+        masks[row] = vocabulary.all
+    return errors
+
+
+def _allowed(message: Submit, ends: Collection[int], vocabulary: Vocabulary) -> IntArray | None:
+    """Mask of the tokens that `allowed_token_ids` and bad words of one token leave; None: all."""
+    bad = [word[0] for word in message.bad_words if len(word) == 1]
+    if not (message.allowed_token_ids or bad):
+        return None
+    mask = vocabulary.mask({*message.allowed_token_ids, *ends}) if message.allowed_token_ids else vocabulary.all
+    return mask & ~vocabulary.mask(bad)
+
+
+def _remove(mask: IntArray, tokens: IntArray) -> None:
+    """Take `tokens` out of a mask, unless nothing would remain."""
+    others = mask & ~tokens
+    if others.any():
+        mask[:] = others
