@@ -91,6 +91,7 @@ def _checked_after_decoding() -> dict[str, Schema]:
                 _not_both("thinking_budget", {"type": "integer"}, "thinking_token_budget", {"type": "integer"}),
                 _requires("top_logprobs", {"type": "integer"}, "logprobs", {"const": True}),
                 _requires("max_tokens", {"const": 0}, "max_completion_tokens", {"type": "integer"}),
+                _not_both("prompt_logprobs", {"type": "integer"}, "stream", {"const": True}),
                 _one_constraint(ChatBody),
             ],
         },
@@ -120,7 +121,13 @@ def _checked_after_decoding() -> dict[str, Schema]:
             "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
             "required": ["type", "text"],
         },
-        "CompletionBody": {"properties": {"prompt": _PROMPT}, **_one_constraint(CompletionBody)},
+        "CompletionBody": {
+            "properties": {"prompt": _PROMPT},
+            "allOf": [
+                _not_both("prompt_logprobs", {"type": "integer"}, "stream", {"const": True}),
+                _one_constraint(CompletionBody),
+            ],
+        },
         "NativeSampling": _one_constraint(NativeSampling),
         "StructuredOutputs": _one_constraint(StructuredOutputs),
         "NativeBody": {

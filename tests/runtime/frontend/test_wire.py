@@ -85,7 +85,8 @@ def test_a_complete_stream(stack: FrontendStack, connect: Callable[[], RawClient
         {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     ]
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in parsed[1:-2]) == "a\n\n\u2028🙂"
-    assert parsed[-2]["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
+    end = {"finish_reason": "stop", "stop_reason": None, "matched_stop": None}
+    assert parsed[-2]["choices"] == [{"index": 0, "delta": {}, "logprobs": None, **end}]
     assert parsed[-1]["choices"] == []
     assert parsed[-1]["usage"]["completion_tokens"] == len(ids("a\n\n\u2028🙂")) + 1
     assert all(chunk["usage"] is None for chunk in parsed[:-1])
@@ -104,7 +105,8 @@ def test_completion_chunks_without_usage(stack: FrontendStack, connect: Callable
     assert done == "[DONE]"
     parsed = [json.loads(chunk) for chunk in chunks]
     assert "".join(chunk["choices"][0]["text"] for chunk in parsed) == "ab"
-    assert parsed[-1]["choices"] == [{"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}]
+    end = {"finish_reason": "length", "stop_reason": None, "matched_stop": None}
+    assert parsed[-1]["choices"] == [{"index": 0, "text": "", "logprobs": None, **end}]
     assert all("usage" not in chunk and chunk["object"] == "text_completion" for chunk in parsed)
     client.close()
 

@@ -23,6 +23,7 @@ MAX_MESSAGES: Final = 2048
 
 _USE_TOOLS: Final = "replaced by `tools` and `tool_choice`; use these"
 _NO_LORA: Final = "adapters are not supported; merge the adapter into the checkpoint and serve that"
+_NO_LOGPROB_IDS: Final = "not supported; request the most likely tokens, and look for these among them"
 _NO_BEAMS: Final = "beam search is not supported; use `n` with a temperature above 0"
 
 Unsupported = Annotated[Any, supports()]
@@ -55,6 +56,11 @@ class Body(SamplingFields, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    logprob_token_ids: Annotated[Any, supports([], problem=_NO_LOGPROB_IDS)] = None
 
     # Accepted without effect.
     user: str | None = None

@@ -6,19 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from minisgl.frontend.generation.logprob_values import finite
+from minisgl.frontend.openai.token_fields import token_name
 from minisgl.wire.text import ScoredToken
 
 
-def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-    """`bytes` of all tokens, joined, are the content in UTF-8."""
+def chat_logprobs(tokens: Sequence[ScoredToken], as_ids: bool = False) -> dict[str, Any]:
+    """`bytes` of all tokens, joined, are the content in UTF-8. `as_ids`: tokens are named by their ids."""
     content = [
         {
-            "token": token.name.decode("utf-8", "replace"),
+            "token": token_name(token.name.decode("utf-8", "replace"), token.token_id, as_ids),
             "logprob": finite(token.logprob),
             "bytes": list(token.text),
             "top_logprobs": [
-                {"token": name.decode("utf-8", "replace"), "logprob": finite(logprob), "bytes": list(name)}
-                for name, logprob in token.top
+                {
+                    "token": token_name(name.decode("utf-8", "replace"), token_id, as_ids),
+                    "logprob": finite(logprob),
+                    "bytes": list(name),
+                }
+                for (name, logprob), token_id in zip(token.top, token.top_ids, strict=True)
             ],
         }
         for token in tokens
@@ -26,12 +31,13 @@ def chat_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+def completion_logprobs(tokens: Sequence[ScoredToken], as_ids: bool = False) -> dict[str, Any]:
+    """`as_ids`: tokens are named by their ids."""
     return {
         "text_offset": [token.offset for token in tokens],
         "token_logprobs": [finite(token.logprob) for token in tokens],
-        "tokens": [token_text(token.name) for token in tokens],
-        "top_logprobs": [_top_logprobs(token) for token in tokens],
+        "tokens": [token_name(token_text(token.name), token.token_id, as_ids) for token in tokens],
+        "top_logprobs": [_top_logprobs(token, as_ids) for token in tokens],
     }
 
 
@@ -43,12 +49,13 @@ def token_text(name: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in name)
 
 
-def _top_logprobs(token: ScoredToken) -> dict[str, float | None] | None:
+def _top_logprobs(token: ScoredToken, as_ids: bool) -> dict[str, float | None] | None:
     """Return the most likely tokens, and the token itself if it is not among them."""
     if token.logprob is None:
         return None
     top: dict[str, float | None] = {}
-    for name, logprob in (*token.top, (token.name, token.logprob)):
+    all_tops, ids = (*token.top, (token.name, token.logprob)), (*token.top_ids, token.token_id)
+    for (name, logprob), token_id in zip(all_tops, ids, strict=True):
         # Best first: of two tokens with the same text the more likely one stays.
-        top.setdefault(token_text(name), finite(logprob))
+        top.setdefault(token_name(token_text(name), token_id, as_ids), finite(logprob))
     return top

@@ -106,7 +106,10 @@ def _request(
     n = body.n or 1
     check_choices(prompts, n, max_tokens, "n", len(raw))
     check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("prompt_logprobs", "not available in streams; set `stream` to false")
     stream_options = body.stream_options or StreamOptions()
+    prompt_tops = [body.prompt_logprobs, logprobs if options.get("echo") else None]
     return GenerationRequest(
         model=body.model,
         prompts=prompts,
@@ -119,7 +122,7 @@ def _request(
             seed=body.seed,
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
             logprobs=logprobs,
-            prompt_logprobs=logprobs if options.get("echo") else None,
+            prompt_logprobs=max((tops for tops in prompt_tops if tops is not None), default=None),
         ),
         stream=bool(body.stream),
         format=OpenAIFormat(
@@ -128,12 +131,17 @@ def _request(
             scored=logprobs is not None,
             include_usage=bool(stream_options.include_usage),
             continuous_usage=bool(stream_options.include_usage and stream_options.continuous_usage_stats),
+            token_ids=bool(body.return_token_ids),
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            tops=logprobs,
+            prompt_tops=body.prompt_logprobs,
             **(format or {}),
         ),
         priority=body.priority or 0,
         timeout_seconds=body.timeout,
         cache_salt=body.cache_salt or "",
         **text_options(body),
+        return_token_ids=bool(body.return_token_ids),
         structured_output=constraint.output if constraint else None,
         structured_output_field=constraint.field if constraint else "",
         truncate_prompt_tokens=body.truncate_prompt_tokens,

@@ -4,7 +4,7 @@ once."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +13,7 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, error_event
 from minisgl.frontend.openai.logprobs import chat_logprobs, completion_logprobs
 from minisgl.frontend.openai.message_parts import full_tool_calls, reasoning_fields, streamed_tool_calls
+from minisgl.frontend.openai.token_fields import cut_tops, prompt_logprobs, stop_fields
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished, ScoredToken
 
@@ -39,6 +40,14 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
     """Reasoning is part of the response."""
     prefix: str = ""
     """Text before that of each answer of a chat."""
+    token_ids: bool = False
+    """Choices have the ids of their tokens, and the response those of the prompt."""
+    tokens_as_ids: bool = False
+    """`logprobs` name tokens by their ids."""
+    tops: int | None = None
+    """Number of most likely tokens in `logprobs`; None: all that were reported."""
+    prompt_tops: int | None = None
+    """Number of most likely tokens in `prompt_logprobs`; None: there are no log-probabilities of prompts."""
 
     def full(self, response_id: str, model: str, choices: Sequence[Delta]) -> bytes:
         chat = self.kind == "chat"
@@ -48,12 +57,25 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
                 **({"message": self.message(choice)} if chat else {"text": choice.text}),
                 "logprobs": self.logprobs(choice.scored),
                 "finish_reason": None if choice.finished is None else self.finish_reason(choice.finished),
+                **stop_fields(choice.finished),
+                **({"token_ids": choice.token_ids} if self.token_ids else {}),
+                **({} if chat else self.prompt_fields(choice)),
             }
             for choice in choices
         ]
         ends = [choice.finished for choice in choices if choice.finished is not None]
         header = self.header(response_id, model, "chat.completion" if chat else "text_completion")
-        return _json({**header, "choices": objects, "usage": self.usage(ends)})
+        prompt = self.prompt_fields(choices[0]) if chat else {}
+        return _json({**header, "choices": objects, "usage": self.usage(ends), **prompt})
+
+    def prompt_fields(self, choice: Delta) -> dict[str, Any]:
+        """Return the fields about the prompt of a whole choice."""
+        fields: dict[str, Any] = {}
+        if self.prompt_tops is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(choice, self.prompt_tops)
+        if self.token_ids:
+            fields["prompt_token_ids"] = choice.prompt_token_ids
+        return fields
 
     def message(self, choice: Delta) -> dict[str, Any]:
         """Return the message of a complete chat. `content` is null where the answer has nothing but tool calls."""
@@ -80,7 +102,10 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
     def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         if not self.scored:
             return None
-        return chat_logprobs(tokens) if self.kind == "chat" else completion_logprobs(tokens)
+        tokens = cut_tops(tokens, self.tops)
+        if self.kind == "chat":
+            return chat_logprobs(tokens, self.tokens_as_ids)
+        return completion_logprobs(tokens, self.tokens_as_ids)
 
     def usage(self, ends: Sequence[Finished]) -> dict[str, Any]:
         """Return the usage of finished choices. A prompt counts once, for any n."""
@@ -117,7 +142,7 @@ class OpenAIEvents:
         self._end = (b',"usage":null}' if format.include_usage else b"}") + b"\n\n"
         self._brace = b"}" if chat else b""
         self._after_text = self._brace + b',"logprobs":null,"finish_reason":null}]' + self._end
-        self._plain = not format.scored and not format.continuous_usage
+        self._plain = not format.scored and not format.continuous_usage and not format.token_ids
         self.text_event: Callable[[str], bytes] | None = (
             self._text_event if self._plain and len(self._tokens) == 1 else None
         )
@@ -133,22 +158,13 @@ class OpenAIEvents:
     def event(self, delta: Delta) -> bytes:
         """Render the new output of one choice: an event for each of its parts, and one for the end."""
         self._tokens[delta.index] = delta.tokens
+        if self._plain and delta.text and delta.finished is None and not delta.reasoning and not delta.tool_calls:
+            return self._text_event(delta.text, delta.index)
+        ids = self._new_ids(delta)
         parts = []
-        if delta.reasoning and self._format.reasoning:
-            parts.append(self._event(delta.index, {"delta": reasoning_fields(delta.reasoning)}, None))
-        if delta.text and self._plain:
-            parts.append(self._text_event(delta.text, delta.index))
-        elif delta.text or delta.scored:
-            after = b',"logprobs":' + _json(self._format.logprobs(delta.scored)) + b',"finish_reason":null}]'
-            parts.append(
-                self._before_text[delta.index] + _json(delta.text) + self._brace + after + self._usage_so_far()
-            )
-        if delta.tool_calls:
-            calls = streamed_tool_calls(delta.tool_calls)
-            parts.append(self._event(delta.index, {"delta": {"tool_calls": calls}}, None))
-        if delta.finished is not None:
-            empty: dict[str, Any] = {"delta": {}} if self._format.kind == "chat" else {"text": ""}
-            parts.append(self._event(delta.index, empty, self._format.finish_reason(delta.finished)))
+        for content, reason, more in self._contents(delta, has_ids=bool(ids)):
+            parts.append(self._event(delta.index, content, reason, more=more, **ids))
+            ids = {}
         return b"".join(parts)
 
     def last(self, ends: Sequence[Finished]) -> bytes:
@@ -164,9 +180,60 @@ class OpenAIEvents:
         """Render a text without logprobs, in a stream without continuous usage."""
         return self._before_text[index] + _json(text) + self._after_text
 
-    def _event(self, index: int, content: dict[str, Any], reason: str | None) -> bytes:
-        choice = _json({"index": index, **content, "logprobs": None, "finish_reason": reason})
-        return self._begin + choice + b"]" + self._usage_so_far()
+    def _contents(self, delta: Delta, has_ids: bool) -> Iterator[tuple[dict[str, Any], str | None, dict[str, Any]]]:
+        """Yield content, finish reason and other fields of each event."""
+        chat = self._format.kind == "chat"
+        empty: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
+        shows_reasoning = bool(delta.reasoning) and self._format.reasoning
+        if shows_reasoning:
+            yield {"delta": reasoning_fields(delta.reasoning)}, None, {}
+        if delta.text or delta.scored:
+            content: dict[str, Any] = {"delta": {"content": delta.text}} if chat else {"text": delta.text}
+            yield {**content, "logprobs": self._format.logprobs(delta.scored)}, None, {}
+        if delta.tool_calls:
+            yield {"delta": {"tool_calls": streamed_tool_calls(delta.tool_calls)}}, None, {}
+        if delta.finished is not None:
+            yield empty, self._format.finish_reason(delta.finished), stop_fields(delta.finished)
+        elif has_ids and not (shows_reasoning or delta.text or delta.scored or delta.tool_calls):
+            yield empty, None, {}
+
+    def _new_ids(self, delta: Delta) -> dict[str, Any]:
+        """Return the arguments of `_event` for the new token ids, whose text may be part of a later event."""
+        if not self._format.token_ids or not (delta.token_ids or delta.prompt_token_ids):
+            return {}
+        ids: dict[str, Any] = {"token_ids": delta.token_ids}
+        if not delta.prompt_token_ids:
+            return {"ids": ids}
+        prompt = {"prompt_token_ids": delta.prompt_token_ids}
+        if self._format.kind != "chat":
+            return {"ids": ids | prompt}
+        # In chats they are not part of a choice, but the same for all of them.
+        return {"ids": ids} if delta.index else {"ids": ids, "header": self._header | prompt}
+
+    def _event(
+        self,
+        index: int,
+        content: dict[str, Any],
+        reason: str | None,
+        *,
+        more: dict[str, Any] | None = None,
+        ids: dict[str, Any] | None = None,
+        header: dict[str, Any] | None = None,
+    ) -> bytes:
+        """Render an event of one choice. `more` and `ids`: fields behind the others; `header`: in place of the usual
+        one."""
+        choice = _json(
+            {
+                "index": index,
+                **content,
+                "logprobs": content.get("logprobs"),
+                "finish_reason": reason,
+                **(more or {}),
+                **(ids or {}),
+            }
+        )
+        begin = self._begin if header is None else b"data: " + _json(header)[:-1] + b',"choices":['
+        return begin + choice + b"]" + self._usage_so_far()
 
     def _usage_so_far(self) -> bytes:
         """Render the end of an event, with the usage so far if the client wants it."""

@@ -445,6 +445,9 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "bad_words": ([], ["e"]),
     "stop_regex": (None, "[ef]"),
     "skip_special_tokens": (True, False),
+    "prompt_logprobs": (None, 0),
+    "return_token_ids": (False, True),
+    "return_tokens_as_token_ids": (False, True),
     "stream": (False, True),
     "stream_options": (None, {"include_usage": True}),
     "priority": (0, 1),
@@ -492,6 +495,7 @@ DIFFERING_COMPLETION = DIFFERING | {
 NEEDED: dict[str, dict[str, Any]] = {
     "include_stop_str_in_output": {"stop": "e"},
     "skip_special_tokens": {"include_stop_str_in_output": True},
+    "return_tokens_as_token_ids": {"logprobs": True},
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
     "echo": {"messages": [{"role": "assistant", "content": "On"}]},
@@ -500,7 +504,10 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 """Other fields that a body needs for a field to have an effect."""
 
+NEEDED_COMPLETION = NEEDED | {"return_tokens_as_token_ids": {"logprobs": 0}, "echo": {}}
+
 REFUSED: dict[str, tuple[Any, Any]] = {
+    "logprob_token_ids": ([], [5]),
     "guided_whitespace_pattern": (None, " "),
     "use_beam_search": (False, True),
     "lora_path": (None, "adapter"),
@@ -577,7 +584,7 @@ def test_every_field_has_an_effect_or_is_rejected_by_name(
         ]
         assert requests[0] != requests[1], name
     for name, (one, other) in differing.items():
-        start = body | (NEEDED.get(name, {}) if kind is ChatBody or name != "echo" else {})
+        start = body | (NEEDED if kind is ChatBody else NEEDED_COMPLETION).get(name, {})
         first = outcome(stack, path, start | {name: one})
         assert first == outcome(stack, path, start | {name: one}), f"{name}: nothing else differs"
         assert first != outcome(stack, path, start | {name: other}), name

@@ -16,8 +16,8 @@ from minisgl.wire.text import Finished, ScoredToken, ToolCallDelta
 
 END = Finished(id=b"r" * 16, reason="stop", prompt_tokens=3, cached_tokens=2, completion_tokens=2)
 SCORED = [
-    ScoredToken(b"\xc3", b"\xc3", 0, -0.5, [(b"\xc3", -0.5), (b"b", -1.5)]),
-    ScoredToken(b"\xa9", b"\xa9", 0, float("-inf"), [(b"<|end|>", -0.25)]),
+    ScoredToken(b"\xc3", b"\xc3", 0, -0.5, [(b"\xc3", -0.5), (b"b", -1.5)], 7, [7, 8]),
+    ScoredToken(b"\xa9", b"\xa9", 0, float("-inf"), [(b"<|end|>", -0.25)], 9, [6]),
 ]
 
 
@@ -34,6 +34,7 @@ def stream(kind: Any, scored: bool = False, **options: bool) -> list[str]:
     return data.decode().split("\n\n")[:-1]
 
 
+NOTHING = '"stop_reason":null,"matched_stop":null'
 CHAT = 'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"org/tiny","choices":['
 TEXT = 'data: {"id":"cmpl-1","object":"text_completion","created":7,"model":"org/tiny","choices":['
 USAGE = (
@@ -45,7 +46,7 @@ def test_chat_events() -> None:
     assert stream("chat") == [
         CHAT + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}',
         CHAT + '{"index":0,"delta":{"content":"é\\n"},"logprobs":null,"finish_reason":null}]}',
-        CHAT + '{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}',
+        CHAT + f'{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"stop",{NOTHING}}}]}}',
         "data: [DONE]",
     ]
 
@@ -53,7 +54,7 @@ def test_chat_events() -> None:
 def test_completion_events_with_usage() -> None:
     assert stream("completion", include_usage=True) == [
         TEXT + '{"index":0,"text":"é\\n","logprobs":null,"finish_reason":null}],"usage":null}',
-        TEXT + '{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}],"usage":null}',
+        TEXT + f'{{"index":0,"text":"","logprobs":null,"finish_reason":"stop",{NOTHING}}}],"usage":null}}',
         TEXT + "]," + USAGE,
         "data: [DONE]",
     ]
@@ -65,7 +66,7 @@ def test_usage_in_every_event() -> None:
 
     assert stream("completion", include_usage=True, continuous_usage=True) == [
         TEXT + '{"index":0,"text":"é\\n","logprobs":null,"finish_reason":null}],' + so_far(1),
-        TEXT + '{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}],' + so_far(2),
+        TEXT + f'{{"index":0,"text":"","logprobs":null,"finish_reason":"stop",{NOTHING}}}],' + so_far(2),
         TEXT + "]," + USAGE,
         "data: [DONE]",
     ]
@@ -93,7 +94,7 @@ def test_logprobs_in_events() -> None:
 def test_full_responses(kind: Any) -> None:
     content = '"message":{"role":"assistant","content":"é","refusal":null}' if kind == "chat" else '"text":"é"'
     name, form = ("chatcmpl-1", "chat.completion") if kind == "chat" else ("cmpl-1", "text_completion")
-    choices = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop"}}],'
+    choices = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop",{NOTHING}}}],'
     details = ',"completion_tokens_details":{"reasoning_tokens":0}}}' if kind == "chat" else "}}"
     usage = USAGE.removesuffix("}}") + details
     expected = f'{{"id":"{name}","object":"{form}","created":7,"model":"org/tiny",{choices}{usage}'
@@ -127,7 +128,7 @@ def test_events_of_reasoning_and_calls() -> None:
         + b'{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]}'
         + rest
         + begin
-        + b'{},"logprobs":null,"finish_reason":"tool_calls"}]}\n\n'
+        + f'{{}},"logprobs":null,"finish_reason":"tool_calls",{NOTHING}}}]}}\n\n'.encode()
     )
 
 
@@ -138,7 +139,7 @@ def test_a_full_response_with_reasoning_and_calls() -> None:
         '"reasoning_content":"why","tool_calls":['
         '{"id":"c0","type":"function","function":{"name":"f","arguments":"{\\"a\\":"}},'
         '{"id":"c1","type":"function","function":{"name":"g","arguments":"{}"}}]},'
-        '"logprobs":null,"finish_reason":"tool_calls"}],'
+        f'"logprobs":null,"finish_reason":"tool_calls",{NOTHING}}}],'
         '"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":2},'
         '"completion_tokens_details":{"reasoning_tokens":1}}}'
     )

@@ -103,7 +103,8 @@ async def test_output_besides_text_waits_for_the_handler(stream: ResponseStream,
     push(stream, "b", 4)
     calls = [ToolCallDelta(0, "call_1", "f", "")]
     assert handler.taken == ["a"]
-    assert await handler.task == [Delta(0, "b", 4, [], None, "think", tuple(calls), (7, 8, 9))]
+    first = Delta(0, "", 4, [], None, "think", tuple(calls), (7, 8, 9))
+    assert await handler.task == [first, Delta(0, "b", 4, [], None)]
     stream.push_step(choice, "", (), "", [ToolCallDelta(0, "", "", "{}")], [])
     stream.finish(choice, END)
     assert (await stream.deltas())[0].tool_calls == (ToolCallDelta(0, "", "", "{}"),)
