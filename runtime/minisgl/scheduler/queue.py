@@ -14,6 +14,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Request]] = []
         self._by_id: dict[bytes, Request] = {}
+        self.tokens = 0
+        """Tokens of all requests, prompts and those that they had generated before a preemption."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -22,6 +24,7 @@ class WaitingQueue:
         """Add a request that is not queued."""
         assert request.id not in self._by_id
         self._by_id[request.id] = request
+        self.tokens += len(request.tokens)
         heapq.heappush(self._heap, (request.priority_key, request))
         if len(self._heap) > 2 * len(self._by_id) + 64:
             self._heap = [entry for entry in self._heap if self._by_id.get(entry[1].id) is entry[1]]
@@ -41,9 +44,12 @@ class WaitingQueue:
         request = self.peek()
         assert request is not None
         heapq.heappop(self._heap)
-        del self._by_id[request.id]
+        self.remove(request.id)
         return request
 
     def remove(self, request_id: bytes) -> Request | None:
         """Remove and return a request; None when it is not queued."""
-        return self._by_id.pop(request_id, None)
+        request = self._by_id.pop(request_id, None)
+        if request is not None:
+            self.tokens -= len(request.tokens)
+        return request

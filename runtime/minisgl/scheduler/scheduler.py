@@ -40,8 +40,10 @@ GROWTH_SHARE_RAISE = 0.2
 GROWTH_TOKENS_MAX = 4096
 """Upper bound of the growth expected of one request: max_tokens is often just what the context leaves."""
 BACKLOG_PATIENCE = 1.8
-"""Longest time of a step, relative to its target, while as many prompts wait as rows decode: short steps compute
-prompts more slowly, and every prompt that waits loses that time."""
+"""Longest time of a step, relative to its target, while many prompts wait: short steps compute prompts more slowly, and
+every prompt that waits loses that time."""
+BACKLOG_STEPS = 5
+"""Number of steps of the target's time, filled with waiting prompt tokens, from which on steps take longer."""
 RETRY_STEPS = 64
 """Steps after which a queue head that did not fit is tried again even if no page was released."""
 
@@ -415,15 +417,24 @@ class Scheduler:
 
     def _token_budget(self, decode: IntArray, positions: IntArray) -> TokenBudget:
         """Budget of a step's prompts. The step is kept short when a client waits for the next token of a decode row;
-        the more prompts wait for each of these, the longer it may take."""
+        it may take longer the more prompts wait for each of these, and the longer all of them will take."""
         config = self.config
         budget = TokenBudget(max(config.max_step_tokens - len(decode), 1), len(decode), config.step_graphs)
         if config.target_itl_ms and np.count_nonzero(self.table.streams.take(decode)):
             context = int(positions.sum(dtype=np.int64))
             waiting = len(self.queue) + len(self.table.in_prefill) - 1
-            patience = min(1 + waiting / len(decode), BACKLOG_PATIENCE)
-            budget.limit_seconds(patience * config.target_itl_ms / 1000, self.times, context)
+            target = config.target_itl_ms / 1000
+            patience = max(1 + waiting / len(decode), self._waiting_seconds() / (BACKLOG_STEPS * target))
+            budget.limit_seconds(min(patience, BACKLOG_PATIENCE) * target, self.times, context)
         return budget
+
+    def _waiting_seconds(self) -> float:
+        """Expected time of the matrix products of all waiting prompts; 0 before any was measured."""
+        if self.times.costs is None:
+            return 0.0
+        slots = [slot for request in self.table.prefilling() if (slot := request.slot) is not None]
+        in_progress = int((self.table.prefill_end[slots] - self.table.computed[slots]).sum()) if slots else 0
+        return self.times.costs.token * (in_progress + self.queue.tokens)
 
     def _all_pages(self, request: Request) -> IntArray:
         """`StepPlan.page_updates` of a row that joins."""
