@@ -13,6 +13,8 @@ from minisgl.parsing.reader import NotACall, Reader, Scan
 _ARGUMENTS: Final = ("arguments", "parameters")
 _OTHER_KEYS: Final = ("type", "id", "function")
 """Further keys that models write into calls."""
+KEYS: Final = ("name", *_ARGUMENTS, *_OTHER_KEYS)
+"""All keys of an object that counts as a call where nothing else marks it."""
 
 
 def parse(reader: Reader, output: Output, known: Collection[str] | None = None) -> Scan[None]:
