@@ -12,6 +12,7 @@ _STATUS: Final = {
     "context_length_exceeded": 400,
     "chat_template_error": 400,
     "tools_unavailable": 400,
+    "unsupported_parameter": 400,
     "no_chat_template": 400,
     "empty_prompt": 400,
     "invalid_prompt": 400,

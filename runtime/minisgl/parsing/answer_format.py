@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -22,19 +22,30 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     """All markers of both formats by text."""
     by_token: Mapping[int, Marker]
     """Those that are tokens, by id."""
+    added_tokens: Mapping[str, int]
+    """All tokens that the vocabulary has besides those of its algorithm: ids by text."""
+
+    @property
+    def reasoning_tokens(self) -> tuple[int, int] | None:
+        """Tokens that begin and end reasoning; None if the model has none, or marks it by text."""
+        if self.reasoning is None:
+            return None
+        start, end = self.markers[self.reasoning.start].token, self.markers[self.reasoning.end].token
+        return None if start is None or end is None else (start, end)
 
 
 def answer_format(
-    tools: ToolFormat | None, reasoning: ReasoningFormat | None, token_id: Callable[[str], int | None]
+    tools: ToolFormat | None, reasoning: ReasoningFormat | None, added_tokens: Mapping[str, int]
 ) -> AnswerFormat:
-    """Resolve the markers of two formats. `token_id` returns the id of a text that is a single token."""
+    """Resolve the markers of two formats. `added_tokens`: ids by text of the tokens that a vocabulary has besides those
+    of its algorithm."""
     texts = [*tools.starts, *tools.inner] if tools is not None else []
     if reasoning is not None:
         texts += [reasoning.start, reasoning.end]
-    markers = {text: Marker(text, token_id(text)) for text in texts}
+    markers = {text: Marker(text, added_tokens.get(text)) for text in texts}
     by_token = {marker.token: marker for marker in markers.values() if marker.token is not None}
-    return AnswerFormat(tools, reasoning, markers, by_token)
+    return AnswerFormat(tools, reasoning, markers, by_token, added_tokens)
 
 
-PLAIN_ANSWERS: Final = AnswerFormat(None, None, {}, {})
+PLAIN_ANSWERS: Final = AnswerFormat(None, None, {}, {}, {})
 """Answers of models with neither reasoning nor tool calls."""

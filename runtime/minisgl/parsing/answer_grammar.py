@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Final
 
 from minisgl.grammar import lark
@@ -15,7 +14,6 @@ from minisgl.parsing.llama_json import PYTHON_TAG
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.wire.text import StructuredOutput
 
-_NO_TOKENS: Final[Mapping[str, int]] = MappingProxyType({})
 _SOME_TEXT: Final = "/(?s:.+)/"
 _LEAD: Final = r"CALL_LEAD: /\n{1,4}/"
 """Line breaks behind reasoning, which the scanner leaves out."""
@@ -29,15 +27,14 @@ def answer_grammar(
     parallel: bool = True,
     must_call: bool = False,
     constraint: StructuredOutput | None = None,
-    added_tokens: Mapping[str, int] = _NO_TOKENS,
 ) -> str:
     """Return the text of the grammar of an answer, behind its reasoning if tokens mark it. Raises GrammarError.
 
     `tools`: those that the answer may call. With `must_call` it consists of calls; otherwise an answer without calls is
-    any text, or one that satisfies `constraint`. `added_tokens`: see `grammar.build.build`.
+    any text, or one that satisfies `constraint`.
     """
     rules: list[str] = []
-    text = None if constraint is None or must_call else fragment(constraint, added_tokens=added_tokens)
+    text = None if constraint is None or must_call else fragment(constraint, added_tokens=answers.added_tokens)
     calls = call_rules(answers, tools, parallel=parallel) if tools else None
     if calls is not None:
         rules += calls.rules
@@ -54,13 +51,11 @@ def answer_grammar(
         rules.append(_LEAD)
         body = f"CALL_LEAD? ({body})"
     if state is not ReasoningState.BEHIND and (reasoning := answers.reasoning) is not None:
-        start, end = answers.markers[reasoning.start], answers.markers[reasoning.end]
-        if start.token is None or end.token is None:
-            rules.append(f"call_thought[lazy]: {lark.ANY_TEXT} {lark.literal(end.text)}")
-            thought = (
-                "call_thought" if state is ReasoningState.WITHIN else f"({lark.literal(start.text)} call_thought)?"
-            )
-            body = f"{thought} ({body})"
+        if answers.reasoning_tokens is None:
+            rules.append(f"call_thought[lazy]: {lark.ANY_TEXT} {lark.literal(reasoning.end)}")
+            within = state is ReasoningState.WITHIN
+            opened = "call_thought" if within else f"({lark.literal(reasoning.start)} call_thought)?"
+            body = f"{opened} ({body})"
     return lark.grammar("\n".join([f"start: {body}", *rules]), *([text] if text else []))
 
 

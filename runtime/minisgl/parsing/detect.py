@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from minisgl.parsing.answer_format import AnswerFormat, answer_format
@@ -15,9 +15,6 @@ from minisgl.parsing.pythonic import PYTHONIC
 from minisgl.parsing.qwen_xml import QWEN_XML
 from minisgl.parsing.reasoning import ReasoningFormat
 from minisgl.parsing.tool_format import ToolFormat
-
-TokenId = Callable[[str], int | None]
-"""Returns the id of a text that is a single token."""
 
 _THINK: Final = ReasoningFormat("qwen3", "<think>", "</think>")
 _THINK_ALWAYS: Final = ReasoningFormat("deepseek_r1", "<think>", "</think>", is_forced=True)
@@ -58,17 +55,21 @@ _DETECTED_REASONING: Final = (_THINK, _MISTRAL_THINK, _SEED_THINK, _KIMI_THINK, 
 _USES_TOOLS: Final = re.compile(r"\btools\b")
 
 
-def find_formats(parsers: Parsers, template: str | None, token_id: TokenId) -> AnswerFormat:
-    """Return the formats that `parsers` names, or that template and vocabulary suggest."""
+def find_formats(parsers: Parsers, template: str | None, added_tokens: Mapping[str, int]) -> AnswerFormat:
+    """Return the formats that `parsers` names, or that template and vocabulary suggest; see `answer_format`."""
     source = template or ""
-    tools = _detect_tools(source, token_id) if parsers.tool_calls == "auto" else _TOOL_FORMATS[parsers.tool_calls]
-    reasoning = (
-        _detect_reasoning(source, token_id) if parsers.reasoning == "auto" else _REASONING_FORMATS[parsers.reasoning]
-    )
-    return answer_format(tools, reasoning, token_id)
+    if parsers.tool_calls == "auto":
+        tools = _detect_tools(source, added_tokens)
+    else:
+        tools = _TOOL_FORMATS[parsers.tool_calls]
+    if parsers.reasoning == "auto":
+        reasoning = _detect_reasoning(source, added_tokens)
+    else:
+        reasoning = _REASONING_FORMATS[parsers.reasoning]
+    return answer_format(tools, reasoning, added_tokens)
 
 
-def _detect_tools(template: str, token_id: TokenId) -> ToolFormat | None:
+def _detect_tools(template: str, added_tokens: Mapping[str, int]) -> ToolFormat | None:
     if not _USES_TOOLS.search(template):
         return None
     if "<function=" in template and "<parameter=" in template:
@@ -83,11 +84,11 @@ def _detect_tools(template: str, token_id: TokenId) -> ToolFormat | None:
     if "<|python_tag|>" in template or ("ipython" in template and "parameters" in template):
         return LLAMA_JSON
     by_token = (("[TOOL_CALLS]", MISTRAL), ("<tool_call>", HERMES), ("<|python_tag|>", LLAMA_JSON))
-    return next((found for text, found in by_token if token_id(text) is not None), None)
+    return next((found for text, found in by_token if text in added_tokens), None)
 
 
-def _detect_reasoning(template: str, token_id: TokenId) -> ReasoningFormat | None:
+def _detect_reasoning(template: str, added_tokens: Mapping[str, int]) -> ReasoningFormat | None:
     def is_known(reasoning: ReasoningFormat) -> bool:
-        return reasoning.end in template or None not in (token_id(reasoning.start), token_id(reasoning.end))
+        return reasoning.end in template or {reasoning.start, reasoning.end} <= added_tokens.keys()
 
     return next((reasoning for reasoning in _DETECTED_REASONING if is_known(reasoning)), None)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
 
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.reasoning import ReasoningState, prompt_state
 from minisgl.parsing.scanner import Scanner
-from minisgl.parsing.tool_format import Tools
-from minisgl.tokenizer.errors import PromptError
+from minisgl.tokenizer.callable_tools import callable_tools
 from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.text import Generate, ToolOptions
+from minisgl.wire.text import Generate
 
 
 def reasoning_state(
@@ -35,29 +33,8 @@ def reasoning_state(
 def answer_scanner(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> Scanner | None:
     """Return the scanner of an answer; None for one that is only text. Raises PromptError for tools that cannot be
     called."""
-    tools = None if generate.tools is None else callable_tools(generate.tools, answers)
+    tools = {tool.name: tool.schema for tool in callable_tools(generate, answers)} or None
     separates = generate.separate_reasoning and state is not ReasoningState.BEHIND
     if tools is None and not separates:
         return None
     return Scanner(answers, state, tools, separate_reasoning=generate.separate_reasoning)
-
-
-def callable_tools(options: ToolOptions, answers: AnswerFormat) -> Tools | None:
-    """Return the tools that the model may call; None if it may not. Raises PromptError if the format of its calls is
-    unknown."""
-    if options.choice == "none":
-        return None
-    if answers.tools is None:
-        raise PromptError(
-            "tools_unavailable",
-            "the format in which this model calls tools is unknown: start the server with --tool-call-parser, or "
-            'request tool_choice "none"',
-            "tools",
-        )
-    return {name: parameters for name, parameters in map(_tool, options.definitions) if name}
-
-
-def _tool(definition: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    function = definition.get("function") or {}
-    parameters = function.get("parameters")
-    return str(function.get("name", "")), parameters if isinstance(parameters, dict) else {}

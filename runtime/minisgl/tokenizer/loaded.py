@@ -12,7 +12,7 @@ from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers
 from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
-from minisgl.tokenizer.token_bytes import TokenBytes
+from minisgl.tokenizer.token_bytes import TokenBytes, added_tokens
 from minisgl.wire.text import SamplingDefaults
 
 _DETECT: Final = Parsers()
@@ -34,7 +34,7 @@ def load(directory: str | Path, parsers: Parsers = _DETECT) -> LoadedTokenizer:
     return LoadedTokenizer(
         encoder=PromptEncoder(files),
         token_bytes=TokenBytes(files.tokenizer),
-        answers=find_formats(parsers, files.chat_template, files.tokenizer.token_to_id),
+        answers=find_formats(parsers, files.chat_template, added_tokens(files.tokenizer)),
         defaults=files.defaults,
         hashes=files.hashes,
     )

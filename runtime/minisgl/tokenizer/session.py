@@ -18,7 +18,9 @@ from msgspec.structs import replace
 from minisgl.grammar.build import build
 from minisgl.grammar.errors import GrammarError
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
+from minisgl.parsing.reasoning import ReasoningState
 from minisgl.tokenizer.answer import Answer, EndReason
+from minisgl.tokenizer.answer_constraints import Constraints, answer_constraints
 from minisgl.tokenizer.answer_scanner import answer_scanner, reasoning_state
 from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.errors import PromptError
@@ -163,8 +165,10 @@ class Session:
             if isinstance(prompt, PromptError):
                 raise prompt
             prompt = self._truncated(request.generate, prompt)
-            submit = self._submit(request, prompt, bad_words)
-            self._begin_answer(request, prompt)
+            assert self._token_bytes is not None
+            state = reasoning_state(request.generate, self._answers, self._token_bytes, prompt)
+            submit = self._submit(request, prompt, bad_words, state)
+            self._begin_answer(request, prompt, state)
         except (PromptError, GrammarError) as error:
             if request.phase is _Phase.REENCODING:
                 self._to_scheduler.append(Abort(request_id))
@@ -289,7 +293,7 @@ class Session:
         messages, self._to_frontend = self._to_frontend, []
         return messages
 
-    def _begin_answer(self, request: _Request, prompt: Prompt) -> None:
+    def _begin_answer(self, request: _Request, prompt: Prompt, state: ReasoningState) -> None:
         """Raises PromptError."""
         assert self._token_bytes is not None
         generate = request.generate
@@ -301,7 +305,6 @@ class Session:
             request.echo = EchoLogprobs(self._token_bytes, prompt, text)
         if generate.params.prompt_logprobs is not None and not _scores_echo(generate):
             request.prompt_scores = EchoLogprobs(self._token_bytes, prompt, None)
-        state = reasoning_state(generate, self._answers, self._token_bytes, prompt)
         request.answer = Answer(
             generate,
             self._token_bytes,
@@ -321,7 +324,7 @@ class Session:
             keep = max(1, self._model.max_model_len - _least_tokens(generate.params, generate.fit_max_tokens))
         return prompt[-keep:]
 
-    def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords) -> Submit:
+    def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords, state: ReasoningState) -> Submit:
         assert self._model is not None, "requests are taken only after `open`"
         generate = request.generate
         params = generate.params
@@ -337,6 +340,7 @@ class Session:
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
             # The engine can sample no token outside of its vocabulary.
             bad_words=tuple(word for word in bad_words if max(word) < vocab_size),
+            constraints=answer_constraints(generate, self._answers, state),
         )
 
     def _end(
@@ -407,9 +411,16 @@ def _check_tokens(tokens: Collection[int], vocab_size: int, param: str) -> None:
 
 
 def submit_message(
-    generate: Generate, prompt: bytes, *, max_tokens: int, seed: int, bad_words: BadWords = ()
+    generate: Generate,
+    prompt: bytes,
+    *,
+    max_tokens: int,
+    seed: int,
+    bad_words: BadWords = (),
+    constraints: Constraints | None = None,
 ) -> Submit:
-    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt. Raises GrammarError."""
+    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt. `constraints`: None for
+    an answer without reasoning and tools, whose constraint is that of `generate`. Raises GrammarError."""
     submit = Submit.with_params(
         replace(generate.params, max_tokens=max_tokens, seed=seed),
         id=generate.id,
@@ -419,10 +430,11 @@ def submit_message(
         cache_salt=generate.cache_salt.encode("utf-8", "replace"),
         stream=generate.stream,
     )
-    if generate.structured_output is None and not bad_words:
+    if constraints is None:
+        constraints = Constraints("" if generate.structured_output is None else build(generate.structured_output))
+    if constraints == Constraints() and not bad_words:
         return submit
-    grammar = "" if generate.structured_output is None else build(generate.structured_output)
-    return replace(submit, grammar=grammar, bad_words=bad_words)
+    return replace(submit, grammar=constraints.grammar, thinking=constraints.thinking, bad_words=bad_words)
 
 
 def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int, fit: bool) -> int:

@@ -91,6 +91,11 @@ class TokenBytes:
         return decoded.removeprefix(self._anchor_text).encode()
 
 
+def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return ids by text of the tokens that a vocabulary has besides those of its algorithm."""
+    return {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
+
+
 def _decoded(text: bytes) -> str | None:
     try:
         return text.decode()

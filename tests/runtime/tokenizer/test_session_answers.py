@@ -8,18 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from minisgl.parsing.answer_format import AnswerFormat
+from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers
 from minisgl.parsing.scanner import Scanner
 from minisgl.tokenizer.session import Session
-from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.messages import Abort, Ack, FinishReason, SamplingParams, Submit
+from minisgl.tokenizer.token_bytes import TokenBytes, added_tokens
+from minisgl.wire.messages import Abort, Ack, FinishReason, SamplingParams, Submit, Thinking
 from minisgl.wire.text import (
     ChatMessage,
     Finished,
     Generate,
     ScoredToken,
+    StructuredOutput,
     TextFailed,
     Texts,
     ToolCallDelta,
@@ -31,7 +32,7 @@ from support.tiny_tokenizers import byte_level
 
 TOKENIZER = byte_level(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ("<think>", "</think>", "<tool_call>"))
 TABLE = TokenBytes(TOKENIZER)
-ANSWERS = find_formats(Parsers(tool_calls="hermes", reasoning="qwen3"), None, TOKENIZER.token_to_id)
+ANSWERS = find_formats(Parsers(tool_calls="hermes", reasoning="qwen3"), None, added_tokens(TOKENIZER))
 ID = b"a" * 16
 WEATHER = {
     "type": "function",
@@ -191,7 +192,7 @@ def test_scores_cover_all_tokens_whatever_they_become() -> None:
 
 
 def test_tools_of_a_model_with_an_unknown_format_are_refused() -> None:
-    answers = find_formats(Parsers(), None, TOKENIZER.token_to_id)
+    answers = find_formats(Parsers(), None, added_tokens(TOKENIZER))
     made = session(answers=answers)
     (failed,) = made.take_to_frontend()
     assert isinstance(failed, TextFailed)
@@ -217,3 +218,64 @@ def test_a_scanner_that_fails_returns_the_rest_as_text(monkeypatch: pytest.Monke
     assert found.reasoning == "Hm"
     assert found.text == f"Yes{CALL}"
     assert found.finished is not None
+
+
+def submitted(prompt: str = "<|im_start|>assistant\n", **fields: Any) -> Submit:
+    made = session(prompt, **fields)
+    (submit,) = made.take_to_scheduler()
+    assert isinstance(submit, Submit)
+    return submit
+
+
+def tools(choice: Any, *, strict: bool = False, **options: Any) -> ToolOptions:
+    function = WEATHER["function"] | {"strict": strict}
+    return ToolOptions(definitions=({"type": "function", "function": function},), choice=choice, **options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_grammar"),
+    [
+        ({"tools": None}, False),
+        ({"tools": tools("none", strict=True)}, False),
+        ({"tools": tools("auto")}, False),
+        ({"tools": tools("auto", strict=True)}, True),
+        ({"tools": tools("auto", parallel=False)}, True),
+        ({"tools": tools("required")}, True),
+        ({"tools": tools("named", name="weather")}, True),
+        ({"tools": None, "structured_output": StructuredOutput("json", "{}")}, True),
+        ({"tools": tools("none"), "structured_output": StructuredOutput("json", "{}")}, True),
+        ({"tools": tools("auto"), "structured_output": StructuredOutput("json", "{}")}, True),
+    ],
+)
+def test_answers_have_a_grammar_where_they_are_constrained(fields: dict[str, Any], has_grammar: bool) -> None:
+    submit = submitted(**fields)
+    assert bool(submit.grammar) == has_grammar
+    assert (submit.thinking is not None) == has_grammar
+
+
+START, END = (TOKENIZER.token_to_id(text) for text in ("<think>", "</think>"))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "thinking"),
+    [
+        ("<|im_start|>assistant\n", Thinking(start=(START,), end=(END,))),
+        ("<|im_start|>assistant\n<think>\n", Thinking(start=(START,), end=(END,), is_open=True)),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", None),
+    ],
+)
+def test_a_grammar_begins_behind_the_reasoning(prompt: str, thinking: Thinking | None) -> None:
+    assert submitted(prompt, tools=tools("required")).thinking == thinking
+
+
+def test_a_budget_of_reasoning_reaches_the_scheduler() -> None:
+    assert submitted(tools=None, thinking_budget=7).thinking == Thinking(start=(START,), end=(END,), budget=7)
+    assert submitted("<think></think>", tools=None, thinking_budget=7).thinking is None
+
+
+@pytest.mark.parametrize("answers", [PLAIN_ANSWERS, find_formats(Parsers(reasoning="kimi"), None, {})])
+def test_a_budget_needs_tokens_that_mark_reasoning(answers: AnswerFormat) -> None:
+    made = session(answers=answers, tools=None, thinking_budget=0)
+    (failed,) = made.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert (failed.code, failed.param) == ("unsupported_parameter", "thinking_token_budget")

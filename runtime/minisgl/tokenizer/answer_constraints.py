@@ -1,0 +1,60 @@
+"""Constraints of an answer that the engine applies: its grammar, and the markers and limit of its reasoning."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from minisgl.parsing.answer_format import AnswerFormat
+from minisgl.parsing.answer_grammar import answer_grammar
+from minisgl.parsing.reasoning import ReasoningState
+from minisgl.tokenizer.callable_tools import callable_tools
+from minisgl.tokenizer.errors import PromptError
+from minisgl.wire.messages import Thinking
+from minisgl.wire.text import Generate
+
+
+class Constraints(NamedTuple):
+    """Fields of `Submit`."""
+
+    grammar: str = ""
+    thinking: Thinking | None = None
+
+
+def answer_constraints(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> Constraints:
+    """Return the constraints of an answer. Raises PromptError and GrammarError."""
+    if generate.structured_output is None and generate.tools is None and generate.thinking_budget is None:
+        return Constraints()
+    grammar = _grammar(generate, answers, state)
+    budget = -1 if generate.thinking_budget is None else generate.thinking_budget
+    markers = answers.reasoning_tokens
+    if budget >= 0 and (markers is None or generate.messages is None):
+        raise PromptError(
+            "unsupported_parameter",
+            "the reasoning of this answer cannot be limited: it is no chat, or the model's vocabulary has no tokens "
+            "that mark reasoning",
+            "thinking_token_budget",
+        )
+    if markers is None or state is ReasoningState.BEHIND or (not grammar and budget < 0):
+        return Constraints(grammar)
+    start, end = markers
+    is_open = state is ReasoningState.WITHIN
+    return Constraints(grammar, Thinking(start=(start,), end=(end,), is_open=is_open, budget=budget))
+
+
+def _grammar(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> str:
+    """Return the text of the grammar; empty if the answer may be any text."""
+    constraint, options = generate.structured_output, generate.tools
+    tools = callable_tools(generate, answers)
+    if options is None or not tools:
+        return "" if constraint is None else answer_grammar(answers, state, constraint=constraint)
+    must_call = options.choice != "auto"
+    if not must_call and constraint is None and options.parallel and not any(tool.is_strict for tool in tools):
+        return ""
+    return answer_grammar(
+        answers,
+        state,
+        tools=tools,
+        parallel=options.parallel and options.choice != "named",
+        must_call=must_call,
+        constraint=constraint,
+    )

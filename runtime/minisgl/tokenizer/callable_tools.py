@@ -1,0 +1,34 @@
+"""Tools that the model may call in an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minisgl.parsing.answer_format import AnswerFormat
+from minisgl.parsing.call_grammar import CallableTool
+from minisgl.tokenizer.errors import PromptError
+from minisgl.wire.text import Generate
+
+
+def callable_tools(generate: Generate, answers: AnswerFormat) -> Sequence[CallableTool]:
+    """Return the tools that an answer may call. Raises PromptError if the format of calls is unknown."""
+    options = generate.tools
+    if options is None or options.choice == "none":
+        return ()
+    if answers.tools is None:
+        raise PromptError(
+            "tools_unavailable",
+            "the format in which this model calls tools is unknown: start the server with --tool-call-parser, or "
+            'request tool_choice "none"',
+            "tools",
+        )
+    tools = [_tool(definition) for definition in options.definitions]
+    return [tool for tool in tools if options.choice != "named" or tool.name == options.name]
+
+
+def _tool(definition: Mapping[str, Any]) -> CallableTool:
+    function = definition["function"]
+    parameters = function.get("parameters")
+    schema = parameters if isinstance(parameters, dict) else {}
+    return CallableTool(function["name"], schema, function.get("strict") is True)
