@@ -50,12 +50,12 @@ def answer_grammar(
     if state is ReasoningState.WITHIN or (state is ReasoningState.BEFORE and (must_call or is_json)):
         rules.append(_LEAD)
         body = f"CALL_LEAD? ({body})"
-    if state is not ReasoningState.BEHIND and (reasoning := answers.reasoning) is not None:
-        if answers.reasoning_tokens is None:
-            rules.append(f"call_thought[lazy]: {lark.ANY_TEXT} {lark.literal(reasoning.end)}")
-            within = state is ReasoningState.WITHIN
-            opened = "call_thought" if within else f"({lark.literal(reasoning.start)} call_thought)?"
-            body = f"{opened} ({body})"
+    reasoning = answers.reasoning if answers.reasoning_tokens is None else None
+    if reasoning is not None and state is not ReasoningState.BEHIND:
+        rules.append(f"call_thought[lazy]: {lark.ANY_TEXT} {lark.literal(reasoning.end)}")
+        begun = state is ReasoningState.WITHIN
+        thought = "call_thought" if begun else f"({lark.literal(reasoning.start)} call_thought)?"
+        body = f"{thought} ({body})"
     return lark.grammar("\n".join([f"start: {body}", *rules]), *([text] if text else []))
 
 
