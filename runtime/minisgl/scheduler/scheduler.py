@@ -122,6 +122,11 @@ class Scheduler:
         return len(self.queue) + len(self._compiling)
 
     @property
+    def num_compiling(self) -> int:
+        """Those of them whose grammars are being compiled."""
+        return len(self._compiling)
+
+    @property
     def num_late_rows(self) -> int:
         """Rows of the newest launched step that need masks: `fill_masks` writes them."""
         return len(self._launched[-1].late)

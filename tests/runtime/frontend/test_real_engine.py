@@ -85,6 +85,62 @@ def test_stop_strings_and_stop_tokens(client: openai.OpenAI, url: str) -> None:
     assert content(client, **bias, stop_token_ids=[z]) == "q" * 8
 
 
+def test_an_expression_ends_the_answer(client: openai.OpenAI, url: str) -> None:
+    bias = {"logit_bias": {str(tokens_of(url, "q")[0]): 100}}
+    answer = client.chat.completions.create(**GREEDY, extra_body=bias | {"stop_regex": "q{4}"})
+    (choice,) = answer.choices
+    assert (choice.message.content, choice.finish_reason) == ("", "stop")
+    assert answer.usage is not None and answer.usage.completion_tokens == 4
+    assert choice.model_extra == {"stop_reason": "q{4}", "matched_stop": "q{4}"}
+    assert content(client, **bias, stop_regex=["z", "q{3}"], min_tokens=5) == "qq"
+
+
+def test_only_allowed_tokens_are_generated(client: openai.OpenAI, url: str) -> None:
+    allowed = [*tokens_of(url, "q"), *tokens_of(url, "z")]
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            model="default",
+            messages=USER,
+            seed=seed,
+            max_tokens=16,
+            extra_body={"allowed_token_ids": allowed, "return_token_ids": True, "ignore_eos": True},
+        )
+        (choice,) = answer.choices
+        assert choice.model_extra is not None
+        assert set(choice.model_extra["token_ids"]) <= set(allowed) and len(choice.model_extra["token_ids"]) == 16
+
+
+def test_bad_words_are_not_generated(client: openai.OpenAI, url: str) -> None:
+    (q,), (z,) = tokens_of(url, "q"), tokens_of(url, "z")
+    bias = {"logit_bias": {str(q): 100, str(z): 90}}
+    assert content(client, **bias) == "q" * 8
+    assert content(client, **bias, bad_words=["q"]) == "z" * 8
+    assert content(client, **bias, bad_words=["qq"]) == "qz" * 4, "one after the other"
+
+
+def test_scores_of_a_prompt_are_those_of_its_echo(client: openai.OpenAI, url: str) -> None:
+    request: dict[str, Any] = {"model": "default", "prompt": "Hello world", "max_tokens": 1, "temperature": 0}
+    echo = client.completions.create(**request, echo=True, logprobs=2).choices[0]
+    plain = client.completions.create(**request, extra_body={"prompt_logprobs": 2}).choices[0]
+    assert echo.logprobs is not None and echo.logprobs.token_logprobs is not None and plain.model_extra is not None
+    prompt = tokens_of(url, "Hello world")
+    rows = plain.model_extra["prompt_logprobs"]
+    assert rows[0] is None and len(rows) == len(prompt)
+    scores = [rows[at][str(token)]["logprob"] for at, token in enumerate(prompt) if at]
+    assert scores == pytest.approx(echo.logprobs.token_logprobs[1 : len(prompt)], abs=1e-4)
+    native = {"text": "Hello world", "return_logprob": True, "logprob_start_len": 1}
+    body = native | {"sampling_params": {"max_new_tokens": 1, "temperature": 0}}
+    meta = httpx.post(f"{url}/generate", json=body, timeout=60).json()["meta_info"]
+    assert [entry[0] for entry in meta["input_token_logprobs"]] == pytest.approx(scores, abs=1e-4)
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == prompt[1:]
+
+
+def test_a_probe_generates_a_token(url: str) -> None:
+    response = httpx.get(f"{url}/health_generate", timeout=60)
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+    assert httpx.get(f"{url}/get_server_info", timeout=60).json()["status"] == "ready"
+
+
 def test_logprobs(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(**GREEDY, logprobs=True, top_logprobs=3)
     (choice,) = answer.choices

@@ -168,7 +168,7 @@ def test_a_request_is_admitted_only_when_its_grammar_is_compiled(overlap: bool) 
     for _ in range(5):
         harness.step()
     assert len(running.tokens) >= 4 and not any(answer.tokens for answer in waiting)
-    assert harness.scheduler.num_waiting == 3
+    assert harness.scheduler.num_waiting == harness.scheduler.num_compiling == 3
     with pytest.raises(RequestError) as refused:
         harness.submit([1], 2)
     assert refused.value.code == "queue_full"
@@ -178,6 +178,7 @@ def test_a_request_is_admitted_only_when_its_grammar_is_compiled(overlap: bool) 
     harness.grammars.compile(1)
     harness.step()
     assert [answer.is_compiled for answer in waiting].count(True) == 1
+    assert harness.scheduler.num_compiling == 2
     harness.run()
     assert all(answer.tokens == answer.expected() for answer in (running, *waiting))
     harness.check_idle()
