@@ -36,11 +36,12 @@ _PROGRAMS = 256
 """Programs: about two per multiprocessor of a Hopper GPU."""
 _WARP_INPUTS = 256
 """Inputs of a warp, so that each thread reads 16 bytes at a time."""
-_NORMED_ABOVE = 1024
-"""Most inputs of a fused norm where each warp has outputs of its own; with 2,048 inputs that takes a tenth longer."""
 _LONG_INPUTS = 8192
-"""Inputs from which 8 warps share a tile, and a program has at most `_LONG_INPUT_OUTPUTS` outputs."""
-_LONG_INPUT_OUTPUTS = 2
+"""Inputs from which 8 warps share a tile."""
+_SHORT_INPUTS = 2048
+"""Inputs up to which 2 warps share a tile of a small product without a norm."""
+_FEW_OUTPUTS_EACH = 2
+"""Most outputs of a program with long inputs, or in a product of up to `_VECTOR_OUTPUTS` outputs without a norm."""
 _MATRIX_TILE = (16, _INPUTS_MULTIPLE)
 _TENSOR_CORE_ROWS = 16
 
@@ -251,12 +252,11 @@ def normed_linear(
 
 def _vector_tile(outputs: int, inputs: int, weight_rows: int, *, normed: bool) -> tuple[int, int, int]:
     """Outputs and inputs of a tile, and its warps, where each output has so many rows of W."""
-    warps = 4 if inputs < _LONG_INPUTS else 8
+    small = outputs <= _VECTOR_OUTPUTS and not normed
+    warps = 8 if inputs >= _LONG_INPUTS else 2 if small and inputs <= _SHORT_INPUTS else 4
     registers = 4 * weight_rows * triton.cdiv(inputs, _WARP_INPUTS * warps)
-    block_n = 16 if inputs < _LONG_INPUTS else _LONG_INPUT_OUTPUTS
+    block_n = _FEW_OUTPUTS_EACH if small or warps == 8 else 16
     while block_n > 1 and (block_n * registers > _WEIGHT_REGISTERS or outputs < block_n * _PROGRAMS):
         block_n //= 2
-    # Warps next to each other along the inputs each sum a part of every output. Warps along the outputs have their own
-    # outputs, which takes fewer instructions, but each needs all of x; with a norm they exchange x anyway.
-    above = normed and inputs <= _NORMED_ABOVE
-    return block_n, _WARP_INPUTS if above else _WARP_INPUTS * warps, warps
+    # Warps next to each other along the inputs each sum a part of every output.
+    return block_n, _WARP_INPUTS * warps, warps
