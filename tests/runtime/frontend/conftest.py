@@ -27,7 +27,7 @@ def stack(shared_stack: FrontendStack) -> FrontendStack:
 
 @pytest.fixture(scope="session")
 def shared_agent_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontendStack]:
-    stack = FrontendStack(tmp_path_factory.mktemp("agent"), template=AGENT)
+    stack = FrontendStack(tmp_path_factory.mktemp("agent"), template=AGENT, max_model_len=2048)
     yield stack
     stack.close()
 

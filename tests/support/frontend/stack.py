@@ -36,11 +36,19 @@ class FrontendStack:
     """`workers`: number of tokenizer processes; 0: the worker is a thread of the server."""
 
     def __init__(
-        self, path: Path, workers: int = 0, *, wait: bool = True, template: str | None = None, **config: Any
+        self,
+        path: Path,
+        workers: int = 0,
+        *,
+        wait: bool = True,
+        template: str | None = None,
+        max_model_len: int = 256,
+        **config: Any,
     ) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
         write_directory(path / "model", TOKENIZER, chat_template=template or TEMPLATE, generation_config=generation)
         self.path = path
+        self._max_model_len = max_model_len
         self.scheduler_address = f"ipc://{path}/scheduler"
         self.scheduler = FakeScheduler(self.scheduler_address, self.card("org/tiny"))
         addresses = tuple(f"ipc://{path}/text{n}" for n in range(max(workers, 1)))
@@ -70,7 +78,7 @@ class FrontendStack:
 
     def card(self, name: str) -> ModelCard:
         """A model with the tokenizer files of this server."""
-        return card(name, tokenizer_hashes=hash_tokenizer_files(self.path / "model"))
+        return card(name, self._max_model_len, tokenizer_hashes=hash_tokenizer_files(self.path / "model"))
 
     def start_worker(self, number: int) -> None:
         process = multiprocessing.get_context("spawn").Process(target=run_worker, args=(self._tokenizers[number],))

@@ -1,0 +1,117 @@
+"""Generated tokens with reasoning and calls, through the real tokenizer worker to the official client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from minisgl.wire.messages import Submit
+from support.frontend.fake_scheduler import answer_with
+from support.frontend.stack import EOS, TOKENIZER, FrontendStack, ids
+
+USER: Any = [{"role": "user", "content": "Weather in Bonn?"}]
+TOOL: Any = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Bonn", "days": [1, 2]}}\n</tool_call>'
+THOUGHT = "<think>\nBonn, then.\n</think>\n\n"
+
+
+@pytest.fixture
+def client(agent_stack: FrontendStack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=agent_stack.openai_url, api_key="none", max_retries=0)
+
+
+def generates(stack: FrontendStack, text: str) -> int:
+    """Let the engine generate a text and its end. Returns the number of tokens."""
+    tokens = [*ids(text), -EOS]
+    stack.scheduler.answer = answer_with(tokens)
+    return len(tokens)
+
+
+def ask(client: openai.OpenAI, stream: bool, **options: Any) -> tuple[dict[str, str], list[dict[str, str]], str, Any]:
+    """Return content and reasoning, the calls, the finish reason and the usage."""
+    texts = {"content": "", "reasoning": "", "reasoning_content": ""}
+    calls: list[dict[str, str]] = []
+    if not stream:
+        answer = client.chat.completions.create(model="default", messages=USER, **options)
+        message = answer.choices[0].message.to_dict()
+        for call in message.get("tool_calls", ()):
+            calls.append({"id": call["id"], **call["function"]})
+        return texts | {k: message.get(k) or "" for k in texts}, calls, answer.choices[0].finish_reason, answer.usage
+    reason, usage = "", None
+    options["stream_options"] = {"include_usage": True}
+    for chunk in client.chat.completions.create(model="default", messages=USER, stream=True, **options):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            reason = choice.finish_reason or reason
+            delta = choice.delta.to_dict()
+            texts = {name: text + (delta.get(name) or "") for name, text in texts.items()}
+            for piece in delta.get("tool_calls", ()):
+                if piece["index"] == len(calls):
+                    calls.append({"id": piece["id"], "name": piece["function"]["name"], "arguments": ""})
+                calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
+    return texts, calls, reason, usage
+
+
+STREAM = pytest.mark.parametrize("stream", [False, True])
+
+
+@STREAM
+def test_a_call_behind_reasoning_and_text(agent_stack: FrontendStack, client: openai.OpenAI, stream: bool) -> None:
+    count = generates(agent_stack, THOUGHT + "Let me look." + "\n" + CALL)
+    texts, calls, reason, usage = ask(client, stream, tools=[TOOL])
+    assert texts["reasoning"].strip() == texts["reasoning_content"].strip() == "Bonn, then."
+    assert texts["content"].strip() == "Let me look."
+    (call,) = calls
+    assert call["id"] and call["name"] == "get_weather"
+    assert json.loads(call["arguments"]) == {"city": "Bonn", "days": [1, 2]}
+    assert reason == "tool_calls"
+    assert usage.completion_tokens == count
+    assert 0 < usage.completion_tokens_details.reasoning_tokens < count
+
+
+@STREAM
+def test_parallel_calls(agent_stack: FrontendStack, client: openai.OpenAI, stream: bool) -> None:
+    generates(agent_stack, CALL + "\n" + CALL.replace("Bonn", "Köln"))
+    texts, calls, reason, _ = ask(client, stream, tools=[TOOL])
+    assert [json.loads(call["arguments"])["city"] for call in calls] == ["Bonn", "Köln"]
+    assert len({call["id"] for call in calls}) == 2
+    assert (texts["content"].strip(), reason) == ("", "tool_calls")
+
+
+@STREAM
+@pytest.mark.parametrize("options", [{}, {"tools": [TOOL], "tool_choice": "none"}])
+def test_without_tools_a_call_is_text(
+    agent_stack: FrontendStack, client: openai.OpenAI, stream: bool, options: dict[str, Any]
+) -> None:
+    generates(agent_stack, CALL)
+    texts, calls, reason, _ = ask(client, stream, **options)
+    assert (texts["content"], calls, reason) == (CALL, [], "stop")
+
+
+@STREAM
+def test_reasoning_that_is_not_separated_is_content(
+    agent_stack: FrontendStack, client: openai.OpenAI, stream: bool
+) -> None:
+    generates(agent_stack, THOUGHT + "Sun.")
+    texts, *_ = ask(client, stream, extra_body={"separate_reasoning": False})
+    assert texts == {"content": THOUGHT + "Sun.", "reasoning": "", "reasoning_content": ""}
+
+
+@STREAM
+def test_an_answer_that_continues_a_message(agent_stack: FrontendStack, client: openai.OpenAI, stream: bool) -> None:
+    generates(agent_stack, " a time")
+    messages: Any = [*USER, {"role": "assistant", "content": "Once upon"}]
+    made: Any = client.chat.completions.create(
+        model="default", messages=messages, stream=stream, extra_body={"continue_final_message": True, "echo": True}
+    )
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in made)
+    else:
+        text = made.choices[0].message.content
+    assert text == "Once upon a time"
+    (submit,) = agent_stack.scheduler.received(Submit)
+    prompt = TOKENIZER.decode(list(memoryview(submit.prompt).cast("i")), skip_special_tokens=False)
+    assert prompt.endswith("<|im_start|>assistant\nOnce upon")
