@@ -34,7 +34,7 @@ def load(directory: str | Path, parsers: Parsers = _DETECT) -> LoadedTokenizer:
     return LoadedTokenizer(
         encoder=PromptEncoder(files),
         token_bytes=TokenBytes(files.tokenizer),
-        answers=find_formats(parsers, files.chat_template, added_tokens(files.tokenizer)),
+        answers=find_formats(parsers, files.template_text, added_tokens(files.tokenizer)),
         defaults=files.defaults,
         hashes=files.hashes,
     )

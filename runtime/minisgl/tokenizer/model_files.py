@@ -50,10 +50,17 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     special_tokens: dict[str, str]
     """`bos_token`, `eos_token` …, under the names in the chat template; absent where the model has none."""
     chat_template: str | None
+    tool_template: str | None
+    """Template of chats with tools; None where the checkpoint has one template for all chats."""
     add_bos_token: bool | None
     """Explicit setting, which overrides tokenizer.json; None: not set."""
     defaults: SamplingDefaults
     hashes: dict[str, str]
+
+    @property
+    def template_text(self) -> str:
+        """All templates, to search for what they contain."""
+        return "\n".join(template for template in (self.chat_template, self.tool_template) if template)
 
 
 def hash_tokenizer_files(directory: str | Path) -> dict[str, str]:
@@ -77,10 +84,12 @@ def load_model_files(directory: str | Path) -> ModelFiles:
     config = _read_json(root / "tokenizer_config.json")
     special_tokens = _special_tokens(_read_json(root / "special_tokens_map.json"), config)
     add_bos_token = config.get("add_bos_token")
+    templates = _chat_templates(root, config)
     return ModelFiles(
         tokenizer=_load_tokenizer(root),
         special_tokens=special_tokens,
-        chat_template=_chat_template(root, config),
+        chat_template=templates.get("default"),
+        tool_template=templates.get("tool_use"),
         add_bos_token=add_bos_token if isinstance(add_bos_token, bool) else None,
         defaults=_sampling_defaults(root / "generation_config.json"),
         hashes=hash_tokenizer_files(root),
@@ -127,15 +136,14 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _chat_template(root: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the template; a separate file overrides tokenizer_config.json, as in transformers."""
+def _chat_templates(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates by name; a separate file overrides tokenizer_config.json, as in transformers."""
     if (root / "chat_template.jinja").is_file():
-        return (root / "chat_template.jinja").read_text("utf-8")
-    template = _read_json(root / "chat_template.json").get("chat_template", config.get("chat_template"))
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        return {"default": (root / "chat_template.jinja").read_text("utf-8")}
+    given = _read_json(root / "chat_template.json").get("chat_template", config.get("chat_template"))
+    entries = given if isinstance(given, list) else [{"name": "default", "template": given}]
+    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    return {str(name): template for name, template in named.items() if isinstance(template, str)}
 
 
 def _sampling_defaults(path: Path) -> SamplingDefaults:

@@ -26,7 +26,8 @@ class PromptEncoder:
     def __init__(self, files: ModelFiles) -> None:
         self._tokenizer = files.tokenizer
         self._template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
-        self._control = ControlTokens(files.tokenizer, files.chat_template or "")
+        self._tool_template = ChatTemplate(files.tool_template, files.special_tokens) if files.tool_template else None
+        self._control = ControlTokens(files.tokenizer, files.template_text)
         bos = files.special_tokens.get("bos_token")
         self._special_tokens = files.special_tokens
         self._bos_id = None if bos is None else files.tokenizer.token_to_id(bos)
@@ -43,17 +44,20 @@ class PromptEncoder:
             request = requests[i]
             try:
                 if request.tokens is not None:
-                    results[i] = array("i", request.tokens) or self._finish([])
+                    results[i] = array("i", request.tokens) or self._finish(request, [])
                     continue
                 chat = self._render(request)
                 if chat.marks:
-                    results[i] = self._finish(self._control.encode(chat))
+                    results[i] = self._finish(request, self._control.encode(chat))
                 else:
                     texts[i] = chat.text
             except BaseException as error:
                 results[i] = _prompt_error(error)
         for i, encoded in zip(texts, self._encode_texts([*texts.values()]), strict=True):
-            results[i] = encoded
+            try:
+                results[i] = encoded if isinstance(encoded, PromptError) else self._finish(requests[i], encoded)
+            except PromptError as error:
+                results[i] = error
         for i in repeated:
             results[i] = results[i - 1]
         return [result for result in results if result is not None]
@@ -97,7 +101,10 @@ class PromptEncoder:
         if request.messages is None:
             assert request.prompt is not None
             return RenderedChat(request.prompt)
-        if self._template is None:
+        template = self._template
+        if request.tools is not None and self._tool_template is not None:
+            template = self._tool_template
+        if template is None:
             raise PromptError(
                 "no_chat_template",
                 "this model has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json): "
@@ -105,7 +112,7 @@ class PromptEncoder:
                 "messages",
             )
         chat = self._control.escape(request.messages, request.tools, request.documents)
-        text = self._template.render(
+        text = template.render(
             chat.messages,
             request.template_variables,
             tools=chat.tools,
@@ -116,7 +123,7 @@ class PromptEncoder:
         )
         return self._control.unescape(text, chat.mark)
 
-    def _encode_texts(self, texts: list[str]) -> list[Prompt | PromptError]:
+    def _encode_texts(self, texts: list[str]) -> list[list[int] | PromptError]:
         try:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except BaseException as error:
@@ -124,17 +131,11 @@ class PromptEncoder:
                 return [_prompt_error(error)]
             # One text fails the whole batch; the others must not fail with it.
             return [result for text in texts for result in self._encode_texts([text])]
-        results: list[Prompt | PromptError] = []
-        for encoding in encodings:
-            try:
-                results.append(self._finish(encoding.ids))
-            except PromptError as error:
-                results.append(error)
-        return results
+        return [encoding.ids for encoding in encodings]
 
-    def _finish(self, ids: list[int]) -> Prompt:
+    def _finish(self, request: Generate, ids: list[int]) -> Prompt:
         """Return the ids with the BOS that the tokenizer adds by default, once: a template or prompt may contain it."""
-        prefix = self._prefix
+        prefix = self._prefix if request.add_special_tokens else []
         if prefix and ids[: len(prefix)] != prefix:
             ids = prefix + ids
         if not ids:
@@ -160,6 +161,8 @@ def same_prompt(one: Generate | Question, other: Generate | Question) -> bool:
     if not isinstance(one, Generate) or not isinstance(other, Generate):
         return False
     if (one.prompt, one.tokens, one.messages) != (other.prompt, other.tokens, other.messages):
+        return False
+    if one.add_special_tokens != other.add_special_tokens:
         return False
     # Equality is not enough: a template renders 1, 1.0 and True in three ways.
     return one.messages is None or _exactly(one) == _exactly(other)

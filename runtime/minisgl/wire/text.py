@@ -113,6 +113,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     """The prompt ends with the beginning of the assistant's message."""
     continue_final_message: bool = False
     """The prompt ends within the last message, which the answer continues."""
+    add_special_tokens: bool = True
+    """The prompt begins with the tokens that the tokenizer prepends by default."""
     truncate_prompt_tokens: int | None = None
     """Keep only the last tokens of the prompt, this many; −1: as many as the context allows; None: all."""
     bad_words: tuple[str, ...] = ()

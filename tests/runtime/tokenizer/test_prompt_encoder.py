@@ -176,3 +176,28 @@ def test_everything_that_a_template_gets_tells_prompts_apart(tmp_path: Path) -> 
     results = made.encode(asked)
     assert results == [made.encode([one])[0] for one in asked]
     assert len({str(result) for result in results}) == len(asked)
+
+
+def test_special_tokens_can_be_left_out(tmp_path: Path) -> None:
+    tokenizer = llama3()
+    made = encoder(tmp_path, tokenizer, bos_token="<|begin_of_text|>")
+    bare = tokenizer.encode("Hello", add_special_tokens=False).ids
+    with_bos, without = made.encode([request(prompt="Hello"), request(prompt="Hello", add_special_tokens=False)])
+    assert with_bos == array("i", [tokenizer.token_to_id("<|begin_of_text|>"), *bare])
+    assert without == array("i", bare)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_template_of_its_own_for_tools(tmp_path: Path, named: bool) -> None:
+    """As Hermes 2 Pro and Command R have it; transformers chooses by the same rule."""
+    templates = [
+        {"name": "default", "template": "plain {{ messages[0].content }}"},
+        {"name": "tool_use", "template": "{{ tools[0].function.name }} {{ messages[0].content }}"},
+    ]
+    made = encoder(tmp_path, byte_level(), None, chat_template=templates[: 1 + named])
+    tools = ToolOptions(definitions=({"type": "function", "function": {"name": "f"}},))
+    assert ids(made, messages=HELLO) == byte_level().encode("plain Hello").ids
+    if named:
+        assert ids(made, messages=HELLO, tools=tools) == byte_level().encode("f Hello").ids
+    else:
+        assert error(made, messages=HELLO, tools=tools).param == "tools"

@@ -58,6 +58,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     bad_words: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ _SAME_IN_EVERY_CHOICE: Final = (
     "documents",
     "add_generation_prompt",
     "continue_final_message",
+    "add_special_tokens",
     "truncate_prompt_tokens",
     "bad_words",
     "stop_regex",

@@ -24,6 +24,8 @@ MAX_MESSAGES: Final = 2048
 _USE_TOOLS: Final = "replaced by `tools` and `tool_choice`; use these"
 _NO_LORA: Final = "adapters are not supported; merge the adapter into the checkpoint and serve that"
 _NO_LOGPROB_IDS: Final = "not supported; request the most likely tokens, and look for these among them"
+_NO_CODE: Final = "code of a request is not run; use `logit_bias`, `bad_words` or `allowed_token_ids`"
+_STOP_IN_OUTPUT: Final = "has another name here; use `include_stop_str_in_output`"
 _NO_BEAMS: Final = "beam search is not supported; use `n` with a temperature above 0"
 
 Unsupported = Annotated[Any, supports()]
@@ -60,7 +62,25 @@ class Body(SamplingFields, kw_only=True):
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
+
+    response_format: AnyFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+
+    guided_whitespace_pattern: Annotated[str | None, supports()] = None
     logprob_token_ids: Annotated[Any, supports([], problem=_NO_LOGPROB_IDS)] = None
+    use_beam_search: Annotated[bool | None, supports(False, problem=_NO_BEAMS)] = None
+    lora_path: Annotated[Any, supports(problem=_NO_LORA)] = None
+    logits_processors: Annotated[Any, supports([], problem=_NO_CODE)] = None
+    custom_logit_processor: Annotated[Any, supports(problem=_NO_CODE)] = None
+    repetition_detection: Unsupported = None
+    return_hidden_states: Annotated[bool | None, supports(False)] = None
+    no_stop_trim: Annotated[bool | None, supports(False, problem=_STOP_IN_OUTPUT)] = None
 
     # Accepted without effect.
     user: str | None = None
@@ -69,18 +89,6 @@ class Body(SamplingFields, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-
-    truncate_prompt_tokens: Truncation | None = None
-    use_beam_search: Annotated[bool | None, supports(False, problem=_NO_BEAMS)] = None
-    lora_path: Annotated[Any, supports(problem=_NO_LORA)] = None
-
-    response_format: AnyFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: SchemaOrText | None = None
-    guided_regex: str | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: Annotated[str | None, supports()] = None
 
 
 class ContentPart(msgspec.Struct):
@@ -141,6 +149,7 @@ class ChatBody(Body, kw_only=True):
     echo: bool | None = None
 
     chat_template: Unsupported = None
+    stream_reasoning: Annotated[bool | None, supports(True, problem="reasoning is streamed as it comes")] = None
     functions: Annotated[list[Any] | None, supports([], problem=_USE_TOOLS)] = None
     function_call: Annotated[Any, supports("none", "auto", problem=_USE_TOOLS)] = None
     modalities: Annotated[list[str] | None, supports(["text"], problem="only text is supported")] = None

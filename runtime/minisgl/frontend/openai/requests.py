@@ -144,6 +144,7 @@ def _request(
         return_token_ids=bool(body.return_token_ids),
         structured_output=constraint.output if constraint else None,
         structured_output_field=constraint.field if constraint else "",
+        add_special_tokens=body.add_special_tokens is not False,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         **options,
         ignored=unknown_fields(type(body), raw),

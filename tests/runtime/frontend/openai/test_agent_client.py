@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-from minisgl.wire.text import ChatMessage, Generate, ScoredToken, ToolOptions
+from minisgl.wire.text import ChatMessage, Generate, ScoredToken, TextFailed, ToolOptions
 from support.frontend.scripted import ScriptedStack, Step, answer, calls, says, thinks
 
 USER: Any = [{"role": "user", "content": "Weather in Bonn?"}]
@@ -389,7 +389,11 @@ def test_log_probabilities_beside_calls(scripted: ScriptedStack, client: openai.
 
 
 def test_a_stream_of_calls_that_breaks_raises(scripted: ScriptedStack, client: openai.OpenAI) -> None:
-    scripted.script = answer(LOOK, fails="engine_error")
+    broken = answer(LOOK, ends=False)
+    scripted.script = lambda request: [
+        *broken(request),
+        TextFailed(id=request.id, code="engine_error", message="it broke"),
+    ]
     with pytest.raises(openai.APIError, match="it broke"):
         for _ in client.chat.completions.create(model="default", messages=USER, tools=[WEATHER], stream=True):
             pass

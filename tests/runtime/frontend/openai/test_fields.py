@@ -478,7 +478,8 @@ DIFFERING_CHAT = DIFFERING | {
     "continue_final_message": (False, True),
     "echo": (False, True),
 }
-BEHIND_THE_PROMPT: dict[str, tuple[Any, Any]] = {
+NOT_AT_THE_SCHEDULER: dict[str, tuple[Any, Any]] = {"add_special_tokens": (True, False)}
+NOT_AT_THE_SCHEDULER_CHAT = NOT_AT_THE_SCHEDULER | {
     "tool_choice": ("auto", "required"),
     "parallel_tool_calls": (True, False),
     "separate_reasoning": (True, False),
@@ -486,7 +487,8 @@ BEHIND_THE_PROMPT: dict[str, tuple[Any, Any]] = {
     "thinking_token_budget": (1, 2),
     "thinking_budget": (None, 0),
 }
-"""Pairs that must differ in the request to a tokenizer worker or in the form of the response."""
+"""Pairs that must differ in the request to a tokenizer worker or in the form of the response; not every template,
+tokenizer or answer shows it."""
 DIFFERING_COMPLETION = DIFFERING | {
     "prompt": ("Hi", [5, 6]),
     "logprobs": (None, 0),
@@ -511,9 +513,15 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "guided_whitespace_pattern": (None, " "),
     "use_beam_search": (False, True),
     "lora_path": (None, "adapter"),
+    "logits_processors": ([], ["a.b"]),
+    "custom_logit_processor": (None, "{}"),
+    "repetition_detection": (None, {}),
+    "return_hidden_states": (False, True),
+    "no_stop_trim": (False, True),
 }
 REFUSED_CHAT = REFUSED | {
     "chat_template": (None, "{{ messages }}"),
+    "stream_reasoning": (True, False),
     "functions": ([], [{"name": "f"}]),
     "function_call": ("none", {"name": "f"}),
     "modalities": (["text"], ["text", "audio"]),
@@ -575,13 +583,13 @@ def test_every_field_has_an_effect_or_is_rejected_by_name(
     without_effect: dict[str, tuple[Any, Any]],
 ) -> None:
     stack = agent_stack
-    behind = BEHIND_THE_PROMPT if kind is ChatBody else {}
+    parse, behind = (
+        (parse_chat, NOT_AT_THE_SCHEDULER_CHAT) if kind is ChatBody else (parse_completion, NOT_AT_THE_SCHEDULER)
+    )
     assert sorted([*differing, *behind, *refused, *without_effect]) == sorted(kind.__struct_encode_fields__)
     for name, (one, other) in behind.items():
         start = body | NEEDED.get(name, {})
-        requests = [
-            parse_chat(json.dumps(start | {name: value}).encode(), SamplingDefaults()) for value in (one, other)
-        ]
+        requests = [parse(json.dumps(start | {name: value}).encode(), SamplingDefaults()) for value in (one, other)]
         assert requests[0] != requests[1], name
     for name, (one, other) in differing.items():
         start = body | (NEEDED if kind is ChatBody else NEEDED_COMPLETION).get(name, {})
