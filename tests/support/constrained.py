@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from minisgl.grammar.errors import GrammarError
-from minisgl.scheduler.constraints import Constraint, Vocabulary, is_constrained
+from minisgl.scheduler.constraints import Constraint, Vocabulary
 from minisgl.scheduler.request import Request
 from minisgl.wire.messages import Submit, Thinking
 from minisgl.wire.plan import IntArray
@@ -118,7 +118,7 @@ class ToyGrammars:
 def allowed_tokens(message: Submit, output: Sequence[int], vocab_size: int, eos_ids: Collection[int]) -> set[int]:
     """Tokens that may follow `output`: all tokens for a request without a constraint, none if its constraint allows
     none."""
-    if not is_constrained(message):
+    if not message.is_constrained:
         return set(range(vocab_size))
     eos = frozenset(eos_ids)
     grammar = msgspec.json.decode(message.grammar, type=ToyGrammar) if message.grammar else None
@@ -149,6 +149,17 @@ def allowed_tokens(message: Submit, output: Sequence[int], vocab_size: int, eos_
     elif message.ignore_eos and follows:
         tokens = tokens - eos or tokens
     return tokens
+
+
+def must_end(message: Submit, output: Sequence[int], vocab_size: int, eos_ids: Collection[int]) -> bool:
+    """True when the grammar allows nothing but EOS behind `output`, which then ends the answer even if it is ignored."""
+    if not message.grammar:
+        return False
+    if message.thinking is not None:
+        forced, within, _ = _reasoning(message.thinking, output, once=True)
+        if within or forced is not None:
+            return False
+    return allowed_tokens(message, output, vocab_size, eos_ids) <= {*eos_ids}
 
 
 def _reasoning(thinking: Thinking, output: Sequence[int], *, once: bool) -> tuple[int | None, bool, list[int]]:

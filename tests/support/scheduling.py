@@ -18,7 +18,7 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import Failure, StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
 from minisgl.wire.plan import StepPlan
-from support.constrained import ToyGrammars, allowed_tokens
+from support.constrained import ToyGrammars, allowed_tokens, must_end
 from support.numerics.kv_engine import KvEngine, prompt_scores, reference
 from support.scheduler_audit import check
 from support.timed_engine import TimedEngine
@@ -53,14 +53,12 @@ class Answer:
             eos,
             lambda output: allowed_tokens(self.submit, output, VOCAB, EOS),
         )
-        if self.submit.grammar and self.submit.ignore_eos:
-            tokens = self._until_grammar_ends(tokens)
-        return tokens
+        return self._until_grammar_ends(tokens) if self.submit.ignore_eos else tokens
 
     def _until_grammar_ends(self, tokens: list[int]) -> list[int]:
         """`tokens` up to an EOS that ends them although the request ignores EOS: the only token that was allowed."""
         for index, token in enumerate(tokens):
-            if token in EOS and allowed_tokens(self.submit, tokens[:index], VOCAB, EOS) <= set(EOS):
+            if token in EOS and must_end(self.submit, tokens[:index], VOCAB, EOS):
                 return tokens[: index + 1]
         return tokens
 

@@ -38,6 +38,11 @@ DRAINING: Final = "draining"
 """Codes of refusals that another replica need not share."""
 
 UNAVAILABLE: Final = "engine_unavailable"
+UNSUPPORTED: Final = "unsupported_by_engine"
+_NO_CONSTRAINTS: Final = (
+    "no connected engine can constrain answers, which structured output, required tools, a thinking budget, "
+    "allowed_token_ids and bad_words need; update the engines"
+)
 _EXPIRED_ID: Final = bytes(REQUEST_ID_BYTES)
 """Replaces the identifier of an earlier attempt."""
 
@@ -67,6 +72,11 @@ class _Request:
     """On the clock of `Replicas.now`; None: no deadline."""
     expires_at: float | None = None
     """End of its wait, counted from when no replica could take it; None: one has taken it."""
+
+    def fits(self, replica: Replica) -> bool:
+        """Return whether a replica understands all of the request, which is not final."""
+        assert self.submit is not None
+        return not self.submit.is_constrained or replica.knows_constraints
 
 
 class Dispatcher:
@@ -257,11 +267,13 @@ class Dispatcher:
             self._parked.pop(request.id, None)
             self._reencode(request.id)
             return
-        routable = self.replicas.routable
-        candidates = [replica for replica in routable if replica.address not in request.refused_by]
+        able = self._able(request)
+        candidates = [replica for replica in able if replica.address not in request.refused_by]
         if candidates:
             self._send_to(self._pick(candidates, request), request)
-        elif routable:
+        elif self.replicas.routable and not any(map(request.fits, self.replicas)):
+            self._fail(request, UNSUPPORTED, _NO_CONSTRAINTS)
+        elif able:
             assert request.refusal is not None, "only refusals keep a request from a routable replica"
             self._fail(request, request.refusal.code, request.refusal.message)
         else:
@@ -269,6 +281,10 @@ class Dispatcher:
             if request.expires_at is None:
                 request.expires_at = self.replicas.now + self._queue_seconds
             self._parked[request.id] = request
+
+    def _able(self, request: _Request) -> list[Replica]:
+        """Replicas that can take a request now, unless they refuse it."""
+        return [replica for replica in self.replicas.routable if request.fits(replica)]
 
     def _pick(self, replicas: list[Replica], request: _Request) -> Replica:
         if len(replicas) == 1 and len(self._attempts) == 1:
@@ -302,10 +318,12 @@ class Dispatcher:
 
     def _move_unstarted(self, address: str) -> None:
         """Resubmit requests without output if another replica can take them: they might wait long at this one."""
-        if any(replica.address != address for replica in self.replicas.routable):
+        others = [replica for replica in self.replicas.routable if replica.address != address]
+        if others:
             for request in [one for one in self._attempts[address].values() if not self._is_final(one)]:
-                self._abort_attempt(request)
-                self._resubmit(request)
+                if any(map(request.fits, others)):
+                    self._abort_attempt(request)
+                    self._resubmit(request)
 
     def _is_final(self, request: _Request) -> bool:
         """Return whether this attempt of a request is the last; then its prompt is no longer needed."""

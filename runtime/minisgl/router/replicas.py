@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from minisgl.router.routing import PrefixIndex
 from minisgl.tokenizer.model_files import differing_files
-from minisgl.wire.messages import WIRE_VERSION, ModelCard, Status, Welcome
+from minisgl.wire.messages import GRAMMAR, WIRE_VERSION, ModelCard, Status, Welcome
 from minisgl.wire.status import ReplicaView
 
 STALE_SECONDS: Final = 5.0
@@ -63,6 +63,11 @@ class Replica:
     def name(self) -> str:
         """Name of the replica, or the address of one that has no name."""
         return (self.known.replica if self.known is not None else "") or self.address
+
+    @property
+    def knows_constraints(self) -> bool:
+        """It takes requests with a grammar, or did so before a loss."""
+        return self.known is not None and GRAMMAR in self.known.features
 
     @property
     def hashes(self) -> FileHashes:

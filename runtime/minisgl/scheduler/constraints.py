@@ -43,12 +43,6 @@ class Vocabulary:
         return mask.view(np.int32)
 
 
-def is_constrained(message: Submit) -> bool:
-    """True when masks depend on the tokens of a request."""
-    has_budget = message.thinking is not None and message.thinking.budget >= 0
-    return bool(message.grammar or has_budget or message.allowed_token_ids or message.bad_words)
-
-
 class Constraint:
     """Constraint of one request, behind the tokens that it has generated.
 

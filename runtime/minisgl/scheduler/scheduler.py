@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from minisgl.config import SchedulerConfig
 from minisgl.errors import CodedError, describe
 from minisgl.scheduler.compiling import GrammarThreads
-from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, fill_masks, is_constrained
+from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, fill_masks
 from minisgl.scheduler.logits_processors import encode_logits_processors
 from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
 from minisgl.scheduler.pages import NO_PAGES
@@ -151,7 +151,7 @@ class Scheduler:
             self._compiling[request.id] = request
             self._grammars.start(request, message, self._vocabulary)
         else:
-            if is_constrained(message):
+            if message.is_constrained:
                 request.constraint = Constraint(message, self._vocabulary, None)
                 for token in request.tokens[request.prompt_length :].tolist():
                     request.constraint.consume(token)

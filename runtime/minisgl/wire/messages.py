@@ -142,6 +142,12 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
         )
 
     @property
+    def is_constrained(self) -> bool:
+        """True when it depends on the tokens before which ones may follow; only some engines know such requests."""
+        has_budget = self.thinking is not None and self.thinking.budget >= 0
+        return bool(self.grammar or has_budget or self.allowed_token_ids or self.bad_words)
+
+    @property
     def params(self) -> SamplingParams:
         """The flat fields as one struct."""
         nested = {name: getattr(self, name) for name in _TOKEN_PARAMS}

@@ -11,6 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from minisgl.router.dispatcher import Dispatcher
 from minisgl.wire.messages import (
+    GRAMMAR,
     WIRE_VERSION,
     Abort,
     Ack,
@@ -19,6 +20,7 @@ from minisgl.wire.messages import (
     PromptLogprobs,
     Status,
     Submit,
+    Thinking,
     Tokens,
     Welcome,
 )
@@ -54,6 +56,7 @@ class Server:
         self.draining = False
         self.kind = 0
         """Index of its tokenizer files in FILE_SETS."""
+        self.knows_constraints = False
         self.requests: dict[bytes, int] = {}
         """Number of tokens sent, by identifier on the wire."""
         self.aborted: set[bytes] = set()
@@ -64,6 +67,7 @@ class Server:
             epoch=(1, self.epoch),
             model=card(tokenizer_hashes=FILE_SETS[self.kind]),
             replica=self.name,
+            features=(GRAMMAR,) if self.knows_constraints else (),
         )
 
 
@@ -93,6 +97,7 @@ class Dispatching(RuleBasedStateMachine):
         self.ends: dict[bytes, str] = {}
         self.acks: set[bytes] = set()
         self.cancelled: set[bytes] = set()
+        self.constrained: set[bytes] = set()
         self.encoding: set[bytes] = set()
         """Requests whose prompts are being encoded again."""
 
@@ -105,6 +110,9 @@ class Dispatching(RuleBasedStateMachine):
                 self.acks.add(message.id)
             case Failed():
                 assert message.id not in self.ends and message.id not in self.cancelled
+                if message.code == "unsupported_by_engine":
+                    assert message.id in self.constrained
+                    assert not any(server.up and server.knows_constraints for server in self.servers)
                 self.ends[message.id] = message.code
             case Tokens():
                 rows = message.rows()
@@ -127,6 +135,7 @@ class Dispatching(RuleBasedStateMachine):
         if isinstance(message, Submit):
             assert not server.draining, "sent to one that drains"
             assert message.prompt == PROMPTS[server.kind], "token ids of another tokenizer"
+            assert server.knows_constraints or not message.is_constrained, "sent to one that would ignore constraints"
             assert message.id not in server.requests
             server.requests[message.id] = 0
         else:
@@ -142,16 +151,21 @@ class Dispatching(RuleBasedStateMachine):
     def server(self, number: int) -> Server:
         return self.servers[number]
 
-    @rule(target=requests)
-    def submit(self) -> Any:
+    @rule(target=requests, is_constrained=st.booleans())
+    def submit(self, is_constrained: bool) -> Any:
         self.count += 1
         request_id = b"%016d" % self.count
+        if is_constrained:
+            self.constrained.add(request_id)
         self.given[request_id] = []
         self.send(request_id)
         return multiple(request_id)
 
     def send(self, request_id: bytes) -> None:
-        self.dispatcher.submit(Submit(id=request_id, prompt=PROMPTS[self.kind], max_tokens=8, seed=1))
+        allowed = (1,) if request_id in self.constrained else ()
+        self.dispatcher.submit(
+            Submit(id=request_id, prompt=PROMPTS[self.kind], max_tokens=8, seed=1, allowed_token_ids=allowed)
+        )
 
     @rule(kind=st.integers(0, 1))
     def use_files(self, kind: int) -> None:
@@ -171,11 +185,11 @@ class Dispatching(RuleBasedStateMachine):
         self.encoding.discard(request_id)
         self.dispatcher.abort(request_id)
 
-    @rule(number=st.integers(0, REPLICAS - 1), kind=st.integers(0, 1))
-    def start(self, number: int, kind: int) -> None:
+    @rule(number=st.integers(0, REPLICAS - 1), kind=st.integers(0, 1), knows_constraints=st.booleans())
+    def start(self, number: int, kind: int, knows_constraints: bool) -> None:
         """Start a replica, or restart it while its connection stays open."""
         server = self.server(number)
-        server.kind = kind
+        server.kind, server.knows_constraints = kind, knows_constraints
         server.up, server.draining, server.requests, server.aborted = True, False, {}, set()
         server.epoch += 1
         self.dispatcher.welcome(server.address, server.welcome())
@@ -261,10 +275,12 @@ class Dispatching(RuleBasedStateMachine):
         assert at_servers + len(self.dispatcher._parked) + len(self.encoding) == len(live)
         for server in self.servers:
             assert self.dispatcher.replicas[server.address].in_flight == len(server.requests)
-        if any(server.up and not server.draining and server.kind == self.kind for server in self.servers):
+        good = [server for server in self.servers if server.up and not server.draining and server.kind == self.kind]
+        assert bool(good) == bool(self.dispatcher.replicas.routable)
+        if any(server.knows_constraints for server in good):
             assert not self.dispatcher._parked
-        else:
-            assert not self.dispatcher.replicas.routable
+        elif good:
+            assert self.dispatcher._parked.keys() <= self.constrained
         assert len(self.dispatcher._session_ids) <= 2 * len(live)
 
     def teardown(self) -> None:
@@ -303,3 +319,40 @@ def test_a_replica_that_refuses_a_request_with_output_counts_as_draining() -> No
     dispatcher.failed(server.address, Failed(request_id, "draining", "it ends"))
     assert given[-1] == Failed(request_id, "draining", "it ends"), "requests with output are not resubmitted"
     assert not dispatcher.replicas.routable
+
+
+def test_constrained_requests_need_a_replica_that_constrains() -> None:
+    given: list[Any] = []
+    sent: list[tuple[str, bytes]] = []
+    dispatcher = Dispatcher(
+        RETRY_SECONDS,
+        60.0,
+        deliver=given.append,
+        send=lambda address, message: sent.append((address, message.id)),
+        reencode=lambda _: None,
+        has_output=lambda _: False,
+    )
+    dispatcher.set_files_in_use(FILE_SETS[0])
+    old, new = Server(0), Server(1)
+    new.knows_constraints = True
+
+    def submit(number: int, **options: Any) -> bytes:
+        request_id = b"%016d" % number
+        dispatcher.submit(Submit(id=request_id, prompt=PROMPTS[0], max_tokens=8, seed=1, **options))
+        return request_id
+
+    dispatcher.add(old.address)
+    dispatcher.welcome(old.address, old.welcome())
+    refused = submit(1, grammar="{}")
+    assert [(failed.id, failed.code) for failed in given] == [(refused, "unsupported_by_engine")]
+    assert "update the engines" in given[0].message
+    plain = submit(2, thinking=Thinking(start=(1,), end=(2,)))
+    dispatcher.add(new.address)
+    dispatcher.welcome(new.address, new.welcome())
+    constrained = submit(3, bad_words=((4,),))
+    assert sent == [(old.address, plain), (new.address, constrained)]
+    # The one that constrains is lost: the request waits for its return, while others can be served.
+    dispatcher.lost(new.address, "engine_unavailable", "lost")
+    assert submit(4, allowed_token_ids=(1,)) in dispatcher._parked and len(given) == 1
+    dispatcher.welcome(new.address, new.welcome())
+    assert not dispatcher._parked and [address for address, _ in sent[2:]] == [new.address] * 2

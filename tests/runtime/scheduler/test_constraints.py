@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, fill_masks, is_constrained
+from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, fill_masks
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit, Thinking
-from support.constrained import ToyGrammar, ToyGrammars, ToyMatcher, allowed_tokens
+from support.constrained import ToyGrammar, ToyGrammars, ToyMatcher, allowed_tokens, must_end
 from support.scheduling import EOS, VOCAB, Answer, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [True, False])
@@ -49,7 +49,7 @@ def tokens_of(mask: np.ndarray) -> set[int]:
 @given(options=constraints, data=st.data())
 def test_masks_allow_what_the_definition_allows(options: dict[str, Any], data: st.DataObject) -> None:
     submit, vocabulary = message(**options), Vocabulary(VOCAB, EOS)
-    if not is_constrained(submit):
+    if not submit.is_constrained:
         assert allowed_tokens(submit, [], VOCAB, EOS) == set(range(VOCAB))
         return
     toy: Any = ToyGrammars(VOCAB)
@@ -73,7 +73,7 @@ def test_masks_allow_what_the_definition_allows(options: dict[str, Any], data: s
         token = data.draw(st.sampled_from(preferred))
         if token in submit.stop_token_ids or (token in EOS and not submit.ignore_eos):
             return
-        is_last = bool(submit.grammar) and token in EOS and expected <= set(EOS)
+        is_last = token in EOS and must_end(submit, output, VOCAB, EOS)
         assert constraint.consume(token) is is_last
         if is_last:
             return

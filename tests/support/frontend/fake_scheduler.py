@@ -15,6 +15,7 @@ import zmq
 
 from minisgl.wire.messages import (
     FINISH_REASONS,
+    GRAMMAR,
     WIRE_VERSION,
     Ack,
     FinishReason,
@@ -102,9 +103,12 @@ class FakeScheduler:
         epoch: tuple[int, int] = (1_700_000_000_000, 1),
         replica: str = "",
         revision: str = "",
+        features: tuple[str, ...] = (GRAMMAR,),
     ) -> None:
         self.answer = answer
-        self.welcome = Welcome(version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision)
+        self.welcome = Welcome(
+            version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision, features=features
+        )
         self.status = STATUS
         """Status that is sent ten times a second."""
         self.sends_status = True

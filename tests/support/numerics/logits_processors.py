@@ -18,7 +18,6 @@ from minisgl.engine.interface import Engine
 from minisgl.kernels.sample import sample
 from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
 from minisgl.scheduler.compiling import GrammarThreads
-from minisgl.scheduler.constraints import is_constrained
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
@@ -113,7 +112,7 @@ def _controlled(
     raw: torch.Tensor, request: Submit, prompt: list[int], output: list[int], ends: set[int], eos: set[int]
 ) -> torch.Tensor:
     logits = raw.tolist()
-    if len(output) < request.min_tokens and not is_constrained(request):
+    if len(output) < request.min_tokens and not request.is_constrained:
         for token in ends:
             logits[token] = -1e30
     for token, bias in request.logit_bias.items():
@@ -123,7 +122,7 @@ def _controlled(
         logits[token] = value / request.repetition_penalty if value > 0 else value * request.repetition_penalty
     for token in set(output):
         logits[token] -= request.frequency_penalty * output.count(token) + request.presence_penalty
-    if is_constrained(request):
+    if request.is_constrained:
         allowed = allowed_tokens(request, output, len(logits), eos)
         logits = [logit if token in allowed else -1e30 for token, logit in enumerate(logits)]
     return torch.tensor(logits)
