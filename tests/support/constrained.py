@@ -152,7 +152,7 @@ def allowed_tokens(message: Submit, output: Sequence[int], vocab_size: int, eos_
 
 
 def must_end(message: Submit, output: Sequence[int], vocab_size: int, eos_ids: Collection[int]) -> bool:
-    """True when the grammar allows nothing but EOS behind `output`, which then ends the answer even if it is ignored."""
+    """True when the grammar allows nothing but EOS behind `output`, which then ends the answer even if ignored."""
     if not message.grammar:
         return False
     if message.thinking is not None:

@@ -1,5 +1,5 @@
-"""Constrained answers of a complete server with a tiny model, whose weights are random: nothing but the constraints makes
-them valid."""
+"""Constrained answers of a complete server with a tiny model, whose weights are random: nothing but the constraints
+makes them valid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jsonschema
