@@ -7,14 +7,15 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from typing import Final
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
 from minisgl.grammar.errors import GrammarError
+from minisgl.grammar.limits import LIMITS
 from minisgl.grammar.matcher import Matcher
+from minisgl.grammar.threads import deep_threads
 from minisgl.grammar.tokenizer import GrammarTokenizer
 
 CACHE_BYTES: Final = 256 << 20
-_LIMITS: Final = LLParserLimits(verbose_errors=False)
 _BASE_BYTES: Final = 256 << 10
 _BYTES_PER_CHARACTER: Final = 64
 
@@ -56,7 +57,8 @@ class GrammarCompiler:
         return compiled.copy()
 
     def _compile(self, text: str) -> Matcher:
-        raw = LLMatcher(self._tokenizer.tokens, text, log_level=0, limits=_LIMITS)
+        make = deep_threads.submit(LLMatcher, self._tokenizer.tokens, text, log_level=0, limits=LIMITS)
+        raw = make.result()
         if raw.is_error():
             raise GrammarError("invalid_grammar", raw.get_error())
         return Matcher(raw)

@@ -6,10 +6,14 @@ An expression stands on the right side of a rule. The rule `start` of a grammar'
 from __future__ import annotations
 
 import json
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from llguidance import regex_to_lark
+
+from minisgl.grammar.schema.exact import exact
+from minisgl.grammar.schema.patterns import translate
+from minisgl.grammar.schema.reader import Schema
 
 ANY_TEXT: Final = "/(?s:.*)/"
 """Any text without special tokens, also none."""
@@ -18,7 +22,8 @@ WHITESPACE: Final = r"[ \t]{0,2}(\r?\n[ \t]{0,32})?"
 """Whitespace at each place in a JSON text where it is allowed: as people indent, and bounded, since a model that
 repeats whitespace would otherwise never come to an end."""
 
-_JSON_OPTIONS: Final = {"coerce_one_of": False, "lenient": False}
+_JSON_OPTIONS: Final = {"coerce_one_of": False, "lenient": False, "json_allowed_escapes": 'nrbtf\\"'}
+"""`\\uXXXX` is not allowed: a key that is written in two ways would be two keys to the grammar."""
 _OPTIONS: Final = '%llguidance {"no_forcing": true}\n'
 """Without this, a text in a grammar that spells a special token would only match that token, which has no text."""
 
@@ -41,17 +46,23 @@ def special_token(token_id: int) -> str:
     return f"<[{token_id}]>"
 
 
-def json_schema(schema: dict[str, Any] | bool, *, compact: bool = False) -> str:
-    """Return an expression for a JSON text that is valid under a decoded schema. `compact`: without whitespace."""
+def json_schema(schema: Schema, *, compact: bool = False) -> str:
+    """Return an expression for a JSON text that is valid under a user's schema. `compact`: without whitespace. Raises
+    GrammarError."""
+    return exact_json(exact(schema).schema, compact=compact)
+
+
+def exact_json(schema: Schema, *, compact: bool = False) -> str:
+    """Return the same for a schema that `exact` has returned."""
     if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+        schema = {} if schema else {"anyOf": []}
     options = _JSON_OPTIONS | {"whitespace_pattern": "" if compact else WHITESPACE}
     return "%json " + msgspec.json.encode({**schema, "x-guidance": options}).decode()
 
 
 def regex(pattern: str) -> str:
-    r"""Return an expression for a text that matches a whole regular expression. `\d` is an ASCII digit."""
-    escaped = regex_to_lark(pattern, "d").replace("\n", "\\n").replace("\r", "\\r")
+    """Return an expression for a text that matches a whole regular expression. Raises GrammarError."""
+    escaped = regex_to_lark(translate(pattern, of_schema=False), "")
     return f"/{escaped}/" if escaped else '""'
 
 

@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from llguidance import LLMatcher
 
-from minisgl.grammar.build import build
+from minisgl.grammar import lark
+from minisgl.grammar.build import build, decode_schema
 from minisgl.grammar.errors import GrammarError
+from minisgl.grammar.limits import LIMITS, MAX_TEXT
+from minisgl.grammar.schema.errors import pointer
+from minisgl.grammar.schema.exact import exact
+from minisgl.grammar.schema.locate import locate
+from minisgl.grammar.schema.reader import Schema
+from minisgl.grammar.threads import deep_threads
 from minisgl.wire.text import StructuredOutput
+
+_POSITION: Final = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
+_TOO_COMPLEX: Final = re.compile(r"too (big|large|complex|deep)|limit|fuel|Unable to determine", re.IGNORECASE)
+_IN_PLAIN_WORDS: Final = {
+    "oneOf constraints": "a value may be valid under several of the schemas in oneOf; give them different types or "
+    "a property with different constants, or use anyOf",
+    "min/maxProperties": "minProperties and maxProperties are only supported where all properties are required",
+    "Unsatisfiable schema": "no value is valid",
+}
 
 
 def validate(constraint: StructuredOutput) -> None:
-    """Raises GrammarError for a constraint that no engine could apply."""
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(build(constraint))
-    if is_error:
-        raise GrammarError("unsupported_schema" if constraint.kind == "json" else "invalid_grammar", messages[0])
+    """Check a constraint, which takes up to a second. Raises GrammarError for one that no engine could apply."""
+    if len(constraint.value) > MAX_TEXT[constraint.kind]:
+        raise GrammarError("grammar_too_complex", f"more than {MAX_TEXT[constraint.kind]} characters are not supported")
+    if constraint.kind == "json":
+        validate_schema(decode_schema(constraint.value))
+    else:
+        problem = _problem(build(constraint))
+        if problem:
+            raise GrammarError(_code(problem, "invalid_grammar"), problem)
+
+
+def validate_schema(schema: Schema) -> None:
+    """Check a JSON schema. Raises GrammarError, with the path of the schema or keyword that is refused."""
+    read = exact(schema)
+    problem = _schema_problem(read.schema)
+    if problem:
+        path, reason = locate(read, schema, _schema_problem, problem)
+        words = next((words for start, words in _IN_PLAIN_WORDS.items() if reason.startswith(start)), None)
+        if reason.startswith("Unsatisfiable schema: "):
+            words = f"{words}: {reason.partition(': ')[2]}"
+        where = pointer(path)
+        raise GrammarError(_code(reason, "unsupported_schema"), f"{where}: {words or reason}", where)
+
+
+def _schema_problem(schema: Schema) -> str:
+    return _problem(lark.grammar(f"start: {lark.exact_json(schema)}"))
+
+
+def _problem(grammar: str) -> str:
+    """Return the first line of the library's error, or an empty text."""
+    is_error, messages = deep_threads.submit(LLMatcher.validate_grammar_with_warnings, grammar, limits=LIMITS).result()
+    return _POSITION.sub("", messages[0].partition("\n")[0]) if is_error else ""
+
+
+def _code(problem: str, otherwise: str) -> str:
+    return "grammar_too_complex" if _TOO_COMPLEX.search(problem) else otherwise

@@ -1,0 +1,1 @@
+"""JSON schemas: what of them can be enforced exactly, as schemas that llguidance enforces exactly."""

@@ -1,0 +1,36 @@
+"""The one way from a user's schema to llguidance's."""
+
+from __future__ import annotations
+
+import msgspec
+
+from minisgl.grammar.schema.disjoint import with_any_of
+from minisgl.grammar.schema.errors import too_complex, unsupported
+from minisgl.grammar.schema.limits import MAX_BYTES
+from minisgl.grammar.schema.productive import circular, endless
+from minisgl.grammar.schema.reader import Reader, Schema
+
+
+class ExactSchema(msgspec.Struct, frozen=True):
+    """A schema that llguidance enforces exactly, if it accepts it."""
+
+    schema: Schema
+    sources: dict[str, tuple[str | int, ...]]
+    """Path of each definition in the user's schema."""
+
+
+def exact(schema: Schema) -> ExactSchema:
+    """Read a user's schema. Raises GrammarError `unsupported_schema` or `grammar_too_complex`, with its path."""
+    reader = Reader(schema)
+    result = reader.read()
+    if isinstance(result, dict):
+        with_any_of(result)
+        for name in circular(result):
+            path = reader.sources.get(name, ())
+            raise unsupported(path, "references lead back to the same schema for the same value")
+        for name in endless(result):
+            raise unsupported(reader.sources.get(name, ()), "references never end, so no finite value is valid")
+    size = len(msgspec.json.encode(result))
+    if size > MAX_BYTES:
+        raise too_complex((), f"the schema has {size} bytes, more than {MAX_BYTES}")
+    return ExactSchema(result, reader.sources)

@@ -1,0 +1,21 @@
+"""Limits that keep the time and the stack of one compilation bounded."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_BYTES: Final = 256 << 10
+"""Size of a schema without annotations and unused definitions, as JSON text."""
+MAX_NODES: Final = 20_000
+"""Schemas within a schema."""
+MAX_DEPTH: Final = 64
+"""Schemas that one schema is nested in, not counting references."""
+MAX_LEVELS: Final = 2_000
+"""Sum of the depths of a schema and of all definitions that it uses: the library follows references by recursion."""
+MAX_PATTERN: Final = 8 << 10
+MAX_PATTERN_PROPERTIES: Final = 16
+MAX_ENUM: Final = 10_000
+MAX_LENGTH: Final = 1 << 20
+"""Limit of minLength, maxItems and the like; a larger maximum is no limit to an answer."""
+EXACT_INTEGER: Final = 2**53
+"""Larger integers are not exact as the floating-point numbers that the library computes with."""
