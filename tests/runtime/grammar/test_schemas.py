@@ -157,6 +157,7 @@ def test_keywords_without_effect_are_accepted(schema: Any) -> None:
         ({"type": "string", "format": "color"}, '"red"', "1"),
         ({"type": "string", "pattern": "a.c"}, '"xabcx"', '"ac"'),
         ({"type": "string", "pattern": "^[[a&&b]+$"}, '"a[&b"', '"c"'),
+        ({"$ref": "#/$defs/a%20b~1c", "$defs": {"a b/c": {"type": "null"}}}, "null", "1"),
         ({"exclusiveMinimum": 1, "maximum": 1.5, "type": "number"}, "1.25", "1"),
         ({"minimum": 1.5, "exclusiveMaximum": 2, "type": "number"}, "1.99", "2"),
         ({"minimum": -1.5, "exclusiveMaximum": -1, "type": "number"}, "-1.25", "-1"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import unquote
 
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.schema.errors import Path, pointer, too_complex, unsupported
@@ -102,7 +102,7 @@ class Reader:
             raise unsupported(path, f"the reference {text[:100]!r} is not within the schema; copy it into $defs")
         if fragment and not fragment.startswith("/"):
             raise unsupported(path, f"the reference {text[:100]!r} is an anchor, which is not supported; use a path")
-        steps = tuple(step.replace("~1", "/").replace("~0", "~") for step in unquote(fragment).split("/")[1:])
+        steps = tuple(step.replace("~1", "/").replace("~0", "~") for step in _unquoted(fragment).split("/")[1:])
         self._resolve(steps, path)
         if not steps:
             return "#"
@@ -299,6 +299,15 @@ _READERS: Final[dict[str, _Read]] = {
     "uniqueItems": Reader._unique_items,
     **dict.fromkeys(("if", "then", "else"), Reader._condition),
 }
+
+
+def _unquoted(fragment: str) -> str:
+    """Return the fragment of a URI without its percent escapes."""
+    if "%" not in fragment:
+        return fragment
+    quoted = fragment.encode("utf-8", "surrogatepass")
+    plain = re.sub(rb"%([0-9A-Fa-f]{2})", lambda escape: bytes.fromhex(escape[1].decode()), quoted)
+    return plain.decode(errors="replace")
 
 
 def _translated(pattern: str, path: Path) -> str:
