@@ -48,6 +48,9 @@ _OtherThanTexts: TypeAlias = WorkerState | Accepted | TextFailed | Reply | Flush
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
+_MORE_THAN_TEXT: Final = ("scored", "reasoning", "tool_calls", "token_ids", "prompt_scored")
+"""Columns of `Texts` with output beside the text, by row."""
+
 _TEXTS_AT_A_TIME: Final = 32
 """Texts of a step that are passed on before other tasks run: that many take half a millisecond, and other requests,
 such as a scrape of the metrics, must not wait for hundreds."""
@@ -164,6 +167,18 @@ def _usability(state: ReplicaView) -> tuple[bool, bool]:
     return state.routable, state.waits_for_files
 
 
+def _push_row(choice: Choice, text: str, message: Texts, row: int) -> None:
+    """Pass on a row of a message in which some rows have more than text."""
+    scored = message.scored.get(row, ())
+    reasoning, calls = message.reasoning.get(row, ""), message.tool_calls.get(row, ())
+    prompt_scored = message.prompt_scored.get(row, ())
+    if reasoning or calls or prompt_scored or row in message.token_ids:
+        token_ids = array("i", message.token_ids.get(row, b""))
+        choice.stream.push_step(choice, text, scored, reasoning, calls, token_ids, prompt_scored)
+    else:
+        choice.stream.push(choice, text, scored)
+
+
 def _frame(message: ToTokenizer) -> bytes:
     """Raises ApiError for a message that is too large: sending it would lose the connection with all its requests."""
     frame = _encoder.encode(message)
@@ -269,20 +284,17 @@ class _Link:
         """Raises ValidationError before any of it has had an effect."""
         loop = asyncio.get_running_loop()
         now = loop.time()
+        text_only = not any(getattr(message, column) for column in _MORE_THAN_TEXT)
         for row, (request_id, text) in enumerate(message.rows()):
             if row and not row % _TEXTS_AT_A_TIME:
                 await asyncio.sleep(0)
                 now = loop.time()
             if (choice := self._choices.get(request_id)) is not None:
                 self._requests.count_tokens(choice, message.counts[row], now)
-                scored = message.scored.get(row, ())
-                reasoning, calls = message.reasoning.get(row, ""), message.tool_calls.get(row, ())
-                prompt_scored = message.prompt_scored.get(row, ())
-                if reasoning or calls or prompt_scored or row in message.token_ids:
-                    token_ids = array("i", message.token_ids.get(row, b""))
-                    choice.stream.push_step(choice, text, scored, reasoning, calls, token_ids, prompt_scored)
+                if text_only:
+                    choice.stream.push(choice, text, ())
                 else:
-                    choice.stream.push(choice, text, scored)
+                    _push_row(choice, text, message, row)
         for finished in message.finished:
             if (choice := self._choices.pop(finished.id, None)) is not None:
                 self._requests.finish(choice, finished, now)
