@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.frontend.anthropic import schema as anthropic
 from minisgl.frontend.anthropic.bodies import CountTokensBody, MessagesBody
 from minisgl.frontend.generation.constraints import IN_STRUCTURED_OUTPUTS, NAMES, StructuredOutputs
 from minisgl.frontend.generation.model_names import DEFAULT_MODEL
@@ -17,6 +18,7 @@ from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import TOKEN_ID
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from minisgl.frontend.responses import schema as responses
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.version import __version__
 from minisgl.wire.text import ServedModel
@@ -51,8 +53,8 @@ def openapi(model: ServedModel | None) -> dict[str, Any]:
     """Return an OpenAPI 3.1 document. `model`: the served one, whose names and vocabulary bodies must respect."""
     references, schemas = msgspec.json.schema_components(_BODIES.values(), ref_template="#/components/schemas/{name}")
     for name, stricter in _checked_after_decoding().items():
-        schemas[name]["properties"] |= stricter.pop("properties", {})
-        schemas[name] |= stricter
+        properties = schemas[name]["properties"] | stricter.get("properties", {})
+        schemas[name] |= {**stricter, "properties": properties}
     # What follows changes parts that several bodies share.
     schemas = copy.deepcopy(schemas)
     if model is not None:
@@ -137,6 +139,8 @@ def _checked_after_decoding() -> dict[str, Schema]:
             },
             "oneOf": _exactly_one("text", "input_ids", "prompt"),
         },
+        **responses.CHECKED_AFTER_DECODING,
+        **anthropic.CHECKED_AFTER_DECODING,
         "TokenizeBody": {
             "oneOf": _exactly_one("prompt", "messages"),
             **_not_both("continue_final_message", {"const": True}, "add_generation_prompt", {"const": True}),

@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minisgl.frontend.anthropic.bodies import MessagesBody
+from minisgl.frontend.anthropic.requests import parse_message_request
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.bodies import ChatBody, CompletionBody
 from minisgl.frontend.openai.requests import parse_chat, parse_completion
 from minisgl.frontend.openapi import openapi
+from minisgl.frontend.responses.bodies import ResponsesBody
+from minisgl.frontend.responses.requests import parse_responses
 from minisgl.wire.text import SamplingDefaults, ServedModel
 from support.frontend.fake_scheduler import card
 from support.frontend.json_values import json_values
@@ -35,6 +39,73 @@ MESSAGES = st.lists(
         },
     ),
     max_size=2,
+)
+
+
+def _some(required: dict[str, Any], **optional: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Return objects with fields that fit, most of the time."""
+    fields = {name: st.sampled_from(values) | VALUES for name, values in optional.items()}
+    known = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in required.items()})
+    return st.builds(lambda one, other: one | other, known, st.fixed_dictionaries({}, optional=fields))
+
+
+PARTS = st.lists(_some({"type": ["input_text", "output_text", "input_image"]}, text=["a"]), max_size=2)
+ITEM_TYPES = ["message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "web_search_call"]
+ITEM = _some(
+    {"type": [*ITEM_TYPES, None, ""]},
+    **{name: ["a"] for name in ("call_id", "name", "arguments", "input", "output", "content")},
+    role=["user", "assistant", "boss"],
+)
+WITH_PARTS = st.builds(
+    lambda item, name, parts: item | {name: parts}, ITEM, st.sampled_from(["content", "output"]), PARTS
+)
+ITEMS = st.builds(
+    lambda items: {"input": [*items, {"role": "user", "content": "Hi"}]}, st.lists(ITEM | WITH_PARTS, max_size=2)
+)
+FORMATS: list[Any] = [
+    None,
+    {"type": "text"},
+    {"type": "grammar", "syntax": "lark", "definition": "a"},
+    {"type": "grammar"},
+]
+FUNCTION = _some(
+    {"type": ["function", "custom", "web_search", "mcp", None]},
+    name=["f", "f g"],
+    description=["a"],
+    parameters=[{}, {"type": "object"}, {"type": "array"}],
+    strict=[True],
+    format=FORMATS,
+)
+NAMESPACE = st.builds(
+    lambda tool, tools: tool | {"tools": tools},
+    _some({"type": ["namespace"]}, name=["n"], description=["a"]),
+    st.lists(FUNCTION, max_size=1) | VALUES,
+)
+RESPONSES_TOOLS = st.fixed_dictionaries(
+    {"tools": st.lists(FUNCTION | NAMESPACE, max_size=1)},
+    optional={"tool_choice": st.sampled_from(["none", "auto", "required", "any", {"type": "mcp"}])},
+)
+BLOCK_TYPES = ["text", "tool_result", "tool_use", "thinking", "redacted_thinking", "image"]
+BLOCK = _some({"type": BLOCK_TYPES}, text=["a"], id=["1"], name=["f"], input=[{}], tool_use_id=["1"], content=["a"])
+BLOCKS = st.builds(
+    lambda role, content: {"messages": [{"role": role, "content": content}, *CHAT["messages"]]},
+    st.sampled_from(["user", "assistant", "system", "boss"]),
+    st.lists(BLOCK, max_size=2) | VALUES,
+)
+MESSAGES_TOOLS = st.fixed_dictionaries(
+    {
+        "tools": st.lists(
+            _some(
+                {"type": ["custom", None, "web_search_20250305", "bash_20250124"]},
+                name=["f", "f g"],
+                input_schema=[{}, {"type": "object"}, {"type": "array"}],
+                description=["a"],
+                strict=[True],
+            ),
+            max_size=1,
+        )
+    },
+    optional={"tool_choice": st.sampled_from([{"type": kind} for kind in ("none", "auto", "any", "some")]) | VALUES},
 )
 
 
@@ -68,8 +139,10 @@ def compares(body: dict[str, Any]) -> bool:
         (parse_completion, CompletionBody, {"prompt": "Hi"}),
         (parse_native, NativeBody, {"text": "Hi"}),
         (parse_native, NativeBody, {}),
+        (parse_responses, ResponsesBody, {"input": "Hi"}),
+        (parse_message_request, MessagesBody, CHAT | {"max_tokens": 9}),
     ],
-    ids=["chat", "completion", "native", "native, empty"],
+    ids=["chat", "completion", "native", "native, empty", "responses", "messages"],
 )
 def test_the_schema_allows_any_field_exactly_as_the_parser_does(parse: Any, kind: Any, start: dict[str, Any]) -> None:
     schema = validator(kind.__name__)
@@ -93,6 +166,36 @@ def test_the_schema_allows_messages_exactly_as_the_parser_does() -> None:
     def check(messages: list[Any]) -> None:
         body = {"messages": messages}
         assert is_accepted(parse_chat, body) == schema.is_valid(body)
+
+    check()
+
+
+@pytest.mark.parametrize("parts", [ITEMS, RESPONSES_TOOLS], ids=["input", "tools"])
+def test_the_schema_allows_a_conversation_of_agents_exactly_as_the_parser_does(
+    parts: st.SearchStrategy[dict[str, Any]],
+) -> None:
+    schema = validator("ResponsesBody")
+
+    @settings(max_examples=400, deadline=None)
+    @given(parts)
+    def check(part: dict[str, Any]) -> None:
+        body = {"input": "Hi"} | part
+        assert is_accepted(parse_responses, body) == schema.is_valid(body), body
+
+    check()
+
+
+@pytest.mark.parametrize("parts", [BLOCKS, MESSAGES_TOOLS], ids=["messages", "tools"])
+def test_the_schema_allows_messages_of_blocks_exactly_as_the_parser_does(
+    parts: st.SearchStrategy[dict[str, Any]],
+) -> None:
+    schema = validator("MessagesBody")
+
+    @settings(max_examples=400, deadline=None)
+    @given(parts)
+    def check(part: dict[str, Any]) -> None:
+        body = CHAT | {"max_tokens": 9} | part
+        assert is_accepted(parse_message_request, body) == schema.is_valid(body), body
 
     check()
 

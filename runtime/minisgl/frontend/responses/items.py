@@ -59,7 +59,7 @@ class _Conversation:
         self._turn = _Turn()
 
     def add(self, item: InputItem, path: str) -> None:
-        kind = item.type or ("message" if item.role is not None else None)
+        kind = "message" if item.type is None and item.role is not None else item.type
         match kind:
             case "message":
                 self._add_message(item, path)
@@ -110,12 +110,13 @@ class _Conversation:
         if self._turn.content is not None or self._turn.calls:
             self._end_turn()
         reasoning = _text(item.content or [], f"{path}.content")
+        summary = _text(item.summary or [], f"{path}.summary")
         if not reasoning and item.encrypted_content:
             unsealed = unseal(item.encrypted_content)
             if unsealed is None:
                 self.ignored.append(f"{path}.encrypted_content")
             reasoning = unsealed or ""
-        self._turn.reasoning.append(reasoning or _text(item.summary or [], f"{path}.summary"))
+        self._turn.reasoning.append(reasoning or summary)
 
     def _add_call(self, item: InputItem, path: str, arguments: Any) -> None:
         name = function_name(_given(item.name, f"{path}.name"), item.namespace)

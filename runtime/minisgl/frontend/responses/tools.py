@@ -125,13 +125,15 @@ def _namespace(item: dict[str, Any], path: str) -> Iterator[_Tool]:
         raise invalid(f"{path}.name", "expected the name of the namespace")
     if not isinstance(tools, list):
         raise invalid(f"{path}.tools", "expected a list of tools")
+    if not isinstance(description, str | None):
+        raise invalid(f"{path}.description", "expected a string")
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict) or tool.get("type") not in ("function", "custom"):
             raise invalid(f"{path}.tools[{i}].type", 'expected a tool of the type "function" or "custom"')
-        own = tool.get("description") or ""
-        if not i and isinstance(description, str) and description and isinstance(own, str):
+        own = tool.get("description")
+        if not i and description and isinstance(own, str | None):
             # The model sees no namespaces, so what is said about all its tools comes before the first of them.
-            own = f"{description}\n\n{own}".rstrip()
+            own = f"{description}\n\n{own or ''}".rstrip()
         yield _tool({**tool, "description": own}, f"{path}.tools[{i}]", namespace)
 
 
@@ -154,7 +156,7 @@ def _function(item: dict[str, Any]) -> dict[str, Any]:
 def _custom(item: dict[str, Any], path: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the function for a custom tool, and the paths of what is not enforced."""
     argument: dict[str, Any] = {"type": "string", "description": "The input as plain text."}
-    function: dict[str, Any] = {"description": item.get("description") or ""}
+    function: dict[str, Any] = {"description": "" if item.get("description") is None else item["description"]}
     ignored: tuple[str, ...] = ()
     match item.get("format"):
         case None | {"type": "text"}:

@@ -11,12 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
+from minisgl.frontend.anthropic.bodies import MessagesBody
+from minisgl.frontend.anthropic.requests import parse_message_request
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.request import generate_messages
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.bodies import ChatBody, CompletionBody
 from minisgl.frontend.openai.requests import parse_chat, parse_completion
+from minisgl.frontend.responses.bodies import ResponsesBody
+from minisgl.frontend.responses.requests import parse_responses
 from minisgl.wire.text import Generate, SamplingDefaults
 from support.frontend.json_values import json_values
 
@@ -45,8 +49,10 @@ def outcome(parse: Any, body: dict[str, Any]) -> None:
         (parse_chat, ChatBody, CHAT),
         (parse_completion, CompletionBody, {"prompt": "Hi"}),
         (parse_native, NativeBody, {"text": "Hi"}),
+        (parse_responses, ResponsesBody, {"input": "Hi"}),
+        (parse_message_request, MessagesBody, CHAT | {"max_tokens": 9}),
     ],
-    ids=["chat", "completion", "native"],
+    ids=["chat", "completion", "native", "responses", "messages"],
 )
 def test_any_value_of_any_field_is_rejected_by_name_or_encodable(parse: Any, kind: Any, start: dict[str, Any]) -> None:
     @settings(max_examples=120, deadline=None)
