@@ -27,7 +27,7 @@ def answer_constraints(generate: Generate, answers: AnswerFormat, state: Reasoni
     grammar = _grammar(generate, answers, state)
     budget = -1 if generate.thinking_budget is None else generate.thinking_budget
     markers = answers.reasoning_tokens
-    if budget >= 0 and (markers is None or generate.messages is None):
+    if budget >= 0 and not generate.soft_limits and (markers is None or generate.messages is None):
         raise PromptError(
             "unsupported_parameter",
             "the reasoning of this answer cannot be limited: it is no chat, or the model's vocabulary has no tokens "

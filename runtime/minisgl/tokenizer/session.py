@@ -321,7 +321,7 @@ class Session:
             return prompt
         if keep == -1:
             # At least one, so that a request which fits in no case gets the error with its numbers.
-            keep = max(1, self._model.max_model_len - _least_tokens(generate.params, generate.fit_max_tokens))
+            keep = max(1, self._model.max_model_len - _least_tokens(generate.params, generate.soft_limits))
         return prompt[-keep:]
 
     def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords, state: ReasoningState) -> Submit:
@@ -336,7 +336,7 @@ class Session:
         return submit_message(
             generate,
             prompt.tobytes(),
-            max_tokens=_max_tokens(len(prompt), params, self._model.max_model_len, generate.fit_max_tokens),
+            max_tokens=_max_tokens(len(prompt), params, self._model.max_model_len, generate.soft_limits),
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
             # The engine can sample no token outside of its vocabulary.
             bad_words=tuple(word for word in bad_words if max(word) < vocab_size),

@@ -125,8 +125,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     """Leave special tokens out of the text."""
     return_token_ids: bool = False
     """Report the token ids of prompt and answer, and log-probabilities also of tokens that are not part of its text."""
-    fit_max_tokens: bool = False
-    """Generate at most what the context leaves, where `params.max_tokens` is more; false: that is an error."""
+    soft_limits: bool = False
+    """Agents send limits with every request: `params.max_tokens` may be more than the context leaves, and
+    `thinking_budget` has no effect on a model that does not mark its reasoning; false: both are errors."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

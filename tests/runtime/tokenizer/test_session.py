@@ -117,6 +117,21 @@ def test_requests_that_exceed_the_context_are_refused(room: int, max_tokens: int
 
 
 @pytest.mark.parametrize(
+    ("room", "max_tokens", "most"), [(3, 2, 2), (3, 4, 3), (1, 99, 1), (0, 4, None), (-1, 4, None)]
+)
+def test_soft_limits_generate_what_the_context_leaves(room: int, max_tokens: int, most: int | None) -> None:
+    session = Session(TABLE)
+    session.open(card(max_model_len=len(PROMPT) + room))
+    session.begin(msgspec.structs.replace(generate(max_tokens=max_tokens), soft_limits=True))
+    session.encoded(ID, PROMPT)
+    (message,) = [*session.take_to_scheduler(), *session.take_to_frontend()]
+    if most is None:
+        assert isinstance(message, TextFailed) and "at least 1 more" in message.message
+    else:
+        assert isinstance(message, Submit) and message.max_tokens == most
+
+
+@pytest.mark.parametrize(
     ("keep", "max_tokens", "kept"),
     [(None, 1, 5), (3, 1, 3), (99, 1, 5), (-1, 4, 4), (-1, None, 5), (-1, 1, 5), (-1, 7, 1)],
 )

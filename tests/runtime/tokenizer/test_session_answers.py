@@ -279,3 +279,6 @@ def test_a_budget_needs_tokens_that_mark_reasoning(answers: AnswerFormat) -> Non
     (failed,) = made.take_to_frontend()
     assert isinstance(failed, TextFailed)
     assert (failed.code, failed.param) == ("unsupported_parameter", "thinking_token_budget")
+    made = session(answers=answers, tools=None, thinking_budget=0, soft_limits=True)
+    (submit,) = made.take_to_scheduler()
+    assert isinstance(submit, Submit) and submit.thinking is None

@@ -46,7 +46,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
             ("generate.", "stream tools structured_output separate_reasoning thinking_budget add_generation_prompt"),
             ("generate.", "continue_final_message truncate_prompt_tokens bad_words stop_regex skip_special_tokens"),
             ("generate.", "return_token_ids messages[].reasoning messages[].custom_role params.allowed_token_ids"),
-            ("generate.", "thinking documents fit_max_tokens add_special_tokens"),
+            ("generate.", "thinking documents soft_limits add_special_tokens"),
             ("generate.tools.", "definitions choice name parallel"),
             ("generate.structured_output.", "kind value compact"),
             ("encode.", "tools thinking documents continue_final_message"),

@@ -74,7 +74,7 @@ def parse_message_request(raw: bytes, defaults: SamplingDefaults) -> GenerationR
         thinking_budget=_thinking_budget(body.thinking, body.max_tokens),
         add_generation_prompt=not continues,
         continue_final_message=continues,
-        fit_max_tokens=True,
+        soft_limits=True,
         ignored=(*unknown_fields(MessagesBody, raw), *conversation.ignored),
     )
 

@@ -64,8 +64,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_regex: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     return_token_ids: bool = False
-    fit_max_tokens: bool = False
-    """Generate at most what the context leaves, where `max_tokens` is more."""
+    soft_limits: bool = False
+    """`max_tokens` and `thinking_budget` apply as far as context and model allow."""
     ignored: tuple[str, ...] = ()
     """Unknown fields of the body."""
 
@@ -90,7 +90,7 @@ _SAME_IN_EVERY_CHOICE: Final = (
     "stop_regex",
     "skip_special_tokens",
     "return_token_ids",
-    "fit_max_tokens",
+    "soft_limits",
 )
 """Fields that a message to a worker takes from the request as they are."""
 

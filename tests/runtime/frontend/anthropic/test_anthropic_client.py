@@ -43,7 +43,7 @@ def test_a_text_is_one_block(scripted: ScriptedStack, client: anthropic.Anthropi
     assert message.id.startswith("msg_") and message._request_id
     sent = scripted.last(Generate)
     assert sent.messages == (ChatMessage("system", "Be kind."), ChatMessage("user", "Hi"))
-    assert (sent.params.max_tokens, sent.fit_max_tokens, sent.stream) == (9, True, False)
+    assert (sent.params.max_tokens, sent.soft_limits, sent.stream) == (9, True, False)
 
 
 def test_a_streamed_answer_is_the_same_message(scripted: ScriptedStack, client: anthropic.Anthropic) -> None:

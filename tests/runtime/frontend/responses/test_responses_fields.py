@@ -213,7 +213,7 @@ def test_reasoning_is_repeated_as_summary_where_one_is_asked_for(scripted: Scrip
 
 
 def test_log_probabilities_are_those_of_the_text(scripted: ScriptedStack) -> None:
-    token = ScoredToken(b"Hello", b"Hello", 0, -0.5, [(b"Hello", -0.5), (b"Hi", -1.5)])
+    token = ScoredToken(b"Hello", b"Hello", 0, -0.5, [(b"Hello", -0.5), (b"Hi", -1.5)], 1, [1, 2])
     scripted.script = answer(Step("Hello", scored=(token,)))
     found = events(scripted, top_logprobs=2)
     (delta,) = (event for event in found if event["type"] == "response.output_text.delta")
