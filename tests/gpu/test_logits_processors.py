@@ -28,6 +28,7 @@ CONTROLS: list[dict[str, Any]] = [
     {"temperature": 0.9, "seed": 3, "presence_penalty": 1.0, "logprobs": 1},
     {"temperature": 0.9, "seed": 4, "top_k": 5, "repetition_penalty": 1.2},
     {"temperature": 0.9, "seed": 5, "top_k": 5},
+    {"temperature": 0.9, "seed": 6, "top_k": 5, "logprobs": 0, "logprob_token_ids": (5, 400, 77)},
 ]
 
 

@@ -44,6 +44,8 @@ class DeviceStep:
     """[F] indices of the S rows with filters, logits processors or log-probabilities."""
     reported_rows: torch.Tensor
     """[N] indices of the S rows that report log-probabilities."""
+    reported_ids: torch.Tensor
+    """See `StepProcessors.named`."""
     late_slots: torch.Tensor
     """[L] slots of late rows"""
     page_updates: torch.Tensor
@@ -165,7 +167,8 @@ class PackedStep:
         return self._cascade.pack(groups, self.num_decode)
 
     def _processor_parts(self) -> list[IntArray]:
-        return [self.processors.rows, self.processors.reported, self.processors.late_slots]
+        processors = self.processors
+        return [processors.rows, processors.reported, processors.named, processors.late_slots]
 
     def _update_parts(self) -> list[IntArray]:
         plan = self._plan
@@ -198,6 +201,7 @@ class PackedStep:
             cascade=self._cascade_view(next(parts)),
             processed_rows=next(parts),
             reported_rows=next(parts),
+            reported_ids=next(parts),
             late_slots=next(parts),
             page_updates=next(parts).view(3, -1),
             new_rows=next(parts).view(NEW_ROW_COLUMNS, -1),

@@ -28,7 +28,7 @@ NEW_ROW_COLUMNS: Final = 1 + columns.COLUMNS
 """Slot, then the columns of the device's table."""
 
 MANY_TOPS: Final = 1 << 16
-"""Stage of rows that report more most likely tokens than the kernel can; only the host knows it."""
+"""Stage of rows that report more most likely tokens than the kernel can, or other tokens; only the host knows it."""
 
 LISTS: Final = columns.BIASED | columns.MASKED | columns.BITMASKED
 """Stages that read lists or bitmasks."""
@@ -83,6 +83,9 @@ class StepProcessors(NamedTuple):
     """Rows that report log-probabilities."""
     tops: int = 0
     """Largest number of most likely tokens that any of these reports."""
+    named: IntArray = EMPTY
+    """[N × tops] tokens that these report in place of the most likely ones, −1 where there are none; empty if no row
+    has any."""
     late_slots: IntArray = EMPTY
     """Slots of the late rows, in the order of the sampled rows."""
     changes: tuple[IntArray, ...] = ()
@@ -132,6 +135,8 @@ class LogitsProcessorTable:
         self._stages = np.zeros(rows, np.int32)
         self._prompts: dict[int, RowLogitsProcessors] = {}
         """Rows that report log-probabilities of their prompts."""
+        self._named: dict[int, IntArray] = {}
+        """Tokens by slot that rows report in place of the most likely ones."""
 
     def new_rows(self, slots: IntArray) -> IntArray:
         """[NEW_ROW_COLUMNS, N]: `slots` [N] and their columns of the table, for the device."""
@@ -152,15 +157,18 @@ class LogitsProcessorTable:
             ended = positions >= self._table[columns.MASK_UNTIL, slots]
             found = np.where(ended, found & ~columns.MASKED, found)
             stages = int(np.bitwise_or.reduce(found))
-        reported, tops = EMPTY, 0
+        reported, tops, named = EMPTY, 0, EMPTY
         if stages & (columns.REPORTED | MANY_TOPS):
             reported = np.flatnonzero(found & (columns.REPORTED | MANY_TOPS)).astype(np.int32)
             tops = int(self._table[columns.TOPS, slots[reported]].max())
+            if self._named:
+                named = self._named_of(slots[reported].tolist(), tops)
         return StepProcessors(
             stages,
             np.flatnonzero(found).astype(np.int32),
             reported,
             tops,
+            named,
             slots[found & columns.BITMASKED > 0] if stages & columns.BITMASKED else EMPTY,
             _changes(joined, prompts) if joined or prompts else (),
             max((len(row.bias_ids) + len(row.masked_ids) for row in joined), default=0),
@@ -185,8 +193,9 @@ class LogitsProcessorTable:
         filters |= (top_p.view(np.float32) < 1) | (min_p.view(np.float32) > 0)
         filters &= temperature.view(np.float32) > 0
         self._stages[slots] = self._table[columns.STAGES, slots] = columns.FILTERED * filters
-        for slot in slots.tolist() if self._prompts else ():
+        for slot in slots.tolist() if self._prompts or self._named else ():
             self._prompts.pop(slot, None)
+            self._named.pop(slot, None)
         joined = decode_logits_processors(plan.logits_processors)
         for row in joined:
             self._set(row)
@@ -199,11 +208,14 @@ class LogitsProcessorTable:
             (columns.BIASED, len(row.bias_ids)),
             (columns.MASKED, len(row.masked_ids) and row.min_tokens > 0),
             (columns.BITMASKED, row.late),
-            (columns.REPORTED, 0 <= row.logprobs <= columns.MOST_TOPS),
+            (columns.REPORTED, 0 <= row.logprobs <= columns.MOST_TOPS and not len(row.logprob_ids)),
         )
         stages = int(column[columns.STAGES]) | sum(bit for bit, needed in bits if needed)
         column[columns.STAGES] = stages
-        self._stages[row.slot] = stages | (MANY_TOPS if row.logprobs > columns.MOST_TOPS else 0)
+        many = row.logprobs > columns.MOST_TOPS or len(row.logprob_ids)
+        self._stages[row.slot] = stages | (MANY_TOPS if many else 0)
+        if len(row.logprob_ids):
+            self._named[row.slot] = row.logprob_ids
         penalties = np.array((row.repetition, row.frequency, row.presence), np.float32)
         column[columns.REPETITION : columns.PRESENCE + 1] = penalties.view(np.int32)
         column[columns.MASK_UNTIL] = row.prompt_length + row.min_tokens
@@ -212,6 +224,16 @@ class LogitsProcessorTable:
         column[columns.TOPS] = row.logprobs
         if row.prompt_logprobs >= 0:
             self._prompts[row.slot] = row
+
+    def _named_of(self, slots: Sequence[int], tops: int) -> IntArray:
+        """`StepProcessors.named` of the rows in these slots."""
+        if not any(slot in self._named for slot in slots):
+            return EMPTY
+        named = np.full((len(slots), tops), -1, np.int32)
+        for row, slot in enumerate(slots):
+            ids = self._named.get(slot, EMPTY)
+            named[row, : len(ids)] = ids
+        return named.ravel()
 
     def _segments(self, plan: StepPlan) -> Iterator[PromptSegment]:
         offset = len(plan.decode_slots)

@@ -82,7 +82,8 @@ class Sampler:
         if not len(processors.reported):
             return None
         if report_ is None or processors.stages & MANY_TOPS:
-            return self._report(logits, step.reported_rows.long(), tokens, processors.tops)
+            named = step.reported_ids.view(-1, processors.tops) if len(step.reported_ids) else None
+            return self._report(logits, step.reported_rows.long(), tokens, processors.tops, named)
         return report_
 
     def resample_all(
@@ -101,8 +102,16 @@ class Sampler:
 
         return report_cuda(logits, rows, tokens, self._workspace)
 
-    def _report(self, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, tops: int) -> torch.Tensor:
-        parts = [report(self._whole(logits[part]), tokens[part], tops) for part in rows.split(PROMPT_CHUNK)]
+    def _report(
+        self, logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, tops: int, named: torch.Tensor | None
+    ) -> torch.Tensor:
+        """`rows` [N] of the S rows report; see `logprobs.report` for `tops` and `named` [N, tops]."""
+        chunks = rows.split(PROMPT_CHUNK)
+        ids = [None] * len(chunks) if named is None else named.split(PROMPT_CHUNK)
+        parts = [
+            report(self._whole(logits[chunk]), tokens[chunk], tops, some)
+            for chunk, some in zip(chunks, ids, strict=True)
+        ]
         return parts[0].new_zeros(len(tokens), parts[0].shape[1]).index_copy_(0, rows, torch.cat(parts))
 
     def report_prompt(

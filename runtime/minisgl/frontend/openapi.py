@@ -92,6 +92,7 @@ def _checked_after_decoding() -> dict[str, Schema]:
                 _not_both("continue_final_message", {"const": True}, "add_generation_prompt", {"const": True}),
                 _not_both("thinking_budget", {"type": "integer"}, "thinking_token_budget", {"type": "integer"}),
                 _requires("top_logprobs", {"type": "integer"}, "logprobs", {"const": True}),
+                _requires("logprob_token_ids", _NOT_EMPTY, "logprobs", {"const": True}),
                 _requires("max_tokens", {"const": 0}, "max_completion_tokens", {"type": "integer"}),
                 _not_both("prompt_logprobs", {"type": "integer"}, "stream", {"const": True}),
                 _one_constraint(ChatBody),
@@ -127,6 +128,7 @@ def _checked_after_decoding() -> dict[str, Schema]:
             "properties": {"prompt": _PROMPT},
             "allOf": [
                 _not_both("prompt_logprobs", {"type": "integer"}, "stream", {"const": True}),
+                _requires("logprob_token_ids", _NOT_EMPTY, "logprobs", {"type": "integer"}),
                 _one_constraint(CompletionBody),
             ],
         },

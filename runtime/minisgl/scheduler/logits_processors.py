@@ -40,6 +40,7 @@ def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntAr
         prompt=request.tokens[: request.prompt_length] if needs_prompt else EMPTY,
         output=request.tokens[request.prompt_length :] if penalized else EMPTY,
         late=late,
+        logprob_ids=np.array(params.logprob_token_ids, np.int32),
     ).encode()
 
 

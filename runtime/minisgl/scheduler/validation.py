@@ -62,6 +62,7 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
             params,
             temperature=params.temperature if params.temperature >= LOWEST_TEMPERATURE else 0.0,
             top_k=params.top_k if 0 < params.top_k < config.vocab_size else 0,
+            logprobs=len(params.logprob_token_ids) or params.logprobs,
         ),
         stop_token_ids=frozenset(token for token in params.stop_token_ids if 0 <= token < config.vocab_size),
         priority=message.priority,
@@ -97,6 +98,10 @@ def _check_params(params: SamplingParams, max_tokens: int, config: SchedulerConf
             raise _invalid(f"{name} is {value}; it must be in {lowest:g}..{highest:g}")
     if params.logit_bias:
         _check_vocabulary("logit_bias", params.logit_bias, config)
+    if params.logprob_token_ids:
+        if params.logprobs is None or len(params.logprob_token_ids) > MAX_LOGPROBS:
+            raise _invalid(f"logprob_token_ids requires logprobs, and at most {MAX_LOGPROBS} token ids")
+        _check_vocabulary("logprob_token_ids", params.logprob_token_ids, config)
     if not 0 <= params.min_tokens <= max_tokens:
         raise _invalid("min_tokens is negative or above max_tokens")
 

@@ -333,6 +333,7 @@ class Session:
         _check_tokens(params.stop_token_ids, vocab_size, "stop_token_ids")
         _check_tokens(params.logit_bias, vocab_size, "logit_bias")
         _check_tokens(params.allowed_token_ids, vocab_size, "allowed_token_ids")
+        _check_tokens(params.logprob_token_ids, vocab_size, "logprob_token_ids")
         return submit_message(
             generate,
             prompt.tobytes(),

@@ -7,16 +7,18 @@ in the plan in which it joins, with the row's whole history, so a preempted row 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from minisgl.wire.plan import FloatArray, IntArray, PlanError
+from minisgl.wire.plan import EMPTY, FloatArray, IntArray, PlanError
 
 _HEADER: Final = 13
 _LATE: Final = 1 << 30
 """Bit of a header's slot."""
+_NAMED: Final = 1 << 29
+"""Bit of the slot of a row with `logprob_ids`, which are the last of its masked ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class RowLogitsProcessors:
     """Tokens generated before the row joined; empty where no penalty needs them."""
     late: bool = False
     """The tokens of the row are sampled under masks, which depend on the token before: `Engine.settle`."""
+    logprob_ids: IntArray = field(default_factory=lambda: EMPTY)
+    """Tokens that are reported in place of the most likely ones: `logprobs` of them, or none."""
 
     @property
     def penalized(self) -> bool:
@@ -53,18 +57,20 @@ class RowLogitsProcessors:
 
     def encode(self) -> IntArray:
         """The row as int32 numbers; rows are concatenated to `StepPlan.logits_processors`."""
+        assert len(self.logprob_ids) in (0, self.logprobs)
+        masked_ids = np.concatenate((self.masked_ids, self.logprob_ids))
         floats = np.array((self.repetition, self.frequency, self.presence), np.float32).view(np.int32)
         header = (
-            self.slot | _LATE * self.late,
+            self.slot | _LATE * self.late | _NAMED * (len(self.logprob_ids) > 0),
             self.prompt_length,
             *floats.tolist(),
             self.min_tokens,
             self.logprobs,
             self.prompt_logprobs,
             self.prompt_logprobs_from,
-            *map(len, (self.masked_ids, self.bias_ids, self.prompt, self.output)),
+            *map(len, (masked_ids, self.bias_ids, self.prompt, self.output)),
         )
-        parts = (header, self.masked_ids, self.bias_ids, self.bias_values.view(np.int32), self.prompt, self.output)
+        parts = (header, masked_ids, self.bias_ids, self.bias_values.view(np.int32), self.prompt, self.output)
         return np.concatenate(parts, dtype=np.int32, casting="same_kind")
 
 
@@ -80,9 +86,13 @@ def decode_logits_processors(encoded: IntArray) -> list[RowLogitsProcessors]:
         if min(sizes) < 0 or _HEADER + sum(sizes) > len(encoded):
             raise PlanError("the sizes of a plan's logits processors do not add up to their length")
         slot, prompt_length = header[:2].tolist()
-        fields: list[Any] = [slot & ~_LATE, prompt_length]
+        fields: list[Any] = [slot & ~(_LATE | _NAMED), prompt_length]
         fields += *header[2:5].view(np.float32).tolist(), *header[5:9].tolist()
         masked_ids, bias_ids, biases, *history, encoded = np.split(encoded[_HEADER:], np.cumsum(sizes))
-        fields += masked_ids, bias_ids, biases.view(np.float32), *history, slot & _LATE != 0
+        named = int(header[6]) if slot & _NAMED else 0
+        if not 0 <= named <= masked:
+            raise PlanError("a row of a plan reports more tokens than it has")
+        masked_ids, logprob_ids = masked_ids[: masked - named], masked_ids[masked - named :]
+        fields += masked_ids, bias_ids, biases.view(np.float32), *history, slot & _LATE != 0, logprob_ids
         rows.append(RowLogitsProcessors(*fields))
     return rows

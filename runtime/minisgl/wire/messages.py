@@ -57,6 +57,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The same for tokens of the prompt, which is then computed without the prefix cache."""
     allowed_token_ids: tuple[int, ...] = ()
     """The only tokens that may be generated, besides those that end the answer; empty: all."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens whose log-probabilities are reported in place of those of the most likely ones, at each position of the
+    answer; requires `logprobs`."""
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -115,6 +118,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that the answer does not contain."""
+    logprob_token_ids: tuple[int, ...] = ()
 
     @staticmethod
     def with_params(
@@ -203,7 +207,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """Hash of image, flags and environment of the replica. The commit of the weights is in `model`."""
     features: tuple[str, ...] = ()
     """Fields of `Submit` that a request may need and that version 0.1.0 ignores: `grammar` covers grammar, thinking,
-    allowed_token_ids and bad_words. A request is sent only to a replica that has what it needs."""
+    allowed_token_ids, bad_words and logprob_token_ids. A request is sent only to a replica that has what it needs."""
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):

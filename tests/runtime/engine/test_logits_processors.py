@@ -77,6 +77,8 @@ def requests(model: Model, plain: list[int]) -> list[Submit]:
             **{"temperature": 1.2, "seed": 6, "min_p": 0.01, "repetition_penalty": 1.5, "min_tokens": 8, "logprobs": 1},
         },
         {"grammar": ToyGrammar(factor=5, length=60, least=2).text, "temperature": 0.8, "seed": 7, "top_k": 9},
+        {"logprobs": 0, "logprob_token_ids": (40, 5, 499, 77)},
+        {"logprobs": 3, "logprob_token_ids": (7,), "temperature": 0.8, "seed": 9, "top_k": 5, "prompt_logprobs": 2},
         {
             "thinking": Thinking(start=(70,), end=(71, 72), is_open=True, budget=3),
             "grammar": ToyGrammar(factor=2, length=60, least=60).text,

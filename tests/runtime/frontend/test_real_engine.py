@@ -135,6 +135,19 @@ def test_scores_of_a_prompt_are_those_of_its_echo(client: openai.OpenAI, url: st
     assert [entry[1] for entry in meta["input_token_logprobs"]] == prompt[1:]
 
 
+def test_log_probabilities_of_given_tokens_are_those_of_the_model(client: openai.OpenAI, url: str) -> None:
+    request: dict[str, Any] = {"model": "default", "prompt": "Hello", "max_tokens": 3, "temperature": 0, "logprobs": 5}
+    extra = {"return_tokens_as_token_ids": True}
+    usual = client.completions.create(**request, extra_body=extra).choices[0].logprobs
+    assert usual is not None and usual.top_logprobs is not None
+    ids = [int(name.removeprefix("token_id:")) for name in usual.top_logprobs[0]][::-1]
+    named = client.completions.create(**request, extra_body=extra | {"logprob_token_ids": ids}).choices[0].logprobs
+    assert named is not None and named.top_logprobs is not None
+    assert named.top_logprobs[0] == pytest.approx(usual.top_logprobs[0], abs=1e-4)
+    for top in named.top_logprobs:
+        assert {int(name.removeprefix("token_id:")) for name in top} >= set(ids)
+
+
 def test_a_probe_generates_a_token(url: str) -> None:
     response = httpx.get(f"{url}/health_generate", timeout=60)
     assert (response.status_code, response.json()) == (200, {"status": "ok"})

@@ -20,6 +20,7 @@ LISTS = hnp.arrays(np.int32, st.integers(0, 4))
 @st.composite
 def processors(draw: st.DrawFn) -> RowLogitsProcessors:
     bias = draw(LISTS)
+    named = draw(LISTS)
     return RowLogitsProcessors(
         slot=draw(st.integers(0, MAX_RUNNING)),
         prompt_length=draw(INTS),
@@ -27,7 +28,7 @@ def processors(draw: st.DrawFn) -> RowLogitsProcessors:
         frequency=draw(FLOATS),
         presence=draw(FLOATS),
         min_tokens=draw(INTS),
-        logprobs=draw(INTS),
+        logprobs=len(named) or draw(INTS),
         prompt_logprobs=draw(INTS),
         prompt_logprobs_from=draw(INTS),
         masked_ids=draw(LISTS),
@@ -36,6 +37,7 @@ def processors(draw: st.DrawFn) -> RowLogitsProcessors:
         prompt=draw(LISTS),
         output=draw(LISTS),
         late=draw(st.booleans()),
+        logprob_ids=named,
     )
 
 

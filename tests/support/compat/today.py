@@ -39,7 +39,7 @@ def _paths(*groups: tuple[str, str]) -> frozenset[str]:
 NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
     "0.1.0": {
         "to_scheduler": _paths(
-            ("submit.", "stream remaining_ms grammar thinking allowed_token_ids bad_words"),
+            ("submit.", "stream remaining_ms grammar thinking allowed_token_ids bad_words logprob_token_ids"),
             ("submit.thinking.", "start end is_open budget"),
         ),
         "to_tokenizer": _paths(
@@ -47,6 +47,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
             ("generate.", "continue_final_message truncate_prompt_tokens bad_words stop_regex skip_special_tokens"),
             ("generate.", "return_token_ids messages[].reasoning messages[].custom_role params.allowed_token_ids"),
             ("generate.", "thinking documents soft_limits add_special_tokens"),
+            ("generate.", "params.logprob_token_ids"),
             ("generate.tools.", "definitions choice name parallel"),
             ("generate.structured_output.", "kind value compact"),
             ("encode.", "tools thinking documents continue_final_message"),
@@ -145,6 +146,7 @@ def _decode_plan(frame: bytes) -> dict[str, Any]:
     rows = [asdict(row) for row in decode_logits_processors(plan.logits_processors)]
     # A bit of the slot, which version 0.1.0 never sets.
     assert not any(row.pop("late") for row in rows)
+    assert not any(len(row.pop("logprob_ids")) for row in rows)
     groups = decode_prefixes(plan.shared_prefixes, len(plan.decode_slots))
     return {
         "epoch": plan.epoch,

@@ -30,7 +30,8 @@ def scored_answer(tokens: Sequence[int]) -> Callable[[Submit], list[FromSchedule
         for message in unscored(submit):
             if isinstance(message, Tokens) and submit.logprobs >= 0:
                 token = message.rows().token.tolist()
-                messages.append(msgspec.structs.replace(message, logprobs={0: scores(token, submit.logprobs)}))
+                tops = len(submit.logprob_token_ids) or submit.logprobs
+                messages.append(msgspec.structs.replace(message, logprobs={0: scores(token, tops)}))
             else:
                 messages.append(message)
             if isinstance(message, Ack) and submit.prompt_logprobs >= 0:

@@ -99,7 +99,7 @@ def defined_answer(request: Submit, logits_after: Callable[[list[int]], torch.Te
         logits = _controlled(raw, request, prompt, answer.tokens, ends, eos)
         token = _sample(logits, request, len(prompt) + len(answer.tokens))
         if request.logprobs >= 0:
-            _score(raw, token, request.logprobs, answer.scores)
+            _score(raw, token, request.logprobs, answer.scores, request.logprob_token_ids)
         answer.tokens.append(token)
         if token in ends:
             answer.finish = "stop"
@@ -142,9 +142,12 @@ def _sample(logits: torch.Tensor, request: Submit, position: int) -> int:
     return int(sample(logits[None], rows, 0, limits)[1])
 
 
-def _score(raw: torch.Tensor, token: int, tops: int, scores: Scores) -> None:
+def _score(raw: torch.Tensor, token: int, tops: int, scores: Scores, named: Sequence[int] = ()) -> None:
     logprobs = torch.log_softmax(raw, -1)
     values, ids = logprobs.topk(tops)
+    if named:
+        ids = torch.tensor(named)
+        values = logprobs[ids]
     scores.chosen.append(float(logprobs[token]))
     scores.tops.append(dict(zip(ids.tolist(), values.tolist(), strict=True)))
 

@@ -23,7 +23,6 @@ MAX_MESSAGES: Final = 2048
 
 _USE_TOOLS: Final = "replaced by `tools` and `tool_choice`; use these"
 _NO_LORA: Final = "adapters are not supported; merge the adapter into the checkpoint and serve that"
-_NO_LOGPROB_IDS: Final = "not supported; request the most likely tokens, and look for these among them"
 _NO_CODE: Final = "code of a request is not run; use `logit_bias`, `bad_words` or `allowed_token_ids`"
 _STOP_IN_OUTPUT: Final = "has another name here; use `include_stop_str_in_output`"
 _NO_BEAMS: Final = "beam search is not supported; use `n` with a temperature above 0"
@@ -62,6 +61,7 @@ class Body(SamplingFields, kw_only=True):
     prompt_logprobs: TopLogprobs | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Truncation | None = None
 
@@ -73,7 +73,6 @@ class Body(SamplingFields, kw_only=True):
     guided_grammar: str | None = None
 
     guided_whitespace_pattern: Annotated[str | None, supports()] = None
-    logprob_token_ids: Annotated[Any, supports([], problem=_NO_LOGPROB_IDS)] = None
     use_beam_search: Annotated[bool | None, supports(False, problem=_NO_BEAMS)] = None
     lora_path: Annotated[Any, supports(problem=_NO_LORA)] = None
     logits_processors: Annotated[Any, supports([], problem=_NO_CODE)] = None

@@ -108,6 +108,8 @@ def _request(
     check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("prompt_logprobs", "not available in streams; set `stream` to false")
+    if body.logprob_token_ids and logprobs is None:
+        raise invalid("logprob_token_ids", "requires `logprobs`")
     stream_options = body.stream_options or StreamOptions()
     prompt_tops = [body.prompt_logprobs, logprobs if options.get("echo") else None]
     return GenerationRequest(
@@ -122,6 +124,7 @@ def _request(
             seed=body.seed,
             include_stop_str_in_output=bool(body.include_stop_str_in_output),
             logprobs=logprobs,
+            logprob_token_ids=tuple(body.logprob_token_ids or ()),
             prompt_logprobs=max((tops for tops in prompt_tops if tops is not None), default=None),
         ),
         stream=bool(body.stream),
@@ -133,7 +136,7 @@ def _request(
             continuous_usage=bool(stream_options.include_usage and stream_options.continuous_usage_stats),
             token_ids=bool(body.return_token_ids),
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
-            tops=logprobs,
+            tops=None if body.logprob_token_ids else logprobs,
             prompt_tops=body.prompt_logprobs,
             **(format or {}),
         ),

@@ -448,6 +448,7 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "prompt_logprobs": (None, 0),
     "return_token_ids": (False, True),
     "return_tokens_as_token_ids": (False, True),
+    "logprob_token_ids": ([], [5]),
     "stream": (False, True),
     "stream_options": (None, {"include_usage": True}),
     "priority": (0, 1),
@@ -498,6 +499,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "include_stop_str_in_output": {"stop": "e"},
     "skip_special_tokens": {"include_stop_str_in_output": True},
     "return_tokens_as_token_ids": {"logprobs": True},
+    "logprob_token_ids": {"logprobs": True},
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
     "echo": {"messages": [{"role": "assistant", "content": "On"}]},
@@ -506,10 +508,13 @@ NEEDED: dict[str, dict[str, Any]] = {
 }
 """Other fields that a body needs for a field to have an effect."""
 
-NEEDED_COMPLETION = NEEDED | {"return_tokens_as_token_ids": {"logprobs": 0}, "echo": {}}
+NEEDED_COMPLETION = NEEDED | {
+    "return_tokens_as_token_ids": {"logprobs": 0},
+    "logprob_token_ids": {"logprobs": 0},
+    "echo": {},
+}
 
 REFUSED: dict[str, tuple[Any, Any]] = {
-    "logprob_token_ids": ([], [5]),
     "guided_whitespace_pattern": (None, " "),
     "use_beam_search": (False, True),
     "lora_path": (None, "adapter"),

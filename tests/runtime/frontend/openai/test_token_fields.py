@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from minisgl.wire.messages import Submit
 from support.frontend.fake_scheduler import answer_with
 from support.frontend.scored_answers import scored_answer
 from support.frontend.stack import EOS, FrontendStack, ids
@@ -188,3 +189,21 @@ def test_what_ended_the_answer_is_reported(
             *_, answer = endpoint.create(model="org/tiny", stream=True, extra_body=extra, **request)
         (choice,) = answer.choices
         assert (choice.stop_reason, choice.matched_stop) == (matched, matched)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_log_probabilities_of_given_tokens(client: openai.OpenAI, stack: FrontendStack, stream: bool) -> None:
+    """The scheduler reports the given tokens in place of the most likely ones."""
+    stack.scheduler.answer = scored_answer([*TOKENS, -EOS])
+    extra = {"logprob_token_ids": [64, 65, 66]}
+    request: Any = {"model": "org/tiny", "messages": USER, "logprobs": True, "extra_body": extra}
+    if stream:
+        chunks: Any = client.chat.completions.create(**request, stream=True)
+        given = [chunk.choices[0].logprobs for chunk in chunks]
+        entries = [entry for logprobs in given if logprobs for entry in logprobs.content]
+    else:
+        entries = client.chat.completions.create(**request).choices[0].logprobs.content
+    assert len(entries) == len(TOKENS)
+    assert all([top.token for top in entry.top_logprobs] == ["a", "b", "c"] for entry in entries)
+    (submit, *_) = stack.scheduler.received(Submit)
+    assert (submit.logprob_token_ids, submit.logprobs) == ((64, 65, 66), 0)

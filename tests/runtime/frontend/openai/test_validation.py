@@ -82,6 +82,8 @@ def both(**cases: Any) -> list[Any]:
         stop_regex_empty=({"stop_regex": ""}, "stop_regex", "invalid_value"),
         allowed_none=({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
         allowed_vocabulary=({"allowed_token_ids": [5, 512]}, "allowed_token_ids", "invalid_token"),
+        logprob_ids_alone=({"logprob_token_ids": [5]}, "logprob_token_ids", "invalid_value"),
+        logprob_ids_many=({"logprob_token_ids": [5] * 129}, "logprob_token_ids", "invalid_value"),
         bad_words_empty=({"bad_words": ["a", ""]}, "bad_words[1]", "invalid_value"),
         bad_words_many=({"bad_words": ["a"] * 129}, "bad_words", "invalid_value"),
         bad_words_type=({"bad_words": "a"}, "bad_words", "invalid_value"),
