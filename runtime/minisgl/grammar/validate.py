@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from llguidance import LLMatcher
-
 from minisgl.grammar import lark
 from minisgl.grammar.build import build, decode_schema
 from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.limits import LIMITS, MAX_TEXT
+from minisgl.grammar.library import problem_of
+from minisgl.grammar.limits import MAX_TEXT
 from minisgl.grammar.schema.errors import pointer
 from minisgl.grammar.schema.exact import exact
 from minisgl.grammar.schema.locate import locate
 from minisgl.grammar.schema.reader import Schema
-from minisgl.grammar.threads import deep_threads
 from minisgl.wire.text import StructuredOutput
 
-_POSITION: Final = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
 _TOO_COMPLEX: Final = re.compile(r"too (big|large|complex|deep)|limit|fuel|Unable to determine", re.IGNORECASE)
 _IN_PLAIN_WORDS: Final = {
     "oneOf constraints": "a value may be valid under several of the schemas in oneOf; give them different types or "
@@ -35,7 +32,7 @@ def validate(constraint: StructuredOutput) -> None:
     if constraint.kind == "json":
         validate_schema(decode_schema(constraint.value))
     else:
-        problem = _problem(build(constraint))
+        problem = problem_of(build(constraint))
         if problem:
             raise GrammarError(_code(problem, "invalid_grammar"), problem)
 
@@ -54,13 +51,7 @@ def validate_schema(schema: Schema) -> None:
 
 
 def _schema_problem(schema: Schema) -> str:
-    return _problem(lark.grammar(f"start: {lark.exact_json(schema)}"))
-
-
-def _problem(grammar: str) -> str:
-    """Return the first line of the library's error, or an empty text."""
-    is_error, messages = deep_threads.submit(LLMatcher.validate_grammar_with_warnings, grammar, limits=LIMITS).result()
-    return _POSITION.sub("", messages[0].partition("\n")[0]) if is_error else ""
+    return problem_of(lark.grammar(f"start: {lark.exact_json(schema)}"))
 
 
 def _code(problem: str, otherwise: str) -> str:

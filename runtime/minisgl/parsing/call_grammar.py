@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from minisgl.grammar import lark
+from minisgl.grammar.arguments import lenient_json
 from minisgl.parsing import hermes, mistral, qwen_xml
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.json_call import KEYS
@@ -27,8 +28,8 @@ class CallableTool(NamedTuple):
     """Arguments are exactly those that the schema allows; otherwise what cannot be enforced of it is left out."""
 
     def value(self, schema: Mapping[str, Any]) -> str:
-        """Return an expression for a JSON value under this schema."""
-        return lark.json_schema(dict(schema))
+        """Return an expression for a JSON value under this schema. Raises GrammarError for a strict tool."""
+        return lark.json_schema(dict(schema)) if self.is_strict else lenient_json(dict(schema))
 
 
 class CallRules(NamedTuple):

@@ -82,12 +82,12 @@ class Disjointness:
         return any(self._disjoint(_property(one, name), _property(other, name), depth - 1) for name in required)
 
 
-def with_any_of(root: dict[str, Any]) -> None:
-    """Replace each `oneOf` by `anyOf` where it means the same."""
+def with_any_of(root: dict[str, Any], *, lenient: bool = False) -> None:
+    """Replace each `oneOf` by `anyOf` where it means the same; everywhere if `lenient`."""
     disjointness = Disjointness(root)
     for schema in list(_schemas(root)):
         branches = schema.get("oneOf")
-        if branches is None or not (len(branches) == 1 or disjointness.all_disjoint(branches)):
+        if branches is None or not (lenient or len(branches) == 1 or disjointness.all_disjoint(branches)):
             continue
         del schema["oneOf"]
         if "anyOf" in schema:

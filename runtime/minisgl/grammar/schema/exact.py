@@ -21,10 +21,19 @@ class ExactSchema(msgspec.Struct, frozen=True):
 
 def exact(schema: Schema) -> ExactSchema:
     """Read a user's schema. Raises GrammarError `unsupported_schema` or `grammar_too_complex`, with its path."""
-    reader = Reader(schema)
+    return _read(schema, lenient=False)
+
+
+def lenient(schema: Schema) -> ExactSchema:
+    """Read a user's schema, and leave out what is not supported. Raises GrammarError where that is not possible."""
+    return _read(schema, lenient=True)
+
+
+def _read(schema: Schema, *, lenient: bool) -> ExactSchema:
+    reader = Reader(schema, lenient=lenient)
     result = reader.read()
     if isinstance(result, dict):
-        with_any_of(result)
+        with_any_of(result, lenient=lenient)
         for name in circular(result):
             path = reader.sources.get(name, ())
             raise unsupported(path, "references lead back to the same schema for the same value")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, ParamSpec
 
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.schema.errors import Path, pointer, too_complex, unsupported
@@ -19,6 +19,8 @@ from minisgl.grammar.schema.limits import (
 )
 from minisgl.grammar.schema.patterns import translate
 from minisgl.grammar.schema.values import at_least, at_most, check_constant, check_text, inside, length, number
+
+_P = ParamSpec("_P")
 
 Schema = dict[str, Any] | bool
 TYPES: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
@@ -42,8 +44,10 @@ _NO_EFFECT: Final[dict[str, Callable[[Any], bool]]] = {
 class Reader:
     """Reads one schema: the root, and the definitions that it uses, each once."""
 
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, *, lenient: bool = False) -> None:
+        """`lenient`: leave out keywords that are not supported, as if they were not there."""
         self._root = root
+        self._is_lenient = lenient
         draft = root.get("$schema", "") if isinstance(root, dict) else ""
         self._is_old = isinstance(draft, str) and any(name in draft for name in _OLD_DRAFTS)
         self._names: dict[Path, str] = {}
@@ -81,14 +85,25 @@ class Reader:
             raise unsupported(path, "expected a schema: an object, true or false")
         result: dict[str, Any] = {}
         for keyword in schema:
-            if (read := _READERS.get(keyword)) is not None:
-                read(self, schema, (*path, keyword), depth, result)
-            elif (is_nothing := _NO_EFFECT.get(keyword)) is not None and not is_nothing(schema[keyword]):
-                raise unsupported((*path, keyword), f"the keyword {keyword!r} is not supported")
-        _finish_format(schema, result, path)
+            self._attempt(self._keyword, schema, (*path, keyword), depth, result)
+        self._attempt(_finish_format, schema, result, path)
         _finish_numbers(result)
-        _finish_object(schema, result, path)
+        self._attempt(_finish_object, schema, result, path)
         return result
+
+    def _attempt(self, read: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            read(*args, **kwargs)
+        except GrammarError as error:
+            if not self._is_lenient or error.code != "unsupported_schema":
+                raise
+
+    def _keyword(self, schema: dict[str, Any], path: Path, depth: int, result: dict[str, Any]) -> None:
+        keyword = str(path[-1])
+        if (read := _READERS.get(keyword)) is not None:
+            read(self, schema, path, depth, result)
+        elif (is_nothing := _NO_EFFECT.get(keyword)) is not None and not is_nothing(schema[keyword]):
+            raise unsupported(path, f"the keyword {keyword!r} is not supported")
 
     # References
 
@@ -361,4 +376,5 @@ def _finish_object(schema: dict[str, Any], result: dict[str, Any], path: Path) -
     if least <= required:
         del result["minProperties"]
     elif least > required + 1 and result.get("additionalProperties") is not False:
+        del result["minProperties"]
         raise unsupported((*path, "minProperties"), f"more than {required + 1} properties cannot be required by number")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.requests import parse_chat, parse_completion
+from minisgl.grammar import lark
 from minisgl.grammar.build import build
 from minisgl.wire.messages import Submit
 from minisgl.wire.text import SamplingDefaults, StructuredOutput
@@ -199,5 +201,26 @@ def test_the_scheduler_gets_the_grammar_of_each_choice(stack: FrontendStack) -> 
     stack.scheduler.answer = answer_with([-EOS])
     body = CHAT | {"n": 2, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}
     assert stack.http.post("/v1/chat/completions", json=body).status_code == 200
-    grammars = {submit.grammar for submit in stack.scheduler.received(Submit)}
-    assert grammars == {build(StructuredOutput("json", SCHEMA_TEXT))}
+    one, other = stack.scheduler.received(Submit)
+    assert one.grammar == other.grammar != ""
+    schema = lark.json_schema(SCHEMA)
+    assert schema in msgspec.json.decode(one.grammar)["grammars"][0]["lark_grammar"]
+
+
+def test_schemas_of_strict_tools_are_checked(agent_stack: FrontendStack) -> None:
+    def ask(strict: bool, choice: str) -> Any:
+        good = {"name": "f", "parameters": {"type": "object"}, "strict": True}
+        bad = {"name": "g", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}, "strict": strict}
+        tools = [{"type": "function", "function": function} for function in (good, bad)]
+        body = CHAT | {"tools": tools, "tool_choice": choice}
+        return agent_stack.http.post("/v1/chat/completions", json=body)
+
+    agent_stack.scheduler.answer = answer_with([-EOS])
+    response = ask(True, "auto")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "unsupported_schema")
+    assert error["param"] == "tools[1].function.parameters"
+    assert "#/properties/a/not" in error["message"]
+    assert ask(True, "none").status_code == 200
+    assert ask(False, "auto").status_code == 200
+    assert ask(False, "required").status_code == 200
