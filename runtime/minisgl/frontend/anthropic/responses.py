@@ -85,7 +85,6 @@ def _first_usage(prompt_tokens: int) -> dict[str, Any]:
 class MessagesEvents:
     """Server-sent events of one stream."""
 
-    text_event = None
     keepalive: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, format: MessagesFormat, message: dict[str, Any]) -> None:
@@ -99,6 +98,9 @@ class MessagesEvents:
 
     def event(self, delta: Delta) -> bytes:
         return b"".join(map(_render, self._content.add(delta)))
+
+    def text_event(self, text: str) -> bytes:
+        return self.event(Delta(0, text, 0, (), None))
 
     def last(self, ends: Sequence[Finished]) -> bytes:
         (end,) = ends

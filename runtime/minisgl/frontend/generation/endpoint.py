@@ -8,6 +8,7 @@ promises, so that no client can take it for a complete response.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import secrets
 from collections.abc import Callable
@@ -131,7 +132,7 @@ def _fast_path(client: ClientConnection | None, events: EventFormat) -> Callable
     text_event = events.text_event
     if client is None or text_event is None:
         return None
-    return lambda text: client.write(text_event(text))
+    return functools.partial(client.write, text_event)
 
 
 async def _watch_disconnect(receive: Receive, stream: ResponseStream) -> None:

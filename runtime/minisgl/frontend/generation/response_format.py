@@ -30,7 +30,7 @@ class EventFormat(Protocol):
 
     @property
     def text_event(self) -> Callable[[str], bytes] | None:
-        """Renders an event of nothing but text, which may be written past the handler; None if events need more."""
+        """Renders an event of nothing but text, which is written past the handler; None if events need more."""
 
     @property
     def keepalive(self) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -80,13 +80,12 @@ def _usage(end: Finished) -> dict[str, Any]:
 class ResponsesEvents:
     """Server-sent events of one stream, numbered in their order."""
 
-    text_event = None
     keepalive = KEEPALIVE
 
     def __init__(self, format: ResponsesFormat, response_id: str, model: str) -> None:
+        self.text_event: Callable[[str], bytes] | None = None if format.options.scored else self._text_event
         self._response = _Response(format, response_id, model)
         self._count = 0
-        self._finished: Finished | None = None
 
     @property
     def first(self) -> bytes:
@@ -107,6 +106,9 @@ class ResponsesEvents:
         fields = {"code": error.code, "message": error.message, "param": error.param}
         failed: Event = {"type": "response.failed", "response": self._response.failed(error)}
         return self._render({"type": "error", **fields, "error": {"type": error.kind, **fields}}) + self._render(failed)
+
+    def _text_event(self, text: str) -> bytes:
+        return self.event(Delta(0, text, 0, (), None))
 
     def _render(self, event: Event) -> bytes:
         number = self._count

@@ -27,12 +27,14 @@ class ClientConnection:
         self._transport = cycle.transport
         self.wait_flushed = wait_flushed
 
-    def write(self, part: bytes) -> bool:
-        """Write a part of the body that is neither empty nor the last; nothing that was given to `send` may be in
-        progress. False: nothing was written, because the client reads too slowly or has left; `send` handles both."""
+    def write(self, render: Callable[[str], bytes], text: str) -> bool:
+        """Write what `render` makes of the text, a part of the body that is neither empty nor the last; nothing that
+        was given to `send` may be in progress. False: nothing was rendered and written, because the client reads too
+        slowly or has left; `send` handles both."""
         # A client that left before the headers were sent leaves a response without an encoding.
         if self._flow.write_paused or self._transport.is_closing() or not self._cycle.chunked_encoding:
             return False
+        part = render(text)
         self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True
 
