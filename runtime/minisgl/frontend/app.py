@@ -21,7 +21,7 @@ from minisgl.frontend.generation.model_names import DEFAULT_MODEL, check_model_n
 from minisgl.frontend.native.generation_probe import GenerationProbe
 from minisgl.frontend.native.information import InformationEndpoints
 from minisgl.frontend.native.requests import parse_native
-from minisgl.frontend.openai.requests import parse_chat, parse_completion
+from minisgl.frontend.openai.requests import parse_chat, parse_chat_batch, parse_completion
 from minisgl.frontend.openai.tokenization import TokenizationEndpoints
 from minisgl.frontend.openapi import openapi
 from minisgl.frontend.responses.requests import parse_responses
@@ -81,6 +81,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
     app = FastAPI(title="minisgl", openapi_url=None, redirect_slashes=False)
     app.router.routes += [
         Route("/v1/chat/completions", GenerationEndpoint(tokenizers, config, parse_chat), methods=["POST"]),
+        Route("/v1/chat/completions/batch", GenerationEndpoint(tokenizers, config, parse_chat_batch), methods=["POST"]),
         Route("/v1/completions", GenerationEndpoint(tokenizers, config, parse_completion), methods=["POST"]),
         Route("/v1/responses", GenerationEndpoint(tokenizers, config, parse_responses), methods=["POST"]),
         Route("/v1/responses/{name:path}", stored_response, methods=["GET", "POST", "DELETE"]),

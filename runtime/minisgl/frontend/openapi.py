@@ -17,7 +17,14 @@ from minisgl.frontend.generation.model_names import DEFAULT_MODEL
 from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import TOKEN_ID
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
-from minisgl.frontend.openai.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from minisgl.frontend.openai.bodies import (
+    ChatBatchBody,
+    ChatBody,
+    ChatFields,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
 from minisgl.frontend.responses import schema as responses
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.version import __version__
@@ -27,6 +34,7 @@ Schema = dict[str, Any]
 
 _BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ChatBody,
+    "/v1/chat/completions/batch": ChatBatchBody,
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponsesBody,
     "/v1/messages": MessagesBody,
@@ -86,18 +94,8 @@ def openapi(model: ServedModel | None) -> dict[str, Any]:
 def _checked_after_decoding() -> dict[str, Schema]:
     """Return, for each struct, what its parser requires beside types and ranges."""
     return {
-        "ChatBody": {
-            "allOf": [
-                _requires("tool_choice", {"not": {"enum": ["none", "auto", None]}}, "tools", _NOT_EMPTY),
-                _not_both("continue_final_message", {"const": True}, "add_generation_prompt", {"const": True}),
-                _not_both("thinking_budget", {"type": "integer"}, "thinking_token_budget", {"type": "integer"}),
-                _requires("top_logprobs", {"type": "integer"}, "logprobs", {"const": True}),
-                _requires("logprob_token_ids", _NOT_EMPTY, "logprobs", {"const": True}),
-                _requires("max_tokens", {"const": 0}, "max_completion_tokens", {"type": "integer"}),
-                _not_both("prompt_logprobs", {"type": "integer"}, "stream", {"const": True}),
-                _one_constraint(ChatBody),
-            ],
-        },
+        "ChatBody": _chat(ChatBody),
+        "ChatBatchBody": _chat(ChatBatchBody),
         "Message": {
             "anyOf": [
                 _object(
@@ -147,6 +145,21 @@ def _checked_after_decoding() -> dict[str, Schema]:
             "oneOf": _exactly_one("prompt", "messages"),
             **_not_both("continue_final_message", {"const": True}, "add_generation_prompt", {"const": True}),
         },
+    }
+
+
+def _chat(kind: type[ChatFields]) -> Schema:
+    return {
+        "allOf": [
+            _requires("tool_choice", {"not": {"enum": ["none", "auto", None]}}, "tools", _NOT_EMPTY),
+            _not_both("continue_final_message", {"const": True}, "add_generation_prompt", {"const": True}),
+            _not_both("thinking_budget", {"type": "integer"}, "thinking_token_budget", {"type": "integer"}),
+            _requires("top_logprobs", {"type": "integer"}, "logprobs", {"const": True}),
+            _requires("logprob_token_ids", _NOT_EMPTY, "logprobs", {"const": True}),
+            _requires("max_tokens", {"const": 0}, "max_completion_tokens", {"type": "integer"}),
+            _not_both("prompt_logprobs", {"type": "integer"}, "stream", {"const": True}),
+            _one_constraint(kind),
+        ],
     }
 
 

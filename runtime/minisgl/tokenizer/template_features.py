@@ -16,6 +16,10 @@ _COMMON_ROLES: Final = frozenset(("system", "developer", "user", "assistant"))
 _PROBE: Final = "probe7b1e"
 """Text that no template contains."""
 
+_REASONING: Final = re.compile(
+    r"<[/|]?(seed:)?think|\[/?THINK|think▷|reasoning_content|message\.(reasoning|thinking)\b|thought process|<\|channel"
+)
+
 
 class TemplateFeatures:
     """`special_tokens` are those that the template may use, by the names of their variables."""
@@ -39,7 +43,7 @@ class TemplateFeatures:
     @property
     def thinks(self) -> bool:
         """The template has markers of reasoning."""
-        return re.search("think|reason", self._template.source) is not None
+        return _REASONING.search(self._template.source) is not None
 
     @property
     def can_switch_thinking(self) -> bool:

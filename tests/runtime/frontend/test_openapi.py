@@ -15,8 +15,8 @@ from minisgl.frontend.anthropic.requests import parse_message_request
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.native.requests import parse_native
-from minisgl.frontend.openai.bodies import ChatBody, CompletionBody
-from minisgl.frontend.openai.requests import parse_chat, parse_completion
+from minisgl.frontend.openai.bodies import ChatBatchBody, ChatBody, CompletionBody
+from minisgl.frontend.openai.requests import parse_chat, parse_chat_batch, parse_completion
 from minisgl.frontend.openapi import openapi
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.frontend.responses.requests import parse_responses
@@ -136,13 +136,14 @@ def compares(body: dict[str, Any]) -> bool:
     ("parse", "kind", "start"),
     [
         (parse_chat, ChatBody, CHAT),
+        (parse_chat_batch, ChatBatchBody, {"messages": [CHAT["messages"]]}),
         (parse_completion, CompletionBody, {"prompt": "Hi"}),
         (parse_native, NativeBody, {"text": "Hi"}),
         (parse_native, NativeBody, {}),
         (parse_responses, ResponsesBody, {"input": "Hi"}),
         (parse_message_request, MessagesBody, CHAT | {"max_tokens": 9}),
     ],
-    ids=["chat", "completion", "native", "native, empty", "responses", "messages"],
+    ids=["chat", "batch", "completion", "native", "native, empty", "responses", "messages"],
 )
 def test_the_schema_allows_any_field_exactly_as_the_parser_does(parse: Any, kind: Any, start: dict[str, Any]) -> None:
     schema = validator(kind.__name__)

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from minisgl.frontend.generation.constraints import AnyFormat, Choices, SchemaOrText, StructuredOutputs
 from minisgl.frontend.generation.functions import MAX_FUNCTIONS
+from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import Count, CountOrZero, N, SamplingFields, Seed, TokenId, TopLogprobs
 from minisgl.frontend.generation.thinking import EFFORTS
 from minisgl.frontend.generation.unsupported import supports
@@ -122,10 +123,9 @@ class Message(msgspec.Struct):
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
-class ChatBody(Body, kw_only=True):
-    """POST /v1/chat/completions"""
+class ChatFields(Body, kw_only=True):
+    """Fields of chats, but for their messages."""
 
-    messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
@@ -154,6 +154,18 @@ class ChatBody(Body, kw_only=True):
     modalities: Annotated[list[str] | None, supports(["text"], problem="only text is supported")] = None
     audio: Unsupported = None
     web_search_options: Unsupported = None
+
+
+class ChatBody(ChatFields, kw_only=True):
+    """POST /v1/chat/completions"""
+
+    messages: Messages
+
+
+class ChatBatchBody(ChatFields, kw_only=True):
+    """POST /v1/chat/completions/batch: several conversations, each with choices of its own."""
+
+    messages: Annotated[list[Messages], Meta(min_length=1, max_length=MAX_PROMPTS)]
 
 
 class CompletionBody(Body, kw_only=True):

@@ -16,9 +16,9 @@ from minisgl.wire.text import ChatMessage, Role
 _custom_role: Final = re.compile(CUSTOM_ROLE)
 
 
-def parse_messages(messages: Sequence[Message]) -> tuple[ChatMessage, ...]:
-    """Raises ApiError."""
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+def parse_messages(messages: Sequence[Message], path: str = "messages") -> tuple[ChatMessage, ...]:
+    """Return the messages in the field `path`. Raises ApiError."""
+    return tuple(_message(message, f"{path}[{i}]") for i, message in enumerate(messages))
 
 
 def check_continuable(messages: Sequence[ChatMessage]) -> None:

@@ -4,45 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from minisgl.frontend.generation.thinking import parse_thinking
-from minisgl.frontend.openai.bodies import ChatBody, Message, TokenizeBody
+from minisgl.frontend.openai.bodies import ChatFields, Message, TokenizeBody
 from minisgl.frontend.openai.chat_messages import check_continuable, parse_messages
 from minisgl.frontend.server.json_body import invalid
 from minisgl.frontend.server.json_values import check_fits
 from minisgl.wire.text import ChatMessage
 
 
-class Conversation(msgspec.Struct, frozen=True):
-    messages: tuple[ChatMessage, ...]
-    fields: dict[str, Any]
-    """Fields of `Generate` and `Encode` for the chat template, but for tools."""
-
-
-def parse_conversation(body: ChatBody | TokenizeBody, messages: list[Message]) -> Conversation:
-    """Raises ApiError."""
-    parsed = parse_messages(messages)
-    continues = bool(body.continue_final_message)
-    if continues:
-        if body.add_generation_prompt:
-            raise invalid("continue_final_message", "requires `add_generation_prompt: false`")
+def parse_conversation(
+    body: ChatFields | TokenizeBody, messages: list[Message], path: str = "messages"
+) -> tuple[ChatMessage, ...]:
+    """Return the messages in the field `path` of a body. Raises ApiError."""
+    parsed = parse_messages(messages, path)
+    if body.continue_final_message:
         check_continuable(parsed)
+    return parsed
+
+
+def template_fields(body: ChatFields | TokenizeBody) -> dict[str, Any]:
+    """Return the fields of `Generate` and `Encode` for the chat template, but for messages and tools. Raises
+    ApiError."""
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        raise invalid("continue_final_message", "requires `add_generation_prompt: false`")
     variables = dict(body.chat_template_kwargs or {})
     check_fits(variables, "chat_template_kwargs")
     check_fits(body.documents, "documents")
-    thinking = parse_thinking(body.reasoning_effort, body.enable_thinking, variables)
-    fields = {
+    return {
+        "thinking": parse_thinking(body.reasoning_effort, body.enable_thinking, variables),
         "template_variables": variables,
-        "thinking": thinking,
         "documents": body.documents or None,
         "add_generation_prompt": body.add_generation_prompt is not False and not continues,
         "continue_final_message": continues,
     }
-    return Conversation(parsed, fields)
 
 
-def parse_thinking_budget(body: ChatBody) -> int | None:
+def parse_thinking_budget(body: ChatFields) -> int | None:
     """Return the most tokens of reasoning; None: no limit. Raises ApiError."""
     if body.thinking_token_budget is not None and body.thinking_budget is not None:
         raise invalid("thinking_budget", "is another name of `thinking_token_budget`; use one of them")

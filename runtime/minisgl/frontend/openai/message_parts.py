@@ -8,7 +8,7 @@ from typing import Any
 from minisgl.wire.text import ToolCallDelta
 
 
-def reasoning_fields(text: str) -> dict[str, str]:
+def reasoning_fields(text: str | None) -> dict[str, Any]:
     """Return the reasoning under both names that clients of other servers read."""
     return {"reasoning": text, "reasoning_content": text}
 

@@ -16,8 +16,8 @@ from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
 from minisgl.frontend.generation.sampling import sampling_params, text_options
 from minisgl.frontend.generation.unsupported import reject_unsupported
-from minisgl.frontend.openai.bodies import Body, ChatBody, CompletionBody, StreamOptions
-from minisgl.frontend.openai.conversation import parse_conversation, parse_thinking_budget
+from minisgl.frontend.openai.bodies import Body, ChatBatchBody, ChatBody, ChatFields, CompletionBody, StreamOptions
+from minisgl.frontend.openai.conversation import parse_conversation, parse_thinking_budget, template_fields
 from minisgl.frontend.openai.responses import Kind, OpenAIFormat
 from minisgl.frontend.openai.tools import parse_tools
 from minisgl.frontend.server.json_body import invalid, unsupported
@@ -28,44 +28,58 @@ COMPLETION_MAX_TOKENS: Final = 16
 """Default of /v1/completions; a chat continues to the end of the context."""
 
 _chat_decoder: Final = msgspec.json.Decoder(ChatBody)
+_chat_batch_decoder: Final = msgspec.json.Decoder(ChatBatchBody)
 _completion_decoder: Final = msgspec.json.Decoder(CompletionBody)
 
 
 def parse_chat(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Raises ApiError."""
     body = decode_body(_chat_decoder, raw)
+    return _chat(body, raw, defaults, [parse_conversation(body, body.messages)])
+
+
+def parse_chat_batch(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+    """Raises ApiError."""
+    body = decode_body(_chat_batch_decoder, raw)
+    conversations = [parse_conversation(body, one, f"messages[{i}]") for i, one in enumerate(body.messages)]
+    return _chat(body, raw, defaults, conversations)
+
+
+def _chat(
+    body: ChatFields, raw: bytes, defaults: SamplingDefaults, conversations: list[tuple[ChatMessage, ...]]
+) -> GenerationRequest:
     if body.max_tokens == 0 and body.max_completion_tokens is None:
         raise invalid("max_tokens", "expected at least 1")
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "requires `logprobs: true`")
     tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    conversation = parse_conversation(body, body.messages)
     return _request(
         "chat",
         body,
         raw,
         defaults,
-        prompts=[Prompt(messages=conversation.messages)],
+        prompts=[Prompt(messages=messages) for messages in conversations],
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         options={
-            **conversation.fields,
-            "tools": tools,
+            **template_fields(body),
+            "tools": tools.options,
+            "tool_fields": tools.fields,
             "separate_reasoning": body.separate_reasoning is not False,
             "thinking_budget": parse_thinking_budget(body),
         },
         format={
-            "named_tool": tools is not None and tools.choice == "named",
+            "named_tool": tools.options is not None and tools.options.choice == "named",
             "reasoning": body.include_reasoning is not False,
-            "prefix": _echoed(body, conversation.messages),
+            "echoes": tuple(map(_echoed, conversations)) if body.echo else (),
         },
     )
 
 
-def _echoed(body: ChatBody, messages: Sequence[ChatMessage]) -> str:
-    """Return the text that precedes the answer in a response: with `echo`, the assistant's message that it follows."""
+def _echoed(messages: Sequence[ChatMessage]) -> str:
+    """Return the text that precedes the answer in a response with `echo`: the assistant's message that it follows."""
     last = messages[-1]
-    return (last.content or "") if body.echo and last.role == "assistant" else ""
+    return (last.content or "") if last.role == "assistant" else ""
 
 
 def parse_completion(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:

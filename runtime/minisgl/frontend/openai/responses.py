@@ -38,8 +38,8 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
     """The request names the tool to call, so an answer that calls it ends with `stop`, as in OpenAI's API."""
     reasoning: bool = True
     """Reasoning is part of the response."""
-    prefix: str = ""
-    """Text before that of each answer of a chat."""
+    echoes: Sequence[str] = ()
+    """Text before the answers to each prompt of a chat; empty: none."""
     token_ids: bool = False
     """Choices have the ids of their tokens, and the response those of the prompt."""
     tokens_as_ids: bool = False
@@ -59,13 +59,14 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
                 "finish_reason": None if choice.finished is None else self.finish_reason(choice.finished),
                 **stop_fields(choice.finished),
                 **({"token_ids": choice.token_ids} if self.token_ids else {}),
-                **({} if chat else self.prompt_fields(choice)),
+                **({} if chat and len(choices) == self.n else self.prompt_fields(choice)),
             }
             for choice in choices
         ]
         ends = [choice.finished for choice in choices if choice.finished is not None]
         header = self.header(response_id, model, "chat.completion" if chat else "text_completion")
-        prompt = self.prompt_fields(choices[0]) if chat else {}
+        # A batch of chats has several prompts, as completions have.
+        prompt = self.prompt_fields(choices[0]) if chat and len(choices) == self.n else {}
         return _json({**header, "choices": objects, "usage": self.usage(ends), **prompt})
 
     def prompt_fields(self, choice: Delta) -> dict[str, Any]:
@@ -79,14 +80,17 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
 
     def message(self, choice: Delta) -> dict[str, Any]:
         """Return the message of a complete chat. `content` is null where the answer has nothing but tool calls."""
-        content = self.prefix + choice.text
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if choice.reasoning and self.reasoning:
-            message |= reasoning_fields(choice.reasoning)
+        content = self.echo(choice.index) + choice.text
+        reasoning = choice.reasoning if self.reasoning else ""
+        message = {"role": "assistant", "content": content, "refusal": None, **reasoning_fields(reasoning or None)}
         if choice.tool_calls:
             message["content"] = content or None
             message["tool_calls"] = full_tool_calls(choice.tool_calls)
         return message
+
+    def echo(self, choice: int) -> str:
+        """Return the text before the answer of a choice."""
+        return self.echoes[choice // self.n] if self.echoes else ""
 
     def finish_reason(self, end: Finished) -> str:
         return "tool_calls" if end.reason == "stop" and end.tool_calls and not self.named_tool else end.reason
@@ -152,8 +156,10 @@ class OpenAIEvents:
         """Open the assistant's turn of every choice of a chat."""
         if self._format.kind != "chat":
             return b""
-        delta = {"delta": {"role": "assistant", "content": self._format.prefix}}
-        return b"".join(self._event(index, delta, None) for index in range(len(self._tokens)))
+        return b"".join(
+            self._event(index, {"delta": {"role": "assistant", "content": self._format.echo(index)}}, None)
+            for index in range(len(self._tokens))
+        )
 
     def event(self, delta: Delta) -> bytes:
         """Render the new output of one choice: an event for each of its parts, and one for the end."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.openai.bodies import DetokenizeBody, TokenizeBody
-from minisgl.frontend.openai.conversation import parse_conversation
+from minisgl.frontend.openai.conversation import parse_conversation, template_fields
 from minisgl.frontend.openai.logprobs import token_text
 from minisgl.frontend.openai.tools import parse_tools
 from minisgl.frontend.server.json_body import decode, invalid, read_json_body
@@ -44,12 +44,11 @@ class TokenizationEndpoints:
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
         question = Encode(id=secrets.token_bytes(REQUEST_ID_BYTES), prompt=body.prompt, add_special_tokens=special)
         if body.messages is not None:
-            conversation = parse_conversation(body, body.messages)
             question = msgspec.structs.replace(
                 question,
-                messages=conversation.messages,
-                tools=parse_tools(body.tools, None, None),
-                **conversation.fields,
+                messages=parse_conversation(body, body.messages),
+                tools=parse_tools(body.tools, None, None).options,
+                **template_fields(body),
             )
         reply = await self._tokenizers.ask(question)
         assert isinstance(reply, Encoded)

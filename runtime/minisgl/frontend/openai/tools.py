@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
+
+from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.functions import FUNCTION_NAME, function_definition
 from minisgl.frontend.server.json_body import invalid, missing, truncate, unsupported
 from minisgl.frontend.server.json_values import check_fits
@@ -27,16 +30,32 @@ TOOL_SCHEMA: Final[dict[str, Any]] = {
     "required": ["function"],
 }
 """Form of one of `tools`, for /openapi.json."""
+_NAMED: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+}
 TOOL_CHOICE_SCHEMA: Final[dict[str, Any]] = {
     "anyOf": [
         {"enum": ["none", "auto", "required", None]},
+        _NAMED,
         {
             "type": "object",
             "properties": {
-                "type": {"const": "function"},
-                "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+                "type": {"const": "allowed_tools"},
+                "allowed_tools": {
+                    "type": "object",
+                    "properties": {
+                        "mode": {"enum": ["auto", "required"]},
+                        "tools": {"type": "array", "items": _NAMED},
+                    },
+                    "required": ["mode", "tools"],
+                },
             },
-            "required": ["type", "function"],
+            "required": ["type", "allowed_tools"],
         },
     ]
 }
@@ -45,19 +64,46 @@ TOOL_CHOICE_SCHEMA: Final[dict[str, Any]] = {
 _Choice = Literal["none", "auto", "required", "named"]
 
 
-def parse_tools(tools: Sequence[dict[str, Any]] | None, choice: Any, parallel: bool | None) -> ToolOptions | None:
-    """Return the tools of a body; None without any. `choice` is the value of `tool_choice`. Raises ApiError."""
-    definitions = tuple(_definition(tool, f"tools[{i}]") for i, tool in enumerate(tools or ()))
+class ParsedTools(msgspec.Struct, frozen=True):
+    options: ToolOptions | None = None
+    """None without tools."""
+    fields: tuple[str, ...] = ()
+    """Path of the parameters of each tool in `options`."""
+
+
+class _ParsedChoice(msgspec.Struct, frozen=True):
+    kind: _Choice
+    name: str = ""
+    """Name of the named tool."""
+    allowed: tuple[str, ...] | None = None
+    """Names of the tools that the model may call; None: all."""
+
+
+def parse_tools(tools: Sequence[dict[str, Any]] | None, choice: Any, parallel: bool | None) -> ParsedTools:
+    """Return the tools of a body. `choice` is the value of `tool_choice`. Raises ApiError."""
+    definitions = [_definition(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
     names = [definition["function"]["name"] for definition in definitions]
     check_unique(names, lambda i: f"tools[{i}].function.name")
-    kind, name = _parse_choice(choice)
-    if kind in ("required", "named") and not definitions:
-        raise invalid("tool_choice", "requires `tools`")
-    if kind == "named" and name not in names:
-        raise invalid("tool_choice.function.name", f"no tool is called {truncate(name)!r}; use a name from `tools`")
+    parsed = _parse_choice(choice)
     if not definitions:
-        return None
-    return ToolOptions(definitions=definitions, choice=kind, name=name, parallel=parallel is not False)
+        if parsed.kind in ("required", "named") or parsed.allowed is not None:
+            raise invalid("tool_choice", "requires `tools`")
+        return ParsedTools()
+    if parsed.kind == "named" and parsed.name not in names:
+        raise _unknown("tool_choice.function.name", parsed.name)
+    for i, name in enumerate(parsed.allowed or ()):
+        if name not in names:
+            raise _unknown(f"tool_choice.allowed_tools.tools[{i}].function.name", name)
+    usable = [i for i, name in enumerate(names) if parsed.allowed is None or name in parsed.allowed]
+    return ParsedTools(
+        ToolOptions(
+            definitions=tuple(definitions[i] for i in usable),
+            choice=parsed.kind,
+            name=parsed.name,
+            parallel=parallel is not False,
+        ),
+        tuple(f"tools[{i}].function.parameters" for i in usable),
+    )
 
 
 def check_unique(names: Sequence[str], path: Callable[[int], str]) -> None:
@@ -86,15 +132,28 @@ def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
     return {name: item for name, item in value.items() if item is not None}
 
 
-def _parse_choice(choice: Any) -> tuple[_Choice, str]:
-    """Return the choice and the name of the named tool."""
+def _parse_choice(choice: Any) -> _ParsedChoice:
     match choice:
         case None:
-            return "auto", ""
+            return _ParsedChoice("auto")
         case "none" | "auto" | "required":
-            return choice, ""
+            return _ParsedChoice(choice)
         case {"type": "function", "function": {"name": str(name)}}:
-            return "named", name
-        case {"type": "allowed_tools" | "custom"}:
-            raise unsupported("tool_choice.type", "not supported; name a function, or leave tools out of `tools`")
+            return _ParsedChoice("named", name)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*allowed]}}:
+            return _ParsedChoice(mode, allowed=tuple(_allowed(tool, i) for i, tool in enumerate(allowed)))
+        case {"type": "custom"}:
+            raise unsupported("tool_choice.type", "only functions are supported")
     raise invalid("tool_choice", 'expected "none", "auto", "required" or {"type": "function", "function": {"name": …}}')
+
+
+def _allowed(tool: Any, number: int) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    path = f"tool_choice.allowed_tools.tools[{number}]"
+    raise invalid(path, 'expected {"type": "function", "function": {"name": …}}')
+
+
+def _unknown(path: str, name: str) -> ApiError:
+    return invalid(path, f"no tool is called {truncate(name)!r}; use a name from `tools`")

@@ -62,7 +62,7 @@ def _unknown_in(kind: _Kinds, raw: msgspec.Raw, path: str) -> Iterator[str]:
         case b"[":
             items = decode(_list_decoder, raw)
             for i, item in enumerate(items):
-                yield from _unknown(kind, item, f"{path}[{i}].")
+                yield from _unknown_in(kind, item, f"{path}[{i}]")
 
 
 @lru_cache(maxsize=64)

@@ -17,8 +17,8 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.request import generate_messages
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.native.requests import parse_native
-from minisgl.frontend.openai.bodies import ChatBody, CompletionBody
-from minisgl.frontend.openai.requests import parse_chat, parse_completion
+from minisgl.frontend.openai.bodies import ChatBatchBody, ChatBody, CompletionBody
+from minisgl.frontend.openai.requests import parse_chat, parse_chat_batch, parse_completion
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.frontend.responses.requests import parse_responses
 from minisgl.wire.text import Generate, SamplingDefaults
@@ -47,12 +47,13 @@ def outcome(parse: Any, body: dict[str, Any]) -> None:
     ("parse", "kind", "start"),
     [
         (parse_chat, ChatBody, CHAT),
+        (parse_chat_batch, ChatBatchBody, {"messages": [CHAT["messages"]]}),
         (parse_completion, CompletionBody, {"prompt": "Hi"}),
         (parse_native, NativeBody, {"text": "Hi"}),
         (parse_responses, ResponsesBody, {"input": "Hi"}),
         (parse_message_request, MessagesBody, CHAT | {"max_tokens": 9}),
     ],
-    ids=["chat", "completion", "native", "responses", "messages"],
+    ids=["chat", "batch", "completion", "native", "responses", "messages"],
 )
 def test_any_value_of_any_field_is_rejected_by_name_or_encodable(parse: Any, kind: Any, start: dict[str, Any]) -> None:
     @settings(max_examples=120, deadline=None)

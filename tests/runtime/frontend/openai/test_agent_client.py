@@ -183,6 +183,9 @@ def test_tools_reach_the_worker_as_they_are(scripted: ScriptedStack, client: ope
     assert required == ToolOptions(definitions=(WEATHER, TIME), choice="required", parallel=False)
     named = sent(tools=[TIME, WEATHER], tool_choice=NAMED)
     assert named == ToolOptions(definitions=(TIME, WEATHER), choice="named", name="get_weather")
+    allowed = {"mode": "required", "tools": [NAMED]}
+    given = sent(tools=[TIME, WEATHER], tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    assert given == ToolOptions(definitions=(WEATHER,), choice="required")
     extra = {"type": "function", "x-origin": "mcp", "function": {"name": "f", "parameters": None, "returns": {}}}
     assert sent(tools=[extra]) == ToolOptions(
         definitions=({"type": "function", "function": {"name": "f", "returns": {}}, "x-origin": "mcp"},)
@@ -368,6 +371,44 @@ def test_documents_and_truncation_reach_the_worker(scripted: ScriptedStack, clie
     assert (sent.documents, sent.truncate_prompt_tokens) == (documents, 7)
     client.completions.create(model="default", prompt="a", extra_body={"truncate_prompt_tokens": -1})
     assert scripted.last(Generate).truncate_prompt_tokens == -1
+
+
+# Batches
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_batch_has_choices_for_each_conversation(scripted: ScriptedStack, stream: bool) -> None:
+    scripted.script = lambda request: answer(says(f"{request.messages[-1].content}!"))(request)
+    conversations = [[{"role": "user", "content": text}] for text in "ab"]
+    conversations.append([*USER, {"role": "assistant", "content": "c"}])
+    body = {"messages": conversations, "n": 2, "echo": True, "stream": stream}
+    response = scripted.http.post("/v1/chat/completions/batch", json=body)
+    assert response.status_code == 200, response.text
+    if stream:
+        texts = [""] * 6
+        for event in response.text.split("\n\n")[:-2]:
+            (choice,) = json.loads(event.removeprefix("data: "))["choices"]
+            texts[choice["index"]] += choice["delta"].get("content", "")
+    else:
+        completion = ChatCompletion.model_validate(response.json())
+        assert [choice.index for choice in completion.choices] == list(range(6))
+        assert completion.usage is not None and completion.usage.prompt_tokens == 9
+        texts = [choice.message.content or "" for choice in completion.choices]
+    assert texts == ["a!", "a!", "b!", "b!", "cc!", "cc!"]
+
+
+def test_errors_of_a_batch_name_the_conversation(scripted: ScriptedStack) -> None:
+    for conversations, param in (
+        ([], "messages"),
+        ([[]], "messages[0]"),
+        ([USER, [{"role": "user"}]], "messages[1][0].content"),
+        (USER, "messages[0]"),
+    ):
+        response = scripted.http.post("/v1/chat/completions/batch", json={"messages": conversations})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    unknown = {"messages": [USER, [USER[0] | {"mood": 1}]]}
+    response = scripted.http.post("/v1/chat/completions/batch", json=unknown)
+    assert response.headers["x-ignored-params"] == "messages[1][0].mood"
 
 
 # Log-probabilities

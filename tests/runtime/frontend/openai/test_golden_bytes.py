@@ -92,7 +92,11 @@ def test_logprobs_in_events() -> None:
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
 def test_full_responses(kind: Any) -> None:
-    content = '"message":{"role":"assistant","content":"é","refusal":null}' if kind == "chat" else '"text":"é"'
+    content = (
+        '"message":{"role":"assistant","content":"é","refusal":null,"reasoning":null,"reasoning_content":null}'
+        if kind == "chat"
+        else '"text":"é"'
+    )
     name, form = ("chatcmpl-1", "chat.completion") if kind == "chat" else ("cmpl-1", "text_completion")
     choices = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop",{NOTHING}}}],'
     details = ',"completion_tokens_details":{"reasoning_tokens":0}}}' if kind == "chat" else "}}"

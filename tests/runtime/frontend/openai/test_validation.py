@@ -25,6 +25,10 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def allowed(*tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": list(tools)}}
+
+
 def nested(depth: int) -> dict[str, Any]:
     return {"items": nested(depth - 1)} if depth else {}
 
@@ -237,10 +241,21 @@ def test_errors_of_logit_bias_name_the_key(
             "invalid_value",
         ),
         tool_choice_kind=(
-            CHAT | {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            CHAT | {"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}},
             "tool_choice.type",
             "unsupported_parameter",
         ),
+        tool_choice_allowed=(
+            CHAT | {"tools": [TOOL], "tool_choice": allowed({"type": "function", "function": {"name": "g"}})},
+            "tool_choice.allowed_tools.tools[0].function.name",
+            "invalid_value",
+        ),
+        tool_choice_allowed_form=(
+            CHAT | {"tools": [TOOL], "tool_choice": allowed("f")},
+            "tool_choice.allowed_tools.tools[0]",
+            "invalid_value",
+        ),
+        tool_choice_allowed_alone=(CHAT | {"tool_choice": allowed()}, "tool_choice", "invalid_value"),
         parallel_tool_calls=(CHAT | {"parallel_tool_calls": "yes"}, "parallel_tool_calls", "invalid_value"),
         tool_calls_custom=(
             {"messages": [{"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}]},
