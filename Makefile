@@ -11,7 +11,7 @@ KUBERNETES_TESTS = tests/operator/cluster tests/chart
 # Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-down run test test-kubernetes e2e e2e-full images image-engine lint cluster-tools bench bench-operator test-gpu lock clean install
+.PHONY: help demo demo-down run chromium test test-kubernetes e2e e2e-full images image-engine lint cluster-tools bench bench-operator test-gpu lock clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ demo-down: install  ## stop and remove what `make demo` started; build results s
 run: install $(DEMO)  ## install dependencies, train and serve a demo model, ask it a question; Ctrl-C stops it (ONCE=1: stop after the answer)
 	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
 
-test: install $(DEMO) lint  ## install dependencies, check style and types, and run the tests with coverage
+test: install chromium $(DEMO) lint  ## install dependencies, check style and types, and run the tests with coverage
 	@rm -f .coverage .coverage.*
 	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(addprefix --ignore ,$(KUBERNETES_TESTS)) --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
@@ -62,6 +62,9 @@ cluster-tools: install
 $(DEMO): $(wildcard runtime/minisgl/toy/demo*) runtime/minisgl/toy/tiny_tokenizer.py | install
 	@echo 'training the demo model, which takes a minute or two'
 	@.venv/bin/minisgl models demo $(@D)
+
+chromium:
+	@.ci/chromium
 
 bench: install $(DEMO)  ## measure scheduler and frontend CPU time and the demo model's speed on this machine
 	.venv/bin/python benchmarks/scheduler.py

@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -22,12 +23,16 @@ from minisgl.errors import CodedError
 from minisgl.flags.arguments import integer
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
+Show: TypeAlias = Callable[[Literal["reasoning", "text"], str], None]
+"""Receives each piece of an answer with its kind."""
+
 _START_SECONDS: Final = 1800
 _POLL_SECONDS: Final = 0.1
 
 _HELP: Final = """\
 /reset         start a new conversation
 /system TEXT   start a new conversation with TEXT as system prompt; without TEXT: with none
+/think         show the reasoning of the last answer
 /stats         show tokens and times of the last answer, and tokens of all answers
 /help          show this list
 /exit          leave the chat; so does Ctrl-D
@@ -61,11 +66,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maximum length of an answer (default: the endpoint's, in tokens)",
     )
+    parser.add_argument(
+        "--no-thinking", action="store_true", help="answer without reasoning, if the model's chat template allows it"
+    )
+    parser.add_argument(
+        "--tools",
+        type=_tools,
+        metavar="FILE",
+        help="JSON file with a list of tools as in a request; the chat shows each call and asks for its result",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     with _endpoint(args.target, args.api_key or os.environ.get("OPENAI_API_KEY")) as endpoint:
-        options = {"temperature": args.temperature, "max_tokens": args.max_tokens}
+        options = {
+            "temperature": args.temperature,
+            "max_tokens": args.max_tokens,
+            "tools": args.tools,
+            "chat_template_kwargs": {"enable_thinking": False} if args.no_thinking else None,
+        }
         with asyncio.Runner() as runner:
             model = args.model or runner.run(endpoint.first_model())
             chat = Chat(endpoint, model, {name: value for name, value in options.items() if value is not None})
@@ -73,10 +92,23 @@ def run(args: argparse.Namespace) -> int:
             return _talk(chat, runner)
 
 
-class Answer(msgspec.Struct):
-    """Text, times and token counts of one answer."""
+class Call(msgspec.Struct):
+    """A call of a tool, as far as it has arrived."""
 
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.arguments})"
+
+
+class Answer(msgspec.Struct):
+    """Reasoning, text, tool calls, times and token counts of one answer."""
+
+    reasoning: str = ""
     text: str = ""
+    calls: list[Call] = []
     first_seconds: float = 0.0
     seconds: float = 0.0
     prompt_tokens: int = 0
@@ -100,7 +132,9 @@ class Chat:
         self.model = model
         self.answers: list[Answer] = []
         self._options = options
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
+        self._asked = 0
+        """Number of messages before the last question."""
 
     def reset(self, system: str | None) -> None:
         """Start a new conversation, with `system` as system prompt unless it is empty."""
@@ -111,29 +145,59 @@ class Chat:
         first = self._messages[0] if self._messages else {}
         return first["content"] if first.get("role") == "system" else None
 
-    async def ask(self, question: str, show: Callable[[str], None]) -> None:
-        """Ask and pass each piece of the answer to `show`. A cancelled answer stays in the conversation as far as it
-        came; after an error the question is removed from it. Raises HttpError."""
-        self._messages.append({"role": "user", "content": question})
+    @property
+    def awaits_results(self) -> bool:
+        """The last answer calls tools."""
+        return bool(self._messages) and "tool_calls" in self._messages[-1]
+
+    async def ask(self, question: str, show: Show) -> Answer:
+        """Ask and pass each piece of the answer to `show`. A cancelled answer stays in the conversation as far as its
+        text came; after an error the question is removed from it. Raises HttpError."""
+        self._asked = len(self._messages)
+        return await self._continue([{"role": "user", "content": question}], show)
+
+    async def reply(self, results: Sequence[tuple[Call, str]], show: Show) -> Answer:
+        """Continue after the calls of the last answer with their results, as `ask` does."""
+        return await self._continue(
+            [{"role": "tool", "tool_call_id": call.id, "content": result} for call, result in results], show
+        )
+
+    def forget(self) -> None:
+        """Remove the last question from the conversation, with everything behind it."""
+        del self._messages[self._asked :]
+
+    async def _continue(self, messages: Sequence[dict[str, Any]], show: Show) -> Answer:
+        self._messages += messages
         answer = Answer()
         try:
             await self._receive(answer, show)
         except HttpError:
-            self._messages.pop()
+            self.forget()
             raise
         except (ValueError, KeyError, TypeError) as error:
-            self._messages.pop()
+            self.forget()
             raise HttpError("not_a_chunk", f"not a chunk of an OpenAI stream: {error!r}") from error
         except asyncio.CancelledError:
+            # Calls without results cannot be continued.
+            answer.calls.clear()
             self._keep(answer)
             raise
         self._keep(answer)
+        return answer
 
     def _keep(self, answer: Answer) -> None:
         self.answers.append(answer)
-        self._messages.append({"role": "assistant", "content": answer.text})
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in answer.calls
+            ]
+        self._messages.append(message)
 
-    async def _receive(self, answer: Answer, show: Callable[[str], None]) -> None:
+    async def _receive(self, answer: Answer, show: Show) -> None:
         body = {
             "model": self.model,
             "messages": self._messages,
@@ -148,16 +212,34 @@ class Chat:
                 if "error" in chunk:
                     raise HttpError("stream_failed", str(chunk["error"].get("message", chunk["error"])))
                 for choice in chunk["choices"]:
-                    piece = choice["delta"].get("content") or ""
-                    if piece:
+                    if _add(answer, choice["delta"], show):
                         answer.seconds = event.at - began
                         answer.first_seconds = answer.first_seconds or answer.seconds
-                        answer.text += piece
-                        show(piece)
                 if usage := chunk.get("usage"):
                     answer.prompt_tokens = usage["prompt_tokens"]
                     answer.completion_tokens = usage["completion_tokens"]
                     answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+
+
+def _add(answer: Answer, delta: dict[str, Any], show: Show) -> bool:
+    """Add a delta of the stream to the answer; returns whether it had any output."""
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+    text = delta.get("content") or ""
+    calls = delta.get("tool_calls") or []
+    if reasoning:
+        answer.reasoning += reasoning
+        show("reasoning", reasoning)
+    if text:
+        answer.text += text
+        show("text", text)
+    for piece in calls:
+        if piece["index"] == len(answer.calls):
+            answer.calls.append(Call())
+        call, function = answer.calls[piece["index"]], piece.get("function") or {}
+        call.id += piece.get("id") or ""
+        call.name += function.get("name") or ""
+        call.arguments += function.get("arguments") or ""
+    return bool(reasoning or text or calls)
 
 
 def _talk(chat: Chat, runner: asyncio.Runner) -> int:
@@ -198,6 +280,8 @@ def _command(chat: Chat, line: str) -> str:
         case "/system":
             chat.reset(rest.strip())
             return f"system prompt: {rest.strip() or 'none'}"
+        case "/think":
+            return chat.answers[-1].reasoning if chat.answers and chat.answers[-1].reasoning else "no reasoning"
         case "/stats":
             return _stats(chat.answers)
         case "/help":
@@ -214,18 +298,56 @@ def _stats(answers: Sequence[Answer]) -> str:
 
 
 def _answer(chat: Chat, question: str, runner: asyncio.Runner) -> bool:
-    def show(piece: str) -> None:
-        print(piece, end="", flush=True)
-
+    """Print the answer to a question; calls of tools are printed, and their results read from the input. Returns
+    whether the question was answered."""
+    screen = _Screen(sys.stdin.isatty())
     try:
-        runner.run(chat.ask(question, show))
+        answer = runner.run(chat.ask(question, screen.show))
+        while answer.calls:
+            screen.end_reasoning()
+            results = [(call, _result_of(call, screen.interactive)) for call in answer.calls]
+            answer = runner.run(chat.reply(results, screen.show))
     except HttpError as error:
         print(f"minisgl: error: {error}", file=sys.stderr)
         return False
+    except EOFError:
+        chat.forget()
+        print("minisgl: error: the input ended before the result of a call", file=sys.stderr)
+        return False
     except KeyboardInterrupt:
+        if chat.awaits_results:
+            chat.forget()
         print(" [stopped]", end="")
+    screen.end_reasoning()
     print(flush=True)
     return True
+
+
+def _result_of(call: Call, interactive: bool) -> str:
+    print(call, flush=True)
+    return input("result> " if interactive else "")
+
+
+class _Screen:
+    """Prints an answer as it arrives; reasoning only as a line that says how long it took."""
+
+    def __init__(self, interactive: bool) -> None:
+        self.interactive = interactive
+        self._reasoning_since = 0.0
+        """0: no reasoning is going on."""
+
+    def show(self, kind: Literal["reasoning", "text"], piece: str) -> None:
+        if kind == "text":
+            self.end_reasoning()
+            print(piece, end="", flush=True)
+        elif self.interactive and not self._reasoning_since:
+            self._reasoning_since = time.perf_counter()
+            print("[thinking …", end="", flush=True)
+
+    def end_reasoning(self) -> None:
+        if self._reasoning_since:
+            print(f" {time.perf_counter() - self._reasoning_since:.1f} s; /think shows it]", flush=True)
+            self._reasoning_since = 0.0
 
 
 @contextlib.contextmanager
@@ -270,3 +392,13 @@ def _temperature(text: str) -> float:
     if not 0 <= value <= 2:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 2")
     return value
+
+
+def _tools(path: str) -> list[Any]:
+    try:
+        tools = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path!r} cannot be read as JSON: {error}") from error
+    if not isinstance(tools, list):
+        raise argparse.ArgumentTypeError(f"{path!r} does not contain a list of tools")
+    return tools

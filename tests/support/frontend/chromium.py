@@ -17,21 +17,23 @@ _WAIT_SECONDS = 60
 _OFF = ("gpu", "quic", "background-networking", "component-update", "sync", "dev-shm-usage", "extensions")
 
 
-def find() -> str | None:
-    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+def _find() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert found, "Chromium is not installed: run .ci/chromium"
+    return found
 
 
 class Page:
     """One tab at `url`. Use as a context manager."""
 
-    def __init__(self, executable: str, url: str, *, dark: bool = False) -> None:
+    def __init__(self, url: str, *, dark: bool = False) -> None:
         self._profile = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         their_read, self._write = os.pipe()
         self._read, their_write = os.pipe()
         self._process = subprocess.Popen(
             [
                 # Chromium expects the pipe at 3 and 4, whatever numbers it has here.
-                *("bash", "-c", f'exec "$0" "$@" 3<&{their_read} 4>&{their_write}', executable),
+                *("bash", "-c", f'exec "$0" "$@" 3<&{their_read} 4>&{their_write}', _find()),
                 *("--headless", "--no-sandbox", "--no-first-run", "--remote-debugging-pipe", "--hide-scrollbars"),
                 *(f"--disable-{what}" for what in _OFF),
                 *(f"--user-data-dir={self._profile.name}", "--window-size=900,700", "about:blank"),
