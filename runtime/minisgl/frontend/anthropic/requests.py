@@ -12,10 +12,10 @@ from minisgl.frontend.anthropic.responses import MessagesFormat
 from minisgl.frontend.anthropic.tools import ParsedTools, parse_tools
 from minisgl.frontend.generation.prompts import Prompt
 from minisgl.frontend.generation.request import GenerationRequest
+from minisgl.frontend.generation.template_variables import template_variables
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.extra_fields import extra_options, extra_params
 from minisgl.frontend.server.json_body import decode, invalid
-from minisgl.frontend.server.json_values import check_fits
 from minisgl.frontend.server.unknown_fields import unknown_fields
 from minisgl.wire.text import THINKING_VARIABLES, SamplingDefaults, StructuredOutput
 
@@ -38,8 +38,7 @@ def parse_conversation(body: CountTokensBody) -> Conversation:
     """Raises ApiError."""
     reject_unsupported(body)
     tools = parse_tools(body.tools or (), body.tool_choice)
-    variables = dict(body.chat_template_kwargs or {})
-    check_fits(variables, "chat_template_kwargs")
+    variables = template_variables(body.chat_template_kwargs)
     # Without the field there is no thinking in this API.
     thinks = body.thinking is not None and body.thinking.type != "disabled"
     for name in THINKING_VARIABLES:

@@ -14,6 +14,7 @@ from minisgl.frontend.generation.constraints import AnyFormat, Choices, SchemaOr
 from minisgl.frontend.generation.functions import MAX_FUNCTIONS
 from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import Count, CountOrZero, N, SamplingFields, Seed, TokenId, TopLogprobs
+from minisgl.frontend.generation.template_variables import RESERVED
 from minisgl.frontend.generation.thinking import EFFORTS
 from minisgl.frontend.generation.unsupported import supports
 from minisgl.frontend.openai.tools import TOOL_CHOICE_SCHEMA, TOOL_SCHEMA
@@ -30,7 +31,9 @@ _NO_BEAMS: Final = "beam search is not supported; use `n` with a temperature abo
 
 Unsupported = Annotated[Any, supports()]
 JsonValue = Annotated[Any, Meta(extra_json_schema={"$ref": "#/components/schemas/JsonValue"})]
-TemplateVariables = dict[str, JsonValue]
+TemplateVariables = Annotated[
+    dict[str, JsonValue], Meta(extra_json_schema={"propertyNames": {"not": {"enum": list(RESERVED)}}})
+]
 Tool = Annotated[dict[str, Any], Meta(extra_json_schema=TOOL_SCHEMA)]
 ToolChoice = Annotated[Any, Meta(extra_json_schema=TOOL_CHOICE_SCHEMA)]
 Effort = Annotated[str, Meta(extra_json_schema={"enum": list(EFFORTS)})]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from minisgl.frontend.generation.template_variables import template_variables
 from minisgl.frontend.generation.thinking import parse_thinking
 from minisgl.frontend.openai.bodies import ChatFields, Message, TokenizeBody
 from minisgl.frontend.openai.chat_messages import check_continuable, parse_messages
@@ -28,8 +29,7 @@ def template_fields(body: ChatFields | TokenizeBody) -> dict[str, Any]:
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise invalid("continue_final_message", "requires `add_generation_prompt: false`")
-    variables = dict(body.chat_template_kwargs or {})
-    check_fits(variables, "chat_template_kwargs")
+    variables = template_variables(body.chat_template_kwargs)
     check_fits(body.documents, "documents")
     return {
         "thinking": parse_thinking(body.reasoning_effort, body.enable_thinking, variables),

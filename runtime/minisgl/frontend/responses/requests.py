@@ -8,6 +8,7 @@ import msgspec
 
 from minisgl.frontend.generation.prompts import Prompt
 from minisgl.frontend.generation.request import GenerationRequest
+from minisgl.frontend.generation.template_variables import template_variables
 from minisgl.frontend.generation.thinking import parse_thinking
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.extra_fields import extra_options, extra_params
@@ -23,7 +24,6 @@ from minisgl.frontend.responses.output import OutputOptions
 from minisgl.frontend.responses.responses import ResponsesFormat
 from minisgl.frontend.responses.tools import parse_tools
 from minisgl.frontend.server.json_body import decode
-from minisgl.frontend.server.json_values import check_fits
 from minisgl.frontend.server.unknown_fields import unknown_fields
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import SamplingDefaults, StructuredOutput
@@ -49,8 +49,7 @@ def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest
     )
     text = body.text or TextOptions()
     output = _structured_output(text)
-    variables = dict(body.chat_template_kwargs or {})
-    check_fits(variables, "chat_template_kwargs")
+    variables = template_variables(body.chat_template_kwargs)
     thinking = parse_thinking(reasoning.effort, None, variables, "reasoning.effort")
     return GenerationRequest(
         model=body.model,

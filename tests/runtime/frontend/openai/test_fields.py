@@ -210,11 +210,21 @@ def test_model_names(stack: FrontendStack) -> None:
 
 def test_template_variables_reach_the_template(stack: FrontendStack) -> None:
     prompts = []
-    for variables in ({}, {"note": "two"}, {"messages": "x", "add_generation_prompt": False}):
+    for variables in ({}, {"note": "two"}, {"bos_token": "x"}):
         _, (submit,) = ask(stack, "/v1/chat/completions", CHAT | {"chat_template_kwargs": variables})
         prompts.append(submit.prompt)
     assert prompts[0] != prompts[1]
     assert prompts[0] == prompts[2], "a request does not replace variables of the server"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt", "chat_template"])
+def test_template_variables_do_not_replace_fields(stack: FrontendStack, name: str) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/tokenize", CHAT), ("/v1/responses", {"input": "Hi"})):
+        response = stack.http.post(path, json=body | {"chat_template_kwargs": {name: None}})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == ("chat_template_kwargs", "invalid_value")
+        assert name in error["message"]
 
 
 def test_tool_messages_reach_the_template(stack: FrontendStack) -> None:
