@@ -138,6 +138,10 @@ def _checked_after_decoding() -> dict[str, Schema]:
                 "input_ids": {"anyOf": [*_LISTS, _NULL]},
             },
             "oneOf": _exactly_one("text", "input_ids", "prompt"),
+            "allOf": [
+                _not_both("token_ids_logprob", _NOT_EMPTY, "top_logprobs_num", {"type": "integer", "minimum": 1}),
+                _not_both("token_ids_logprob", _NOT_EMPTY, "logprob_start_len", {"type": "integer", "minimum": 0}),
+            ],
         },
         **responses.CHECKED_AFTER_DECODING,
         **anthropic.CHECKED_AFTER_DECODING,

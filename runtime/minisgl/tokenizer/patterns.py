@@ -236,6 +236,6 @@ def _parse(expression: str) -> Any:
             warnings.simplefilter("ignore")
             return _parser.parse(expression)
     except (re.error, OverflowError, ValueError) as error:
-        raise PatternError(f"is not a valid regular expression: {error}") from None
+        raise PatternError(f"is not a valid regular expression: {str(error)[:100]}") from None
     except RecursionError:
         raise PatternError("is nested too deeply") from None

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.frontend.generation.constraints import SchemaOrText
-from minisgl.frontend.generation.sampling import Count, CountOrZero, SamplingFields, Seed, TopLogprobs
+from minisgl.frontend.generation.sampling import Count, CountOrZero, SamplingFields, Seed, TokenId, TopLogprobs
 from minisgl.frontend.generation.unsupported import supports
 
 _TEXT_ONLY: Final = "only text is supported"
@@ -38,10 +38,10 @@ class NativeBody(msgspec.Struct, kw_only=True):
     return_logprob: bool | None = None
     logprob_start_len: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     top_logprobs_num: TopLogprobs | None = None
+    token_ids_logprob: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     return_text_in_logprobs: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
 
-    token_ids_logprob: Annotated[Any, supports([], problem="not supported; use top_logprobs_num")] = None
     return_hidden_states: Annotated[bool | None, supports(False)] = None
     image_data: Annotated[Any, supports([], problem=_TEXT_ONLY)] = None
     video_data: Annotated[Any, supports([], problem=_TEXT_ONLY)] = None

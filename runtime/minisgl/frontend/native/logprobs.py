@@ -29,16 +29,17 @@ def top_logprobs(tokens: Sequence[ScoredToken], texts: bool) -> list[list[Entry]
 
 
 def meta_info(
-    prompt: Sequence[ScoredToken] | None, answer: Sequence[ScoredToken], top: int, texts: bool
+    prompt: Sequence[ScoredToken] | None, answer: Sequence[ScoredToken], tops: str, texts: bool
 ) -> dict[str, Any]:
-    """Return the fields of `meta_info`. `prompt`: None if no log-probabilities of the prompt are wanted."""
+    """Return the fields of `meta_info`. `prompt`: None if no log-probabilities of the prompt are wanted. `tops`: part
+    of the names of the fields with the other tokens that are reported; empty: there are none."""
     fields: dict[str, Any] = {
         "input_token_logprobs": token_logprobs(prompt or (), texts),
         "output_token_logprobs": token_logprobs(answer, texts),
     }
-    if top:
-        fields["input_top_logprobs"] = top_logprobs(prompt or (), texts)
-        fields["output_top_logprobs"] = top_logprobs(answer, texts)
+    if tops:
+        fields[f"input_{tops}_logprobs"] = top_logprobs(prompt or (), texts)
+        fields[f"output_{tops}_logprobs"] = top_logprobs(answer, texts)
     return fields
 
 

@@ -57,6 +57,11 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     max_tokens = MAX_TOKENS if sampling.max_new_tokens is None else sampling.max_new_tokens
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
+    named = tuple(body.token_ids_logprob or ())
+    if named and (start >= 0 or body.top_logprobs_num):
+        raise invalid(
+            "token_ids_logprob", "replaces the most likely tokens; leave out top_logprobs_num and logprob_start_len"
+        )
     check_choices(prompts, n, max_tokens, "sampling_params.n", len(raw))
     check_min_tokens(sampling.min_new_tokens, max_tokens, "sampling_params.min_new_tokens")
     return GenerationRequest(
@@ -71,6 +76,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
             include_stop_str_in_output=bool(sampling.no_stop_trim),
             logprobs=logprobs,
             prompt_logprobs=logprobs if start >= 0 else None,
+            logprob_token_ids=() if logprobs is None else named,
         ),
         return_token_ids=True,
         priority=body.priority or 0,
@@ -82,6 +88,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
             is_list=n > 1 or (isinstance(source, list) and type(source[0]) is not int),
             request_id=body.rid or "",
             logprobs=logprobs,
+            named_tokens=bool(named),
             logprob_start=start,
             texts_in_logprobs=bool(body.return_text_in_logprobs),
         ),

@@ -48,6 +48,8 @@ class NativeFormat(msgspec.Struct, frozen=True):
     """Identifier that the client has given; empty: ours is used."""
     logprobs: int | None = None
     """Number of most likely tokens that are reported beside each token; None: no log-probabilities."""
+    named_tokens: bool = False
+    """Tokens that the request names are reported in place of the most likely ones."""
     logprob_start: int = -1
     """First token of the prompt with a log-probability; −1: none."""
     texts_in_logprobs: bool = False
@@ -89,7 +91,8 @@ class NativeFormat(msgspec.Struct, frozen=True):
         if self.logprobs is not None:
             start = self.logprob_start
             prompt = progress.prompt_scored[start:] if start >= 0 else None
-            info |= meta_info(prompt, progress.scored, self.logprobs, self.texts_in_logprobs)
+            tops = "token_ids" if self.named_tokens else "top" if self.logprobs else ""
+            info |= meta_info(prompt, progress.scored, tops, self.texts_in_logprobs)
         return info
 
 

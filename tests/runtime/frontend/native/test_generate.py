@@ -128,10 +128,10 @@ BODY: dict[str, tuple[Any, Any]] = {
     "logprob_start_len": (-1, 0),
     "top_logprobs_num": (0, 2),
     "return_text_in_logprobs": (None, True),
+    "token_ids_logprob": ([], [5]),
     "priority": (0, 3),
 }
 REFUSED: dict[str, tuple[Any, Any]] = {
-    "token_ids_logprob": ([], [5]),
     "return_hidden_states": (False, True),
     "image_data": ([], ["x"]),
     "video_data": ([], ["x"]),
@@ -149,6 +149,8 @@ def test_every_field_of_generate_has_an_effect_or_is_rejected_by_name(stack: Fro
         stack.scheduler.reset()
         stack.scheduler.answer = scored_answer([*TEXT, -EOS])
         body = {"text": "Hello", "rid": "same", "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
+        if name == "token_ids_logprob":
+            body = {"text": "Hello", "rid": "same", "return_logprob": True}
         response = stack.http.post("/generate", json=body | {name: value})
         assert response.status_code == 200, response.text
         (submit,) = stack.scheduler.received(Submit)
@@ -214,6 +216,17 @@ def test_log_probabilities_begin_where_the_request_says(stack: FrontendStack) ->
     meta = post(stack, body | {"logprob_start_len": 2})["meta_info"]
     assert [entry[1] for entry in meta["input_token_logprobs"]] == ids("Hello")[2:]
     assert post(stack, body | {"logprob_start_len": 99})["meta_info"]["input_token_logprobs"] == []
+
+
+def test_log_probabilities_of_given_tokens(stack: FrontendStack) -> None:
+    stack.scheduler.answer = scored_answer([*TEXT, -EOS])
+    body = {"text": "Hello", "return_logprob": True, "token_ids_logprob": [64, 65]}
+    meta = post(stack, body)["meta_info"]
+    assert meta["output_token_ids_logprobs"] == [[[-1.0, 64, None], [-2.0, 65, None]]] * (len(TEXT) + 1)
+    assert meta["input_token_ids_logprobs"] == [] and "output_top_logprobs" not in meta
+    assert stack.scheduler.received(Submit)[0].logprob_token_ids == (64, 65)
+    for other in ({"top_logprobs_num": 1}, {"logprob_start_len": 0}):
+        assert post(stack, body | other, 400)["error"]["param"] == "token_ids_logprob"
 
 
 def test_a_prompt_can_be_scored_alone(stack: FrontendStack) -> None:
