@@ -226,7 +226,10 @@ class Automaton:
 @lru_cache(maxsize=256)
 def automaton(texts: tuple[str, ...], expressions: tuple[str, ...]) -> Automaton:
     """Return the automaton of texts and expressions; requests repeat them. Raises PatternError."""
-    return Automaton(texts, expressions)
+    try:
+        return Automaton(texts, expressions)
+    except RecursionError:
+        raise PatternError("is nested too deeply") from None
 
 
 def _parse(expression: str) -> Any:
@@ -237,5 +240,3 @@ def _parse(expression: str) -> Any:
             return _parser.parse(expression)
     except (re.error, OverflowError, ValueError) as error:
         raise PatternError(f"is not a valid regular expression: {str(error)[:100]}") from None
-    except RecursionError:
-        raise PatternError("is nested too deeply") from None

@@ -123,6 +123,13 @@ def test_the_match_can_be_part_of_the_answer() -> None:
     assert matcher.matched == "[0-9]+;"
 
 
+def test_texts_may_have_any_number_of_different_characters() -> None:
+    matcher = StopPatterns((), [r"[一-龥]a"])
+    text = "".join(map(chr, range(0x4E00, 0x4E00 + 5000)))
+    assert matcher.push(text) == text[:-1]
+    assert matcher.push("a") == "" and matcher.stopped
+
+
 def test_the_stop_string_that_ends_first_wins() -> None:
     matcher = StopPatterns(["b"], ["abc"])
     assert matcher.push("xabc") == "xa"
@@ -169,6 +176,7 @@ def test_held_text_is_bounded() -> None:
         ("(((a{0,100}){0,100}){0,100}){0,100}b", "too large"),
         ("(((){100000}){100000}){100000}", "empty"),
         ("(" * 128 + ")" * 128, "empty"),
+        ("(" * 5000 + "a" + ")" * 5000, "nested"),
     ],
 )
 def test_expressions_that_cannot_be_searched_for_are_refused(source: str, problem: str) -> None:
