@@ -41,7 +41,7 @@ UNAVAILABLE: Final = "engine_unavailable"
 UNSUPPORTED: Final = "unsupported_by_engine"
 _NO_CONSTRAINTS: Final = (
     "no connected engine can constrain answers, which structured output, required tools, a thinking budget, "
-    "allowed_token_ids and bad_words need; update the engines"
+    "allowed_token_ids and bad_words need, or report logprob_token_ids; update the engines"
 )
 _EXPIRED_ID: Final = bytes(REQUEST_ID_BYTES)
 """Replaces the identifier of an earlier attempt."""
@@ -76,7 +76,8 @@ class _Request:
     def fits(self, replica: Replica) -> bool:
         """Return whether a replica understands all of the request, which is not final."""
         assert self.submit is not None
-        return not self.submit.is_constrained or replica.knows_constraints
+        needs_more = self.submit.is_constrained or self.submit.logprob_token_ids
+        return not needs_more or replica.knows_constraints
 
 
 class Dispatcher:

@@ -346,6 +346,9 @@ def test_constrained_requests_need_a_replica_that_constrains() -> None:
     refused = submit(1, grammar="{}")
     assert [(failed.id, failed.code) for failed in given] == [(refused, "unsupported_by_engine")]
     assert "update the engines" in given[0].message
+    named = submit(9, logprobs=0, logprob_token_ids=(5,))
+    assert [failed.id for failed in given] == [refused, named]
+    del given[1]
     plain = submit(2, thinking=Thinking(start=(1,), end=(2,)))
     dispatcher.add(new.address)
     dispatcher.welcome(new.address, new.welcome())
