@@ -77,6 +77,8 @@ class Body(SamplingFields, kw_only=True):
     guided_grammar: str | None = None
 
     guided_whitespace_pattern: Annotated[str | None, supports()] = None
+    best_of: N | None = None
+    """Accepted up to `n`, where it selects nothing."""
     use_beam_search: Annotated[bool | None, supports(False, problem=_NO_BEAMS)] = None
     lora_path: Annotated[Any, supports(problem=_NO_LORA)] = None
     logits_processors: Annotated[Any, supports([], problem=_NO_CODE)] = None
@@ -177,7 +179,6 @@ class CompletionBody(Body, kw_only=True):
     prompt: str | list[Any]
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
-    best_of: N | None = None
     suffix: Annotated[str | None, supports("")] = None
 
 

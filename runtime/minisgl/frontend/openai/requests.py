@@ -85,8 +85,6 @@ def _echoed(messages: Sequence[ChatMessage]) -> str:
 def parse_completion(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Raises ApiError."""
     body = decode_body(_completion_decoder, raw)
-    if (body.best_of or 1) > (body.n or 1):
-        raise unsupported("best_of", "values above `n` are not supported; leave the field out")
     return _request(
         "completion",
         body,
@@ -118,6 +116,8 @@ def _request(
     if body.truncate_prompt_tokens == 0:
         raise invalid("truncate_prompt_tokens", "expected at least 1, or -1 for as many as the context allows")
     n = body.n or 1
+    if (body.best_of or 1) > n:
+        raise unsupported("best_of", "values above `n` are not supported; leave the field out")
     check_choices(prompts, n, max_tokens, "n", len(raw))
     check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
     if body.prompt_logprobs is not None and body.stream:

@@ -526,6 +526,7 @@ NEEDED_COMPLETION = NEEDED | {
 
 REFUSED: dict[str, tuple[Any, Any]] = {
     "guided_whitespace_pattern": (None, " "),
+    "best_of": (1, 2),
     "use_beam_search": (False, True),
     "lora_path": (None, "adapter"),
     "logits_processors": ([], ["a.b"]),
@@ -543,7 +544,7 @@ REFUSED_CHAT = REFUSED | {
     "audio": (None, {"voice": "a"}),
     "web_search_options": (None, {}),
 }
-REFUSED_COMPLETION = REFUSED | {"suffix": (None, "x"), "best_of": (1, 2)}
+REFUSED_COMPLETION = REFUSED | {"suffix": (None, "x")}
 """Pairs of a value that asks for nothing, and one that would change the response."""
 
 WITHOUT_EFFECT: dict[str, tuple[Any, Any]] = {
