@@ -24,6 +24,7 @@ from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.requests import parse_chat, parse_chat_batch, parse_completion
 from minisgl.frontend.openai.tokenization import TokenizationEndpoints
 from minisgl.frontend.openapi import openapi
+from minisgl.frontend.responses.input_tokens import InputTokens
 from minisgl.frontend.responses.requests import parse_responses
 from minisgl.frontend.responses.stored import stored_response
 from minisgl.frontend.server.metrics_page import MetricsPage
@@ -84,6 +85,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
         Route("/v1/chat/completions/batch", GenerationEndpoint(tokenizers, config, parse_chat_batch), methods=["POST"]),
         Route("/v1/completions", GenerationEndpoint(tokenizers, config, parse_completion), methods=["POST"]),
         Route("/v1/responses", GenerationEndpoint(tokenizers, config, parse_responses), methods=["POST"]),
+        Route("/v1/responses/input_tokens", InputTokens(tokenizers, config).count, methods=["POST"]),
         Route("/v1/responses/{name:path}", stored_response, methods=["GET", "POST", "DELETE"]),
         Route("/v1/messages", GenerationEndpoint(tokenizers, config, parse_message_request), methods=["POST"]),
         Route("/v1/messages/count_tokens", TokenCount(tokenizers, config).count, methods=["POST"]),

@@ -37,6 +37,7 @@ _BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions/batch": ChatBatchBody,
     "/v1/completions": CompletionBody,
     "/v1/responses": ResponsesBody,
+    "/v1/responses/input_tokens": ResponsesBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": CountTokensBody,
     "/generate": NativeBody,

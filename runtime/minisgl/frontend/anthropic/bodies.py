@@ -20,6 +20,17 @@ from minisgl.frontend.openai.extra_fields import ExtraFields
 _NO_SERVERS: Final = "this server runs no tools; declare them in `tools`, and run them in the client"
 
 
+class ResultBlock(msgspec.Struct):
+    """Block in the result of a tool."""
+
+    type: str
+    text: str | None = None
+
+    # Accepted without effect.
+    cache_control: Any = None
+    citations: Any = None
+
+
 class Block(msgspec.Struct):
     """Content block; `type` says which fields it has."""
 
@@ -29,7 +40,7 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
     thinking: str | None = None
     signature: str | None = None

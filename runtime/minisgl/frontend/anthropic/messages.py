@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from minisgl.frontend.anthropic.bodies import Block, CountTokensBody
+from minisgl.frontend.anthropic.bodies import Block, CountTokensBody, ResultBlock
 from minisgl.frontend.generation.sealed_reasoning import unseal
 from minisgl.frontend.server.json_body import invalid, missing, truncate, unsupported
 from minisgl.frontend.server.json_values import check_fits
@@ -137,7 +137,7 @@ def _tool_use(block: Block, path: str) -> dict[str, Any]:
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
 
 
-def _text(block: Block, path: str) -> str:
+def _text(block: Block | ResultBlock, path: str) -> str:
     if block.type != "text":
         problem = f"{truncate(block.type)!r} is not supported here; only text can be passed on to the model"
         raise unsupported(f"{path}.type", problem)

@@ -47,8 +47,11 @@ def test_an_agent_works_through_the_responses_api(agent_stack: FrontendStack, st
     conversation += [item.to_dict() for item in response.output]
     conversation += [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"} for call in calls]
     generates(agent_stack, "<think>\n</think>\n\nIt rains.")
-    last = client.responses.create(**request, input=[_without_parsed(item) for item in conversation])
+    request["input"] = [_without_parsed(item) for item in conversation]
+    last = client.responses.create(**request)
     assert last.output_text.strip() == "It rains."
+    assert last.usage is not None
+    assert client.responses.input_tokens.count(**request).input_tokens == last.usage.input_tokens
     prompt = prompt_of(agent_stack)
     assert prompt.count("<tool_call>") >= 2 and prompt.count("rain") == 2 and "Let me look." in prompt
     assert "Be brief." in prompt
@@ -110,3 +113,61 @@ def test_a_conversation_that_fills_the_context_ends_there(agent_stack: FrontendS
     assert message.stop_reason == "model_context_window_exceeded"
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long: "):
         client.messages.create(model="default", max_tokens=9, messages=[{"role": "user", "content": "é " * 5000}])
+
+
+STRICT: Any = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (
+            "/v1/responses",
+            {"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": STRICT, "strict": True}]},
+            "tools[0].parameters",
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": "Hi",
+                "tools": [
+                    {
+                        "type": "custom",
+                        "name": "f",
+                        "format": {"type": "grammar", "syntax": "regex", "definition": "(?=a)b"},
+                    }
+                ],
+            },
+            "tools[0].format",
+        ),
+        (
+            "/v1/responses",
+            {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "s", "schema": STRICT}}},
+            "text.format.schema",
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "Hi"}],
+                "tools": [{"name": "f", "input_schema": STRICT, "strict": True}],
+            },
+            "tools[0].input_schema",
+        ),
+        (
+            "/v1/messages",
+            {
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "Hi"}],
+                "output_config": {"format": {"type": "json_schema", "schema": STRICT}},
+            },
+            "output_config.format.schema",
+        ),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused(
+    agent_stack: FrontendStack, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = agent_stack.http.post(path, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(param), response.text

@@ -1,0 +1,45 @@
+"""POST /v1/responses/input_tokens: the length of the prompt that a request would have."""
+
+from __future__ import annotations
+
+import secrets
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.generation.model_names import response_model_name
+from minisgl.frontend.responses.requests import parse_responses
+from minisgl.frontend.server.json_body import read_json_body
+from minisgl.frontend.server.responses import json_response
+from minisgl.frontend.server.unknown_fields import ignored_params
+from minisgl.frontend.tokenizers import TokenizerPool
+from minisgl.wire.messages import REQUEST_ID_BYTES
+from minisgl.wire.text import Encode, Encoded, SamplingDefaults
+
+
+class InputTokens:
+    """Raises ApiError and ClientDisconnected."""
+
+    def __init__(self, tokenizers: TokenizerPool, config: FrontendConfig) -> None:
+        self._tokenizers = tokenizers
+        self._max_body_bytes = config.max_body_bytes
+
+    async def count(self, request: Request) -> Response:
+        raw = await read_json_body(request.scope, request.receive, self._max_body_bytes)
+        parsed = parse_responses(raw, SamplingDefaults())
+        headers = ignored_params(request.headers, parsed.ignored)
+        response_model_name(parsed.model, self._tokenizers.model)
+        reply = await self._tokenizers.ask(
+            Encode(
+                id=secrets.token_bytes(REQUEST_ID_BYTES),
+                messages=parsed.prompts[0].messages,
+                template_variables=parsed.template_variables,
+                thinking=parsed.thinking,
+                add_special_tokens=False,
+                tools=parsed.tools,
+            )
+        )
+        assert isinstance(reply, Encoded)
+        count = {"object": "response.input_tokens", "input_tokens": len(reply.tokens) // 4}
+        return json_response(count, headers=headers)
