@@ -11,6 +11,7 @@ from minisgl.grammar import lark
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.library import problem_of
 from minisgl.grammar.schema.exact import exact, lenient
+from minisgl.grammar.schema.plain import is_plain
 from minisgl.grammar.schema.reader import Schema
 
 _KEPT: Final = 2048
@@ -28,10 +29,11 @@ def _expression(text: bytes) -> str:
     schema: Schema = msgspec.json.decode(text, type=dict[str, object] | bool)
     for read in (exact, lenient):
         try:
-            expression = lark.exact_json(read(schema).schema)
+            result = read(schema).schema
         except GrammarError:
             continue
-        if not problem_of(lark.grammar(f"start: {expression}")):
+        expression = lark.exact_json(result)
+        if is_plain(result) or not problem_of(lark.grammar(f"start: {expression}")):
             return expression
     is_object = isinstance(schema, dict) and schema.get("type") == "object"
     return lark.json_schema({"type": "object"} if is_object else True)

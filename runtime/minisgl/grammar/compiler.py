@@ -7,6 +7,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from typing import Final
 
+import numpy as np
 from llguidance import LLMatcher
 
 from minisgl.grammar.errors import GrammarError
@@ -44,10 +45,14 @@ class GrammarCompiler:
         if running is not None:
             return running.result().copy()
         try:
-            compiled = self._compile(text)
+            compiled = deep_threads.submit(self._compile, text).result()
         except GrammarError as error:
             mine.set_exception(error)
             raise
+        except BaseException as error:  # a panic of the library is no Exception
+            refusal = GrammarError("invalid_grammar", f"the grammar cannot be compiled: {error}")
+            mine.set_exception(refusal)
+            raise refusal from error
         else:
             mine.set_result(compiled)
             self._keep(text, compiled)
@@ -57,11 +62,19 @@ class GrammarCompiler:
         return compiled.copy()
 
     def _compile(self, text: str) -> Matcher:
-        make = deep_threads.submit(LLMatcher, self._tokenizer.tokens, text, log_level=0, limits=LIMITS)
-        raw = make.result()
+        raw = LLMatcher(self._tokenizer.tokens, text, log_level=0, limits=LIMITS)
         if raw.is_error():
             raise GrammarError("invalid_grammar", raw.get_error())
-        return Matcher(raw)
+        compiled = Matcher(raw, self._tokenizer)
+        # The first mask takes longest, and shows whether any answer is possible.
+        mask = np.zeros(self._tokenizer.mask_words, np.int32)
+        try:
+            compiled.fill_mask(mask)
+        except GrammarError as error:
+            raise GrammarError("invalid_grammar", f"no answer is possible under the grammar: {error.message}") from None
+        if not mask.any():
+            raise GrammarError("invalid_grammar", "no answer is possible under the grammar")
+        return compiled
 
     def _keep(self, text: str, compiled: Matcher) -> None:
         with self._lock:

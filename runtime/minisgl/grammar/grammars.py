@@ -28,10 +28,10 @@ class Grammars:
     ) -> None:
         """Read the tokenizer, which takes up to seconds. `threads`: those that fill masks; None: most of the CPUs.
         Raises GrammarError `grammar_unavailable`."""
-        tokenizer = GrammarTokenizer(directory, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
-        self.mask_words = tokenizer.mask_words
+        self._tokenizer = GrammarTokenizer(directory, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        self.mask_words = self._tokenizer.mask_words
         """int32 words of one row of a mask."""
-        self._compiler = GrammarCompiler(tokenizer)
+        self._compiler = GrammarCompiler(self._tokenizer)
         self._executor = LLExecutor(threads)
 
     def matcher(self, text: str) -> Matcher:
@@ -48,6 +48,7 @@ class Grammars:
         assert masks.dtype == np.int32 and masks.flags.c_contiguous and masks.shape[1] == self.mask_words
         targets = [(matcher.raw, row) for matcher, row in matchers]
         self._executor.unsafe_compute_mask_ptr(targets, masks.ctypes.data, 4 * self.mask_words, masks.shape[0])
+        self._tokenizer.clear_padding(masks, [row for _, row in matchers])
         return {row: error for matcher, row in matchers if (error := matcher.error()) is not None}
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]]) -> list[bool]:

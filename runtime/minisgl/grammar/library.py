@@ -1,19 +1,69 @@
-"""Checks of grammars by the library, without a tokenizer."""
+"""Checks of grammars by the library, with a vocabulary of single bytes."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Final
 
-from llguidance import LLMatcher
+import msgspec
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
 
 from minisgl.grammar.limits import LIMITS
 from minisgl.grammar.threads import deep_threads
 
+NOTHING_ALLOWED: Final = "no text satisfies the grammar"
+
 _POSITION: Final = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
+_NEEDS_TOKENS: Final = re.compile("unknown special token|token range")
+_BYTES: Final = 256
+_END: Final = _BYTES
+_WORDS: Final = (_BYTES + 32) // 32
 
 
 def problem_of(grammar: str) -> str:
-    """Return the first line of the library's error about the text of a grammar, or an empty text."""
-    is_error, messages = deep_threads.submit(LLMatcher.validate_grammar_with_warnings, grammar, limits=LIMITS).result()
-    return _POSITION.sub("", messages[0].partition("\n")[0]) if is_error else ""
+    """Return the first line of the library's error about the text of a grammar, or an empty text. Grammars that name
+    special tokens are only checked as far as that is possible without those tokens."""
+    return deep_threads.submit(_problem, grammar).result()
+
+
+def _problem(grammar: str) -> str:
+    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
+    if is_error:
+        return _first_line(messages[0])
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        problem = matcher.get_error()
+        return "" if _NEEDS_TOKENS.search(problem) else _first_line(problem)
+    mask = np.zeros(_WORDS, np.int32)
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    if matcher.is_error() or not mask.any():
+        return _first_line(matcher.get_error()) or NOTHING_ALLOWED
+    return ""
+
+
+def _first_line(message: str) -> str:
+    return _POSITION.sub("", message.partition("\n")[0])
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """Return a tokenizer with a token for each byte, and one that ends an answer."""
+    end = {"id": _END, "content": "<end>", "special": True, "normalized": False}
+    return LLTokenizer(
+        msgspec.json.encode(
+            {
+                "version": "1.0",
+                "added_tokens": [{**end, "single_word": False, "lstrip": False, "rstrip": False}],
+                "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+                "model": {
+                    "type": "BPE",
+                    "byte_fallback": True,
+                    "vocab": {f"<0x{byte:02X}>": byte for byte in range(_BYTES)},
+                    "merges": [],
+                },
+            }
+        ).decode(),
+        eos_token=_END,
+    )

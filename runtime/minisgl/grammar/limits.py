@@ -18,4 +18,4 @@ MAX_TEXT: Final[dict[ConstraintKind, int]] = {
 """Characters of a constraint. Most of a long schema is descriptions, which cost nothing; what is left of it has a limit
 of its own."""
 
-LIMITS: Final = LLParserLimits(verbose_errors=False)
+LIMITS: Final = LLParserLimits(initial_lexer_fuel=400_000, max_lexer_states=50_000, verbose_errors=False)

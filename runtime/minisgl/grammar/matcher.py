@@ -9,20 +9,22 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from minisgl.grammar.errors import GrammarError
+from minisgl.grammar.tokenizer import GrammarTokenizer
 
 
 class Matcher:
     """State of one answer. Copies are cheap and share what was computed of the grammar."""
 
-    __slots__ = ("raw",)
+    __slots__ = ("_tokenizer", "raw")
 
-    def __init__(self, raw: LLMatcher) -> None:
+    def __init__(self, raw: LLMatcher, tokenizer: GrammarTokenizer) -> None:
         """Take over a matcher without errors."""
         self.raw = raw
+        self._tokenizer = tokenizer
 
     def copy(self) -> Matcher:
         """Return an independent matcher in the same state."""
-        return Matcher(self.raw.deep_copy())
+        return Matcher(self.raw.deep_copy(), self._tokenizer)
 
     def consume(self, token: int) -> bool:
         """Advance by a sampled token. False: the grammar does not allow it; the matcher must not be used again."""
@@ -46,6 +48,7 @@ class Matcher:
         """Write the tokens that may come next into a contiguous row of words. Raises GrammarError."""
         assert row.ndim == 1 and row.dtype == np.int32 and row.flags.c_contiguous
         self.raw.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        self._tokenizer.clear_padding(row[np.newaxis])
         if (error := self.error()) is not None:
             raise error
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from llguidance import LLTokenizer
+from numpy.typing import NDArray
 
 from minisgl.grammar.errors import GrammarError
 
@@ -18,11 +20,35 @@ class GrammarTokenizer:
         than tokens. Raises GrammarError `grammar_unavailable`."""
         path = Path(directory) / "tokenizer.json"
         try:
-            self.tokens = LLTokenizer(path.read_text("utf-8"), n_vocab=vocab_size, eos_token=list(eos_token_ids))
-        except (OSError, ValueError) as error:
-            raise GrammarError(
-                "grammar_unavailable", f"{path} cannot be used for constrained answers: {error}"
-            ) from error
-        self.vocab_size = vocab_size
+            self.tokens = _load(path.read_text("utf-8"), vocab_size, eos_token_ids)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            problem = f"{path} cannot be used for constrained answers: {error}"
+            raise GrammarError("grammar_unavailable", problem) from error
         self.mask_words = (vocab_size + 31) // 32
         """int32 words of one row of a mask."""
+        tokens = vocab_size
+        while tokens and self.tokens.decode_bytes([tokens - 1]) == b"<[%d]>" % (tokens - 1):
+            tokens -= 1
+        self._padding_word = tokens // 32
+        bits = np.arange(self._padding_word * 32, self.mask_words * 32) < tokens
+        self._tokens_behind = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def clear_padding(self, masks: NDArray[np.int32], rows: Sequence[int] | slice = slice(None)) -> None:
+        """Clear the bits of ids at the end of the vocabulary that are no tokens, in rows of a mask. Only a grammar that
+        names token ids sets them."""
+        if self._padding_word < self.mask_words:
+            masks[rows, self._padding_word :] &= self._tokens_behind
+
+
+def _load(text: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    try:
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+    except ValueError:
+        # The configuration of a model may name ids that are no tokens, which would never be sampled.
+        tokens = LLTokenizer(text).vocab_size
+        known = [token for token in eos_token_ids if token < tokens]
+        if not known:
+            raise
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=known)

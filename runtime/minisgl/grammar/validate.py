@@ -13,6 +13,7 @@ from minisgl.grammar.limits import MAX_TEXT
 from minisgl.grammar.schema.errors import pointer
 from minisgl.grammar.schema.exact import exact
 from minisgl.grammar.schema.locate import locate
+from minisgl.grammar.schema.plain import is_plain
 from minisgl.grammar.schema.reader import Schema
 from minisgl.wire.text import StructuredOutput
 
@@ -40,7 +41,7 @@ def validate(constraint: StructuredOutput) -> None:
 def validate_schema(schema: Schema) -> None:
     """Check a JSON schema. Raises GrammarError, with the path of the schema or keyword that is refused."""
     read = exact(schema)
-    problem = _schema_problem(read.schema)
+    problem = "" if is_plain(read.schema) else _schema_problem(read.schema)
     if problem:
         path, reason = locate(read, schema, _schema_problem, problem)
         words = next((words for start, words in _IN_PLAIN_WORDS.items() if reason.startswith(start)), None)

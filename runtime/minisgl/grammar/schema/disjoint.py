@@ -54,7 +54,7 @@ class Disjointness:
             types = frozenset(given if isinstance(given, list) else [given])
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if values is not None:
-            types = _both(types, frozenset(map(_type_of, values)))
+            types = _both(types, frozenset(map(type_of, values)))
         if "$ref" in schema:
             types = _both(types, self._types(self._target(schema), depth - 1))
         for part in schema.get("allOf", ()):
@@ -137,7 +137,8 @@ def _equal(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
-def _type_of(value: Any) -> str:
+def type_of(value: Any) -> str:
+    """Return the JSON type of a value; integers are numbers."""
     match value:
         case None:
             return "null"

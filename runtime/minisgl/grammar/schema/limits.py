@@ -14,6 +14,10 @@ MAX_LEVELS: Final = 2_000
 """Sum of the depths of a schema and of all definitions that it uses: the library follows references by recursion."""
 MAX_PATTERN: Final = 8 << 10
 MAX_PATTERN_PROPERTIES: Final = 16
+MAX_PROPERTIES: Final = 1_000
+"""Of one object."""
+MAX_DIVISOR: Final = 50_000
+"""Digits of `multipleOf`, without the point and zeros at the end."""
 MAX_ENUM: Final = 10_000
 MAX_LENGTH: Final = 1 << 20
 """Limit of minLength, maxItems and the like; a larger maximum is no limit to an answer."""

@@ -16,9 +16,19 @@ from minisgl.grammar.schema.limits import (
     MAX_LEVELS,
     MAX_NODES,
     MAX_PATTERN_PROPERTIES,
+    MAX_PROPERTIES,
 )
 from minisgl.grammar.schema.patterns import translate
-from minisgl.grammar.schema.values import at_least, at_most, check_constant, check_text, inside, length, number
+from minisgl.grammar.schema.values import (
+    at_least,
+    at_most,
+    check_constant,
+    check_divisor,
+    check_text,
+    inside,
+    length,
+    number,
+)
 
 _P = ParamSpec("_P")
 
@@ -186,6 +196,8 @@ class Reader:
         value = schema["properties"]
         if not isinstance(value, dict):
             raise unsupported(path, "expected an object")
+        if len(value) > MAX_PROPERTIES:
+            raise too_complex(path, f"more than {MAX_PROPERTIES} properties are not supported")
         properties = {}
         for name, property in value.items():
             check_text(name, (*path, name))
@@ -271,8 +283,8 @@ class Reader:
                 result[keyword] = number(schema[bound], (*path[:-1], bound))
             return
         given = number(value, path)
-        if keyword == "multipleOf" and given <= 0:
-            raise unsupported(path, "expected a number above 0")
+        if keyword == "multipleOf":
+            check_divisor(given, path)
         result[keyword] = given
 
     def _pattern(self, schema: dict[str, Any], path: Path, depth: int, result: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, Final
 
 from minisgl.grammar.schema.errors import Path, too_complex, unsupported
-from minisgl.grammar.schema.limits import EXACT_INTEGER, MAX_DEPTH, MAX_LENGTH
+from minisgl.grammar.schema.limits import EXACT_INTEGER, MAX_DEPTH, MAX_DIVISOR, MAX_LENGTH
 
 _DIGITS: Final = 15
 """Decimal digits that every double keeps."""
@@ -57,6 +57,15 @@ def number(value: Any, path: Path) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise unsupported(path, "expected a number")
     return value
+
+
+def check_divisor(value: int | float, path: Path) -> None:
+    """Refuse a value of `multipleOf` that takes too long to enforce. Raises GrammarError."""
+    if value <= 0:
+        raise unsupported(path, "expected a number above 0")
+    digits = "".join(map(str, Decimal(str(value)).normalize().as_tuple().digits))
+    if int(digits) > MAX_DIVISOR:
+        raise too_complex(path, f"a divisor of more digits than those of {MAX_DIVISOR} is not supported")
 
 
 def at_least(bound: int | float) -> int | float:
