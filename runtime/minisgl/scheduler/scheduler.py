@@ -245,7 +245,7 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.mixed_steps += bool(len(decode) and segments)
         self.counters.prefill_tokens += len(plan.prefill_tokens)
-        size = len(decode) + len(plan.prefill_tokens) + int(np.count_nonzero(prefill[:, 3]))
+        size = len(sampled) + len(plan.prefill_tokens)
         self.counters.step_sizes[bisect_left(STEP_TOKENS_EDGES, size)] += 1
         self.counters.step_tokens += size
         self._growth_share = max(self._growth_share * GROWTH_SHARE_DECAY, GROWTH_SHARE_MIN)

@@ -52,6 +52,10 @@ _END_REASONS: Final[dict[int, EndReason | None]] = {
 """Codes of `Tokens.finish` whose rows contain a token of an answer; all others are failures."""
 
 
+_SCORES_PER_MESSAGE: Final = 2048
+"""Tokens of a prompt in one message: with twenty others each, a tenth of the largest message."""
+
+
 class _Phase(Enum):
     ENCODING = auto()
     REENCODING = auto()
@@ -261,7 +265,7 @@ class Session:
                 self._end_failed(request_id, "engine_error", problem)
                 continue
             if request.prompt_scored:
-                self._to_frontend.append(_scores_of(request_id, request.prompt_scored))
+                self._to_frontend += _scores_of(request_id, request.prompt_scored)
                 request.prompt_scored = []
                 request.has_output = True
             if request.generate.params.max_tokens == 0:
@@ -379,9 +383,10 @@ def _text_of(request_id: bytes, text: str, scored: list[ScoredToken]) -> Texts:
     return Texts(ids=request_id, texts=[text], finished=[], counts=[0], scored={0: scored} if scored else {})
 
 
-def _scores_of(request_id: bytes, scored: list[ScoredToken]) -> Texts:
-    """Return a message with the log-probabilities of a prompt."""
-    return Texts(ids=request_id, texts=[""], finished=[], counts=[0], prompt_scored={0: scored})
+def _scores_of(request_id: bytes, scored: list[ScoredToken]) -> list[Texts]:
+    """Return messages with the log-probabilities of a prompt."""
+    parts = [scored[first : first + _SCORES_PER_MESSAGE] for first in range(0, len(scored), _SCORES_PER_MESSAGE)]
+    return [Texts(ids=request_id, texts=[""], finished=[], counts=[0], prompt_scored={0: part}) for part in parts]
 
 
 def _scores_echo(generate: Generate) -> bool:

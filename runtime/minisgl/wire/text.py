@@ -246,7 +246,7 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_default
     token_ids: dict[int, bytes] = {}
     """int32 ids of new tokens by row, for requests with `return_token_ids`."""
     prompt_scored: dict[int, list[ScoredToken]] = {}
-    """All tokens of the prompt by row, in the first row of a request with `prompt_logprobs`, unless the prompt is
+    """Next tokens of the prompt by row, in the first rows of a request with `prompt_logprobs`, unless the prompt is
     echoed with log-probabilities: then they are in `scored`."""
 
     def rows(self) -> list[tuple[bytes, str]]:

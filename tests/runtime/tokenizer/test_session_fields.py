@@ -146,6 +146,21 @@ def test_scores_of_the_prompt_come_with_the_first_token(max_tokens: int) -> None
     assert [token.top_ids for token in scored] == [[], *[[64, 65]] * (len(PROMPT) - 1)]
 
 
+def test_scores_of_a_long_prompt_come_in_several_messages() -> None:
+    prompt = array("i", ids("a") * 5000)
+    session = Session(TABLE)
+    session.open(card(max_model_len=6000))
+    session.begin(Generate(id=ID, tokens=prompt.tobytes(), params=SamplingParams(prompt_logprobs=0)))
+    session.encoded(ID, prompt)
+    session.acked(Ack(ID))
+    session.prompt_scored(PromptLogprobs(ID, 1, scores(prompt[1:].tolist(), 0)))
+    session.take_to_frontend()
+    step(session, 0, 5, "length")
+    parts = [message.prompt_scored.get(0, []) for message in session.take_to_frontend() if isinstance(message, Texts)]
+    assert [len(part) for part in parts if part] == [2048, 2048, 5000 - 4096]
+    assert [token.token_id for part in parts for token in part] == prompt.tolist()
+
+
 def test_an_answer_without_the_scores_of_its_prompt_fails() -> None:
     session = started(SamplingParams(prompt_logprobs=0))
     session.take_to_frontend()

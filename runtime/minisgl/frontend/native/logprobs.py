@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from minisgl.frontend.generation.logprob_values import finite
 from minisgl.wire.text import ScoredToken
@@ -28,19 +28,25 @@ def top_logprobs(tokens: Sequence[ScoredToken], texts: bool) -> list[list[Entry]
     ]
 
 
-def meta_info(
-    prompt: Sequence[ScoredToken] | None, answer: Sequence[ScoredToken], tops: str, texts: bool
-) -> dict[str, Any]:
-    """Return the fields of `meta_info`. `prompt`: None if no log-probabilities of the prompt are wanted. `tops`: part
-    of the names of the fields with the other tokens that are reported; empty: there are none."""
-    fields: dict[str, Any] = {
-        "input_token_logprobs": token_logprobs(prompt or (), texts),
-        "output_token_logprobs": token_logprobs(answer, texts),
-    }
-    if tops:
-        fields[f"input_{tops}_logprobs"] = top_logprobs(prompt or (), texts)
-        fields[f"output_{tops}_logprobs"] = top_logprobs(answer, texts)
-    return fields
+class Lists:
+    """Lists of one choice, which grow with its output. Each token is converted once, although every event of a stream
+    has the whole lists."""
+
+    def __init__(self, tops: str, texts: bool) -> None:
+        """`tops`: part of the names of the fields with the other tokens that are reported; empty: there are none."""
+        self._tops = tops
+        self._texts = texts
+        self.fields: dict[str, Any] = {}
+        """Fields of `meta_info`."""
+        for side in ("input", "output"):
+            self.fields[f"{side}_token_logprobs"] = []
+            if tops:
+                self.fields[f"{side}_{tops}_logprobs"] = []
+
+    def add(self, side: Literal["input", "output"], tokens: Sequence[ScoredToken]) -> None:
+        self.fields[f"{side}_token_logprobs"] += token_logprobs(tokens, self._texts)
+        if self._tops:
+            self.fields[f"{side}_{self._tops}_logprobs"] += top_logprobs(tokens, self._texts)
 
 
 def _text(name: bytes) -> str:

@@ -9,32 +9,37 @@ import msgspec
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, EventFormat, error_event
-from minisgl.frontend.native.logprobs import meta_info
+from minisgl.frontend.native.logprobs import Lists
 from minisgl.frontend.server.response_stream import Delta
-from minisgl.wire.text import Finished, ScoredToken
+from minisgl.wire.text import Finished
 
 _json = msgspec.json.encode
 
 
 class _Progress:
-    """Output of one choice so far."""
+    """Output of one choice so far. `lists`: None without log-probabilities."""
 
-    def __init__(self, prompt_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, lists: Lists | None, logprob_start: int) -> None:
         self.prompt_tokens = prompt_tokens
         self.text = ""
         self.tokens = 0
         self.token_ids: list[int] = []
-        self.scored: list[ScoredToken] = []
-        self.prompt_scored: Sequence[ScoredToken] = ()
+        self.lists = lists
         self.finished: Finished | None = None
+        self._skipped = logprob_start
+        """Tokens of the prompt that are still to be left out; negative: all."""
 
     def add(self, delta: Delta) -> None:
         self.text += delta.text
         self.tokens = delta.tokens
         self.token_ids += delta.token_ids
-        self.scored += delta.scored
-        self.prompt_scored = delta.prompt_scored or self.prompt_scored
         self.finished = delta.finished
+        if self.lists is None:
+            return
+        if self._skipped >= 0:
+            self.lists.add("input", delta.prompt_scored[self._skipped :])
+            self._skipped = max(self._skipped - len(delta.prompt_scored), 0)
+        self.lists.add("output", delta.scored)
 
 
 class NativeFormat(msgspec.Struct, frozen=True):
@@ -58,13 +63,19 @@ class NativeFormat(msgspec.Struct, frozen=True):
     def full(self, response_id: str, model: str, choices: Sequence[Delta]) -> bytes:
         objects = []
         for choice in choices:
-            progress = _Progress(0)
+            progress = self.progress(0)
             progress.add(choice)
             objects.append(self.choice(response_id, choice.index, progress))
         return _json(objects if self.is_list else objects[0])
 
     def events(self, response_id: str, model: str, prompt_tokens: Sequence[int]) -> EventFormat:
         return TextEvents() if self.text_only else NativeEvents(self, response_id, prompt_tokens)
+
+    def progress(self, prompt_tokens: int) -> _Progress:
+        """Return a choice without output, with a prompt of `prompt_tokens` tokens."""
+        tops = "token_ids" if self.named_tokens else "top" if self.logprobs else ""
+        lists = None if self.logprobs is None else Lists(tops, self.texts_in_logprobs)
+        return _Progress(prompt_tokens, lists, self.logprob_start)
 
     def choice(self, response_id: str, index: int, progress: _Progress) -> dict[str, Any]:
         """Return the object of one choice, finished or not."""
@@ -88,12 +99,7 @@ class NativeFormat(msgspec.Struct, frozen=True):
                 "completion_tokens": end.completion_tokens,
                 "cached_tokens": end.cached_tokens,
             }
-        if self.logprobs is not None:
-            start = self.logprob_start
-            prompt = progress.prompt_scored[start:] if start >= 0 else None
-            tops = "token_ids" if self.named_tokens else "top" if self.logprobs else ""
-            info |= meta_info(prompt, progress.scored, tops, self.texts_in_logprobs)
-        return info
+        return info if progress.lists is None else info | progress.lists.fields
 
 
 def _finish_reason(end: Finished, token_ids: Sequence[int]) -> dict[str, Any]:
@@ -116,7 +122,7 @@ class NativeEvents:
         """`prompt_tokens`: those of each choice's prompt."""
         self._format = format
         self._id = response_id
-        self._choices = [_Progress(tokens) for tokens in prompt_tokens]
+        self._choices = [format.progress(tokens) for tokens in prompt_tokens]
 
     def event(self, delta: Delta) -> bytes:
         progress = self._choices[delta.index]

@@ -41,8 +41,8 @@ class Delta(msgspec.Struct, frozen=True):
     prompt_token_ids: Sequence[int] = ()
     """Tokens of the prompt, in the first delta of a choice, for requests with `return_token_ids`."""
     prompt_scored: Sequence[ScoredToken] = ()
-    """Tokens of the prompt, in one of the deltas, for requests with log-probabilities of a prompt that is not echoed
-    with them."""
+    """Next tokens of the prompt, before those of the answer, for requests with log-probabilities of a prompt that is
+    not echoed with them."""
     joined: Sequence[Delta] = ()
     """In a whole choice whose text, reasoning and calls have another order: its parts in theirs."""
 
@@ -69,7 +69,7 @@ class Choice(msgspec.Struct, eq=False):
     tool_calls: list[ToolCallDelta] = []
     token_ids: list[int] = []
     prompt_token_ids: Sequence[int] = ()
-    prompt_scored: Sequence[ScoredToken] = ()
+    prompt_scored: list[ScoredToken] = []
     finished: Finished | None = None
     earlier: list[Delta] = []
     """Output before all that, with which it cannot be joined."""
@@ -95,12 +95,12 @@ class Choice(msgspec.Struct, eq=False):
             tuple(self.tool_calls),
             tuple(self.token_ids),
             self.prompt_token_ids,
-            self.prompt_scored,
+            tuple(self.prompt_scored),
         )
-        for taken in (self.texts, self.reasoning, self.tool_calls, self.token_ids):
+        for taken in (self.texts, self.reasoning, self.tool_calls, self.token_ids, self.prompt_scored):
             taken.clear()
         self.scored = []
-        self.prompt_token_ids = self.prompt_scored = ()
+        self.prompt_token_ids = ()
         return delta
 
 
@@ -119,7 +119,7 @@ def _join(deltas: Sequence[Delta]) -> Delta:
         tuple(call for delta in deltas for call in delta.tool_calls),
         tuple(token for delta in deltas for token in delta.token_ids),
         deltas[0].prompt_token_ids,
-        next((delta.prompt_scored for delta in deltas if delta.prompt_scored), ()),
+        tuple(token for delta in deltas for token in delta.prompt_scored),
         joined=deltas,
     )
 
@@ -198,7 +198,7 @@ class ResponseStream:
         token_ids: Sequence[int],
         prompt_scored: Sequence[ScoredToken] = (),
     ) -> None:
-        """Add the output of a step that is more than text. `prompt_scored` is given once, or never."""
+        """Add the output of a step that is more than text."""
         # The fast path takes only texts.
         self._fast_path = None
         self.unsent_characters += len(reasoning) + sum(len(call.arguments) for call in tool_calls)
@@ -206,7 +206,7 @@ class ResponseStream:
             choice.split()
         choice.reasoning.append(reasoning)
         choice.token_ids.extend(token_ids)
-        choice.prompt_scored = prompt_scored or choice.prompt_scored
+        choice.prompt_scored.extend(prompt_scored)
         self.push(choice, text, scored)
         choice.tool_calls.extend(tool_calls)
 

@@ -9,7 +9,10 @@ import msgspec
 import pytest
 
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
+from minisgl.frontend.native.responses import NativeFormat
+from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.messages import Submit
+from minisgl.wire.text import ScoredToken
 from support.frontend.fake_scheduler import answer_with
 from support.frontend.scored_answers import scored_answer
 from support.frontend.stack import EOS, TOKENIZER, FrontendStack, ids
@@ -227,6 +230,14 @@ def test_log_probabilities_of_given_tokens(stack: FrontendStack) -> None:
     assert stack.scheduler.received(Submit)[0].logprob_token_ids == (64, 65)
     for other in ({"top_logprobs_num": 1}, {"logprob_start_len": 0}):
         assert post(stack, body | other, 400)["error"]["param"] == "token_ids_logprob"
+
+
+def test_scores_of_a_prompt_may_arrive_in_parts() -> None:
+    scored = [ScoredToken(b"a", b"a", 0, -1.0 * number, [], number, []) for number in range(9)]
+    events = NativeFormat(logprobs=0, logprob_start=3).events("1", "org/tiny", [9])
+    parts = [Delta(0, "", 0, (), None, prompt_scored=scored[first : first + 4]) for first in range(0, 9, 4)]
+    *_, last = [msgspec.json.decode(events.event(part).removeprefix(b"data: ")) for part in parts]
+    assert [entry[1] for entry in last["meta_info"]["input_token_logprobs"]] == [3, 4, 5, 6, 7, 8]
 
 
 def test_a_prompt_can_be_scored_alone(stack: FrontendStack) -> None:
