@@ -2,5 +2,6 @@
 
 from minisgl.offline.llm import LLM
 from minisgl.offline.outputs import Logprob, OfflineError, Output, Usage
+from minisgl.wire.text import StructuredOutput
 
-__all__ = ["LLM", "Logprob", "OfflineError", "Output", "Usage"]
+__all__ = ["LLM", "Logprob", "OfflineError", "Output", "StructuredOutput", "Usage"]

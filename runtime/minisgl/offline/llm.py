@@ -24,6 +24,7 @@ from minisgl.offline.batch_outputs import BatchOutputs
 from minisgl.offline.interrupt import defer_interrupts
 from minisgl.offline.outputs import OfflineError, Output
 from minisgl.offline.prompts import (
+    Constraints,
     Message,
     Params,
     Prompt,
@@ -125,25 +126,31 @@ class LLM:
         prompts: str | Sequence[Prompt],
         params: Params | None = None,
         *,
+        structured_output: Constraints = None,
         progress: bool | None = None,
     ) -> list[Output]:
         """Continue one text, or several texts or lists of token ids; returns one output per prompt, in their order.
 
         `params`: parameters of all prompts, or one entry per prompt; None: those that the checkpoint recommends.
+        `structured_output`: constraint of all answers, or one entry per prompt, such as
+        `StructuredOutput("json", schema)`; it needs the checkpoint's tokenizer.
         `progress`: show a progress bar; None: only for long batches on a terminal. Raises OfflineError before the
         first step when a prompt cannot be served.
         """
-        return self._run(requests_from_prompts(prompts, self._recommended if params is None else params), progress)
+        params = self._recommended if params is None else params
+        return self._run(requests_from_prompts(prompts, params, structured_output), progress)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: Params | None = None,
         *,
+        structured_output: Constraints = None,
         progress: bool | None = None,
     ) -> list[Output]:
         """Answer one conversation or several; otherwise as `generate`."""
-        return self._run(requests_from_chats(messages, self._recommended if params is None else params), progress)
+        params = self._recommended if params is None else params
+        return self._run(requests_from_chats(messages, params, structured_output), progress)
 
     def close(self) -> None:
         """Free the device and stop the other ranks."""

@@ -13,10 +13,11 @@ import numpy as np
 
 from minisgl.config import ConfigError, checked
 from minisgl.engine.interface import EngineLimits
+from minisgl.errors import CodedError
 from minisgl.offline.outputs import OfflineError
 from minisgl.tokenizer.session import submit_message
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams, Submit
-from minisgl.wire.text import ChatMessage, Generate
+from minisgl.wire.text import ChatMessage, Generate, StructuredOutput
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
@@ -25,22 +26,31 @@ Message = Mapping[str, str]
 Params = SamplingParams | Sequence[SamplingParams]
 """Parameters of all prompts, or a sequence with those of each prompt."""
 
+Constraints = StructuredOutput | Sequence[StructuredOutput | None] | None
+"""Constraint of all answers, or a sequence with that of each answer; None: any text."""
 
-def requests_from_prompts(prompts: str | Sequence[Prompt], params: Params) -> list[Generate]:
+
+def requests_from_prompts(
+    prompts: str | Sequence[Prompt], params: Params, structured_output: Constraints = None
+) -> list[Generate]:
     """Messages for one text, or for several texts or lists of token ids. Raises OfflineError for any other prompt, and
     for invalid parameters."""
     several = [prompts] if isinstance(prompts, str) else prompts
     _check_prompts(several)
     each = _params_per_prompt(params, len(several))
-    return [_generate(number, *pair) for number, pair in enumerate(zip(several, each, strict=True))]
+    requests = [_generate(number, *pair) for number, pair in enumerate(zip(several, each, strict=True))]
+    return _constrained(requests, structured_output)
 
 
-def requests_from_chats(messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params) -> list[Generate]:
+def requests_from_chats(
+    messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params, structured_output: Constraints = None
+) -> list[Generate]:
     """Messages for one conversation or several. Raises OfflineError for invalid conversations and parameters."""
     one = bool(messages) and isinstance(messages[0], Mapping)
     conversations = cast(Sequence[Sequence[Message]], [messages] if one else messages)
     each = _params_per_prompt(params, len(conversations))
-    return [_generate_chat(number, *pair) for number, pair in enumerate(zip(conversations, each, strict=True))]
+    requests = [_generate_chat(number, *pair) for number, pair in enumerate(zip(conversations, each, strict=True))]
+    return _constrained(requests, structured_output)
 
 
 def submit_from_tokens(generate: Generate, limits: EngineLimits) -> Submit:
@@ -94,6 +104,30 @@ def _params_per_prompt(params: Params, count: int) -> Sequence[SamplingParams]:
                 "invalid_request", f"prompt {number}: stop: expected a tuple of non-empty texts, got {one.stop!r}"
             )
     return each
+
+
+def _constrained(requests: list[Generate], constraints: Constraints) -> list[Generate]:
+    if constraints is None:
+        return requests
+    each = [constraints] * len(requests) if isinstance(constraints, StructuredOutput) else list(constraints)
+    if len(each) != len(requests):
+        raise OfflineError("invalid_request", f"got {len(requests)} prompts, but {len(each)} constraints")
+    from minisgl.grammar.validate import validate
+
+    valid: set[StructuredOutput | None] = {None}
+    for number, one in enumerate(each):
+        if not isinstance(one, StructuredOutput | None):
+            raise OfflineError("invalid_request", f"prompt {number}: expected a StructuredOutput, got {one!r:.80}")
+        if one not in valid:
+            assert one is not None
+            try:
+                validate(one)
+            except CodedError as error:
+                raise OfflineError(error.code, f"prompt {number}: {error.message}") from error
+            valid.add(one)
+    return [
+        msgspec.structs.replace(request, structured_output=one) for request, one in zip(requests, each, strict=True)
+    ]
 
 
 def _generate(number: int, prompt: Prompt, params: SamplingParams) -> Generate:
