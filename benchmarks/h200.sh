@@ -24,6 +24,7 @@
 #   compare      330 s   plain lines and starts, an older tree and this one in turn: BASE is the directory of the older
 #                        package (runtime/ of its checkout), BASE_KERNELS_DIR has its kernels. Twice on Qwen3-0.6B,
 #                        once on Qwen3-14B
+#   constrained  110 s   Qwen3-14B and Qwen3-0.6B: answers under a schema of 20 fields beside free ones
 #   start         40 s   Qwen3-14B again, for the time of its start with files in the page cache and only kernels
 #                        compiled ahead of time, and workload C; `compiled_kernels` must be 0
 #   traces        60 s   traces of the device in a few steps of A, C and D
@@ -181,6 +182,12 @@ part() {
       in_turn compare-1-qwen3-0.6b qwen3-0.6b 120 --workload A C --repeat "$REPEAT"
       in_turn compare-2-qwen3-0.6b qwen3-0.6b 120 --workload A C --repeat "$REPEAT"
       in_turn compare-qwen3-14b qwen3-14b 200 --workload A --repeat "$REPEAT"
+      ;;
+    constrained)
+      for arguments in "qwen3-14b --rows 64 256 --neighbours --repeat 2" "qwen3-0.6b --rows 64 --repeat 5"; do
+        # Split into words.
+        limited 100 "$PYTHON" benchmarks/constrained.py --model $arguments --record "$OUT/h200.json"
+      done
       ;;
     tests) gpu_tests ;;
     small) bench offline-qwen3-0.6b qwen3-0.6b 240 --workload A C D --repeat "$REPEAT" ;;

@@ -1,4 +1,5 @@
-"""Penalties, biases, minimum lengths and log-probabilities on a CUDA device, behind graphs and in eager steps."""
+"""Penalties, biases, minimum lengths, constraints and log-probabilities on a CUDA device, behind graphs and in eager
+steps."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ import torch
 from minisgl.config import EngineConfig
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
+from minisgl.wire.messages import Thinking
 from minisgl.wire.plan import StepPlan
+from support.constrained import ToyGrammar
 from support.numerics.logits_processors import Scores, Serving, assert_same, defined_answer, submit
 
+GRAMMAR = ToyGrammar(factor=3, length=100, least=100).text
 PROMPT = np.random.default_rng(5).integers(3, 500, 75).tolist()
 CONTROLS: list[dict[str, Any]] = [
     {},
@@ -29,6 +33,11 @@ CONTROLS: list[dict[str, Any]] = [
     {"temperature": 0.9, "seed": 4, "top_k": 5, "repetition_penalty": 1.2},
     {"temperature": 0.9, "seed": 5, "top_k": 5},
     {"temperature": 0.9, "seed": 6, "top_k": 5, "logprobs": 0, "logprob_token_ids": (5, 400, 77)},
+    {"temperature": 0.9, "seed": 6, "grammar": GRAMMAR},
+    {"grammar": GRAMMAR, "logprobs": 2},
+    {"temperature": 0.9, "seed": 7, "grammar": GRAMMAR, "top_p": 0.9, "presence_penalty": 1.0, "logprobs": 1},
+    {"temperature": 0.9, "seed": 8, "top_k": 5, "allowed_token_ids": tuple(range(3, 500, 7)), "min_tokens": 20},
+    {"thinking": Thinking(start=(70,), end=(71, 72), is_open=True, budget=3), "bad_words": ((5,), (6, 7))},
 ]
 
 
@@ -40,11 +49,12 @@ def _engine(checkpoint: Path, **settings: object) -> CudaEngine:
 
 
 @pytest.mark.parametrize("largest_graph", [0, 16])
+@pytest.mark.parametrize("prefill_graphs", [0, 2048])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_answers_match_the_definition_on_the_engines_logits(
-    checkpoint: Path, largest_graph: int, overlap: bool
+    checkpoint: Path, largest_graph: int, prefill_graphs: int, overlap: bool
 ) -> None:
-    engine = _engine(checkpoint, cuda_graph_max_batch=largest_graph)
+    engine = _engine(checkpoint, cuda_graph_max_batch=largest_graph, cuda_graph_max_tokens=prefill_graphs)
     serving = Serving(engine, overlap=overlap, max_step_tokens=100)
     logits: dict[bytes, list[torch.Tensor]] = defaultdict(list)
 
@@ -75,4 +85,18 @@ def test_prompt_log_probabilities_match_those_of_the_generated_tokens(checkpoint
     ours = Scores(scored.prompt_scores.chosen[len(PROMPT) - 1 :], scored.prompt_scores.tops[len(PROMPT) - 1 :])
     np.testing.assert_allclose(ours.chosen, answer.scores.chosen, atol=0.3)
     assert all(len(top) == 3 for top in ours.tops)
+    engine.close()
+
+
+def test_neighbours_of_constrained_rows_keep_their_tokens(checkpoint: Path) -> None:
+    engine = _engine(checkpoint)
+    tokens = []
+    # The same number of rows, since products of other sizes are rounded differently.
+    for grammar in ("", GRAMMAR):
+        free = [submit(PROMPT, 24, temperature=0.8, seed=n, top_p=1 - n % 2 / 10, ignore_eos=True) for n in range(5)]
+        others = [submit(PROMPT, 24, temperature=0.8, seed=n, ignore_eos=True, grammar=grammar) for n in range(5)]
+        answers = Serving(engine).answers([*free, *others])
+        assert [len(answer.tokens) for answer in answers] == [24] * 10
+        tokens.append([answer.tokens for answer in answers])
+    assert tokens[0][:5] == tokens[1][:5] and tokens[0][5:] != tokens[1][5:]
     engine.close()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import numpy as np
@@ -27,13 +27,15 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
 from minisgl.launcher.devices import choose_device
+from minisgl.scheduler.compiling import GrammarThreads
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
-from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES, Submit
+from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES, Submit, Thinking
 from minisgl.wire.plan import IntArray, StepPlan
+from support.constrained import ToyGrammar, ToyGrammars
 from support.scheduler_audit import check
 
 _CHECK_EVERY: Final = 32
@@ -42,6 +44,8 @@ _MOST_WAITING: Final = 4
 """Number of waiting requests for each row of the batch."""
 _LEAKED_BYTES: Final = 8 << 20
 """Bytes of device memory that may be allocated late: buffers that only some requests need."""
+_FACTOR: Final = 3
+"""Of the toy grammars."""
 _SETTLED: Final = 0.2
 """Share of the time after which all one-time allocations have happened."""
 
@@ -77,6 +81,16 @@ class _Open:
 
     submit: Submit
     tokens: int = 0
+    sum: int = 0
+    """Sum of the tokens."""
+
+    def allows(self, token: int, eos: frozenset[int]) -> bool:
+        """Return whether the constraint of the request allows the token."""
+        ends = eos.union(self.submit.stop_token_ids)
+        if self.submit.allowed_token_ids and token not in ends.union(self.submit.allowed_token_ids):
+            return False
+        has_reasoning = self.submit.thinking is not None
+        return not self.submit.grammar or has_reasoning or token in ends or (self.sum + token) % _FACTOR == 0
 
 
 class _Audited:
@@ -133,8 +147,10 @@ class RandomLoad:
         limits = engine.limits
         self.report = Report()
         self._scheduler = Scheduler(
-            scheduler_config(EngineConfig(model="", max_step_tokens=max_step_tokens, audit=True), limits)
+            scheduler_config(EngineConfig(model="", max_step_tokens=max_step_tokens, audit=True), limits),
+            grammars=cast(GrammarThreads, ToyGrammars(limits.vocab_size, at_once=True)),
         )
+        self._eos = frozenset(limits.eos_token_ids)
         self._engine = _Audited(engine, self._scheduler)
         self._loop = StepLoop(self._scheduler, self._engine)
         self._draw = random.Random(seed)
@@ -217,12 +233,15 @@ class RandomLoad:
             assert (answer.submit.logprobs >= 0) == (row in output.logprobs)
             if row in output.logprobs:
                 assert np.isfinite(np.frombuffer(output.logprobs[row].chosen, "<f4")).all()
+            assert answer.allows(token, self._eos)
             answer.tokens += 1
+            answer.sum += token
             reason = FINISH_REASONS[finish]
             if reason is not None:
                 submit = answer.submit
                 assert (reason == "length") == (answer.tokens == submit.max_tokens) or reason == "stop"
-                assert reason == "length" or not submit.ignore_eos or token in submit.stop_token_ids
+                ignores_eos = submit.ignore_eos and not submit.grammar
+                assert reason == "length" or not ignores_eos or token in submit.stop_token_ids
                 del self._open[request_id]
                 self.report.finished += 1
 
@@ -272,6 +291,9 @@ class RandomLoad:
             ("min_tokens", (1, max_tokens)),
             ("logit_bias", ({7: 5.0}, {3: -100.0, 11: 2.0})),
             ("stop_token_ids", ((5,), tuple(range(20, 60)))),
+            ("grammar", tuple(ToyGrammar(_FACTOR, length, length // 2).text for length in (5, 200))),
+            ("allowed_token_ids", (tuple(range(3, 90)),)),
+            ("thinking", (Thinking(start=(8,), end=(6, 9), is_open=True, budget=4),)),
         ):
             if draw.random() < 0.2:
                 given[field] = draw.choice(choices)
