@@ -177,7 +177,7 @@ def test_the_schema_allows_a_conversation_of_agents_exactly_as_the_parser_does(
 ) -> None:
     schema = validator("ResponsesBody")
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=250, deadline=None)
     @given(parts)
     def check(part: dict[str, Any]) -> None:
         body = {"input": "Hi"} | part
@@ -192,7 +192,7 @@ def test_the_schema_allows_messages_of_blocks_exactly_as_the_parser_does(
 ) -> None:
     schema = validator("MessagesBody")
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=250, deadline=None)
     @given(parts)
     def check(part: dict[str, Any]) -> None:
         body = CHAT | {"max_tokens": 9} | part

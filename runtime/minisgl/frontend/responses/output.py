@@ -22,6 +22,7 @@ from minisgl.frontend.responses.output_items import (
     Reasoning,
     Status,
 )
+from minisgl.frontend.responses.text_scores import TextScores
 from minisgl.frontend.responses.tools import ToolNames
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished, ToolCallDelta
@@ -47,6 +48,7 @@ class Output:
         self._response_id = response_id
         self._complete: list[Item] = []
         self._open: OpenItem | None = None
+        self._scores = TextScores()
         self._open_call = -1
         """Number of the open call."""
 
@@ -58,13 +60,16 @@ class Output:
     def add(self, delta: Delta) -> list[Event]:
         """Take new output. At its end, the last item is complete, or incomplete if a limit was reached."""
         events: list[Event] = []
+        if self._options.scored:
+            self._scores.add(delta.scored)
         if delta.reasoning:
+            self._scores.skip(delta.reasoning)
             reasoning = self._open if isinstance(self._open, Reasoning) else self._start("rs", self._reasoning, events)
             events += reasoning.push(delta.reasoning)
-        if delta.text or delta.scored:
+        if delta.text:
+            scored = self._scores.take(delta.text, is_first=not isinstance(self._open, Message))
             message = self._open if isinstance(self._open, Message) else self._start("msg", Message, events)
-            scored = (chat_logprobs(delta.scored)["content"] or []) if self._options.scored else []
-            events += message.push(delta.text, scored)
+            events += message.push(delta.text, chat_logprobs(scored)["content"])
         for call in delta.tool_calls:
             self._add_call(call, events)
         if delta.finished is not None:
