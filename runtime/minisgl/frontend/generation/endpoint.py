@@ -27,7 +27,7 @@ from minisgl.frontend.generation.response_format import EventFormat
 from minisgl.frontend.server.client_connection import ClientConnection
 from minisgl.frontend.server.json_body import read_json_body
 from minisgl.frontend.server.request_record import RequestRecord, record_of
-from minisgl.frontend.server.response_stream import ResponseStream
+from minisgl.frontend.server.response_stream import Delta, ResponseStream
 from minisgl.frontend.server.unknown_fields import ignored_params
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.text import SamplingDefaults
@@ -113,10 +113,11 @@ async def _send_stream(
     raw = [(name.encode(), value.encode()) for name, value in (_STREAM_HEADERS | headers).items()]
     await send({"type": "http.response.start", "status": 200, "headers": raw})
     fast_path = _fast_path(record.client, events)
+    delta_path = _delta_path(record.client, events) if len(stream.choices) == 1 else None
     try:
         await _send_part(send, events.first)
         while stream.has_more:
-            deltas = await stream.deltas(fast_path)
+            deltas = await stream.deltas(fast_path, delta_path)
             await _send_part(send, b"".join([events.event(delta) for delta in deltas]) if deltas else events.keepalive)
     except ApiError as error:
         logger.warning("stream %s ends in an error: %s", record.response_id, error.message)
@@ -133,6 +134,12 @@ def _fast_path(client: ClientConnection | None, events: EventFormat) -> Callable
     if client is None or text_event is None:
         return None
     return functools.partial(client.write, text_event)
+
+
+def _delta_path(client: ClientConnection | None, events: EventFormat) -> Callable[[Delta], bool] | None:
+    """Return a function that does so with output that is more than text. Not for several choices, whose output of a
+    step is sent in one piece."""
+    return None if client is None else functools.partial(client.write, events.event)
 
 
 async def _watch_disconnect(receive: Receive, stream: ResponseStream) -> None:

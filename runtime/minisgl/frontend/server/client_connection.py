@@ -9,10 +9,12 @@ where it arrives.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+T = TypeVar("T")
 
 _KEY: Final = "minisgl.client"
 """Name of the ASGI extension."""
@@ -27,15 +29,16 @@ class ClientConnection:
         self._transport = cycle.transport
         self.wait_flushed = wait_flushed
 
-    def write(self, render: Callable[[str], bytes], text: str) -> bool:
-        """Write what `render` makes of the text, a part of the body that is neither empty nor the last; nothing that
-        was given to `send` may be in progress. False: nothing was rendered and written, because the client reads too
-        slowly or has left; `send` handles both."""
+    def write(self, render: Callable[[T], bytes], output: T) -> bool:
+        """Write what `render` makes of the output, a part of the body that is not the last; nothing that was given to
+        `send` may be in progress. False: nothing was rendered and written, because the client reads too slowly or has
+        left; `send` handles both."""
         # A client that left before the headers were sent leaves a response without an encoding.
         if self._flow.write_paused or self._transport.is_closing() or not self._cycle.chunked_encoding:
             return False
-        part = render(text)
-        self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        # An empty chunk would end the body.
+        if part := render(output):
+            self._transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True
 
     def abort(self) -> None:

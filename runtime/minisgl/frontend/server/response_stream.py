@@ -8,6 +8,7 @@ handler waits with nothing left to send, a text may take the fast path, see `Res
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
@@ -16,6 +17,8 @@ import msgspec
 
 from minisgl.frontend.errors import ApiError, ClientDisconnected
 from minisgl.wire.text import Finished, ScoredToken, ToolCallDelta
+
+logger = logging.getLogger(__name__)
 
 Phase = Literal["reading", "tokenizing", "waiting", "generating"]
 PHASES: Final[tuple[Phase, ...]] = ("reading", "tokenizing", "waiting", "generating")
@@ -153,6 +156,8 @@ class ResponseStream:
         self._interrupted = False
         self._fast_path: Callable[[str], bool] | None = None
         """Takes texts in the handler's place. Set only while it waits and has no reason to wake up."""
+        self._delta_path: Callable[[Delta], bool] | None = None
+        """Takes output that is more than text. Set together with the fast path of texts."""
 
     @property
     def is_accepted(self) -> bool:
@@ -178,8 +183,12 @@ class ResponseStream:
     def push(self, choice: Choice, text: str, scored: Sequence[ScoredToken]) -> None:
         """Add text, and its tokens for requests with logprobs."""
         self.unsent_characters += len(text)
-        if self._fast_path is not None and self._fast_path(text):
-            return
+        if self._fast_path is not None:
+            try:
+                if self._fast_path(text):
+                    return
+            except Exception:
+                return self._fail_rendering()
         if choice.tool_calls and text:
             choice.split()
         choice.texts.append(text)
@@ -199,9 +208,17 @@ class ResponseStream:
         prompt_scored: Sequence[ScoredToken] = (),
     ) -> None:
         """Add the output of a step that is more than text."""
+        self.unsent_characters += len(reasoning) + sum(len(call.arguments) for call in tool_calls)
+        if self._delta_path is not None and not (prompt_scored or choice.prompt_token_ids):
+            delta = Delta(choice.index, text, choice.tokens, scored, None, reasoning, tool_calls, token_ids)
+            try:
+                if self._delta_path(delta):
+                    self.unsent_characters += len(text)
+                    return
+            except Exception:
+                return self._fail_rendering()
         # The fast path takes only texts.
         self._fast_path = None
-        self.unsent_characters += len(reasoning) + sum(len(call.arguments) for call in tool_calls)
         if (reasoning and (choice.tool_calls or any(choice.texts))) or (text and choice.tool_calls):
             choice.split()
         choice.reasoning.append(reasoning)
@@ -223,6 +240,11 @@ class ResponseStream:
             self.error = error
         self._wake()
 
+    def _fail_rendering(self) -> None:
+        """End this response alone: whoever pushes has output for others, too."""
+        logger.exception("output cannot be rendered")
+        self.fail(ApiError.from_code("internal_error", "the output cannot be rendered"))
+
     async def accepted(self) -> None:
         """Wait until the scheduler has queued every choice. Raises ApiError or ClientDisconnected."""
         while self._unaccepted:
@@ -234,15 +256,19 @@ class ResponseStream:
             await self._next_event()
         return [_join(choice.take()) for choice in self.choices]
 
-    async def deltas(self, fast_path: Callable[[str], bool] | None = None) -> list[Delta]:
+    async def deltas(
+        self, fast_path: Callable[[str], bool] | None = None, delta_path: Callable[[Delta], bool] | None = None
+    ) -> list[Delta]:
         """Wait for new output and return it by choice, in order; an empty list after `interrupt_silence`. Raises
         ApiError or ClientDisconnected.
 
         `fast_path` is offered each text that arrives alone and returns whether it was written: such a text is not
-        returned again. Give it only for a single choice whose token counts and scores are not needed.
+        returned again. Give it only for a single choice whose token counts and scores are not needed. `delta_path` is
+        offered output that is more than text in the same way; it gets all that a delta has.
         """
         while not self._changed:
             self._fast_path = fast_path
+            self._delta_path = delta_path
             self._waiting_since = asyncio.get_running_loop().time()
             await self._next_event()
             if self._interrupted:
@@ -263,7 +289,7 @@ class ResponseStream:
 
     def _wake(self) -> None:
         # From here on all output has to wait for the handler, or it would overtake what wakes the handler up.
-        self._fast_path = None
+        self._fast_path = self._delta_path = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -274,7 +300,7 @@ class ResponseStream:
         try:
             await self._waiter
         finally:
-            self._waiter = self._fast_path = None
+            self._waiter = self._fast_path = self._delta_path = None
         self._raise_error()
 
     def _raise_error(self) -> None:

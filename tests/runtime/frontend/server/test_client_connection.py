@@ -79,3 +79,11 @@ async def test_a_part_that_would_have_to_wait_is_not_written(line: Line, cycle: 
     line.closing = True
     assert not client.write(str.encode, "a"), "the client has left"
     assert len(line.written) == 1
+
+
+async def test_output_without_a_part_does_not_end_the_body(line: Line, cycle: RequestResponseCycle) -> None:
+    await cycle.send(START)  # type: ignore[arg-type]
+    await cycle.send({"type": "http.response.body", "body": b"a", "more_body": True})
+    before = len(line.written)
+    assert client_of(cycle).write(lambda _: b"", 5)
+    assert len(line.written) == before

@@ -128,3 +128,54 @@ async def test_joined_output_keeps_its_order(stream: ResponseStream) -> None:
     push(stream, "e", 5)
     push(stream, "f", 6)
     assert [(delta.text, delta.finished) for delta in await stream.deltas()] == [("ef", END)]
+
+
+async def test_output_besides_text_has_a_fast_path_of_its_own(stream: ResponseStream) -> None:
+    taken: list[str | Delta] = []
+    takes = True
+
+    def take(output: str | Delta) -> bool:
+        if takes:
+            taken.append(output)
+        return takes
+
+    task = asyncio.create_task(stream.deltas(take, take))
+    await asyncio.sleep(0)
+    choice = stream.choices[0]
+    calls = [ToolCallDelta(0, "call_1", "f", "{}")]
+    choice.tokens = 3
+    stream.push_step(choice, "", (), "why", (), ())
+    push(stream, "a", 4)
+    stream.push_step(choice, "", (), "", calls, [7])
+    assert taken == [Delta(0, "", 3, (), None, "why"), "a", Delta(0, "", 4, (), None, "", calls, [7])]
+    assert stream.unsent_characters == len("why" + "a" + "{}")
+    takes = False
+    stream.push_step(choice, "", (), "hm", (), ())
+    takes = True
+    push(stream, "b", 5)
+    assert await task == [Delta(0, "b", 5, [], None, "hm")], "what follows declined output waits behind it"
+    assert len(taken) == 3
+
+
+async def test_scores_and_ids_of_a_prompt_go_through_the_handler(stream: ResponseStream) -> None:
+    taken: list[Delta] = []
+    choice = stream.choices[0]
+    choice.prompt_token_ids = (1, 2)
+    task = asyncio.create_task(stream.deltas(None, lambda delta: taken.append(delta) is None))
+    await asyncio.sleep(0)
+    stream.push_step(choice, "a", (), "", (), (7,))
+    (delta,) = await task
+    assert (delta.prompt_token_ids, delta.token_ids, taken) == ((1, 2), (7,), [])
+
+
+@pytest.mark.parametrize("more", [False, True])
+async def test_output_that_cannot_be_rendered_fails_its_response_alone(stream: ResponseStream, more: bool) -> None:
+    task = asyncio.create_task(stream.deltas(lambda _: bool(1 / 0), lambda _: bool(1 / 0)))
+    await asyncio.sleep(0)
+    if more:
+        stream.push_step(stream.choices[0], "", (), "why", (), ())
+    else:
+        push(stream, "a", 1)
+    with pytest.raises(ApiError) as raised:
+        await task
+    assert raised.value.code == "internal_error"
