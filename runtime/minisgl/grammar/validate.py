@@ -23,6 +23,7 @@ _IN_PLAIN_WORDS: Final = {
     "a property with different constants, or use anyOf",
     "min/maxProperties": "minProperties and maxProperties are only supported where all properties are required",
     "Unsatisfiable schema": "no value is valid",
+    "Unable to determine": "the pattern and the limits of the length are too complex together",
 }
 
 

@@ -4,69 +4,26 @@ from __future__ import annotations
 
 import json
 import random
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from minisgl.grammar.build import build
 from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.grammars import Grammars
 from minisgl.grammar.matcher import Matcher
-from minisgl.wire.text import StructuredOutput
-from support.tiny_checkpoint import tiny_checkpoint
+from minisgl.wire.text import ConstraintKind, StructuredOutput
+from support.grammar.walk import eos_tokens, grammars, next_tokens, random_answer, tokenizer
 
 
-def _generation_config(folder: Path) -> tuple[int, ...]:
-    return tuple(json.loads((folder / "generation_config.json").read_text())["eos_token_id"])
-
-
-PADDING = 37
-EOS = _generation_config(tiny_checkpoint())
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(tiny_checkpoint() / "tokenizer.json"))
-
-
-def vocab_size() -> int:
-    return tokenizer().get_vocab_size() + PADDING
-
-
-@cache
-def grammars() -> Grammars:
-    return Grammars(tiny_checkpoint(), vocab_size(), EOS, threads=2)
-
-
-def matcher(kind: str, value: object) -> Matcher:
+def matcher(kind: ConstraintKind, value: object) -> Matcher:
     text = value if isinstance(value, str) else json.dumps(value)
-    return grammars().matcher(build(StructuredOutput(kind, text)))  # type: ignore[arg-type]
+    return grammars().matcher(build(StructuredOutput(kind, text)))
 
 
 def allowed(row: NDArray[np.int32]) -> list[int]:
-    return np.nonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[0].tolist()
-
-
-def next_tokens(matcher: Matcher) -> list[int]:
-    row = np.full(grammars().mask_words, -1, np.int32)
-    matcher.fill_mask(row)
-    return allowed(row)
-
-
-def answer(matcher: Matcher, rng: random.Random, limit: int = 200) -> str | None:
-    """A random answer; None when it is not complete after `limit` tokens."""
-    tokens: list[int] = []
-    while len(tokens) < limit:
-        token = rng.choice(next_tokens(matcher))
-        if token in EOS:
-            return tokenizer().decode(tokens, skip_special_tokens=False)
-        assert matcher.consume(token)
-        tokens.append(token)
-    return None
+    tokens: list[int] = np.nonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))[0].tolist()
+    return tokens
 
 
 def test_eos_tokens_are_allowed_exactly_where_the_answer_may_end() -> None:
@@ -74,16 +31,16 @@ def test_eos_tokens_are_allowed_exactly_where_the_answer_may_end() -> None:
     token = tokenizer().token_to_id("a")
     seen = []
     for _ in range(3):
-        seen.append((set(EOS) <= set(next_tokens(state)), state.can_end, state.is_stopped))
+        seen.append((set(eos_tokens()) <= set(next_tokens(state)), state.can_end, state.is_stopped))
         assert state.consume(token)
     assert seen == [(False, False, False), (False, False, False), (True, True, False)]
-    assert (next_tokens(state), state.is_stopped) == (sorted(EOS), True)
+    assert (next_tokens(state), state.is_stopped) == (sorted(eos_tokens()), True)
 
 
 def test_tokens_of_the_padded_vocabulary_are_never_allowed() -> None:
     tokens = next_tokens(matcher("regex", "(?s:.*)"))
-    assert max(tokens) < vocab_size() - PADDING
-    assert set(tokens) & set(tokenizer().get_added_tokens_decoder()) == set(EOS)
+    assert max(tokens) < tokenizer().get_vocab_size()
+    assert set(tokens) & set(tokenizer().get_added_tokens_decoder()) == set(eos_tokens())
 
 
 def test_a_refused_token_is_reported() -> None:
@@ -113,9 +70,8 @@ def test_many_rows_are_filled_at_once() -> None:
 
 def test_the_text_of_a_special_token_is_not_that_token() -> None:
     for text in ("<|im_end|>", "a<|im_start|>b", "<|endoftext|>"):
-        for kind, value in (("choice", [text]), ("json", {"const": text})):
-            written = answer(matcher(kind, value), random.Random(1))
-            assert written is not None and (json.loads(written) if kind == "json" else written) == text
+        assert random_answer(matcher("choice", [text]), random.Random(1)) == text
+        assert random_answer(matcher("json", {"const": text}), random.Random(1)) == json.dumps(text)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +84,9 @@ def test_the_text_of_a_special_token_is_not_that_token() -> None:
         ("grammar", 'root ::= "a" [0-9]+ tail\ntail ::= "!" | "?"'),
     ],
 )
-def test_every_kind_gives_answers(kind: str, value: object) -> None:
+def test_every_kind_gives_answers(kind: ConstraintKind, value: object) -> None:
     for seed in range(5):
-        assert answer(matcher(kind, value), random.Random(seed)) is not None
+        assert random_answer(matcher(kind, value), random.Random(seed)) is not None
 
 
 def test_a_bad_grammar_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 Schema = dict[str, Any] | bool
 
 _KEYS = (
-    *("a", "b", "name", "id", "item-list", "é", "x y", "a.b", "$ref", "type", "quo\"te", "back\\slash", "tab\t", "0"),
+    *("a", "b", "name", "id", "item-list", "é", "x y", "a.b", "$ref", "type", 'quo"te', "back\\slash", "tab\t", "0"),
     *("/", "~", "#", "<|im_end|>", ""),
 )
 _PATTERNS = (
@@ -134,7 +134,7 @@ class _Writer:
         schema: dict[str, Any] = {"type": kind}
 
         def bound(spread: int) -> float | int:
-            number = rng.choice((0, 1, -1, 10, 100, rng.randint(-1000, 1000), 10**rng.randint(1, 20)))
+            number = rng.choice((0, 1, -1, 10, 100, rng.randint(-1000, 1000), 10 ** rng.randint(1, 20)))
             return number if kind == "integer" or rng.random() < 0.5 else number + rng.choice((0.5, 0.25, 0.1))
 
         for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):

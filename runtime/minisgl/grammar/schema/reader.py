@@ -156,7 +156,7 @@ class Reader:
         types = value if isinstance(value, list) else [value]
         for one in types:
             if not isinstance(one, str) or one not in TYPES:
-                raise unsupported(path, f"{one!r} is not a type; expected one of {', '.join(sorted(TYPES))}")
+                raise unsupported(path, f"{str(one)[:40]!r} is not a type; expected one of {', '.join(sorted(TYPES))}")
         if not types:
             raise unsupported(path, "expected at least one type")
         result["type"] = value
@@ -352,7 +352,7 @@ def _finish_format(schema: dict[str, Any], result: dict[str, Any], path: Path) -
     if not isinstance(format, str) or not ("string" in types if isinstance(types, list) else types == "string"):
         return
     if format in UNSUPPORTED:
-        raise unsupported((*path, "format"), f"the format {format!r} is not supported")
+        raise unsupported((*path, "format"), f"the format {format[:40]!r} is not supported")
     if format in LIBRARY:
         result["format"] = format
     elif format in PATTERNS and "pattern" in result:
