@@ -1,10 +1,13 @@
 """Run unmodified OpenAI clients against a running server, and print a table of their versions and tested features.
 
-    pip install openai langchain-openai litellm 'lm-eval[api]'
+    pip install openai anthropic langchain-openai langchain-anthropic instructor litellm mcp \
+        'pydantic-ai-slim[openai,anthropic]' llm 'lm-eval[api]'
+    npm install ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic zod
     minisgl serve MODEL --port 8000
-    python e2e/clients/try_clients.py http://127.0.0.1:8000
+    PYTHONPATH=e2e python -m clients.try_clients http://127.0.0.1:8000
 
-The exit code is 1 if a client is not installed or fails.
+The exit code is 1 if a client is not installed or fails. Some of these packages need different versions of others: name
+the clients of one environment behind the URL.
 """
 
 from __future__ import annotations
@@ -21,22 +24,14 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any
+
+from clients import agents
+from clients.endpoint import QUESTION, TOO_LONG, Endpoint, raises
 
 # litellm would download a list of prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-
-QUESTION = [{"role": "user", "content": "What is a page?"}]
-TOO_LONG = [{"role": "user", "content": "page " * 50_000}]
-
-
-class Endpoint:
-    """URL of the server, and the name of its model."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self.api = f"{self.url}/v1"
-        self.model = import_module("openai").OpenAI(base_url=self.api, api_key="none").models.list().data[0].id
 
 
 def openai_sync(endpoint: Endpoint) -> str:
@@ -82,8 +77,8 @@ def openai_sync(endpoint: Endpoint) -> str:
     assert "".join(event.choices[0].text for event in stream)
 
     openai = import_module("openai")
-    _raises(openai.BadRequestError, lambda: ask(messages=TOO_LONG), "context_length_exceeded")
-    _raises(openai.NotFoundError, lambda: ask(model="another"), "model_not_found")
+    raises(openai.BadRequestError, lambda: ask(messages=TOO_LONG), "context_length_exceeded")
+    raises(openai.NotFoundError, lambda: ask(model="another"), "model_not_found")
     return "models, chat and completions: plain, stream, n, logprobs, echo, stop, seed, usage, errors"
 
 
@@ -112,7 +107,7 @@ def langchain(endpoint: Endpoint) -> str:
     assert "".join(piece.content for piece in chat.stream("What is a page?")) == answer.content
     assert asyncio.run(chat.ainvoke("What is a page?")).content == answer.content
     overflow = import_module("langchain_core.exceptions").ContextOverflowError
-    _raises(overflow, lambda: chat.invoke(TOO_LONG[0]["content"]), "context")
+    raises(overflow, lambda: chat.invoke(TOO_LONG[0]["content"]), "context")
     return "invoke, ainvoke, stream, ContextOverflowError"
 
 
@@ -134,7 +129,7 @@ def litellm(endpoint: Endpoint) -> str:
         events = client.completion(messages=QUESTION, stream=True, **fields)
         assert "".join(event.choices[0].delta.content or "" for event in events) == text
         too_long = partial(client.completion, messages=TOO_LONG, **fields)
-        _raises(client.ContextWindowExceededError, too_long, "context")
+        raises(client.ContextWindowExceededError, too_long, "context")
     return "completion and stream as openai/ and hosted_vllm/, ContextWindowExceededError"
 
 
@@ -181,21 +176,35 @@ def curl(endpoint: Endpoint) -> str:
 
 CLIENTS: list[tuple[str, str, Callable[[Endpoint], str]]] = [
     ("openai", "openai", openai_sync),
-    ("openai, async", "openai", openai_async),
+    ("openai", "openai", openai_async),
+    ("openai", "openai", agents.openai_chats),
+    ("openai", "openai", agents.openai_responses),
+    ("anthropic", "anthropic", agents.anthropic),
     ("langchain-openai", "langchain-openai", langchain),
+    ("langchain-openai", "langchain-openai", agents.langchain),
+    ("langchain-anthropic", "langchain-anthropic", agents.langchain_anthropic),
+    ("instructor", "instructor", agents.instructor),
     ("litellm", "litellm", litellm),
+    ("litellm", "litellm", agents.litellm),
+    ("pydantic-ai", "pydantic-ai-slim", agents.pydantic_ai),
+    ("llm", "llm", agents.llm),
     ("lm-eval", "lm_eval", lm_eval),
+    ("ai-sdk", "npm:ai", agents.ai_sdk),
     ("curl", "", curl),
 ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run unmodified OpenAI clients against a running server.")
+    parser = argparse.ArgumentParser(description="Run unmodified clients against a running server.")
     parser.add_argument("url", help="URL of the server, such as http://127.0.0.1:8000")
-    endpoint = Endpoint(parser.parse_args().url)
+    parser.add_argument("clients", nargs="*", help="names of clients (default: all)", metavar="CLIENT")
+    args = parser.parse_args()
+    endpoint = Endpoint(args.url)
     print("| client | version | tested |\n|---|---|---|")
     failed = 0
     for name, package, run in CLIENTS:
+        if args.clients and name not in args.clients:
+            continue
         version = _version(package)
         if version is None:
             print(f"| {name} | not installed | |", flush=True)
@@ -212,6 +221,9 @@ def main() -> int:
 
 
 def _version(package: str) -> str | None:
+    if package.startswith("npm:"):
+        manifest = Path("node_modules", package.removeprefix("npm:"), "package.json")
+        return str(json.loads(manifest.read_text())["version"]) if manifest.exists() else None
     if package:
         try:
             return metadata.version(package)
@@ -220,16 +232,6 @@ def _version(package: str) -> str | None:
     if shutil.which("curl") is None:
         return None
     return subprocess.run(["curl", "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
-
-
-def _raises(kind: type[Exception], call: Callable[[], Any], words: str) -> None:
-    try:
-        call()
-    except kind as error:
-        # Some versions of the client have the code in the message, others only as an attribute.
-        assert words in f"{error} {getattr(error, 'code', '')}", error
-    else:
-        raise AssertionError(f"no {kind.__name__}")
 
 
 if __name__ == "__main__":
