@@ -24,7 +24,8 @@ class Logprob(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float
     top: dict[int, float]
-    """Log-probabilities of the most likely tokens by id, best first; as many as requested."""
+    """Log-probabilities by token id: as many of the most likely tokens as requested, best first, or those of
+    `logprob_token_ids`."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):

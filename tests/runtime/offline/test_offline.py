@@ -286,6 +286,23 @@ def test_logprobs_of_answer_and_prompt_agree(llm: LLM) -> None:
         assert again.logprob == pytest.approx(first.logprob, abs=1e-4)
 
 
+def test_log_probabilities_of_given_tokens_replace_those_of_the_most_likely(llm: LLM) -> None:
+    prompt = list(range(40, 52))
+    [usual] = llm.generate([prompt], _greedy(max_tokens=1, logprobs=3))
+    assert usual.logprobs is not None
+    wanted = [*reversed(usual.logprobs[0].top), 7]
+    [named] = llm.generate([prompt], _greedy(max_tokens=2, logprobs=0, logprob_token_ids=tuple(wanted)))
+    assert named.logprobs is not None
+    assert [list(each.top) for each in named.logprobs] == [wanted] * 2
+    for token, logprob in usual.logprobs[0].top.items():
+        assert named.logprobs[0].top[token] == pytest.approx(logprob, abs=1e-4)
+
+
+def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
+    [output] = llm.generate("Hello there", _greedy(allowed_token_ids=(70, 71), ignore_eos=True))
+    assert set(output.token_ids) <= {70, 71} and len(output.token_ids) == 12
+
+
 def test_logits_processors_apply_to_text_prompts(llm: LLM) -> None:
     [plain] = llm.generate("Hello there", _GREEDY)
     [biased] = llm.generate("Hello there", _greedy(logit_bias={plain.token_ids[0]: -100.0}, logprobs=0))
