@@ -14,7 +14,7 @@ from minisgl.frontend.generation.prompts import Prompt
 from minisgl.frontend.generation.request import GenerationRequest
 from minisgl.frontend.generation.template_variables import template_variables
 from minisgl.frontend.generation.unsupported import reject_unsupported
-from minisgl.frontend.openai.extra_fields import extra_options, extra_params
+from minisgl.frontend.openai.extra_fields import extra_options, extra_params, reject_chat_fields
 from minisgl.frontend.server.json_body import decode, invalid
 from minisgl.frontend.server.unknown_fields import unknown_fields
 from minisgl.wire.text import THINKING_VARIABLES, SamplingDefaults, StructuredOutput
@@ -52,6 +52,8 @@ def parse_conversation(body: CountTokensBody) -> Conversation:
 def parse_message_request(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Raises ApiError."""
     body = decode(_decoder, raw)
+    unknown = unknown_fields(MessagesBody, raw)
+    reject_chat_fields(unknown, MessagesBody)
     conversation = parse_conversation(body)
     continues = conversation.parsed.continues
     output = _structured_output(body)
@@ -74,7 +76,7 @@ def parse_message_request(raw: bytes, defaults: SamplingDefaults) -> GenerationR
         add_generation_prompt=not continues,
         continue_final_message=continues,
         soft_limits=True,
-        ignored=(*unknown_fields(MessagesBody, raw), *conversation.ignored),
+        ignored=(*unknown, *conversation.ignored),
     )
 
 

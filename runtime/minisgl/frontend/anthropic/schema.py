@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from minisgl.frontend.anthropic.bodies import MessagesBody
 from minisgl.frontend.anthropic.tools import OFFERS
 from minisgl.frontend.generation.functions import FUNCTION_NAME
+from minisgl.frontend.openai.extra_fields import chat_fields
 
 Schema = dict[str, Any]
 
@@ -76,7 +78,13 @@ CHECKED_AFTER_DECODING: Final[dict[str, Schema]] = {
         ]
     },
     "CountTokensBody": _CONVERSATION,
-    "MessagesBody": _CONVERSATION,
+    "MessagesBody": {
+        **_CONVERSATION,
+        "properties": {
+            **_CONVERSATION["properties"],
+            **{name: {"type": "null"} for name in chat_fields(MessagesBody)},
+        },
+    },
 }
 """By struct. That a choice names one of the tools, that their names are unique, and that a last message of the
 assistant has text, no schema can say."""

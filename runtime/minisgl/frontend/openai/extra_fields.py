@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
 from minisgl.frontend.generation.sampling import Penalty, Seed
-from minisgl.frontend.openai.bodies import TemplateVariables
+from minisgl.frontend.openai.bodies import ChatBody, TemplateVariables
+from minisgl.frontend.server.json_body import unsupported
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import SamplingDefaults
+
+_WITHOUT_EFFECT: Final = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "stream_options"}
+)
+"""Fields of chats that may be ignored elsewhere."""
 
 
 class ExtraFields(msgspec.Struct, kw_only=True):
@@ -27,6 +33,18 @@ class ExtraFields(msgspec.Struct, kw_only=True):
     timeout: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
+
+
+def chat_fields(body: type[ExtraFields]) -> list[str]:
+    """Return the fields of chats that another body does not have. To ignore them would change the answer."""
+    return sorted({*ChatBody.__struct_fields__} - {*body.__struct_fields__} - _WITHOUT_EFFECT)
+
+
+def reject_chat_fields(unknown: Sequence[str], body: type[ExtraFields]) -> None:
+    """Raises ApiError for a field of chats among the unknown fields of another body."""
+    for name in chat_fields(body):
+        if name in unknown:
+            raise unsupported(name, "a field of /v1/chat/completions, which this API does not have; leave it out")
 
 
 def extra_params(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from minisgl.frontend.generation.constraints import StructuredOutputs
 from minisgl.frontend.generation.functions import MAX_FUNCTIONS
 from minisgl.frontend.generation.sampling import Count, Stop
 from minisgl.frontend.generation.unsupported import supports
@@ -123,8 +124,10 @@ class ResponsesBody(ExtraFields, kw_only=True):
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
 
+    structured_outputs: StructuredOutputs | None = None
+    """Other constraints than those of `text.format`, as in chats."""
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
-    """OpenAI's API does not have it."""
+    """OpenAI's API has neither of the two."""
 
     # Repeated in the response, without another effect.
     metadata: dict[str, str] | None = None

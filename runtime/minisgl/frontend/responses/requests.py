@@ -6,15 +6,17 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.frontend.generation.constraints import Constraint, constraint_of
 from minisgl.frontend.generation.prompts import Prompt
 from minisgl.frontend.generation.request import GenerationRequest
 from minisgl.frontend.generation.template_variables import template_variables
 from minisgl.frontend.generation.thinking import parse_thinking
 from minisgl.frontend.generation.unsupported import reject_unsupported
-from minisgl.frontend.openai.extra_fields import extra_options, extra_params
+from minisgl.frontend.openai.extra_fields import extra_options, extra_params, reject_chat_fields
 from minisgl.frontend.responses.bodies import (
     AnyJsonObject,
     JsonUnderSchema,
+    PlainText,
     ReasoningOptions,
     ResponsesBody,
     TextOptions,
@@ -23,7 +25,7 @@ from minisgl.frontend.responses.items import parse_items
 from minisgl.frontend.responses.output import OutputOptions
 from minisgl.frontend.responses.responses import ResponsesFormat
 from minisgl.frontend.responses.tools import parse_tools
-from minisgl.frontend.server.json_body import decode
+from minisgl.frontend.server.json_body import decode, invalid
 from minisgl.frontend.server.unknown_fields import unknown_fields
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import SamplingDefaults, StructuredOutput
@@ -48,7 +50,9 @@ def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest
         logprobs=(body.top_logprobs or 0) if scored else None,
     )
     text = body.text or TextOptions()
-    output = _structured_output(text)
+    constraint = _constraint(body, text)
+    unknown = unknown_fields(ResponsesBody, raw)
+    reject_chat_fields(unknown, ResponsesBody)
     variables = template_variables(body.chat_template_kwargs)
     thinking = parse_thinking(reasoning.effort, None, variables, "reasoning.effort")
     return GenerationRequest(
@@ -70,19 +74,24 @@ def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest
         **extra_options(body),
         tools=tools.options,
         tool_fields=tools.fields,
-        structured_output=output,
-        structured_output_field="text.format.schema",
-        ignored=(*unknown_fields(ResponsesBody, raw), *tools.ignored, *items.ignored),
+        structured_output=None if constraint is None else constraint.output,
+        structured_output_field="" if constraint is None else constraint.field,
+        ignored=(*unknown, *tools.ignored, *items.ignored),
     )
 
 
-def _structured_output(text: TextOptions) -> StructuredOutput | None:
+def _constraint(body: ResponsesBody, text: TextOptions) -> Constraint | None:
+    other = constraint_of(body)
+    if text.format is None or isinstance(text.format, PlainText):
+        return other
+    if other is not None:
+        raise invalid(other.field, "cannot be combined with text.format; send one constraint")
     match text.format:
         case AnyJsonObject():
-            return StructuredOutput("json", '{"type":"object"}')
+            return Constraint("text.format", StructuredOutput("json", '{"type":"object"}'))
         case JsonUnderSchema(schema=schema):
-            return StructuredOutput("json", msgspec.json.encode(schema).decode())
-    return None
+            value = msgspec.json.encode(schema).decode()
+            return Constraint("text.format.schema", StructuredOutput("json", value))
 
 
 def _repeated(body: ResponsesBody, params: SamplingParams) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from minisgl.frontend.generation.functions import FUNCTION_NAME
+from minisgl.frontend.openai.extra_fields import chat_fields
+from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.frontend.responses.items import LEFT_OUT, ROLES, TEXT_PARTS
 from minisgl.frontend.responses.tools import OFFERS
 
@@ -124,10 +126,13 @@ _CHOICE: Final[Schema] = {
     ]
 }
 
+_PLAIN_TEXT: Final[Schema] = {"properties": {"format": {"properties": {"type": {"const": "text"}}}}}
+
 CHECKED_AFTER_DECODING: Final[dict[str, Schema]] = {
     "InputItem": _ITEM,
     "ResponsesBody": {
         "properties": {
+            **{name: {"type": "null"} for name in chat_fields(ResponsesBody)},
             "tools": {
                 "anyOf": [
                     {"type": "null"},
@@ -141,6 +146,7 @@ CHECKED_AFTER_DECODING: Final[dict[str, Schema]] = {
             "tool_choice": _CHOICE,
         },
         "allOf": [
+            {"anyOf": [_object(structured_outputs={"type": "null"}), _object(text=_PLAIN_TEXT)]},
             {"anyOf": [_object(tool_choice={"not": {"const": "required"}}), _HAS_CALLABLE]},
             {
                 "anyOf": [

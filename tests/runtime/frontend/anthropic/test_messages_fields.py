@@ -231,6 +231,8 @@ IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
         ({"container": "c"}, "container"),
+        ({"stop": "a"}, "stop"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"model": "claude"}, "model"),
     ],
 )

@@ -299,6 +299,9 @@ def test_fields_are_repeated_in_the_response(scripted: ScriptedStack) -> None:
     assert response["text"]["format"] == {"type": "json_object"}
     constraint = scripted.last(Generate).structured_output
     assert constraint is not None and constraint.value == '{"type":"object"}'
+    assert post(scripted, structured_outputs={"choice": ["a", "b"]}, text={}).status_code == 200
+    constraint = scripted.last(Generate).structured_output
+    assert constraint is not None and (constraint.kind, constraint.value) == ("choice", '["a","b"]')
 
 
 def test_sampling_parameters_reach_the_engine(scripted: ScriptedStack) -> None:
@@ -390,6 +393,14 @@ MESSAGE: Any = {"role": "user", "content": "Hi"}
             "text.format.schema",
         ),
         ({"reasoning": {"effort": "huge"}}, "invalid_value", "reasoning.effort"),
+        ({"max_tokens": 9}, "unsupported_parameter", "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"logit_bias": {"1": 1}}, "unsupported_parameter", "logit_bias"),
+        (
+            {"structured_outputs": {"regex": "a"}, "text": {"format": {"type": "json_object"}}},
+            "invalid_value",
+            "structured_outputs.regex",
+        ),
         ({"max_output_tokens": 0}, "invalid_value", "max_output_tokens"),
         ({"model": "gpt"}, "model_not_found", "model"),
     ],
