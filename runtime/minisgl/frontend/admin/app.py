@@ -103,10 +103,10 @@ def create_admin(tokenizers: TokenizerPool, keys: Path) -> ASGIApp:
 
 
 def _has_id(record: RequestRecord, request_id: str | None) -> bool:
-    # The id in a response has a prefix for its kind: `chatcmpl-`.
+    # The id in a response has a prefix for its kind: `chatcmpl-`, `resp_`.
     return request_id is not None and (
         request_id == record.request_id
-        or (record.response_id != "" and request_id.rpartition("-")[2] == record.response_id)
+        or (record.response_id != "" and request_id.replace("_", "-").rpartition("-")[2] == record.response_id)
     )
 
 

@@ -45,19 +45,25 @@ def admin(stack: FrontendStack) -> httpx.Client:
     )
 
 
-def stream(stack: FrontendStack, request_id: str) -> tuple[threading.Thread, list[str]]:
-    """Start a stream with one token; a thread reads it until it ends."""
+def stream(
+    stack: FrontendStack,
+    request_id: str,
+    path: str = "/v1/chat/completions",
+    body: Any = CHAT,
+    begin: str = '"content"',
+) -> tuple[threading.Thread, list[str]]:
+    """Start a stream with one token; a thread reads it until it ends. `begin`: the field of an event with the token."""
     seen: list[str] = []
     begun = threading.Event()
 
     def read() -> None:
-        url = str(stack.http.base_url.join("/v1/chat/completions"))
+        url = str(stack.http.base_url.join(path))
         headers = {"x-request-id": request_id}
         try:
-            with httpx.stream("POST", url, json=CHAT | {"stream": True}, headers=headers, timeout=WAIT_SECONDS) as got:
+            with httpx.stream("POST", url, json=body | {"stream": True}, headers=headers, timeout=WAIT_SECONDS) as got:
                 for line in got.iter_lines():
                     seen.append(line)
-                    if '"content":"a"' in line:
+                    if f'{begin}:"a"' in line:
                         begun.set()
         except httpx.RemoteProtocolError:
             seen.append("broken")
@@ -81,6 +87,24 @@ def test_an_aborted_stream_ends_in_an_error(stack: FrontendStack, admin: httpx.C
     assert "data: [DONE]" not in seen
     assert stack.scheduler.wait_for(Abort)[0].id == stack.scheduler.received(Submit)[0].id
     assert admin.post("/abort", json={"all": True}).json() == {"aborted": []}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "begin", "last"),
+    [
+        ("/v1/responses", {"input": "Hi"}, '"delta"', "response.failed"),
+        ("/v1/messages", CHAT | {"max_tokens": 9}, '"text"', "error"),
+    ],
+)
+def test_streams_of_the_agent_apis_are_aborted_by_their_ids(
+    stack: FrontendStack, admin: httpx.Client, path: str, body: Any, begin: str, last: str
+) -> None:
+    thread, seen = stream(stack, "mine", path, body, begin)
+    answer_id = next(line for line in seen if '"id":"' in line).split('"id":"')[1].split('"')[0]
+    assert admin.post("/abort", json={"request_id": answer_id}).json() == {"aborted": ["mine"]}
+    thread.join(WAIT_SECONDS)
+    assert seen[-1] == "broken"
+    assert [line for line in seen if line.startswith("event: ")][-1] == f"event: {last}"
 
 
 @pytest.mark.parametrize(
