@@ -78,9 +78,11 @@ def arguments(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
         yield from json_text.value(reader, emit)
     else:
         scalar: list[str] = []
-        yield from json_text.value(reader, scalar.append)
-        if scalar != ["null"]:
-            emit("".join(scalar))
+        try:
+            yield from json_text.value(reader, scalar.append)
+        finally:
+            if scalar != ["null"]:
+                emit("".join(scalar))
 
 
 def _key(reader: Reader) -> Scan[str]:

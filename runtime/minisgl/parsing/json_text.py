@@ -62,7 +62,12 @@ def value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
     has. Raises NotACall if no value begins here, and Ended if it is incomplete."""
     first = yield from reader.peek()
     if first not in '{["':
-        scalar = yield from reader.match(_SCALAR)
+        begin = reader.at
+        try:
+            scalar = yield from reader.match(_SCALAR)
+        except Ended:
+            emit(reader.text[begin:])
+            raise
         if not scalar:
             raise NotACall
         emit(scalar)

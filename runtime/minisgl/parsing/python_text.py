@@ -15,7 +15,9 @@ _ESCAPE: Final = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^{}]{1,80}\}|[0-7]{3}|[0-7]{1,2}(?=[^0-7])|[^xuUN0-7])",
     re.DOTALL,
 )
-_LONGEST_ESCAPE: Final = 84
+_PARTIAL_ESCAPE: Final = re.compile(
+    r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|N(?:\{[^{}]{0,80})?|[0-7]{0,2})\Z"
+)
 _ESCAPED: Final = "abfnrtv\\'\"xuUN01234567"
 
 
@@ -69,8 +71,7 @@ def string_value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
 def _escape(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
     """Pass on the character of the escape at the position. Raises Ended."""
     while (found := _ESCAPE.match(reader.text, reader.at)) is None:
-        left = len(reader.text) - reader.at
-        if left >= _LONGEST_ESCAPE or (reader.ended and left > 1):
+        if _PARTIAL_ESCAPE.match(reader.text, reader.at) is None:
             # Python has no such escape.
             reader.at += 1
             emit("\\")

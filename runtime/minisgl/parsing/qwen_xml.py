@@ -103,7 +103,8 @@ def _value(reader: Reader, call: Call, types: frozenset[str]) -> Scan[None]:
         if "string" in types and not _may_become(text, others):
             break
         if reader.ended:
-            call.arguments('"' + escaped(text) if "string" in types else text)
+            # It is not known what it would have become.
+            call.arguments(f'"{escaped(text)}' if text and "string" in types else text)
             raise Ended
         yield
     call.arguments('"')
