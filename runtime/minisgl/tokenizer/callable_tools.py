@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.call_grammar import CallableTool
 from minisgl.tokenizer.errors import PromptError
 from minisgl.wire.text import Generate
+
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def callable_tools(generate: Generate, answers: AnswerFormat) -> Sequence[CallableTool]:
@@ -30,5 +32,5 @@ def callable_tools(generate: Generate, answers: AnswerFormat) -> Sequence[Callab
 def _tool(definition: Mapping[str, Any]) -> CallableTool:
     function = definition["function"]
     parameters = function.get("parameters")
-    schema = parameters if isinstance(parameters, dict) else {}
+    schema = {"type": "object", **parameters} if isinstance(parameters, dict) else _NO_PARAMETERS
     return CallableTool(function["name"], schema, function.get("strict") is True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.parsing.answers import WRITERS, Answer, random_answer
+from support.parsing.answers import WRITERS, Answer, random_answer, random_call
 from support.parsing.replay import Result, by_bytes, cut, formats, replay, tokens
 
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]")
@@ -41,8 +41,8 @@ def test_every_split_in_two_gives_the_same_output(name: str) -> None:
     parser, write = WRITERS[name]
     rng = random.Random(name)
     answers = formats(parser)
-    for _ in range(100):
-        answer = random_answer(rng)
+    for number in range(100):
+        answer = Answer("", ((random_call(rng),),)) if number % 5 else random_answer(rng)
         text = write(answer, rng)
         whole = replay(answers, [text])
         check(whole, answer)

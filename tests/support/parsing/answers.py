@@ -101,7 +101,7 @@ def _nested(rng: random.Random, depth: int) -> Any:
 
 
 def _string(rng: random.Random) -> str:
-    text = "".join(rng.choice(_FRAGMENTS) for _ in range(rng.choice((0, 1, 2, 5, 20))))
+    text = "".join(rng.choice(_FRAGMENTS) for _ in range(rng.choice((0, 1, 2, 3, 8))))
     return text if not any(syntax in text for syntax in _XML_SYNTAX) else "x"
 
 

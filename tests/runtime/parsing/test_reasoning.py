@@ -1,0 +1,109 @@
+"""Where reasoning begins and ends: in the prompt, and in the answer."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from minisgl.parsing.detect import find_formats
+from minisgl.parsing.names import Parsers, ReasoningParser
+from minisgl.parsing.reasoning import ReasoningState
+from minisgl.tokenizer.answer_scanner import reasoning_state
+from minisgl.tokenizer.token_bytes import TokenBytes, added_tokens
+from minisgl.wire.messages import SamplingParams
+from minisgl.wire.text import ChatMessage, Generate
+from support.parsing.replay import Result, replay
+from support.tiny_tokenizers import byte_level
+
+BEFORE, WITHIN, BEHIND = ReasoningState.BEFORE, ReasoningState.WITHIN, ReasoningState.BEHIND
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+@pytest.mark.parametrize(
+    ("prompt", "state"),
+    [
+        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", BEFORE),
+        ("<|im_start|>assistant\n<think>\n", WITHIN),
+        ("<|im_start|>assistant\n<think>\nI wonder", WITHIN),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", BEHIND),
+        ("<|im_start|>assistant\n<think>Hm.</think>\n\nThe answer", BEHIND),
+        ("<|im_start|>assistant\n<think>a</think><|im_end|>\n<|im_start|>assistant\n", BEFORE),
+        ("<|im_start|>user\n<think><|im_end|>\n<|im_start|>assistant\n", BEFORE),
+        ("no special tokens", BEFORE),
+    ],
+)
+def test_the_tail_of_the_prompt_decides(prompt: str, state: ReasoningState, has_tokens: bool) -> None:
+    tokenizer = byte_level(added=("<think>", "</think>") if has_tokens else ())
+    answers = find_formats(Parsers(reasoning="qwen3"), None, added_tokens(tokenizer))
+    request = Generate(id=b"", messages=(ChatMessage("user", "Hi"),), params=SamplingParams())
+    tokens = array("i", tokenizer.encode(prompt).ids)
+    assert reasoning_state(request, answers, TokenBytes(tokenizer), tokens) is state
+    completion = Generate(id=b"", prompt=prompt, params=SamplingParams())
+    assert reasoning_state(completion, answers, TokenBytes(tokenizer), tokens) is BEHIND
+
+
+def scanned(text: str, state: ReasoningState, parser: ReasoningParser = "qwen3", **options: bool) -> Result:
+    answers = find_formats(Parsers(reasoning=parser), None, {})
+    whole = replay(answers, [text], state, None, **options)
+    assert replay(answers, text, state, None, **options) == whole
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "reasoning", "content"),
+    [
+        ("<think>\nHm.\n</think>\n\nYes.\n", BEFORE, "Hm.", "Yes.\n"),
+        ("<think>Hm.</think>Yes", BEFORE, "Hm.", "Yes"),
+        ("\n <think>Hm.</think>Yes", BEFORE, "Hm.", "Yes"),
+        ("<think>\n\n</think>\n\nYes", BEFORE, "", "Yes"),
+        ("Hm.\n</think>\n\n  Yes", WITHIN, "Hm.", "  Yes"),
+        ("<think>\nHm.</think>Yes", WITHIN, "Hm.", "Yes"),
+        ("Hm.\n\nWhat if\n</think>", WITHIN, "Hm.\n\nWhat if", ""),
+        ("<think>a</think>b<think>c</think>", BEFORE, "a", "b<think>c</think>"),
+        ("Yes <think>a</think>", BEFORE, "", "Yes <think>a</think>"),
+        ("\n\nYes", BEFORE, "", "\n\nYes"),
+        ("<think>a</think>b", BEHIND, "", "<think>a</think>b"),
+        ("<think>never\nended\n", BEFORE, "never\nended\n", ""),
+        ("<thin", BEFORE, "", "<thin"),
+        ("Hm </thin", WITHIN, "Hm </thin", ""),
+        ("", BEFORE, "", ""),
+        ("\n", WITHIN, "", ""),
+    ],
+)
+def test_reasoning_and_text(text: str, state: ReasoningState, reasoning: str, content: str) -> None:
+    assert scanned(text, state) == Result(reasoning, content, [])
+
+
+def test_reasoning_may_begin_without_its_marker() -> None:
+    """Where the model always reasons, and neither template nor answer has the marker."""
+    assert scanned("Hm.</think>Yes", BEFORE, "deepseek_r1") == Result("Hm.", "Yes", [])
+    assert scanned("<think>Hm.</think>Yes", BEFORE, "deepseek_r1") == Result("Hm.", "Yes", [])
+    assert scanned("Yes", BEHIND, "deepseek_r1") == Result("", "Yes", [])
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("mistral", "[THINK]Hm.[/THINK]Yes"),
+        ("kimi", "◁think▷Hm.◁/think▷Yes"),
+        ("seed_oss", "<seed:think>Hm.</seed:think>Yes"),
+        ("granite", "Here is my thought process:\nHm.\nHere is my response:\nYes"),
+    ],
+)
+def test_other_markers(parser: ReasoningParser, text: str) -> None:
+    assert scanned(text, BEFORE, parser) == Result("Hm.", "Yes", [])
+
+
+def test_reasoning_can_stay_in_the_text() -> None:
+    text = "\n<think>\nHm.\n</think>\n\nYes\n"
+    assert scanned(text, BEFORE, separate_reasoning=False) == Result("", text, [])
+
+
+def test_calls_within_reasoning_do_not_count() -> None:
+    answers = find_formats(Parsers(tool_calls="hermes", reasoning="qwen3"), None, {})
+    call = '<tool_call>{"name": "now"}</tool_call>'
+    for separate in (True, False):
+        found = replay(answers, [f"<think>{call}</think>{call}"], BEFORE, {"now": {}}, separate_reasoning=separate)
+        assert found.calls == [("now", "{}")]
+        assert call in (found.reasoning if separate else found.text)
