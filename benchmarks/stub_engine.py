@@ -26,7 +26,7 @@ class StubEngine:
     def mask_memory(self, rows: int) -> IntArray:
         return np.empty((rows, -(-self.limits.vocab_size // 32)), np.int32)
 
-    def settle(self, handle: StepPlan, masks: IntArray) -> None:
+    def sample(self, handle: StepPlan, masks: IntArray) -> None:
         """There are no logits to mask."""
 
     def collect(self, handle: StepPlan) -> StepResult:

@@ -101,12 +101,14 @@ class ToyGrammars:
                 matcher: Any = ToyMatcher(grammar, vocabulary, self._vocab_size)
                 self.matchers.append(matcher)
                 constraint = Constraint(message, vocabulary, matcher)
-                for token in np.frombuffer(message.output, "<i4").tolist():
-                    constraint.consume(token)
+                constraint.replay(np.frombuffer(message.output, "<i4").tolist())
                 future.set_result(constraint)
             else:
                 future.set_exception(GrammarError("invalid_grammar", "this grammar is not valid"))
             self.finished.append((request, future))
+
+    def consume(self, tokens: Sequence[tuple[Any, int]]) -> list[bool]:
+        return [matcher.consume(token) for matcher, token in tokens]
 
     def fill(self, matchers: Sequence[tuple[Any, int]], masks: IntArray) -> dict[int, GrammarError]:
         for matcher, row in matchers:
@@ -151,15 +153,12 @@ def allowed_tokens(message: Submit, output: Sequence[int], vocab_size: int, eos_
     return tokens
 
 
-def must_end(message: Submit, output: Sequence[int], vocab_size: int, eos_ids: Collection[int]) -> bool:
-    """True when the grammar allows nothing but EOS behind `output`, which then ends the answer even if ignored."""
-    if not message.grammar:
-        return False
-    if message.thinking is not None:
-        forced, within, _ = _reasoning(message.thinking, output, once=True)
-        if within or forced is not None:
-            return False
-    return allowed_tokens(message, output, vocab_size, eos_ids) <= {*eos_ids}
+def eos_ends(message: Submit, output: Sequence[int]) -> bool:
+    """True when an EOS behind `output` ends the answer even if ignored: it is allowed only where nothing else is."""
+    if not message.grammar or message.thinking is None:
+        return bool(message.grammar)
+    forced, within, _ = _reasoning(message.thinking, output, once=True)
+    return not within and forced is None
 
 
 def _reasoning(thinking: Thinking, output: Sequence[int], *, once: bool) -> tuple[int | None, bool, list[int]]:

@@ -18,7 +18,7 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import Failure, StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
 from minisgl.wire.plan import StepPlan
-from support.constrained import ToyGrammars, allowed_tokens, must_end
+from support.constrained import ToyGrammars, allowed_tokens, eos_ends
 from support.numerics.kv_engine import KvEngine, prompt_scores, reference
 from support.scheduler_audit import check
 from support.timed_engine import TimedEngine
@@ -58,7 +58,7 @@ class Answer:
     def _until_grammar_ends(self, tokens: list[int]) -> list[int]:
         """`tokens` up to an EOS that ends them although the request ignores EOS: the only token that was allowed."""
         for index, token in enumerate(tokens):
-            if token in EOS and must_end(self.submit, tokens[:index], VOCAB, EOS):
+            if token in EOS and eos_ends(self.submit, tokens[:index]):
                 return tokens[: index + 1]
         return tokens
 

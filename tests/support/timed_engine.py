@@ -41,8 +41,8 @@ class TimedEngine:
     def mask_memory(self, rows: int) -> IntArray:
         return self._engine.mask_memory(rows)
 
-    def settle(self, handle: tuple[Any, float], masks: IntArray) -> None:
-        self._engine.settle(handle[0], masks)
+    def sample(self, handle: tuple[Any, float], masks: IntArray) -> None:
+        self._engine.sample(handle[0], masks)
 
     def collect(self, handle: tuple[Any, float]) -> StepResult:
         step, ends_at = handle

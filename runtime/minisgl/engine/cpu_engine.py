@@ -23,7 +23,7 @@ class _Launched:
 
     step: int
     outcome: Future[StepResult | PlainSample]
-    """Its result; a late step that is not settled has only a plain sample."""
+    """Its result; a late step that waits for masks has only a plain sample."""
 
 
 class CpuEngine:
@@ -49,13 +49,13 @@ class CpuEngine:
     def mask_memory(self, rows: int) -> IntArray:
         return np.empty((rows, -(-self.limits.vocab_size // 32)), np.int32)
 
-    def settle(self, handle: _Launched, masks: IntArray) -> None:
+    def sample(self, handle: _Launched, masks: IntArray) -> None:
         with self._guard.step():
-            handle.outcome = self._worker.submit(self._settle, handle.step, handle.outcome, masks)
+            handle.outcome = self._worker.submit(self._sample_late, handle.step, handle.outcome, masks)
 
     def collect(self, handle: _Launched) -> StepResult:
         result = handle.outcome.result()
-        assert isinstance(result, StepResult), "a late step is collected before it is settled"
+        assert isinstance(result, StepResult), "a late step is collected before it is sampled"
         return result
 
     def close(self) -> None:
@@ -71,11 +71,11 @@ class CpuEngine:
             late = plain.is_late and self._parallel.rank == 0
             return plain if late else self._finish(plan.step, plain)
 
-    def _settle(self, step: int, outcome: Future[StepResult | PlainSample], masks: IntArray) -> StepResult:
+    def _sample_late(self, step: int, outcome: Future[StepResult | PlainSample], masks: IntArray) -> StepResult:
         # Raises the error of the step, if it failed.
         plain = outcome.result()
         with self._guard.step(), torch.inference_mode():
-            assert isinstance(plain, PlainSample), "only late steps are settled"
+            assert isinstance(plain, PlainSample), "only late steps are sampled later"
             self.runner.tables.device_processors.set_bitmasks(plain.step.late_slots, torch.from_numpy(masks))
             return self._finish(step, plain)
 

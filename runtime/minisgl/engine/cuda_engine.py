@@ -32,7 +32,7 @@ class _Staging:
     def __init__(self, capacity: int, max_running: int, ranks: int) -> None:
         self.step = -1
         """Number of the step that is not collected yet; −1: free."""
-        self.unsettled: tuple[StepGraph | None, PlainSample] | None = None
+        self.unsampled: tuple[StepGraph | None, PlainSample] | None = None
         """The step while it is late, with its graph."""
         self._input = torch.empty(capacity, dtype=torch.int32, pin_memory=True)
         self._tokens = torch.empty(max_running, dtype=torch.int32, pin_memory=True)
@@ -65,7 +65,7 @@ class _Staging:
 
     def wait(self) -> tuple[StepResult, list[int]]:
         """Wait for the copies; the result and the hashes. The copy of the inputs is complete as well afterwards."""
-        assert self.unsettled is None, "a late step is collected before it is settled"
+        assert self.unsampled is None, "a late step is collected before it is sampled"
         self._done.synchronize()
         tokens = self._tokens[: self._sampled].numpy().copy()
         step, self.step = self.step, -1
@@ -148,11 +148,11 @@ class CudaEngine:
     def mask_memory(self, rows: int) -> IntArray:
         return self._masks.memory(rows)
 
-    def settle(self, handle: _Staging, masks: IntArray) -> None:
+    def sample(self, handle: _Staging, masks: IntArray) -> None:
         with self._guard.step(), torch.inference_mode(), torch.cuda.stream(self._stream):
-            assert handle.unsettled is not None, "only late steps are settled"
-            graph, plain = handle.unsettled
-            handle.unsettled = None
+            assert handle.unsampled is not None, "only late steps are sampled later"
+            graph, plain = handle.unsampled
+            handle.unsampled = None
             tables = self.runner.tables.device_processors
             tables.set_bitmasks(plain.step.late_slots, self._masks.upload(masks))
             self._finish(handle, graph, plain)
@@ -190,7 +190,7 @@ class CudaEngine:
         else:
             plain = self._replay(plan, graph, packed, buffer)
         if plain.is_late and self._parallel.rank == 0:
-            staging.unsettled = graph, plain
+            staging.unsampled = graph, plain
         else:
             self._finish(staging, graph, plain)
         return staging

@@ -63,11 +63,11 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
 class Engine(Protocol):
     """Executes plans strictly in the order of `launch`. At most two launched plans are not collected yet. After a
-    failed step, `launch`, `settle` and `collect` raise EngineError `engine_failed`.
+    failed step, `launch`, `sample` and `collect` raise EngineError `engine_failed`.
 
     A step is late if it samples rows that joined as late ones (`RowLogitsProcessors.late`). Its model runs at once, but
-    rows with filters, processors or masks are sampled only when it is settled: on rank 0 by `settle`, before the next
-    launch, on other ranks without a call. Neighbours of late rows have the tokens that they have without them."""
+    sampling of rows with filters, processors or masks waits for masks: rank 0 gets them by `sample`, before the next
+    launch, and the other ranks get its tokens. Neighbours of late rows have the tokens that they have alone."""
 
     @property
     def limits(self) -> EngineLimits: ...
@@ -80,11 +80,11 @@ class Engine(Protocol):
         ...
 
     def mask_memory(self, rows: int) -> IntArray:
-        """Memory int32 [rows, ⌈vocab / 32⌉] for the masks of a late step, which belongs to the caller until `settle`.
+        """Memory int32 [rows, ⌈vocab / 32⌉] for the masks of a late step, which belongs to the caller until `sample`.
         Call it when all steps before that step are collected."""
         ...
 
-    def settle(self, handle: Any, masks: IntArray) -> None:
+    def sample(self, handle: Any, masks: IntArray) -> None:
         """Sample the rows of a late step, without waiting for the device. `masks` int32 [L, ⌈vocab / 32⌉]: the allowed
         tokens of its L late rows in the order of the plan's sampled rows, the lowest bit first."""
         ...

@@ -18,7 +18,7 @@ class WatchedEngine:
         self.limits = engine.limits
         self.stats = engine.stats
         self.busy_since: float | None = None
-        """Begin of the `launch`, `settle` or `collect` in progress, on the monotonic clock; None: there is none."""
+        """Begin of the `launch`, `sample` or `collect` in progress, on the monotonic clock; None: there is none."""
 
     def launch(self, plan: StepPlan) -> Any:
         self.busy_since = time.monotonic()
@@ -29,9 +29,9 @@ class WatchedEngine:
     def mask_memory(self, rows: int) -> IntArray:
         return self._engine.mask_memory(rows)
 
-    def settle(self, handle: Any, masks: IntArray) -> None:
+    def sample(self, handle: Any, masks: IntArray) -> None:
         self.busy_since = time.monotonic()
-        self._engine.settle(handle, masks)
+        self._engine.sample(handle, masks)
         self.busy_since = None
 
     def collect(self, handle: Any) -> StepResult:

@@ -76,6 +76,5 @@ def _log_failure(created: Future[Grammars]) -> None:
 
 def _compile(grammars: Future[Grammars], message: Submit, vocabulary: Vocabulary) -> Constraint:
     constraint = Constraint(message, vocabulary, grammars.result().matcher(message.grammar))
-    for token in np.frombuffer(message.output, "<i4").tolist():
-        constraint.consume(token)
+    constraint.replay(np.frombuffer(message.output, "<i4").tolist())
     return constraint

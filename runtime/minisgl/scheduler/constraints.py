@@ -69,6 +69,8 @@ class Constraint:
         """Last tokens, as many as bad words need."""
         self._count = 0
         """Generated tokens."""
+        self.has_ended = False
+        """The answer has ended with an EOS that the request ignores, because the grammar allowed nothing else."""
         self._classify()
 
     def _classify(self) -> None:
@@ -85,24 +87,28 @@ class Constraint:
         )
         """`restrict` has to complete the next mask."""
 
-    def consume(self, token: int) -> bool:
-        """Advance by a generated token that did not end the request. True: it ends the answer nevertheless. Raises
-        ConstraintError when the grammar does not allow it."""
+    def advance(self, token: int) -> Matcher | None:
+        """Advance by a generated token that did not end the request. Returns the matcher that must consume it, unless
+        the answer `has_ended`."""
         matcher = self.matcher
         if self._reasoning is not None and self._reasoning.consume(token):
             matcher = None
-        ended = False
-        if matcher is not None:
-            # Only `ignore_eos` lets an EOS come here.
-            ended = token in self._vocabulary.eos_ids and matcher.can_end
-            if not ended and not matcher.consume(token):
-                raise ConstraintError("grammar_failed", f"the grammar does not allow token {token}, which was sampled")
+        # Only `ignore_eos` lets an EOS come here.
+        if self._ignores_eos and matcher is not None and token in self._vocabulary.eos_ids:
+            self.has_ended = matcher.can_end
         self._count += 1
         if self._longest:
             self._last = (*self._last, token)[-self._longest :]
         if self.restricts or self._reasoning is not None:
             self._classify()
-        return ended
+        return matcher
+
+    def replay(self, tokens: Sequence[int]) -> None:
+        """Advance by all tokens of an earlier output. Raises ConstraintError."""
+        for token in tokens:
+            matcher = self.advance(token)
+            if matcher is not None and not matcher.consume(token):
+                raise _refused(token)
 
     def restrict(self, mask: IntArray) -> bool:
         """Complete the mask [words] of the next token, which is that of the grammar or allows all tokens. False: it
@@ -126,6 +132,29 @@ class Constraint:
         elif self._ignores_eos and self.follows_grammar:
             _remove(mask, vocabulary.eos)
         return bool(mask.any())
+
+
+def consume_tokens(
+    tokens: Sequence[tuple[Constraint, int]], grammars: Grammars | None
+) -> tuple[list[int], dict[int, ConstraintError]]:
+    """Advance constraints by the tokens that were generated under their masks. Returns the indices of answers that end
+    with them, and errors by index."""
+    ended: list[int] = []
+    consuming: list[int] = []
+    matchers: list[tuple[Matcher, int]] = []
+    for index, (constraint, token) in enumerate(tokens):
+        matcher = constraint.advance(token)
+        if constraint.has_ended:
+            ended.append(index)
+        elif matcher is not None:
+            consuming.append(index)
+            matchers.append((matcher, token))
+    if not matchers:
+        return ended, {}
+    assert grammars is not None
+    accepted = grammars.consume(matchers)
+    refused = [index for index, is_accepted in zip(consuming, accepted, strict=True) if not is_accepted]
+    return ended, {index: _refused(tokens[index][1]) for index in refused}
 
 
 def fill_masks(
@@ -162,6 +191,10 @@ def fill_masks(
     for row in errors:
         masks[row] = vocabulary.all
     return errors
+
+
+def _refused(token: int) -> ConstraintError:
+    return ConstraintError("grammar_failed", f"the grammar does not allow token {token}, which was sampled")
 
 
 def _allowed(message: Submit, ends: Collection[int], vocabulary: Vocabulary) -> IntArray | None:

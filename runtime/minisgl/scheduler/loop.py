@@ -49,7 +49,7 @@ class StepLoop:
     launched before the result of step n is read, so that planning and bookkeeping hide behind the device.
 
     Rows with a constraint need the tokens of step n for their masks in step n + 1. Their model runs meanwhile; once the
-    result of step n is complete, step n + 1 is settled, before step n + 2 is launched."""
+    result of step n is complete, step n + 1 is sampled, before step n + 2 is launched."""
 
     def __init__(self, scheduler: Scheduler, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds; it measures steps."""
@@ -88,7 +88,7 @@ class StepLoop:
             work = StepWork.of(plan, self.scheduler.config.step_graphs)
             self._pending.append(_Launched(handle, work, began, self._clock(), self.scheduler.num_late_rows))
             if len(self._pending) == 1:
-                self._settle(self._pending[0])
+                self._sample_late(self._pending[0])
         if not self._pending:
             self.scheduler.wait_for_grammars(_COMPILE_WAIT)
         if not self._pending or (plan is not None and len(self._pending) <= self._ahead):
@@ -99,15 +99,15 @@ class StepLoop:
         self._measure(step, called, self._clock())
         output = self.scheduler.complete(result)
         if self._pending:
-            self._settle(self._pending[0])
+            self._sample_late(self._pending[0])
         return output
 
-    def _settle(self, step: _Launched) -> None:
-        """Sample the late rows of the newest step, when all earlier results are complete."""
+    def _sample_late(self, step: _Launched) -> None:
+        """Sample the newest step if it has late rows, when all earlier results are complete."""
         if step.late_rows:
             masks = self.engine.mask_memory(step.late_rows)
             self.scheduler.fill_masks(masks)
-            self.engine.settle(step.handle, masks)
+            self.engine.sample(step.handle, masks)
 
     def _measure(self, step: _Launched, called: float, returned: float) -> None:
         """Measure a step that was collected between these times.

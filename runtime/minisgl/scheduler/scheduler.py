@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import deque
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from minisgl.config import SchedulerConfig
 from minisgl.errors import CodedError, describe
 from minisgl.scheduler.compiling import GrammarThreads
-from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, fill_masks
+from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, consume_tokens, fill_masks
 from minisgl.scheduler.logits_processors import encode_logits_processors
 from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
 from minisgl.scheduler.pages import NO_PAGES
@@ -27,6 +28,9 @@ from minisgl.scheduler.token_budget import TokenBudget
 from minisgl.scheduler.validation import request_from_submit
 from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Submit
 from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, IntArray, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from minisgl.grammar.grammars import Grammars
 
 _NO_SEGMENTS = np.empty((0, 4), np.int32)
 
@@ -153,8 +157,7 @@ class Scheduler:
         else:
             if message.is_constrained:
                 request.constraint = Constraint(message, self._vocabulary, None)
-                for token in request.tokens[request.prompt_length :].tolist():
-                    request.constraint.consume(token)
+                request.constraint.replay(request.tokens[request.prompt_length :].tolist())
             self.queue.push(request)
         self._unfinished[request.id] = request
         if request.deadline is not None:
@@ -307,29 +310,31 @@ class Scheduler:
     def _consume(self, done: Completed) -> None:
         """Advance the constraints of late rows by their new tokens, which may end them: `done.finish` is updated."""
         table = self.table
-        for row in np.flatnonzero(table.late.take(done.slots) & (done.finish == 0)).tolist():
-            slot = int(done.slots[row])
-            constraint = table.constraint(slot)
-            assert constraint is not None
-            try:
-                finish = STOP if constraint.consume(int(done.tokens[row])) else 0
-            except ConstraintError as error:
-                self._constraint_errors[slot], finish = error, ERROR
-            if finish:
-                done.finish[row] = finish
-                table.end(slot)
+        rows = np.flatnonzero(table.late.take(done.slots) & (done.finish == 0))
+        slots = done.slots[rows].tolist()
+        constraints = [constraint for slot in slots if (constraint := table.request(slot).constraint) is not None]
+        tokens = list(zip(constraints, done.tokens[rows].tolist(), strict=True))
+        ended, errors = consume_tokens(tokens, self._ready_grammars)
+        for index in (*ended, *errors):
+            table.end(slots[index])
+            done.finish[rows[index]] = ERROR if index in errors else STOP
+        self._constraint_errors.update((slots[index], error) for index, error in errors.items())
 
     def fill_masks(self, masks: IntArray) -> None:
         """Write the masks [L, words] of the newest launched step, once the results of all earlier ones are complete. A
         request without an allowed token ends with an error; rows that have ended may sample any token."""
         slots = self._launched[-1].late.tolist()
-        grammars = None if self._grammars is None else self._grammars.grammars
-        errors = fill_masks([self.table.constraint(slot) for slot in slots], masks, self._vocabulary, grammars)
+        constraints = [self.table.constraint(slot) for slot in slots]
+        errors = fill_masks(constraints, masks, self._vocabulary, self._ready_grammars)
         for row, error in errors.items():
             request = self.table.request(slots[row])
             self.abort(request.id)
             self.counters.finished += 1
             self._notices.failures.append(Failure(request.client, request.id, error.code, error.message))
+
+    @property
+    def _ready_grammars(self) -> Grammars | None:
+        return None if self._grammars is None else self._grammars.grammars
 
     def take_notices(self) -> StepOutput | None:
         """Failures and acceptances since the last output of a step; None: there are none."""

@@ -46,7 +46,7 @@ class RowLogitsProcessors:
     output: IntArray
     """Tokens generated before the row joined; empty where no penalty needs them."""
     late: bool = False
-    """The tokens of the row are sampled under masks, which depend on the token before: `Engine.settle`."""
+    """The tokens of the row are sampled under masks, which depend on the token before: `Engine.sample`."""
     logprob_ids: IntArray = field(default_factory=lambda: EMPTY)
     """Tokens that are reported in place of the most likely ones: `logprobs` of them, or none."""
 

@@ -184,8 +184,8 @@ class _Pair:
     def mask_memory(self, rows: int) -> IntArray:
         return self._ranks[0].mask_memory(rows)
 
-    def settle(self, handle: list[Any], masks: IntArray) -> None:
-        self._ranks[0].settle(handle[0], masks)
+    def sample(self, handle: list[Any], masks: IntArray) -> None:
+        self._ranks[0].sample(handle[0], masks)
 
     def collect(self, handle: list[Any]) -> StepResult:
         first, second = (rank.collect(one) for rank, one in zip(self._ranks, handle, strict=True))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, fill_masks
+from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, consume_tokens, fill_masks
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit, Thinking
-from support.constrained import ToyGrammar, ToyGrammars, ToyMatcher, allowed_tokens, must_end
+from support.constrained import ToyGrammar, ToyGrammars, ToyMatcher, allowed_tokens, eos_ends
 from support.scheduling import EOS, VOCAB, Answer, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [True, False])
@@ -73,8 +73,9 @@ def test_masks_allow_what_the_definition_allows(options: dict[str, Any], data: s
         token = data.draw(st.sampled_from(preferred))
         if token in submit.stop_token_ids or (token in EOS and not submit.ignore_eos):
             return
-        is_last = token in EOS and must_end(submit, output, VOCAB, EOS)
-        assert constraint.consume(token) is is_last
+        is_last = token in EOS and eos_ends(submit, output)
+        ended, errors = consume_tokens([(constraint, token)], toy)
+        assert (ended, errors) == ([0] if is_last else [], {})
         if is_last:
             return
         output.append(token)
@@ -107,23 +108,23 @@ def test_constrained_rows_follow_their_constraints_and_change_no_other_row(overl
 
 
 @OVERLAP
-def test_steps_without_constrained_rows_are_not_settled(overlap: bool) -> None:
+def test_steps_without_constrained_rows_wait_for_no_masks(overlap: bool) -> None:
     harness = Harness(overlap=overlap)
     harness.submit([1, 2, 3], 8, min_tokens=3, top_p=0.5, thinking=MARKERS)
     harness.run()
-    assert harness.engine.settled_rows == 0
+    assert harness.engine.late_rows == 0
     answer = harness.submit([1, 2, 3], 8, allowed_token_ids=tuple(range(20, 90)))
     harness.run()
-    assert harness.engine.settled_rows == 8 == len(answer.tokens)
+    assert harness.engine.late_rows == 8 == len(answer.tokens)
 
 
-def test_an_overlapped_step_is_settled_when_the_step_before_it_is_complete() -> None:
+def test_an_overlapped_step_is_sampled_when_the_step_before_it_is_complete() -> None:
     harness = Harness(checks=False)
     harness.submit([1, 2, 3], 4, ignore_eos=True, allowed_token_ids=(1, 2))
     harness.run()
     assert harness.engine.log == [
-        *[("launch", 0), ("settle", 0), ("launch", 1), ("collect", 0), ("settle", 1)],
-        *[("launch", 2), ("collect", 1), ("settle", 2), ("launch", 3), ("collect", 2), ("settle", 3), ("collect", 3)],
+        *[("launch", 0), ("sample", 0), ("launch", 1), ("collect", 0), ("sample", 1)],
+        *[("launch", 2), ("collect", 1), ("sample", 2), ("launch", 3), ("collect", 2), ("sample", 3), ("collect", 3)],
     ]
 
 
@@ -338,4 +339,4 @@ def test_a_matcher_that_refuses_a_token_is_an_error() -> None:
     matcher: Any = ToyMatcher(ToyGrammar(2, 9, 9), Vocabulary(VOCAB, EOS), VOCAB)
     constraint = Constraint(message(grammar="x"), Vocabulary(VOCAB, EOS), matcher)
     with pytest.raises(ConstraintError, match="token 3"):
-        constraint.consume(3)
+        constraint.replay([4, 3])

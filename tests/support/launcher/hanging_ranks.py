@@ -56,8 +56,8 @@ class HangingEngine:
     def mask_memory(self, rows: int) -> IntArray:
         return self._engine.mask_memory(rows)
 
-    def settle(self, handle: Any, masks: IntArray) -> None:
-        self._engine.settle(handle, masks)
+    def sample(self, handle: Any, masks: IntArray) -> None:
+        self._engine.sample(handle, masks)
 
     def collect(self, handle: Any) -> StepResult:
         if self._is_due("collect"):

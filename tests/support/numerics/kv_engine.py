@@ -97,12 +97,12 @@ class KvEngine:
         """Slots whose logits are not finite in the next executed step."""
         self._queue: deque[StepPlan] = deque()
         self._masks: dict[int, IntArray] = {}
-        """Masks of settled steps."""
-        self.settled_rows = 0
+        """Masks of late steps."""
+        self.late_rows = 0
 
     def launch(self, plan: StepPlan) -> StepPlan:
         assert len(self._queue) < 2, "at most two launched plans are not collected yet"
-        assert not self._queue or self._is_settled(self._queue[-1]), "a step is launched behind one that is not settled"
+        assert not self._queue or self._is_sampled(self._queue[-1]), "a step is launched behind one that is not sampled"
         decoded = StepPlan.decode(plan.encode())
         self.log.append(("launch", plan.step))
         self._queue.append(decoded)
@@ -111,16 +111,16 @@ class KvEngine:
     def mask_memory(self, rows: int) -> IntArray:
         return np.full((rows, -(-self.limits.vocab_size // 32)), 0x5A5A5A5A, np.int32)
 
-    def settle(self, handle: StepPlan, masks: IntArray) -> None:
+    def sample(self, handle: StepPlan, masks: IntArray) -> None:
         assert self._queue[-1] is handle and handle.step not in self._masks
         late = self._late_rows(handle)
         assert late and masks.shape == (len(late), -(-self.limits.vocab_size // 32))
-        self.log.append(("settle", handle.step))
+        self.log.append(("sample", handle.step))
         self._masks[handle.step] = masks.copy()
-        self.settled_rows += len(late)
+        self.late_rows += len(late)
 
     def collect(self, handle: StepPlan) -> StepResult:
-        assert self._is_settled(handle), "a late step is collected before it is settled"
+        assert self._is_sampled(handle), "a late step is collected before it is sampled"
         assert self._queue.popleft() is handle
         self.log.append(("collect", handle.step))
         tokens = self._execute(handle)
@@ -160,7 +160,7 @@ class KvEngine:
                 break
         return [slot for slot in plan.sampled_slots.tolist() if late.get(slot)]
 
-    def _is_settled(self, plan: StepPlan) -> bool:
+    def _is_sampled(self, plan: StepPlan) -> bool:
         return plan.step in self._masks or not self._late_rows(plan)
 
     def _execute(self, plan: StepPlan) -> np.ndarray:

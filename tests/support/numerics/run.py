@@ -103,8 +103,8 @@ class Observer:
     def mask_memory(self, rows: int) -> IntArray:
         return self._engine.mask_memory(rows)
 
-    def settle(self, handle: Any, masks: IntArray) -> None:
-        self._engine.settle(handle, masks)
+    def sample(self, handle: Any, masks: IntArray) -> None:
+        self._engine.sample(handle, masks)
 
     def collect(self, handle: Any) -> StepResult:
         result = self._engine.collect(handle)
@@ -293,7 +293,7 @@ class _NoModel:
     def mask_memory(self, rows: int) -> IntArray:
         raise AssertionError("the requests have no constraints")
 
-    def settle(self, handle: StepPlan, masks: IntArray) -> None:
+    def sample(self, handle: StepPlan, masks: IntArray) -> None:
         raise AssertionError("the requests have no constraints")
 
     def collect(self, handle: StepPlan) -> StepResult:
