@@ -37,7 +37,7 @@ class OpenItem(Protocol):
 
 
 class Place:
-    """Where an item is: its identifier, and its index in the output."""
+    """Position of an item: its identifier, and its index in the output."""
 
     def __init__(self, item_id: str, output_index: int) -> None:
         self.item_id = item_id
