@@ -114,8 +114,8 @@ class _Audited:
     def mask_memory(self, rows: int) -> IntArray:
         return self._engine.mask_memory(rows)
 
-    def settle(self, handle: Any, masks: IntArray) -> None:
-        self._engine.settle(handle, masks)
+    def sample(self, handle: Any, masks: IntArray) -> None:
+        self._engine.sample(handle, masks)
 
     def collect(self, handle: Any) -> Any:
         return self._engine.collect(handle)
