@@ -173,7 +173,7 @@ def _push_row(choice: Choice, text: str, message: Texts, row: int) -> None:
     reasoning, calls = message.reasoning.get(row, ""), message.tool_calls.get(row, ())
     prompt_scored = message.prompt_scored.get(row, ())
     if reasoning or calls or prompt_scored or row in message.token_ids:
-        token_ids = array("i", message.token_ids.get(row, b""))
+        token_ids = array("i", message.token_ids.get(row, b"")).tolist()
         choice.stream.push_step(choice, text, scored, reasoning, calls, token_ids, prompt_scored)
     else:
         choice.stream.push(choice, text, scored)

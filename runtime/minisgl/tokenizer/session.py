@@ -411,7 +411,8 @@ def _check_tokens(tokens: Collection[int], vocab_size: int, param: str) -> None:
     if lowest < 0 or highest >= vocab_size:
         raise PromptError(
             "invalid_token",
-            f"token id {lowest if lowest < 0 else highest} is outside the model's vocabulary, 0..{vocab_size - 1}",
+            f"token id {lowest if lowest < 0 else highest} is outside the model's vocabulary, which has {vocab_size} "
+            f"tokens: 0..{vocab_size - 1}",
             param,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final, TypeVar
 
 import msgspec
@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 _TOKEN_ID: Final = re.compile("0|[1-9][0-9]*")
 _LARGEST: Final = 2**31 - 1
+_MAX_KEYS: Final = 4
+_MAX_KEY: Final = 32
+"""Wrong keys that an error names, and characters of each."""
 
 _object_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -36,7 +39,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes, *path: str) -> T:
 
 
 def _with_key(error: ApiError, body: bytes, *path: str) -> ApiError:
-    """Return the error for the first wrong entry of the field at `path`, or `error` if no entry is wrong."""
+    """Return the error for the wrong entries of the field at `path`, or `error` if no entry is wrong."""
     field = msgspec.Raw(body)
     for name in path:
         field = decode(_object_decoder, field)[name]
@@ -45,13 +48,16 @@ def _with_key(error: ApiError, body: bytes, *path: str) -> ApiError:
     except ApiError:
         # Not an object at all.
         return error
-    return _first_problem(entries.items(), ".".join(path)) or error
+    return _problem(entries.items(), ".".join(path)) or error
 
 
-def _first_problem(entries: Iterable[tuple[str, msgspec.Raw]], param: str) -> ApiError | None:
+def _problem(entries: Collection[tuple[str, msgspec.Raw]], param: str) -> ApiError | None:
+    wrong = [key for key, _ in entries if not _TOKEN_ID.fullmatch(key) or int(key[:11]) > _LARGEST]
+    if wrong:
+        names = ", ".join(repr(truncate(key, _MAX_KEY)) for key in wrong[:_MAX_KEYS])
+        more = f" and {len(wrong) - _MAX_KEYS} more" if len(wrong) > _MAX_KEYS else ""
+        return invalid(param, f"{names}{more}: not token ids; use ids such as /tokenize returns")
     for key, value in entries:
-        if not _TOKEN_ID.fullmatch(key) or int(key[:11]) > _LARGEST:
-            return invalid(param, f"key {truncate(key)!r} is not a token id; use ids such as /tokenize returns")
         text = bytes(value).decode("utf-8", "replace")
         if text[:1] not in "-0123456789":
             return invalid(param, f"the bias of token {key} is {truncate(text)}; use a number from -100 to 100")

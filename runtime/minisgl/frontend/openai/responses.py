@@ -58,7 +58,7 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
                 "logprobs": self.logprobs(choice.scored),
                 "finish_reason": None if choice.finished is None else self.finish_reason(choice.finished),
                 **stop_fields(choice.finished),
-                **({"token_ids": choice.token_ids} if self.token_ids else {}),
+                "token_ids": choice.token_ids if self.token_ids else None,
                 **({} if chat and len(choices) == self.n else self.prompt_fields(choice)),
             }
             for choice in choices
@@ -71,12 +71,10 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
 
     def prompt_fields(self, choice: Delta) -> dict[str, Any]:
         """Return the fields about the prompt of a whole choice."""
-        fields: dict[str, Any] = {}
-        if self.prompt_tops is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(choice, self.prompt_tops)
-        if self.token_ids:
-            fields["prompt_token_ids"] = choice.prompt_token_ids
-        return fields
+        return {
+            "prompt_logprobs": None if self.prompt_tops is None else prompt_logprobs(choice, self.prompt_tops),
+            "prompt_token_ids": choice.prompt_token_ids if self.token_ids else None,
+        }
 
     def message(self, choice: Delta) -> dict[str, Any]:
         """Return the message of a complete chat. `content` is null where the answer has nothing but tool calls."""
@@ -138,6 +136,10 @@ class OpenAIEvents:
         self._format = format
         self._prompt_tokens = sum(prompt_tokens[:: format.n])
         self._tokens = [0] * len(prompt_tokens)
+        self._opened: set[int] = set()
+        """Choices whose first event was sent, where that waits for token ids."""
+        self._none: dict[str, Any] = {"token_ids": ()} if format.token_ids else {}
+        """Token ids of an event that has no new ones."""
         self._header = format.header(response_id, model, "chat.completion.chunk" if chat else "text_completion")
         # {"id": …, "model": …} without its closing brace, then the one choice of the event.
         self._begin = b"data: " + _json(self._header)[:-1] + b',"choices":['
@@ -153,13 +155,10 @@ class OpenAIEvents:
 
     @property
     def first(self) -> bytes:
-        """Open the assistant's turn of every choice of a chat."""
-        if self._format.kind != "chat":
+        """Open the assistant's turn of every choice of a chat. With token ids, that waits for those of the prompt."""
+        if self._format.kind != "chat" or self._format.token_ids:
             return b""
-        return b"".join(
-            self._event(index, {"delta": {"role": "assistant", "content": self._format.echo(index)}}, None)
-            for index in range(len(self._tokens))
-        )
+        return b"".join(self._open(index) for index in range(len(self._tokens)))
 
     def event(self, delta: Delta) -> bytes:
         """Render the new output of one choice: an event for each of its parts, and one for the end."""
@@ -167,9 +166,9 @@ class OpenAIEvents:
         if self._plain and delta.text and delta.finished is None and not delta.reasoning and not delta.tool_calls:
             return self._text_event(delta.text, delta.index)
         ids = self._new_ids(delta)
-        parts = []
+        parts = [self._open_with_ids(delta)]
         for content, reason, more in self._contents(delta, has_ids=bool(ids)):
-            parts.append(self._event(delta.index, content, reason, more=more, **ids))
+            parts.append(self._event(delta.index, content, reason, more=more | (ids or self._none)))
             ids = {}
         return b"".join(parts)
 
@@ -203,18 +202,30 @@ class OpenAIEvents:
         elif has_ids and not (shows_reasoning or delta.text or delta.scored or delta.tool_calls):
             yield empty, None, {}
 
+    def _open(self, index: int, header: dict[str, Any] | None = None) -> bytes:
+        """Render the event that opens the assistant's turn."""
+        delta = {"role": "assistant", "content": self._format.echo(index)}
+        return self._event(index, {"delta": delta}, None, more=self._none, header=header)
+
+    def _open_with_ids(self, delta: Delta) -> bytes:
+        """Open a choice of a chat with token ids, once. The first one of a prompt has those of the prompt: in chats
+        they are not part of a choice."""
+        if not self._format.token_ids or self._format.kind != "chat" or delta.index in self._opened:
+            return b""
+        is_first = not any(delta.index // self._format.n == index // self._format.n for index in self._opened)
+        self._opened.add(delta.index)
+        return self._open(
+            delta.index, self._header | {"prompt_token_ids": delta.prompt_token_ids} if is_first else None
+        )
+
     def _new_ids(self, delta: Delta) -> dict[str, Any]:
-        """Return the arguments of `_event` for the new token ids, whose text may be part of a later event."""
-        if not self._format.token_ids or not (delta.token_ids or delta.prompt_token_ids):
-            return {}
-        ids: dict[str, Any] = {"token_ids": delta.token_ids}
-        if not delta.prompt_token_ids:
-            return {"ids": ids}
-        prompt = {"prompt_token_ids": delta.prompt_token_ids}
-        if self._format.kind != "chat":
-            return {"ids": ids | prompt}
-        # In chats they are not part of a choice, but the same for all of them.
-        return {"ids": ids} if delta.index else {"ids": ids, "header": self._header | prompt}
+        """Return fields with new token ids, whose text may be part of a later event."""
+        ids: dict[str, Any] = {}
+        if self._format.token_ids and delta.token_ids:
+            ids["token_ids"] = delta.token_ids
+        if self._format.token_ids and delta.prompt_token_ids and self._format.kind != "chat":
+            ids = self._none | ids | {"prompt_token_ids": delta.prompt_token_ids}
+        return ids
 
     def _event(
         self,
@@ -223,21 +234,14 @@ class OpenAIEvents:
         reason: str | None,
         *,
         more: dict[str, Any] | None = None,
-        ids: dict[str, Any] | None = None,
         header: dict[str, Any] | None = None,
     ) -> bytes:
-        """Render an event of one choice. `more` and `ids`: fields behind the others; `header`: in place of the usual
-        one."""
-        choice = _json(
-            {
-                "index": index,
-                **content,
-                "logprobs": content.get("logprobs"),
-                "finish_reason": reason,
-                **(more or {}),
-                **(ids or {}),
-            }
-        )
+        """Render an event of one choice. `more`: fields behind the others; `header`: in place of the usual one."""
+        logprobs = content.get("logprobs")
+        if logprobs is None and self._format.token_ids:
+            # Clients that read ids read the log-probabilities of each event, too.
+            logprobs = self._format.logprobs(())
+        choice = _json({"index": index, **content, "logprobs": logprobs, "finish_reason": reason, **(more or {})})
         begin = self._begin if header is None else b"data: " + _json(header)[:-1] + b',"choices":['
         return begin + choice + b"]" + self._usage_so_far()
 

@@ -34,6 +34,7 @@ def stream(kind: Any, scored: bool = False, **options: bool) -> list[str]:
     return data.decode().split("\n\n")[:-1]
 
 
+NO_PROMPT = ',"prompt_logprobs":null,"prompt_token_ids":null'
 NOTHING = '"stop_reason":null,"matched_stop":null'
 CHAT = 'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":7,"model":"org/tiny","choices":['
 TEXT = 'data: {"id":"cmpl-1","object":"text_completion","created":7,"model":"org/tiny","choices":['
@@ -98,8 +99,9 @@ def test_full_responses(kind: Any) -> None:
         else '"text":"é"'
     )
     name, form = ("chatcmpl-1", "chat.completion") if kind == "chat" else ("cmpl-1", "text_completion")
-    choices = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop",{NOTHING}}}],'
-    details = ',"completion_tokens_details":{"reasoning_tokens":0}}}' if kind == "chat" else "}}"
+    nothing = NOTHING + ',"token_ids":null' + ("" if kind == "chat" else NO_PROMPT)
+    choices = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop",{nothing}}}],'
+    details = f',"completion_tokens_details":{{"reasoning_tokens":0}}}}{NO_PROMPT}}}' if kind == "chat" else "}}"
     usage = USAGE.removesuffix("}}") + details
     expected = f'{{"id":"{name}","object":"{form}","created":7,"model":"org/tiny",{choices}{usage}'
     choice = Delta(0, "é", 2, (), END)
@@ -143,9 +145,9 @@ def test_a_full_response_with_reasoning_and_calls() -> None:
         '"reasoning_content":"why","tool_calls":['
         '{"id":"c0","type":"function","function":{"name":"f","arguments":"{\\"a\\":"}},'
         '{"id":"c1","type":"function","function":{"name":"g","arguments":"{}"}}]},'
-        f'"logprobs":null,"finish_reason":"tool_calls",{NOTHING}}}],'
+        f'"logprobs":null,"finish_reason":"tool_calls",{NOTHING},"token_ids":null}}],'
         '"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":2},'
-        '"completion_tokens_details":{"reasoning_tokens":1}}}'
+        f'"completion_tokens_details":{{"reasoning_tokens":1}}}}{NO_PROMPT}}}'
     )
 
 

@@ -36,7 +36,7 @@ def test_token_ids_of_a_chat(client: openai.OpenAI, stack: FrontendStack) -> Non
     assert answer.prompt_token_ids == PROMPT
     assert [choice.token_ids for choice in answer.choices] == [[*TOKENS, EOS]] * 2
     plain = chat(client)
-    assert not hasattr(plain, "prompt_token_ids") and not hasattr(plain.choices[0], "token_ids")
+    assert plain.prompt_token_ids is None and plain.choices[0].token_ids is None
 
 
 def test_token_ids_of_completions(client: openai.OpenAI, stack: FrontendStack) -> None:
@@ -56,12 +56,13 @@ def test_token_ids_of_a_streamed_chat(client: openai.OpenAI, stack: FrontendStac
         model="org/tiny", messages=USER, stream=True, n=n, stop="never", extra_body=extra
     )
     chunks = list(stream)
-    assert [chunk.prompt_token_ids for chunk in chunks if hasattr(chunk, "prompt_token_ids")] == [PROMPT]
+    assert [getattr(chunk, "prompt_token_ids", None) for chunk in chunks] == [PROMPT] + [None] * (len(chunks) - 1)
     for index in range(n):
         choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
         assert [token for choice in choices for token in getattr(choice, "token_ids", ())] == [*TOKENS, EOS]
         assert "".join(choice.delta.content or "" for choice in choices) == "one two"
         assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
+        assert [choice.delta.role for choice in choices if choice.delta.role] == ["assistant"]
 
 
 def test_token_ids_of_a_streamed_completion(client: openai.OpenAI, stack: FrontendStack) -> None:
@@ -75,6 +76,17 @@ def test_token_ids_of_a_streamed_completion(client: openai.OpenAI, stack: Fronte
         assert [c.prompt_token_ids for c in own if hasattr(c, "prompt_token_ids")] == [ids(prompt)]
         assert [token for c in own for token in getattr(c, "token_ids", ())] == [*TOKENS, EOS]
         assert "".join(c.text for c in own) == "one two"
+
+
+def test_every_event_of_a_completion_has_ids_and_log_probabilities(client: openai.OpenAI, stack: FrontendStack) -> None:
+    stack.scheduler.answer = scored_answer([*TOKENS, -EOS])
+    extra = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    stream: Any = client.completions.create(model="org/tiny", prompt="Hello", logprobs=1, stream=True, extra_body=extra)
+    choices = [chunk.choices[0] for chunk in stream]
+    assert choices[0].prompt_token_ids == ids("Hello")
+    scored = [name for choice in choices for name in choice.logprobs.tokens]
+    assert scored == [f"token_id:{token}" for choice in choices for token in choice.token_ids]
+    assert scored == [f"token_id:{token}" for token in (*TOKENS, EOS)]
 
 
 def test_log_probabilities_cover_all_token_ids(client: openai.OpenAI, stack: FrontendStack) -> None:
@@ -124,7 +136,7 @@ def test_log_probabilities_of_the_prompt_of_a_chat(client: openai.OpenAI, stack:
     assert shown(answer.prompt_logprobs) == expected(PROMPT, 2)
     assert answer.prompt_logprobs[1]["64"]["decoded_token"] == "a"
     assert answer.choices[0].message.content == "one two" and answer.choices[0].logprobs is None
-    assert not hasattr(chat(client), "prompt_logprobs")
+    assert chat(client).prompt_logprobs is None
 
 
 @pytest.mark.parametrize(
