@@ -25,6 +25,7 @@ from minisgl.router.discovery import Resolve, resolve_host
 from minisgl.router.engine_source import engine_source
 from minisgl.router.link import Link
 from minisgl.router.router import Router
+from minisgl.tokenizer.answer_constraints import prepare_constraints
 from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.loaded import LoadedTokenizer
@@ -229,6 +230,7 @@ def _encode(tokenizer: LoadedTokenizer, requests: list[Generate], questions: lis
     encoded: list[_Encoded] = []
     known: tuple[tuple[str, ...], BadWords | PromptError] = ((), ())
     for request, prompt in zip(requests, tokenizer.encoder.encode(requests), strict=True):
+        prepare_constraints(request, tokenizer.answers)
         if request.bad_words != known[0]:
             # The choices of one request have the same ones.
             known = request.bad_words, tokenizer.encoder.bad_words(request.bad_words)

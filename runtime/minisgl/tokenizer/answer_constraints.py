@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
+from minisgl.grammar.errors import GrammarError
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.answer_grammar import answer_grammar
 from minisgl.parsing.reasoning import ReasoningState
@@ -39,6 +41,13 @@ def answer_constraints(generate: Generate, answers: AnswerFormat, state: Reasoni
     start, end = markers
     is_open = state is ReasoningState.WITHIN
     return Constraints(grammar, Thinking(start=(start,), end=(end,), is_open=is_open, budget=budget))
+
+
+def prepare_constraints(generate: Generate, answers: AnswerFormat) -> None:
+    """Do the slow part of `answer_constraints` ahead, on any thread: the schemas of tools are read once and kept."""
+    if generate.tools is not None:
+        with contextlib.suppress(PromptError, GrammarError):
+            _grammar(generate, answers, ReasoningState.BEHIND)
 
 
 def _grammar(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> str:

@@ -12,6 +12,7 @@ from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers
 from minisgl.parsing.scanner import Scanner
+from minisgl.tokenizer.answer_constraints import prepare_constraints
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes, added_tokens
 from minisgl.wire.messages import Abort, Ack, FinishReason, SamplingParams, Submit, Thinking
@@ -282,3 +283,11 @@ def test_a_budget_needs_tokens_that_mark_reasoning(answers: AnswerFormat) -> Non
     made = session(answers=answers, tools=None, thinking_budget=0, soft_limits=True)
     (submit,) = made.take_to_scheduler()
     assert isinstance(submit, Submit) and submit.thinking is None
+
+
+def test_preparing_constraints_does_not_fail_requests() -> None:
+    """They fail later, in the session, with an error for the client."""
+    request = Generate(id=ID, prompt="x", params=SamplingParams(), tools=tools("required"))
+    prepare_constraints(request, ANSWERS)
+    prepare_constraints(request, PLAIN_ANSWERS)
+    prepare_constraints(msgspec.structs.replace(request, tools=None), ANSWERS)
