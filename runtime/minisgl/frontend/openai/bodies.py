@@ -27,6 +27,8 @@ _USE_TOOLS: Final = "replaced by `tools` and `tool_choice`; use these"
 _NO_LORA: Final = "adapters are not supported; merge the adapter into the checkpoint and serve that"
 _NO_CODE: Final = "code of a request is not run; use `logit_bias`, `bad_words` or `allowed_token_ids`"
 _STOP_IN_OUTPUT: Final = "has another name here; use `include_stop_str_in_output`"
+_NO_TOKENS: Final = "not supported in chats; send the token ids as `prompt` to /v1/completions"
+_NO_EMBEDDINGS: Final = "embeddings are not supported; send a text or token ids"
 _NO_BEAMS: Final = "beam search is not supported; use `n` with a temperature above 0"
 
 Unsupported = Annotated[Any, supports()]
@@ -153,6 +155,7 @@ class ChatFields(Body, kw_only=True):
     echo: bool | None = None
 
     chat_template: Unsupported = None
+    prompt_token_ids: Annotated[Any, supports([], problem=_NO_TOKENS)] = None
     stream_reasoning: Annotated[bool | None, supports(True, problem="reasoning is streamed as it comes")] = None
     functions: Annotated[list[Any] | None, supports([], problem=_USE_TOOLS)] = None
     function_call: Annotated[Any, supports("none", "auto", problem=_USE_TOOLS)] = None
@@ -180,6 +183,7 @@ class CompletionBody(Body, kw_only=True):
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: Annotated[str | None, supports("")] = None
+    prompt_embeds: Annotated[Any, supports([], problem=_NO_EMBEDDINGS)] = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

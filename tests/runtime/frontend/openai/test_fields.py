@@ -537,6 +537,7 @@ REFUSED: dict[str, tuple[Any, Any]] = {
 }
 REFUSED_CHAT = REFUSED | {
     "chat_template": (None, "{{ messages }}"),
+    "prompt_token_ids": ([], [5]),
     "stream_reasoning": (True, False),
     "functions": ([], [{"name": "f"}]),
     "function_call": ("none", {"name": "f"}),
@@ -544,7 +545,7 @@ REFUSED_CHAT = REFUSED | {
     "audio": (None, {"voice": "a"}),
     "web_search_options": (None, {}),
 }
-REFUSED_COMPLETION = REFUSED | {"suffix": (None, "x")}
+REFUSED_COMPLETION = REFUSED | {"suffix": (None, "x"), "prompt_embeds": ([], ["x"])}
 """Pairs of a value that asks for nothing, and one that would change the response."""
 
 WITHOUT_EFFECT: dict[str, tuple[Any, Any]] = {
