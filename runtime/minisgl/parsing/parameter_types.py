@@ -18,12 +18,6 @@ def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     return _types(schema.get("additionalProperties"), schema, _MAX_DEPTH)
 
 
-def parameter_names(schema: Mapping[str, Any]) -> list[str]:
-    """Return the names of the parameters that the schema describes, in its order."""
-    properties = schema.get("properties")
-    return [*properties] if isinstance(properties, Mapping) else []
-
-
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     if not isinstance(schema, Mapping) or not depth:
         return ALL_TYPES

@@ -156,6 +156,16 @@ def test_a_marker_alone_is_neither_text_nor_a_call(parser: str, text: str) -> No
         ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', [("now", "{}")], ""),
         ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": 1}"}</tool_call>', [("now", '{"a": 1}')], ""),
         ("hermes", '<tool_call>{"name": "now", "arguments": 3}</tool_call>', [("now", "3")], ""),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "\\x"}</tool_call>', [("now", "\\x")], ""),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "{\\u12', [("now", "{")], ""),
+        (
+            "hermes",
+            '<tool_call>{"name": "now", "arguments": "{\\u12G4 and more"}</tool_call>',
+            [("now", "{")],
+            '\\u12G4 and more"}</tool_call>',
+        ),
+        ("hermes", '<tool_call>{"name": "n\\q"}</tool_call>', [], '<tool_call>{"name": "n\\q"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": }</tool_call>', [("now", "{}")], ""),
         (
             "hermes",
             '<tool_call>{"id": 1, "arguments": {"a": []}, "name": "now"}</tool_call>',

@@ -82,6 +82,15 @@ def test_reasoning_may_begin_without_its_marker() -> None:
     assert scanned("Yes", BEHIND, "deepseek_r1") == Result("", "Yes", [])
 
 
+def test_reasoning_that_always_comes_is_open_before_it_begins() -> None:
+    tokenizer = byte_level()
+    answers = find_formats(Parsers(reasoning="deepseek_r1"), None, added_tokens(tokenizer))
+    request = Generate(id=b"", messages=(ChatMessage("user", "Hi"),), params=SamplingParams())
+    for prompt, state in (("<|im_start|>", WITHIN), ("<|im_start|><think></think>", BEHIND)):
+        tokens = array("i", tokenizer.encode(prompt).ids)
+        assert reasoning_state(request, answers, TokenBytes(tokenizer), tokens) is state
+
+
 @pytest.mark.parametrize(
     ("parser", "text"),
     [

@@ -185,6 +185,18 @@ def test_a_stop_string_within_a_marker_ends_the_answer_there() -> None:
     assert (found.text, found.calls) == ("b<tool", [])
 
 
+def test_text_behind_a_call_keeps_its_place() -> None:
+    """All of it is held back until the stop string does not follow, and is then output of one step."""
+    made = session(params=SamplingParams(stop=(f"{CALL} bye!",)))
+    tokens = TOKENIZER.encode(f"{CALL} byes").ids
+    for index, token in enumerate(tokens):
+        made.tokens(row(ID, index, token))
+    (message,) = made.take_to_frontend()
+    assert isinstance(message, Texts)
+    assert message.rows() == [(ID, ""), (ID, "byes")]
+    assert [*message.tool_calls] == [0]
+
+
 def test_scores_cover_all_tokens_whatever_they_become() -> None:
     text = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}"
     found = answer(session(params=SamplingParams(logprobs=0)), text, scored=True)
