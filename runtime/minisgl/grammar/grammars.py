@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from llguidance import LLExecutor
@@ -13,6 +15,11 @@ from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.matcher import Matcher
 from minisgl.grammar.tokenizer import GrammarTokenizer
+
+_MOST_THREADS: Final = 16
+_FEW_MASKS: Final = 4
+_FEW_TOKENS: Final = 64
+"""Masks and tokens for which waking other threads takes longer than they do."""
 
 
 class Grammars:
@@ -26,12 +33,14 @@ class Grammars:
         *,
         threads: int | None = None,
     ) -> None:
-        """Read the tokenizer, which takes up to seconds. `threads`: those that fill masks; None: most of the CPUs.
+        """Read the tokenizer, which takes up to seconds. `threads`: those that fill masks; None: one for each CPU.
         Raises GrammarError `grammar_unavailable`."""
         self._tokenizer = GrammarTokenizer(directory, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
         self.mask_words = self._tokenizer.mask_words
         """int32 words of one row of a mask."""
-        self._compiler = GrammarCompiler(self._tokenizer)
+        if threads is None:
+            threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        self._compiler = GrammarCompiler(self._tokenizer, most_instances=threads)
         self._executor = LLExecutor(threads)
 
     def matcher(self, text: str) -> Matcher:
@@ -46,11 +55,28 @@ class Grammars:
         Bit t % 32 of word t // 32 is set for a token t that is allowed. A row has one matcher, and a matcher one row.
         """
         assert masks.dtype == np.int32 and masks.flags.c_contiguous and masks.shape[1] == self.mask_words
-        targets = [(matcher.raw, row) for matcher, row in matchers]
-        self._executor.unsafe_compute_mask_ptr(targets, masks.ctypes.data, 4 * self.mask_words, masks.shape[0])
+        address, row_bytes = masks.ctypes.data, 4 * self.mask_words
+        if len(matchers) <= _FEW_MASKS:
+            for matcher, row in matchers:
+                matcher.raw.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
+        else:
+            targets = [(matcher.raw, row) for matcher, row in sorted(matchers, key=_instance)]
+            self._executor.unsafe_compute_mask_ptr(targets, address, row_bytes, masks.shape[0])
         self._tokenizer.clear_padding(masks, [row for _, row in matchers])
         return {row: error for matcher, row in matchers if (error := matcher.error()) is not None}
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]]) -> list[bool]:
-        """`Matcher.consume` for many matchers, on several threads."""
-        return self._executor.consume_token_par([(matcher.raw, token) for matcher, token in tokens])
+        """`Matcher.consume` for many matchers."""
+        if len(tokens) <= _FEW_TOKENS:
+            return [matcher.raw.consume_token(token) for matcher, token in tokens]
+        order = sorted(range(len(tokens)), key=lambda index: tokens[index][0].instance)
+        consumed = self._executor.consume_token_par([(tokens[i][0].raw, tokens[i][1]) for i in order])
+        accepted = [False] * len(tokens)
+        for index, is_accepted in zip(order, consumed, strict=True):
+            accepted[index] = is_accepted
+        return accepted
+
+
+def _instance(entry: tuple[Matcher, int]) -> int:
+    """Sort key: threads take neighbours, which then seldom wait for one another."""
+    return entry[0].instance

@@ -15,16 +15,17 @@ from minisgl.grammar.tokenizer import GrammarTokenizer
 class Matcher:
     """State of one answer. Copies are cheap and share what was computed of the grammar."""
 
-    __slots__ = ("_tokenizer", "raw")
+    __slots__ = ("_tokenizer", "instance", "raw")
 
-    def __init__(self, raw: LLMatcher, tokenizer: GrammarTokenizer) -> None:
-        """Take over a matcher without errors."""
+    def __init__(self, raw: LLMatcher, tokenizer: GrammarTokenizer, instance: int = 0) -> None:
+        """Take over a matcher without errors. `instance`: number of the compiled instance of its grammar."""
         self.raw = raw
+        self.instance = instance
         self._tokenizer = tokenizer
 
-    def copy(self) -> Matcher:
-        """Return an independent matcher in the same state."""
-        return Matcher(self.raw.deep_copy(), self._tokenizer)
+    def copy(self, instance: int | None = None) -> Matcher:
+        """Return an independent matcher in the same state; `instance`: another number for it."""
+        return Matcher(self.raw.deep_copy(), self._tokenizer, self.instance if instance is None else instance)
 
     def consume(self, token: int) -> bool:
         """Advance by a sampled token. False: the grammar does not allow it; the matcher must not be used again."""
