@@ -42,6 +42,10 @@ def test_schemas_that_may_contradict_themselves_are_not_plain() -> None:
         False,
     ):
         assert not is_plain(exact(schema).schema), schema
-    wide = {"type": "object", "properties": {f"a{i}": {"type": "string"} for i in range(600)}}
+    wide = {
+        "type": "object",
+        "properties": {f"a{i}": {"type": "string"} for i in range(900)},
+        "items": {"enum": [f"{i}" for i in range(2000)]},
+    }
     assert not is_plain(exact(wide).schema)
     assert is_plain(True)

@@ -15,7 +15,8 @@ _KEYWORDS: Final = frozenset(
     }
 )
 _RANGES: Final = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum"))
-_MAX_SCHEMAS: Final = 500
+_MAX_SCHEMAS: Final = 2_000
+"""Schemas and values of `enum`."""
 
 
 def is_plain(root: Schema) -> bool:
@@ -32,6 +33,7 @@ def is_plain(root: Schema) -> bool:
             return False
         if schema is True:
             continue
+        seen += len(schema.get("enum", ()))
         keywords = schema.keys() - {"$defs"}
         if keywords == {"$ref"}:
             continue
