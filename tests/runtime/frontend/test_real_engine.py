@@ -91,7 +91,7 @@ def test_an_expression_ends_the_answer(client: openai.OpenAI, url: str) -> None:
     (choice,) = answer.choices
     assert (choice.message.content, choice.finish_reason) == ("", "stop")
     assert answer.usage is not None and answer.usage.completion_tokens == 4
-    assert choice.model_extra == {"stop_reason": "q{4}", "matched_stop": "q{4}"}
+    assert choice.model_extra == {"stop_reason": "q{4}", "matched_stop": "q{4}", "token_ids": None}
     assert content(client, **bias, stop_regex=["z", "q{3}"], min_tokens=5) == "qq"
 
 
