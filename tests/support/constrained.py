@@ -79,14 +79,16 @@ class ToyGrammars:
         self.grammars: Any = self
         self._at_once = at_once
         self.finished: deque[tuple[Request, Future[Constraint]]] = deque()
-        self.started: list[tuple[Request, Submit, Vocabulary]] = []
+        self.started: list[tuple[Request, Submit, Vocabulary, Future[Constraint]]] = []
         self.matchers: list[ToyMatcher] = []
         self._vocab_size = vocab_size
 
-    def start(self, request: Request, message: Submit, vocabulary: Vocabulary) -> None:
-        self.started.append((request, message, vocabulary))
+    def start(self, request: Request, message: Submit, vocabulary: Vocabulary) -> Future[Constraint]:
+        future: Future[Constraint] = Future()
+        self.started.append((request, message, vocabulary, future))
         if self._at_once:
             self.compile(1)
+        return future
 
     def wait(self, seconds: float) -> None:
         self.compile(len(self.started))
@@ -94,8 +96,9 @@ class ToyGrammars:
     def compile(self, count: int) -> None:
         """Compile some of the requests, the last one first."""
         for _ in range(min(count, len(self.started))):
-            request, message, vocabulary = self.started.pop()
-            future: Future[Constraint] = Future()
+            request, message, vocabulary, future = self.started.pop()
+            if future.cancelled():
+                continue
             grammar = msgspec.json.decode(message.grammar, type=ToyGrammar)
             if grammar.valid:
                 matcher: Any = ToyMatcher(grammar, vocabulary, self._vocab_size)
@@ -131,6 +134,9 @@ def allowed_tokens(message: Submit, output: Sequence[int], vocab_size: int, eos_
         if forced is not None:
             return {forced}
         tokens = everything if within or grammar is None else grammar.allowed(text, vocab_size, eos)
+        if grammar is not None and within and not message.ignore_eos:
+            # The end of an answer that has only reasoned would look like a complete one.
+            tokens = tokens - eos
         if grammar is not None and not output and not within:
             tokens = tokens | {message.thinking.start[0]}
         follows = grammar is not None and not within

@@ -48,12 +48,14 @@ class GrammarThreads:
         created = self._created
         return created.result() if created is not None and created.done() and created.exception() is None else None
 
-    def start(self, request: Request, message: Submit, vocabulary: Vocabulary) -> None:
-        """Begin to compile the grammar of a request; its constraint will be behind `message.output`."""
+    def start(self, request: Request, message: Submit, vocabulary: Vocabulary) -> Future[Constraint]:
+        """Begin to compile the grammar of a request; its constraint will be behind `message.output`. The future may be
+        cancelled."""
         self.begin()
         assert self._created is not None
         future = self._threads.submit(_compile, self._created, message, vocabulary)
         future.add_done_callback(lambda done: self._finish(request, done))
+        return future
 
     def wait(self, seconds: float) -> None:
         """Wait until a request is compiled, but not for longer than this."""

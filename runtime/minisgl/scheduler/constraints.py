@@ -34,6 +34,8 @@ class Vocabulary:
         self.eos_ids = frozenset(token for token in eos_ids if 0 <= token < size)
         self.eos = self.mask(self.eos_ids)
         self.all = self.mask(range(size))
+        self.bits: IntArray = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
+        """Bit of a token in its word, by the token modulo 32."""
 
     def mask(self, tokens: Collection[int]) -> IntArray:
         """Mask [words] that allows `tokens`."""
@@ -63,8 +65,12 @@ class Constraint:
         self._ends = vocabulary.mask(ends)
         self._stop_ids = vocabulary.mask(stop_ids) if stop_ids and matcher is not None else None
         self._allowed = _allowed(message, ends, vocabulary)
-        self._bad_words = [(word[:-1], vocabulary.mask(word[-1:])) for word in message.bad_words if len(word) > 1]
-        self._longest = max((len(start) for start, _ in self._bad_words), default=0)
+        self._bad_words: dict[int, list[tuple[int, ...]]] = {}
+        """Those of several tokens, by their last token but one."""
+        for word in message.bad_words:
+            if len(word) > 1:
+                self._bad_words.setdefault(word[-2], []).append(word)
+        self._longest = max((len(word) - 1 for words in self._bad_words.values() for word in words), default=0)
         self._last: tuple[int, ...] = ()
         """Last tokens, as many as bad words need."""
         self._count = 0
@@ -78,9 +84,12 @@ class Constraint:
         within = reasoning is not None and (reasoning.is_open or reasoning.forced is not None)
         self.follows_grammar = self.matcher is not None and not within
         """The next token must continue the grammar."""
+        self._keeps_thinking = self.matcher is not None and within and not self._ignores_eos
+        """The next token is not EOS, behind which the grammar would have no answer."""
         self.restricts = (
             self._allowed is not None
             or bool(self._bad_words)
+            or self._keeps_thinking
             or self._count < self._min_tokens
             or (self.follows_grammar and (self._ignores_eos or self._stop_ids is not None))
             or (reasoning is not None and (reasoning.forced is not None or reasoning.opener is not None))
@@ -124,9 +133,11 @@ class Constraint:
             mask |= self._stop_ids
         if self._allowed is not None:
             mask &= self._allowed
-        for start, last in self._bad_words:
-            if self._last[len(self._last) - len(start) :] == start:
-                mask &= ~last
+        for word in self._bad_words.get(self._last[-1], ()) if self._last else ():
+            if self._last[1 - len(word) :] == word[:-1]:
+                mask[word[-1] // 32] &= ~vocabulary.bits[word[-1] % 32]
+        if self._keeps_thinking:
+            mask &= ~vocabulary.eos
         if self._count < self._min_tokens:
             _remove(mask, self._ends)
         elif self._ignores_eos and self.follows_grammar:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import deque
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -95,7 +96,7 @@ class Scheduler:
         self.queue = WaitingQueue()
         self._grammars = grammars
         self._vocabulary = Vocabulary(config.vocab_size, config.eos_token_ids)
-        self._compiling: dict[bytes, Request] = {}
+        self._compiling: dict[bytes, tuple[Request, Future[Constraint]]] = {}
         """Requests whose grammars are compiled; they are queued then."""
         self._notices = StepOutput.without_tokens([], [])
         """Failures and acceptances that clients are not told yet."""
@@ -152,8 +153,7 @@ class Scheduler:
         if message.grammar:
             if self._grammars is None:
                 raise RequestError("grammar_unavailable", "this engine has no tokenizer files for grammars")
-            self._compiling[request.id] = request
-            self._grammars.start(request, message, self._vocabulary)
+            self._compiling[request.id] = request, self._grammars.start(request, message, self._vocabulary)
         else:
             if message.is_constrained:
                 request.constraint = Constraint(message, self._vocabulary, None)
@@ -174,7 +174,10 @@ class Scheduler:
         if request is None:
             return False
         if request.slot is None:
-            if self._compiling.pop(request_id, None) is None:
+            if (compiling := self._compiling.pop(request_id, None)) is not None:
+                # The threads are for requests that somebody waits for.
+                compiling[1].cancel()
+            else:
                 self.queue.remove(request_id)
         else:
             self.table.end(request.slot)
@@ -353,7 +356,8 @@ class Scheduler:
         """Queue the requests whose grammars are compiled; others fail."""
         while grammars.finished:
             request, compiled = grammars.finished.popleft()
-            if self._compiling.get(request.id) is not request:
+            expected = self._compiling.get(request.id)
+            if expected is None or expected[1] is not compiled:
                 # It was aborted.
                 continue
             del self._compiling[request.id]

@@ -221,6 +221,31 @@ def test_requests_end_while_their_grammars_are_compiled(overlap: bool) -> None:
     harness.check_idle()
 
 
+def test_grammars_of_requests_that_have_ended_are_not_compiled() -> None:
+    harness = Harness()
+    aborted = harness.submit([1, 2], 4, grammar=GRAMMAR.text)
+    expired = harness.submit([1, 3], 4, grammar=GRAMMAR.text, remaining_ms=1000)
+    assert harness.abort(aborted)
+    harness.scheduler.now = 2.0
+    harness.scheduler.expire()
+    wanted = harness.submit([1, 2], 4, grammar=GRAMMAR.text)
+    harness.run()
+    assert len(harness.grammars.matchers) == 1
+    assert not (aborted.tokens or expired.tokens) and wanted.tokens == wanted.expected()
+    harness.check_idle()
+
+
+@OVERLAP
+def test_reasoning_before_a_grammar_does_not_end_the_answer(overlap: bool) -> None:
+    harness = Harness(overlap=overlap)
+    thinking = Thinking(start=(50,), end=(60,), is_open=True)
+    tokens = (*EOS, 7, 8)
+    answer = harness.submit([1, 2, 3], 30, grammar=GRAMMAR.text, thinking=thinking, allowed_token_ids=tokens)
+    harness.run()
+    assert answer.finish == "length" and not set(answer.tokens) & set(EOS)
+    harness.check_idle()
+
+
 def running_beside_others(overlap: bool, **options: Any) -> tuple[Harness, Answer, list[Answer]]:
     """A constrained request that has some tokens, and others that run beside it."""
     harness = Harness(overlap=overlap)
