@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -34,6 +35,7 @@ class EscapedChat(msgspec.Struct, frozen=True):
     messages: Sequence[ChatMessage]
     tools: ToolOptions | None
     documents: list[dict[str, Any]] | None
+    variables: dict[str, Any]
     mark: str
     """Character that is inserted as a mark; empty when no content needs one."""
 
@@ -71,13 +73,15 @@ class ControlTokens:
         messages: Sequence[ChatMessage],
         tools: ToolOptions | None = None,
         documents: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> EscapedChat:
-        """Return the chat with a mark wherever a control token could be injected."""
+        """Return the chat with a mark wherever a control token could be injected. `variables`: those of the request,
+        which a template may insert like contents."""
         definitions = () if tools is None else tools.definitions
-        texts = {text for part in (definitions, documents) for text in _texts(part)}
+        texts = {text for part in (definitions, documents, [*variables.values()]) for text in _texts(part)}
         texts |= {text for message in messages for text in _texts(_fields(message))}
         if not any(self._all.positions(text) for text in texts):
-            return EscapedChat(messages, tools, documents, "")
+            return EscapedChat(messages, tools, documents, dict(variables), "")
         mark = _unused_character(texts)
 
         def escaped(value: Any, finder: _ControlTokenFinder) -> Any:
@@ -87,6 +91,7 @@ class ControlTokens:
             [self._escaped(message, escaped) for message in messages],
             None if tools is None else replace(tools, definitions=tuple(escaped(list(definitions), self._all))),
             escaped(documents, self._all),
+            {name: escaped(value, self._all) for name, value in variables.items()},
             mark,
         )
 

@@ -111,10 +111,10 @@ class PromptEncoder:
                 "use /v1/completions",
                 "messages",
             )
-        chat = self._control.escape(request.messages, request.tools, request.documents)
+        chat = self._control.escape(request.messages, request.tools, request.documents, request.template_variables)
         text = template.render(
             chat.messages,
-            request.template_variables,
+            chat.variables,
             tools=chat.tools,
             documents=chat.documents,
             thinking=request.thinking,
