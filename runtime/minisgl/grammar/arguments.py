@@ -14,17 +14,19 @@ from minisgl.grammar.schema.exact import exact, lenient
 from minisgl.grammar.schema.plain import is_plain
 from minisgl.grammar.schema.reader import Schema
 
+_LARGE_BYTES: Final = 16 << 10
 _KEPT: Final = 2048
-"""Schemas of tools, whose expressions are kept."""
+_KEPT_LARGE: Final = 128
+"""Schemas of tools, whose expressions are kept: at most some 64 MiB of small ones and as much of large ones."""
 
 
 def lenient_json(schema: Schema) -> str:
     """Return an expression for JSON under the schema as far as that can be enforced: all of it, or without keywords
     that are not supported, or else any JSON. Never raises."""
-    return _expression(msgspec.json.encode(schema))
+    text = msgspec.json.encode(schema)
+    return _small(text) if len(text) < _LARGE_BYTES else _large(text)
 
 
-@lru_cache(maxsize=_KEPT)
 def _expression(text: bytes) -> str:
     schema: Schema = msgspec.json.decode(text, type=dict[str, object] | bool)
     for read in (exact, lenient):
@@ -37,3 +39,7 @@ def _expression(text: bytes) -> str:
             return expression
     is_object = isinstance(schema, dict) and schema.get("type") == "object"
     return lark.json_schema({"type": "object"} if is_object else True)
+
+
+_small: Final = lru_cache(_KEPT)(_expression)
+_large: Final = lru_cache(_KEPT_LARGE)(_expression)

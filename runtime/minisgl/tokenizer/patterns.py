@@ -108,6 +108,8 @@ class Automaton:
         """Kind, its value and the next nodes: `read` a character of a set, `split`, `begin` of text or line, `match`
         of an expression."""
         self._known: dict[str, frozenset[int]] = {}
+        self._distinct: dict[frozenset[int], frozenset[int]] = {}
+        """Values of `_known`, of which most are equal."""
         self._limit = sum(map(len, texts)) + len(texts) + MAX_STATES
         begins = []
         for index, text in enumerate(texts):
@@ -151,8 +153,9 @@ class Automaton:
         if known is None:
             if len(self._known) >= _MAX_CACHED_CHARACTERS:
                 self._known.clear()
+                self._distinct.clear()
             known = frozenset(number for number, characters in enumerate(self._sets) if character in characters)
-            self._known[character] = known
+            known = self._known[character] = self._distinct.setdefault(known, known)
         return known
 
     def _node(self, kind: str, value: Any, *following: int) -> int:
