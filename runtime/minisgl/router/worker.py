@@ -229,8 +229,11 @@ def _encode(tokenizer: LoadedTokenizer, requests: list[Generate], questions: lis
     """Runs in an encoder thread, or in the loop for a small message."""
     encoded: list[_Encoded] = []
     known: tuple[tuple[str, ...], BadWords | PromptError] = ((), ())
+    previous: Generate | None = None
     for request, prompt in zip(requests, tokenizer.encoder.encode(requests), strict=True):
-        prepare_constraints(request, tokenizer.answers)
+        if previous is None or not same_prompt(previous, request):
+            prepare_constraints(request, tokenizer.answers)
+        previous = request
         if request.bad_words != known[0]:
             # The choices of one request have the same ones.
             known = request.bad_words, tokenizer.encoder.bad_words(request.bad_words)

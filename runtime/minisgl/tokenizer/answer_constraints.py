@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import NamedTuple
 
+import msgspec
+
 from minisgl.grammar.errors import GrammarError
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.answer_grammar import answer_grammar
@@ -20,6 +22,28 @@ class Constraints(NamedTuple):
 
     grammar: str = ""
     thinking: Thinking | None = None
+
+
+class AnswerConstraints:
+    """Constraints of the answers in one format. The last ones are kept: a request with a large schema may have many
+    choices, which follow each other."""
+
+    def __init__(self, answers: AnswerFormat) -> None:
+        self._answers = answers
+        self._key = b""
+        self._last = Constraints()
+
+    def of(self, generate: Generate, state: ReasoningState) -> Constraints:
+        """Return the constraints of an answer. Raises PromptError and GrammarError."""
+        if generate.structured_output is None and generate.tools is None and generate.thinking_budget is None:
+            return Constraints()
+        # Equal values need not be the same schema: 1, 1.0 and true are equal.
+        fields = (generate.structured_output, generate.tools, generate.thinking_budget, generate.soft_limits)
+        key = msgspec.msgpack.encode((state.name, generate.messages is None, *fields))
+        if key != self._key:
+            self._last = answer_constraints(generate, self._answers, state)
+            self._key = key
+        return self._last
 
 
 def answer_constraints(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> Constraints:

@@ -20,7 +20,7 @@ from minisgl.grammar.errors import GrammarError
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.tokenizer.answer import Answer, EndReason
-from minisgl.tokenizer.answer_constraints import Constraints, answer_constraints
+from minisgl.tokenizer.answer_constraints import AnswerConstraints, Constraints
 from minisgl.tokenizer.answer_scanner import answer_scanner, reasoning_state
 from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.errors import PromptError
@@ -96,6 +96,7 @@ class Session:
         self._to_frontend: list[FromTokenizer] = []
         self._token_bytes = token_bytes
         self._answers = answers
+        self._constraints = AnswerConstraints(answers)
         self._model: ModelCard | None = None
         """The model as the engines served it last; None before the first `open`."""
         self._open = False
@@ -114,6 +115,7 @@ class Session:
         keep theirs."""
         self._token_bytes = token_bytes
         self._answers = answers
+        self._constraints = AnswerConstraints(answers)
 
     def open(self, model: ModelCard) -> None:
         """Take requests for this model."""
@@ -345,7 +347,7 @@ class Session:
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
             # The engine can sample no token outside of its vocabulary.
             bad_words=tuple(word for word in bad_words if max(word) < vocab_size),
-            constraints=answer_constraints(generate, self._answers, state),
+            constraints=self._constraints.of(generate, state),
         )
 
     def _end(

@@ -266,6 +266,27 @@ def test_answers_have_a_grammar_where_they_are_constrained(fields: dict[str, Any
     assert (submit.thinking is not None) == has_grammar
 
 
+def test_choices_share_a_grammar_and_others_have_their_own() -> None:
+    made = Session(TABLE, ANSWERS)
+    made.open(card(vocab_size=TOKENIZER.get_vocab_size()))
+
+    def grammar(number: int, schema: str, choice: str = "auto") -> str:
+        request_id = bytes([number]) * 16
+        constraint = StructuredOutput("json", schema)
+        fields: dict[str, Any] = {"structured_output": constraint, "tools": tools(choice, strict=True)}
+        fields["params"] = SamplingParams()
+        assert made.begin(Generate(id=request_id, messages=(ChatMessage("user", "Hello"),), **fields))
+        made.encoded(request_id, array("i", TOKENIZER.encode("<|im_start|>assistant\n").ids))
+        (submit,) = made.take_to_scheduler()
+        assert isinstance(submit, Submit)
+        return submit.grammar
+
+    first = grammar(1, '{"const": 1}')
+    assert grammar(2, '{"const": 1}') is first
+    others = [grammar(3, '{"const": true}'), grammar(4, '{"const": true}', "required"), grammar(5, '{"const": 1}')]
+    assert others[2] == first and len({first, *others}) == 3
+
+
 START, END = (TOKENIZER.token_to_id(text) for text in ("<think>", "</think>"))
 
 
