@@ -18,6 +18,7 @@ from minisgl.engine.runner import PlainSample, Runner, StepTensors
 from minisgl.engine.sampling_graphs import SamplingGraphs
 from minisgl.engine.step_graphs import StepGraph, StepGraphs
 from minisgl.engine.step_guard import StepGuard
+from minisgl.kernels.processor_tables import ProcessorTables
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 
 _RING: Final = 4
@@ -74,13 +75,17 @@ class _Staging:
 
 
 class _Masks:
-    """Memory for the masks of a late step, of which there is one at a time."""
+    """Memory for the masks of a late step, of which there is one at a time. They go to the device while the model of
+    that step runs, on a stream of their own: steps that read earlier masks are all collected by then."""
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         self._words = -(-vocab_size // 32)
         self._most = rows
         self._pinned = torch.empty((min(rows, _MASKS), self._words), dtype=torch.int32, pin_memory=True)
+        self._pinned_slots = torch.empty(rows, dtype=torch.int64, pin_memory=True)
         self._on_device = torch.empty((rows, self._words), dtype=torch.int32, device=device)
+        self._slots = torch.empty(rows, dtype=torch.int64, device=device)
+        self._stream = torch.cuda.Stream()
 
     def memory(self, rows: int) -> IntArray:
         """Pinned memory [rows, words]."""
@@ -90,9 +95,15 @@ class _Masks:
         memory: IntArray = self._pinned[:rows].numpy()
         return memory
 
-    def upload(self, masks: IntArray) -> torch.Tensor:
-        """Queue the copy of masks. Returns those on the device, valid until the next upload."""
-        return self._on_device[: len(masks)].copy_(torch.from_numpy(masks), non_blocking=True)
+    def store(self, tables: ProcessorTables, slots: IntArray, masks: IntArray) -> None:
+        """Store masks of `slots` in the tables, before later work of the current stream."""
+        rows = len(slots)
+        self._pinned_slots.numpy()[:rows] = slots
+        with torch.cuda.stream(self._stream):
+            self._slots[:rows].copy_(self._pinned_slots[:rows], non_blocking=True)
+            self._on_device[:rows].copy_(torch.from_numpy(masks), non_blocking=True)
+            tables.set_bitmasks(self._slots[:rows], self._on_device[:rows])
+        torch.cuda.current_stream().wait_stream(self._stream)
 
 
 def _to_host(report: torch.Tensor | None) -> torch.Tensor | None:
@@ -153,8 +164,8 @@ class CudaEngine:
             assert handle.unsampled is not None, "only late steps are sampled later"
             graph, plain = handle.unsampled
             handle.unsampled = None
-            tables = self.runner.tables.device_processors
-            tables.set_bitmasks(plain.step.late_slots, self._masks.upload(masks))
+            slots = plain.packed.processors.late_slots
+            self._masks.store(self.runner.tables.device_processors, slots, masks)
             self._finish(handle, graph, plain)
 
     def collect(self, handle: _Staging) -> StepResult:
