@@ -14,9 +14,12 @@ from llguidance import LLMatcher, LLTokenizer
 
 from minisgl.grammar import compiler as module
 from minisgl.grammar import lark
+from minisgl.grammar.build import build
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.tokenizer import GrammarTokenizer
+from minisgl.grammar.validate import validate
+from minisgl.wire.text import StructuredOutput
 from support.grammar.walk import PADDING, eos_tokens, grammars, next_tokens, tokenizer
 from support.tiny_checkpoint import tiny_checkpoint
 from support.tiny_tokenizers import byte_fallback, byte_level, write_directory
@@ -165,3 +168,14 @@ def test_a_tokenizer_that_makes_the_library_panic_is_an_error(tmp_path: Path) ->
     with pytest.raises(GrammarError) as error:
         GrammarTokenizer(tmp_path, vocab_size=taken + 100, eos_token_ids=[taken + 1])
     assert error.value.code == "grammar_unavailable"
+
+
+def test_grammars_that_name_special_tokens_are_left_to_the_engine() -> None:
+    text = "start: /[a-z]+/ <|im_end|>"
+    validate(StructuredOutput("grammar", text))
+    grammars().matcher(build(StructuredOutput("grammar", text)))
+    unknown = StructuredOutput("grammar", "start: <|nonsense|>")
+    validate(unknown)
+    with pytest.raises(GrammarError) as error:
+        grammars().matcher(build(unknown))
+    assert error.value.code == "invalid_grammar"

@@ -93,3 +93,12 @@ def test_a_bad_grammar_is_refused() -> None:
     with pytest.raises(GrammarError) as error:
         grammars().matcher("start: missing")
     assert error.value.code == "invalid_grammar"
+
+
+def test_tokens_of_many_rows_are_consumed_in_order() -> None:
+    one, other = tokenizer().token_to_id("a"), tokenizer().token_to_id("b")
+    states = [matcher("regex", "a|ab" if row % 3 else "b") for row in range(200)]
+    assert grammars().consume([(state, one) for state in states]) == [bool(row % 3) for row in range(200)]
+    rest = [state for row, state in enumerate(states) if row % 3]
+    assert all(grammars().consume([(state, other) for state in rest]))
+    assert all(state.is_stopped for state in rest)

@@ -164,6 +164,43 @@ def test_keywords_without_effect_are_accepted(schema: Any) -> None:
         ({"type": "integer", "maximum": 9223372036854775807}, "9000000000000000000", "9223372036854775808"),
         ({"type": "integer", "minimum": -9223372036854775808}, "-9000000000000000000", "-9223372036854775809"),
         ({"multipleOf": 0.01, "type": "number"}, "19.99", "19.999"),
+        ({"type": "string", "maxLength": 2.0}, '"ab"', '"abc"'),
+        ({"oneOf": [False, {"type": "integer"}]}, "1", '"a"'),
+        ({"oneOf": [{"const": [1]}, {"const": [2]}, {"const": {"a": 1}}], "type": "object"}, '{"a":1}', "[1]"),
+        (
+            {"oneOf": [{"allOf": [{"type": "string"}]}, {"allOf": [{"type": "integer"}]}], "allOf": [False, True][1:]},
+            "1",
+            "[]",
+        ),
+        (
+            {
+                "$schema": "http://json-schema.org/draft-04/schema#",
+                "properties": {"a": {"type": "integer", "minimum": 1, "exclusiveMinimum": False, "required": True}},
+                "type": "object",
+            },
+            '{"a": 1}',
+            '{"a": 0}',
+        ),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"^a": {"type": "integer"}},
+                "additionalProperties": False,
+                "unevaluatedProperties": False,
+            },
+            '{"ab": 1}',
+            '{"b": 1}',
+        ),
+        (
+            {
+                "oneOf": [
+                    {"type": "object", "patternProperties": {"^k": {"const": 1}}, "required": ["k"]},
+                    {"type": "array"},
+                ]
+            },
+            '{"k": 1}',
+            '{"k": 2}',
+        ),
         ({"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}}, '{"b":1}', '{"c":1}'),
         ({"propertyNames": {"pattern": "^x"}, "type": "object"}, '{"xy":1}', '{"y":1}'),
         ({"propertyNames": {"maxLength": 2}, "type": "object"}, '{"xy":1}', '{"xyz":1}'),

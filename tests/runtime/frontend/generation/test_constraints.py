@@ -9,12 +9,14 @@ import msgspec
 import pytest
 
 from minisgl.frontend.errors import ApiError
+from minisgl.frontend.generation import constraint_check
+from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.requests import parse_chat, parse_completion
 from minisgl.grammar import lark
 from minisgl.grammar.build import build
 from minisgl.wire.messages import Submit
-from minisgl.wire.text import SamplingDefaults, StructuredOutput
+from minisgl.wire.text import SamplingDefaults, StructuredOutput, ToolOptions
 from support.frontend.fake_scheduler import answer_with
 from support.frontend.stack import EOS, FrontendStack
 
@@ -224,3 +226,28 @@ def test_schemas_of_strict_tools_are_checked(agent_stack: FrontendStack) -> None
     assert ask(True, "none").status_code == 200
     assert ask(False, "auto").status_code == 200
     assert ask(False, "required").status_code == 200
+
+
+async def test_schemas_of_tools_have_a_second_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    definitions = tuple(
+        {"type": "function", "function": {"name": f"f{i}", "parameters": {"title": f"{i}"}, "strict": True}}
+        for i in range(3)
+    )
+    request = msgspec.structs.replace(
+        parse({}), tools=ToolOptions(definitions=definitions), tool_fields=("a", "b", "c")
+    )
+    await ConstraintCheck().check(request)
+    monkeypatch.setattr(constraint_check, "_SECONDS", -1)
+    with pytest.raises(ApiError) as error:
+        await ConstraintCheck().check(request)
+    assert (error.value.code, error.value.param) == ("grammar_too_complex", "a")
+
+
+async def test_checks_that_were_not_needed_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr(constraint_check, "_KEPT", 2)
+    monkeypatch.setattr(constraint_check, "validate", lambda constraint: checked.append(constraint.value))
+    check = ConstraintCheck()
+    for regex in ("a", "b", "a", "c", "a", "b"):
+        await check.check(parse({"regex": regex}))
+    assert checked == ["a", "b", "c", "b"]
