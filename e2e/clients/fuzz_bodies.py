@@ -28,6 +28,26 @@ from typing import Any, Final
 ANSWER_TOKENS: Final = 4
 """Limit of generated tokens, so that bodies that stay valid are answered soon."""
 
+SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 1, "maxLength": 20, "pattern": "^[a-z]+$"},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "kind": {"enum": ["a", "b", None]},
+        "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}, "maxItems": 3},
+        "either": {"anyOf": [{"const": 1}, {"type": "boolean"}]},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"part": {"type": "object", "properties": {"part": {"$ref": "#/$defs/part"}}}},
+}
+FUNCTION: Final[dict[str, Any]] = {"name": "weather", "description": "Weather", "parameters": SCHEMA, "strict": True}
+CALL: Final[dict[str, Any]] = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "bonn", "days": 2}'},
+}
+
 VALID: Final[list[tuple[str, dict[str, Any]]]] = [
     (
         "/v1/chat/completions",
@@ -127,9 +147,161 @@ VALID: Final[list[tuple[str, dict[str, Any]]]] = [
     ),
     ("/tokenize", {"prompt": "What is a page?", "add_special_tokens": False}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "user", "content": "Weather?"},
+                {"role": "assistant", "content": None, "reasoning_content": "Bonn.", "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+            ],
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": {"type": "function", "function": {"name": "weather"}},
+            "parallel_tool_calls": False,
+            "reasoning_effort": "low",
+            "thinking_token_budget": 2,
+            "chat_template_kwargs": {"levels": [1, {"a": None}]},
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "logprobs": True,
+            "max_tokens": ANSWER_TOKENS,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A"}],
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+            "echo": True,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}},
+            "prompt_logprobs": 1,
+            "truncate_prompt_tokens": 5,
+            "include_reasoning": False,
+            "separate_reasoning": True,
+            "max_tokens": ANSWER_TOKENS,
+        },
+    ),
+    (
+        "/v1/completions",
+        {
+            "prompt": "A page",
+            "structured_outputs": {"json": SCHEMA},
+            "allowed_token_ids": [5, 6, 7, 8],
+            "bad_words": ["house"],
+            "stop_regex": ["[0-9]{3}"],
+            "skip_special_tokens": False,
+            "max_tokens": ANSWER_TOKENS,
+        },
+    ),
+    ("/v1/completions", {"prompt": "A", "guided_regex": "(a|b){2,9}c?", "max_tokens": ANSWER_TOKENS, "stream": True}),
+    (
+        "/v1/completions",
+        {"prompt": "A", "guided_grammar": 'root ::= "a" [0-9]+ root?', "max_tokens": ANSWER_TOKENS},
+    ),
+    ("/v1/completions", {"prompt": "A", "structured_outputs": {"choice": ["one", "two"]}, "max_tokens": ANSWER_TOKENS}),
+    (
+        "/generate",
+        {
+            "text": "A page",
+            "sampling_params": {"max_new_tokens": ANSWER_TOKENS, "json_schema": json.dumps(SCHEMA), "stop_regex": "x+"},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": 2,
+            "return_text_in_logprobs": True,
+            "rid": "mine",
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "instructions": "Be brief.",
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+                {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Bonn."}]},
+                {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
+                {"type": "custom_tool_call", "call_id": "call_2", "name": "patch", "input": "x"},
+                {
+                    "type": "custom_tool_call_output",
+                    "call_id": "call_2",
+                    "output": [{"type": "input_text", "text": "y"}],
+                },
+            ],
+            "tools": [
+                {"type": "function", **FUNCTION},
+                {
+                    "type": "custom",
+                    "name": "patch",
+                    "format": {"type": "grammar", "syntax": "regex", "definition": "a+"},
+                },
+                {
+                    "type": "namespace",
+                    "name": "web",
+                    "description": "Web",
+                    "tools": [{"type": "function", "name": "get"}],
+                },
+                {"type": "web_search"},
+            ],
+            "tool_choice": {"type": "function", "name": "weather"},
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+            "store": False,
+            "prompt_cache_key": "key",
+            "max_output_tokens": ANSWER_TOKENS,
+            "stream": True,
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": "Hi",
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}, "verbosity": "low"},
+            "max_output_tokens": ANSWER_TOKENS,
+            "top_logprobs": 1,
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "max_tokens": ANSWER_TOKENS,
+            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": "Weather?"},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "Bonn.", "signature": ""},
+                        {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "bonn", "days": 2}},
+                    ],
+                },
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "sunny"}]},
+            ],
+            "tools": [{"name": "weather", "input_schema": SCHEMA, "strict": True}],
+            "tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
+            "thinking": {"type": "enabled", "budget_tokens": 2},
+            "metadata": {"user_id": "ann"},
+            "stop_sequences": ["###"],
+            "stream": True,
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "max_tokens": ANSWER_TOKENS,
+            "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "A"}],
+            "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}, "effort": "low"},
+        },
+    ),
+    (
+        "/v1/messages/count_tokens",
+        {"messages": [{"role": "user", "content": "Hi"}], "tools": [{"name": "weather", "input_schema": SCHEMA}]},
+    ),
 ]
 
-BOUNDED: Final = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+BOUNDED: Final = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens")
 """Fields that are neither deleted nor set to large values, because valid answers would be long."""
 
 
@@ -152,6 +324,9 @@ ODD_VALUES: Final[list[Any]] = [
     Verbatim("[" * 300 + "]" * 300),
     Verbatim("[" * 20_000),
     Verbatim('{"a":' * 500 + "1" + "}" * 500),
+    *({"$ref": "#"}, {"$ref": "#/$defs/part"}, {"not": {}}, {"allOf": [{"$ref": "#"}]}, {"enum": list(range(20_000))}),
+    *("(a|b)*a(a|b){30}", "(" * 500, "((((a{1,99}){1,99}){1,99}){1,99})", "(?=a)b", r"(a)\1", "[" * 99, "a{99999999}"),
+    *("root ::= root", "start: start", 'root ::= "a" | root root', "root ::= " + '"a"? ' * 900, "%llguidance {}"),
 ]
 
 FIELDS: Final = ("extra", "", "mässig", "x" * 300, "messages", "prompt", "tools", "suffix")
@@ -317,8 +492,12 @@ def work(address: tuple[str, int], seeds: list[int], hang_seconds: float, tally:
             if status >= 400:
                 code = json.loads(body)["error"]["code"]
             # An error in a stream comes after its status.
-            elif b'data: {"error"' in body:
-                code = "in a stream: " + json.loads(body.split(b"data: ")[-1])["error"]["code"]
+            elif b'data: {"error"' in body or b'data: {"type":"error"' in body:
+                last = next(
+                    part for part in body.split(b"data: ") if part.startswith((b'{"error"', b'{"type":"error"'))
+                )
+                event = json.loads(last.partition(b"\n")[0])
+                code = "in a stream: " + event.get("error", event)["code"]
                 wrong = code
             if status >= 500:
                 wrong = outcome

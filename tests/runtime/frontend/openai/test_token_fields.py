@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from minisgl.wire.messages import Submit
-from support.frontend.fake_scheduler import answer_with
+from minisgl.wire.messages import Ack, Submit
+from support.frontend.fake_scheduler import answer_with, row
 from support.frontend.scored_answers import scored_answer
 from support.frontend.stack import EOS, FrontendStack, ids
 
@@ -63,6 +63,25 @@ def test_token_ids_of_a_streamed_chat(client: openai.OpenAI, stack: FrontendStac
         assert "".join(choice.delta.content or "" for choice in choices) == "one two"
         assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
         assert [choice.delta.role for choice in choices if choice.delta.role] == ["assistant"]
+
+
+def test_token_ids_of_a_stream_that_takes_its_time(client: openai.OpenAI, stack: FrontendStack) -> None:
+    """Every token is an output of its own."""
+    first, *others = ids("one two")
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, first)]
+    stream: Any = client.chat.completions.create(
+        model="org/tiny", messages=USER, stream=True, extra_body={"return_token_ids": True}
+    )
+    arrived: list[int] = []
+    waiting = [*others, -EOS]
+    for chunk in stream:
+        new = [token for choice in chunk.choices for token in getattr(choice, "token_ids", ())]
+        arrived += new
+        if new and waiting:
+            token = waiting.pop(0)
+            submit = stack.scheduler.received(Submit)[-1]
+            stack.scheduler.send(row(submit.id, len(arrived), abs(token), "stop" if token < 0 else None), to=submit)
+    assert arrived == [first, *others, EOS]
 
 
 def test_token_ids_of_a_streamed_completion(client: openai.OpenAI, stack: FrontendStack) -> None:
