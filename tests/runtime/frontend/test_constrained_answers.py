@@ -4,16 +4,20 @@ makes them valid."""
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
 
-from support.frontend.served import Served
+from support.frontend.served import Served, eventually
 from support.tiny_checkpoint import tiny_checkpoint
 
 USER = [{"role": "user", "content": "Hello"}]
@@ -130,3 +134,23 @@ def test_a_grammar_without_any_text_is_an_error_of_its_request(client: openai.Op
         _texts(client, extra_body={"structured_outputs": {"choice": ["red"]}, "allowed_token_ids": [3]}, max_tokens=4)
     assert refused.value.code == "no_allowed_token"
     assert _texts(client, max_tokens=4) == [(free, "length")]
+
+
+def test_a_queued_answer_outlives_the_death_of_a_rank(tmp_path: Path) -> None:
+    served = Served(tiny_checkpoint(), tmp_path, "--tp", "2", "--max-running", "1")
+    served.wait_until_ready()
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=240)
+    running = client.completions.create(
+        model="default", prompt="Hello", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(running))
+    with ThreadPoolExecutor(1) as pool:
+        # The only row is taken: this request has no token yet.
+        queued = pool.submit(lambda: answers(client, seed=2))
+        eventually(lambda: served.metric("vllm:num_requests_waiting") >= 1)
+        os.kill(served.children()["rank1"], signal.SIGKILL)
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            list(running)
+        assert queued.result() == answers(client, seed=2)
+    served.popen.terminate()
+    served.popen.wait(60)
