@@ -34,6 +34,7 @@ class Vocabulary:
         self.eos_ids = frozenset(token for token in eos_ids if 0 <= token < size)
         self.eos = self.mask(self.eos_ids)
         self.all = self.mask(range(size))
+        self.all_but_eos = self.all & ~self.eos
         self.bits: IntArray = (np.uint32(1) << np.arange(32, dtype=np.uint32)).view(np.int32)
         """Bit of a token in its word, by the token modulo 32."""
 
@@ -84,12 +85,13 @@ class Constraint:
         within = reasoning is not None and (reasoning.is_open or reasoning.forced is not None)
         self.follows_grammar = self.matcher is not None and not within
         """The next token must continue the grammar."""
-        self._keeps_thinking = self.matcher is not None and within and not self._ignores_eos
-        """The next token is not EOS, behind which the grammar would have no answer."""
+        # Behind an EOS within reasoning the grammar would have no answer.
+        keeps_thinking = self.matcher is not None and within and not self._ignores_eos
+        self.base = self._vocabulary.all_but_eos if keeps_thinking else self._vocabulary.all
+        """Mask of the next token, if it does not continue the grammar."""
         self.restricts = (
             self._allowed is not None
             or bool(self._bad_words)
-            or self._keeps_thinking
             or self._count < self._min_tokens
             or (self.follows_grammar and (self._ignores_eos or self._stop_ids is not None))
             or (reasoning is not None and (reasoning.forced is not None or reasoning.opener is not None))
@@ -120,7 +122,7 @@ class Constraint:
                 raise _refused(token)
 
     def restrict(self, mask: IntArray) -> bool:
-        """Complete the mask [words] of the next token, which is that of the grammar or allows all tokens. False: it
+        """Complete the mask [words] of the next token, which is that of the grammar or the base. False: it
         allows none."""
         reasoning, vocabulary = self._reasoning, self._vocabulary
         if reasoning is not None:
@@ -136,8 +138,6 @@ class Constraint:
         for word in self._bad_words.get(self._last[-1], ()) if self._last else ():
             if self._last[1 - len(word) :] == word[:-1]:
                 mask[word[-1] // 32] &= ~vocabulary.bits[word[-1] % 32]
-        if self._keeps_thinking:
-            mask &= ~vocabulary.eos
         if self._count < self._min_tokens:
             _remove(mask, self._ends)
         elif self._ignores_eos and self.follows_grammar:
@@ -183,7 +183,7 @@ def fill_masks(
             assert constraint.matcher is not None
             matchers.append((constraint.matcher, row))
         else:
-            masks[row] = vocabulary.all
+            masks[row] = constraint.base
         if constraint.restricts:
             restricting.append(row)
     errors: dict[int, ConstraintError] = {}
