@@ -8,36 +8,46 @@ from typing import Any, Final
 ALL_TYPES: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _MAX_DEPTH: Final = 8
 """Depth of references and alternatives; deeper ones count as any type."""
+_MAX_SCHEMAS: Final = 256
+"""Schemas that are read for one parameter; further ones count as any type. References may lead to any number."""
 
 
 def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     """Return the JSON types of a parameter; all of them for one that the schema does not describe."""
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
-        return _types(properties[name], schema, _MAX_DEPTH)
-    return _types(schema.get("additionalProperties"), schema, _MAX_DEPTH)
+        return _Types(schema).of(properties[name], _MAX_DEPTH)
+    return _Types(schema).of(schema.get("additionalProperties"), _MAX_DEPTH)
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    if not isinstance(schema, Mapping) or not depth:
-        return ALL_TYPES
-    allowed = ALL_TYPES
-    if isinstance(reference := schema.get("$ref"), str):
-        allowed &= _types(_resolved(reference, root), root, depth - 1)
-    declared = schema.get("type")
-    if declared is not None:
-        names = declared if isinstance(declared, list) else [declared]
-        allowed &= frozenset(name for name in names if isinstance(name, str) and name in ALL_TYPES) or ALL_TYPES
-    for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
-        if isinstance(values, list):
-            allowed &= frozenset(map(_type_of, values))
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(options := schema.get(keyword), list) and options:
-            allowed &= frozenset[str]().union(*(_types(option, root, depth - 1) for option in options))
-    if isinstance(parts := schema.get("allOf"), list):
-        for part in parts:
-            allowed &= _types(part, root, depth - 1)
-    return allowed or ALL_TYPES
+class _Types:
+    """Types that schemas within the document `root` allow."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._left = _MAX_SCHEMAS
+
+    def of(self, schema: Any, depth: int) -> frozenset[str]:
+        if not isinstance(schema, Mapping) or not depth or not self._left:
+            return ALL_TYPES
+        self._left -= 1
+        allowed = ALL_TYPES
+        if isinstance(reference := schema.get("$ref"), str):
+            allowed &= self.of(_resolved(reference, self._root), depth - 1)
+        declared = schema.get("type")
+        if declared is not None:
+            names = declared if isinstance(declared, list) else [declared]
+            allowed &= frozenset(name for name in names if isinstance(name, str) and name in ALL_TYPES) or ALL_TYPES
+        for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+            if isinstance(values, list):
+                allowed &= frozenset(map(_type_of, values))
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(options := schema.get(keyword), list) and options:
+                allowed &= frozenset[str]().union(*(self.of(option, depth - 1) for option in options))
+        if isinstance(parts := schema.get("allOf"), list):
+            for part in parts:
+                allowed &= self.of(part, depth - 1)
+        return allowed or ALL_TYPES
 
 
 def _resolved(reference: str, root: Mapping[str, Any]) -> Any:

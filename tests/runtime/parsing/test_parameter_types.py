@@ -35,6 +35,14 @@ def test_types_that_a_schema_allows(schema: Any, types: set[str]) -> None:
     assert parameter_types(tool, "p") == types
 
 
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "allOf"])
+def test_references_that_multiply_count_as_any_type(keyword: str) -> None:
+    again = {keyword: [{"$ref": "#/$defs/again"}] * 1000}
+    schema = {"properties": {"a": {"$ref": "#/$defs/again"}, "b": {"type": "integer"}}, "$defs": {"again": again}}
+    assert parameter_types(schema, "a") == ALL_TYPES
+    assert parameter_types(schema, "b") == {"integer"}
+
+
 def test_parameters_that_no_schema_lists() -> None:
     assert parameter_types({}, "p") == ALL_TYPES
     assert parameter_types({"additionalProperties": {"type": "string"}}, "p") == {"string"}
