@@ -17,6 +17,7 @@ from minisgl.frontend.generation.model_names import DEFAULT_MODEL
 from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import TOKEN_ID
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
+from minisgl.frontend.native.requests import NOT_WITH_PROMPT, ONLY_WITH_PROMPT
 from minisgl.frontend.openai.bodies import (
     ChatBatchBody,
     ChatBody,
@@ -46,6 +47,7 @@ _BODIES: Final[dict[str, type[msgspec.Struct]]] = {
 }
 
 _NULL: Final[Schema] = {"type": "null"}
+_ASKED_FOR: Final[Schema] = {"not": {"enum": [None, False]}}
 _NOT_EMPTY: Final[Schema] = {"type": "array", "minItems": 1}
 _TOKEN_IDS: Final[Schema] = {
     **_NOT_EMPTY,
@@ -142,6 +144,12 @@ def _checked_after_decoding() -> dict[str, Schema]:
             "allOf": [
                 _not_both("token_ids_logprob", _NOT_EMPTY, "top_logprobs_num", {"type": "integer", "minimum": 1}),
                 _not_both("token_ids_logprob", _NOT_EMPTY, "logprob_start_len", {"type": "integer", "minimum": 0}),
+                *(_not_both("prompt", {"not": _NULL}, name, _ASKED_FOR) for name in NOT_WITH_PROMPT),
+                *(
+                    _not_both(source, {"not": _NULL}, name, _ASKED_FOR)
+                    for source in ("text", "input_ids")
+                    for name in ONLY_WITH_PROMPT
+                ),
             ],
         },
         **responses.CHECKED_AFTER_DECODING,

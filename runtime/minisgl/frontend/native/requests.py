@@ -24,6 +24,10 @@ MAX_TOKENS: Final = 128
 TEXT_STREAM_MAX_TOKENS: Final = 16
 """Default of `max_tokens`, with `prompt`."""
 
+ONLY_WITH_PROMPT: Final = ("max_tokens", "ignore_eos")
+NOT_WITH_PROMPT: Final = ("sampling_params", "return_logprob")
+"""Fields that only one of the two forms of a body has."""
+
 _decoder: Final = msgspec.json.Decoder(NativeBody)
 
 
@@ -34,6 +38,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     if len(given) != 1:
         raise invalid(given[1] if given else "text", "expected exactly one of `text`, `input_ids` and `prompt`")
     reject_unsupported(body)
+    _reject_other_form(body)
     if body.prompt is not None:
         # Clients of this form expect greedy sampling, and always a stream.
         return GenerationRequest(
@@ -44,6 +49,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
                 ignore_eos=bool(body.ignore_eos),
             ),
             stream=True,
+            priority=body.priority or 0,
             format=NativeFormat(text_only=True),
             ignored=unknown_fields(NativeBody, raw),
         )
@@ -94,3 +100,12 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
         ),
         ignored=unknown_fields(NativeBody, raw),
     )
+
+
+def _reject_other_form(body: NativeBody) -> None:
+    """Raises ApiError for a field of the other form, which would change the answer."""
+    with_prompt = body.prompt is not None
+    for name in NOT_WITH_PROMPT if with_prompt else ONLY_WITH_PROMPT:
+        if getattr(body, name) not in (None, False):
+            other = "`text` or `input_ids`" if with_prompt else "`prompt`; use `sampling_params`"
+            raise invalid(name, f"is only for requests with {other}")

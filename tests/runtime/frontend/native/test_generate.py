@@ -124,6 +124,20 @@ def test_generate_of_a_prompt_streams_plain_text(stack: FrontendStack) -> None:
     assert (submit.temperature, submit.max_tokens, submit.ignore_eos) == (0, 3, True)
 
 
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"prompt": "Hi", "sampling_params": {"temperature": 1}}, "sampling_params"),
+        ({"prompt": "Hi", "return_logprob": True}, "return_logprob"),
+        ({"text": "Hi", "max_tokens": 3}, "max_tokens"),
+        ({"input_ids": [5], "ignore_eos": True}, "ignore_eos"),
+    ],
+)
+def test_fields_of_the_other_form_are_rejected(stack: FrontendStack, body: dict[str, Any], param: str) -> None:
+    error = post(stack, body, 400)["error"]
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+
+
 BODY: dict[str, tuple[Any, Any]] = {
     "rid": (None, "mine"),
     "stream": (False, True),
