@@ -10,12 +10,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from minisgl.grammar import lark
 from minisgl.grammar.arguments import lenient_json
+from minisgl.grammar.errors import GrammarError
 from minisgl.parsing import hermes, mistral, qwen_xml
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.json_call import KEYS
 from minisgl.parsing.parameter_types import parameter_types
+
+_MAX_DEFINITIONS: Final = 512 << 10
+"""Bytes of the definitions of one tool, where each of its parameters has a schema of its own and may need all."""
 
 
 class CallableTool(NamedTuple):
@@ -87,10 +93,10 @@ def _llama_json(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: 
 
 def _pythonic(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool) -> CallRules:
     # The bracket belongs to the name: alone, it would be taken for text.
-    first = [f"{lark.literal(f'[{tool.name}(')} call_{number}" for number, tool in enumerate(tools)]
-    following = [f"{lark.literal(f', {tool.name}(')} call_{number}" for number, tool in enumerate(tools)]
+    first = [f'{lark.literal(f"[{tool.name}(")} call_{number} ")"' for number, tool in enumerate(tools)]
+    following = [f'{lark.literal(f", {tool.name}(")} call_{number} ")"' for number, tool in enumerate(tools)]
     names = "|".join(re.escape(tool.name) for tool in tools)
-    rules = [f'call_{number}: {_python_arguments(tool)} ")"' for number, tool in enumerate(tools)]
+    rules = [rule for number, tool in enumerate(tools) for rule in _python_arguments(tool, f"call_{number}")]
     return CallRules(
         (*rules, "CALL_KEY: /[A-Za-z_][A-Za-z_0-9]*/"),
         "",
@@ -133,13 +139,20 @@ class _Parameter(NamedTuple):
     is_required: bool
 
 
-def _parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
-    """Return the parameters of a tool in the order of its schema; None if the schema does not list them."""
+def _parameters(tool: CallableTool) -> list[_Parameter] | None:
+    """Return the parameters of a tool in the order of its schema; None if the schema does not list them. Raises
+    GrammarError for a strict tool."""
+    schema = tool.schema
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return None
     required = schema.get("required")
     definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    if len(properties) * len(msgspec.json.encode(definitions)) > _MAX_DEFINITIONS:
+        if tool.is_strict:
+            raise GrammarError("grammar_too_complex", f"{tool.name}: too many parameters with too large definitions")
+        # What refers to them may be any value.
+        definitions = {}
     return [
         _Parameter(
             name,
@@ -151,7 +164,7 @@ def _parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
 
 
 def _xml_function(tool: CallableTool) -> str:
-    parameters = _parameters(tool.schema)
+    parameters = _parameters(tool)
     if parameters is None:
         body = '("<parameter=" CALL_KEY ">\\n" call_text)*'
     else:
@@ -176,27 +189,30 @@ def _xml_value(tool: CallableTool, parameter: _Parameter) -> str:
     return f"{tool.value(parameter.schema)} {end}"
 
 
-def _python_arguments(tool: CallableTool) -> str:
-    parameters = _parameters(tool.schema)
+def _python_arguments(tool: CallableTool, rule: str) -> list[str]:
+    """Return the rule for the arguments of a call, and those that it needs, whose names begin with its own."""
+    parameters = _parameters(tool)
     if parameters is None:
         anything = lark.json_schema({})
-        return f'(CALL_KEY "=" {anything} (", " CALL_KEY "=" {anything})*)?'
-    return _separated([(f"{one.name}=", tool.value(one.schema), one.is_required) for one in parameters])
-
-
-def _separated(parts: Sequence[tuple[str, str, bool]]) -> str:
-    """Return an expression for arguments with commas between them. Each has its begin, its value, and whether it is
-    required; others may be missing."""
-    following = ""
-    """Parts from some number on, each with a comma before it."""
-    leading = ""
-    """The same, without a comma before the first one."""
-    for begin, value, is_required in reversed(parts):
-        first = f"{lark.literal(begin)} {value} {following}"
-        leading = first if is_required else f"({first} | {leading or lark.literal('')})"
-        part = f"({lark.literal(', ' + begin)} {value})"
-        following = f"{part}{'' if is_required else '?'} {following}"
-    return leading
+        return [f'{rule}: (CALL_KEY "=" {anything} (", " CALL_KEY "=" {anything})*)?']
+    firsts: list[str] = []
+    """Arguments from each of those on that may come first."""
+    rules: list[str] = []
+    may_be_first = True
+    for number, one in enumerate(parameters):
+        following = f"{rule}_after_{number}"
+        rules.append(f"{rule}_{number}: {lark.literal(f'{one.name}=')} {tool.value(one.schema)}")
+        if may_be_first:
+            firsts.append(f"{rule}_{number} {following}")
+        may_be_first = may_be_first and not one.is_required
+        rest = ""
+        if number + 1 < len(parameters):
+            optional = "" if parameters[number + 1].is_required else "?"
+            rest = f'(", " {rule}_{number + 1}){optional} {rule}_after_{number + 1}'
+        rules.append(f"{following}: {rest or lark.literal('')}")
+    if may_be_first:
+        firsts.append(lark.literal(""))
+    return [f"{rule}: {' | '.join(firsts)}", *rules]
 
 
 _BUILDERS: Final[Mapping[str, Callable[[AnswerFormat, Sequence[CallableTool], bool], CallRules]]] = {

@@ -115,6 +115,30 @@ def test_a_required_call_is_the_whole_answer(grammars: Grammars, parser: ToolCal
 
 
 @every_parser
+@pytest.mark.parametrize("required", [(), (0, 2), (499,)])
+def test_grammars_grow_linearly_with_parameters_and_their_definitions(
+    grammars: Grammars, parser: ToolCallParser, required: tuple[int, ...]
+) -> None:
+    large = {"type": "object", "properties": {f"name{i}": {"type": "integer"} for i in range(500)}}
+    schema = {
+        "type": "object",
+        "properties": {f"p{i}": {"$ref": "#/$defs/large"} for i in range(500)},
+        "required": [f"p{i}" for i in required],
+        "$defs": {"large": large},
+    }
+    text = answer_grammar(
+        formats(parser), ReasoningState.BEHIND, tools=[CallableTool("f", schema, False)], must_call=True
+    )
+    assert len(text) < 200_000
+    if parser == "pythonic":
+        matcher = grammars.matcher(text)
+        values = sorted({*required, 3, 7})
+        assert allows(matcher, f"[f({', '.join(f'p{i}={{}}' for i in values)})]")
+        assert allows(matcher, "[f()]") == (not required)
+        assert not allows(matcher, f"[f({', '.join(f'p{i}={{}}' for i in reversed(values))})]")
+
+
+@every_parser
 def test_calls_that_are_not_parallel_are_one(grammars: Grammars, parser: ToolCallParser) -> None:
     one, both = one_and_both(parser)
     text = answer_grammar(formats(parser), ReasoningState.BEHIND, tools=TOOLS, parallel=False, must_call=True)
