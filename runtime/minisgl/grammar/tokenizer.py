@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
 from minisgl.grammar.errors import GrammarError
+
+_PLAIN: Final = r'[^"\\\x00-\x1F\x7F]'
+_SLICES: Final = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_PLAIN}{{1,{length}}}" for length in (2, 4, 6, 8, 10, 14, 20, 30)),
+    f"{_PLAIN}+",
+)
+"""Groups of tokens whose masks are computed once. A string may be near the end of its `maxLength`: with the library's
+groups alone (10, 30 and any number of characters) the slowest 1 % of masks of 20 fields take 0.98 ms, else 0.5."""
 
 
 class GrammarTokenizer:
@@ -44,11 +54,11 @@ class GrammarTokenizer:
 
 def _load(text: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
     try:
-        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids))
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_token_ids), slices=list(_SLICES))
     except ValueError:
         # The configuration of a model may name ids that are no tokens, which would never be sampled.
         tokens = LLTokenizer(text).vocab_size
         known = [token for token in eos_token_ids if token < tokens]
         if not known:
             raise
-        return LLTokenizer(text, n_vocab=vocab_size, eos_token=known)
+        return LLTokenizer(text, n_vocab=vocab_size, eos_token=known, slices=list(_SLICES))
