@@ -32,6 +32,7 @@ from minisgl.wire.messages import (
 )
 from minisgl.wire.plan import StepPlan, StepResult
 from minisgl.wire.sockets import Codec, open_socket
+from support.constrained import ToyGrammar, ToyGrammars
 from support.numerics.kv_engine import KvEngine, reference
 from support.scheduling import EOS, VOCAB
 
@@ -267,3 +268,30 @@ def test_a_client_that_does_not_read_is_dropped_without_blocking_others(
     assert reader.receive() == Ack(bytes(16))
     lazy.socket.close(linger=0)
     clients.close()
+
+
+def test_requests_with_a_grammar_are_accepted_when_it_is_compiled(tmp_path: Path, context: zmq.Context[Any]) -> None:
+    grammars: Any = ToyGrammars(VOCAB)
+    config = SchedulerProcessConfig(
+        engine=EngineConfig(model=""), address=f"ipc://{tmp_path}/s", model_name="tiny", epoch=(5, 1)
+    )
+    stop, listening = threading.Event(), threading.Event()
+    arguments: dict[str, Any] = {"ready": lambda address, card: listening.set(), "stop": stop, "grammars": grammars}
+    thread = threading.Thread(target=lambda: run(config, lambda: KvEngine(LIMITS), **arguments))
+    thread.start()
+    try:
+        assert listening.wait(60)
+        client = Client(context, config.address)
+        welcome = client.receive()
+        assert isinstance(welcome, Welcome) and welcome.features == ("grammar",)
+        grammar = ToyGrammar(factor=3, length=5, least=5)
+        good = client.submit(1, [1, 2], 9, grammar=grammar.text)
+        client.wait_for(lambda message: message == Ack(good))
+        client.wait_for(lambda message: good in client.finish)
+        assert client.finish[good] == "stop" and len(client.answers[good]) == 6
+        wrong = client.submit(2, [1, 2], 9, grammar=ToyGrammar(factor=1, length=1, least=1, valid=False).text)
+        answer = client.wait_for(lambda message: isinstance(message, Ack | Failed) and message.id == wrong)
+        assert isinstance(answer, Failed) and answer.code == "invalid_grammar"
+    finally:
+        stop.set()
+        thread.join(60)
