@@ -216,7 +216,7 @@ def test_layers_with_attention_in_a_graph_equal_layers_with_waits(rows: int) -> 
     lengths = torch.full((rows,), length, dtype=torch.int32, device=CUDA)
     slots = torch.arange(rows, dtype=torch.int32, device=CUDA)
     keys, values = (pool.clone() for pool in history)
-    sums = torch.empty(rows, q_heads, split_decode_triton.num_splits(head_dim), device=CUDA)
+    sums = torch.empty(rows, q_heads, split_decode_triton.SPLITS, device=CUDA)
     parts = torch.empty(*sums.shape, head_dim, device=CUDA)
 
     def chain(*, wait: bool) -> torch.Tensor:

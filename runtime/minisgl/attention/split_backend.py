@@ -45,7 +45,7 @@ class SplitDecode:
         self._kernels = kernels
         self._window = shape.window
         self._scale = shape.head_dim**-0.5 * math.log2(math.e)
-        sums = (MOST_ROWS, shape.query_heads, kernels.num_splits(shape.head_dim))
+        sums = (MOST_ROWS, shape.query_heads, kernels.SPLITS)
         self._sums = torch.empty(sums, dtype=torch.float32, device=shape.device)
         self._parts = torch.empty((*sums, shape.head_dim), dtype=torch.float32, device=shape.device)
         self._batch: AttentionBatch

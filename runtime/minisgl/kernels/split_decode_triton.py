@@ -19,12 +19,9 @@ from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next
 from minisgl.kernels.rotary_triton import turned
 from minisgl.kernels.rotation import Rotation
 
+SPLITS = 32
 BLOCK = 32
 """Tokens that a program reads at a time, all in one page."""
-_SPLITS = 64
-_SMALL_HEAD_SPLITS = 32
-"""Programs of a row and KV head. 64 read a long context a third faster than 32, but a short one of heads of 64
-slower."""
 
 _VECTORS = 16
 """Least rows of a tensor-core product: query heads of one KV head, and padding."""
@@ -174,11 +171,6 @@ def _whole(parts, sums, result, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, PD
     tl.store(result + head * HEAD_DIM + column, out.to(result.dtype.element_ty))
 
 
-def num_splits(head_dim: int) -> int:
-    """Programs among which the context of a row and KV head is divided."""
-    return _SPLITS if head_dim > 64 else _SMALL_HEAD_SPLITS
-
-
 def split_decode(
     q: torch.Tensor,
     keys: torch.Tensor,
@@ -199,8 +191,8 @@ def split_decode(
 
     `keys` and `values` [pages, page_size, Hkv, D] of one layer; all but each row's newest token were stored before the
     step began. `new`: `q` is not rotated yet, and the newest tokens are not in the pool; the kernel stores them.
-    `parts` [R, Hq, `num_splits`, D] and `sums` [R, Hq, `num_splits`] float32 are scratch memory. `scale` multiplies the
-    scores, in units of log 2.
+    `parts` [R, Hq, SPLITS, D] and `sums` [R, Hq, SPLITS] float32 are scratch memory. `scale` multiplies the scores, in
+    units of log 2.
     """
     rows, heads, head_dim = q.shape
     assert q.stride(2) == 1 and q.stride(1) == head_dim and out.is_contiguous()
@@ -216,11 +208,10 @@ def split_decode(
         if rotation.q_gain is not None and rotation.k_gain is not None:
             q_gain, k_gain, norm = rotation.q_gain, rotation.k_gain, True
     early = dependent_launch(q.device)
-    splits = sums.shape[2]
-    _part[(kv_heads, splits, rows)](
+    _part[(kv_heads, SPLITS, rows)](
         q, k, v, cos_sin, q_gain, k_gain, keys, values, page_table, slots, lengths, parts, sums, q.stride(0),
         k.stride(0), v.stride(0), page_table.stride(0), scale, eps, KV_HEADS=kv_heads, GROUP=group,
-        HALF=head_dim // 2, PAGE=page_size, BLOCK=BLOCK, VECTORS=_VECTORS, SPLITS=splits, WINDOW=window or 0,
-        ROTATE=new is not None, NORM=norm, num_warps=4, num_stages=2, **early,
+        HALF=head_dim // 2, PAGE=page_size, BLOCK=BLOCK, VECTORS=_VECTORS, SPLITS=SPLITS, WINDOW=window or 0,
+        ROTATE=new is not None, NORM=norm, num_warps=4, num_stages=3, **early,
     )  # fmt: skip
-    _whole[(rows * heads,)](parts, sums, out, HEAD_DIM=head_dim, SPLITS=splits, num_warps=4, **early)
+    _whole[(rows * heads,)](parts, sums, out, HEAD_DIM=head_dim, SPLITS=SPLITS, num_warps=4, **early)

@@ -110,8 +110,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 | dict.fromkeys(("q_stride", "k_stride", "v_stride", "pages_per_row"), INT)
                 | dict.fromkeys(("scale", "eps"), FLOAT),
                 {"KV_HEADS": 8, "GROUP": group, "HALF": head_dim // 2, "PAGE": 64, "BLOCK": 32, "VECTORS": 16}
-                | {"SPLITS": split_decode_triton.num_splits(head_dim), "WINDOW": window}
-                | {"ROTATE": rotate, "NORM": norm, "PDL": True},
+                | {"SPLITS": 32, "WINDOW": window, "ROTATE": rotate, "NORM": norm, "PDL": True},
             )
             for group, head_dim, window, rotate, norm in (
                 (8, 128, 0, False, False),
@@ -124,7 +123,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
         (
             split_decode_triton._whole,
             {"parts": FLOATS, "sums": FLOATS, "result": HALVES},
-            {"HEAD_DIM": 128, "SPLITS": split_decode_triton.num_splits(128), "PDL": True},
+            {"HEAD_DIM": 128, "SPLITS": 32, "PDL": True},
         ),
         *(
             (kernel, EXPERTS, CHOICE | {"RENORMALIZE": renormalize} | sizes)

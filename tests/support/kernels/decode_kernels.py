@@ -196,7 +196,7 @@ def check_split_decode(
 def _split_decode(
     dense: DenseCase, q: torch.Tensor, kv: PagedKV, window: int | None, new: split_decode_triton.NewTokens | None
 ) -> torch.Tensor:
-    batch, splits = dense.batch, (*q.shape[:2], split_decode_triton.num_splits(q.shape[2]))
+    batch, splits = dense.batch, (*q.shape[:2], split_decode_triton.SPLITS)
     out = torch.full(q.shape, math.nan, dtype=q.dtype, device=q.device)
     split_decode_triton.split_decode(
         q,
@@ -348,5 +348,5 @@ if __name__ == "__main__":
     # Programs of several outputs, although these products are small.
     skinny_linear_triton._PROGRAMS = 3
     # And several blocks of tokens in a split.
-    split_decode_triton._SPLITS = split_decode_triton._SMALL_HEAD_SPLITS = 4
+    split_decode_triton.SPLITS = 4
     print(json.dumps({name: _what_is_wrong(case) for name, case in CASES.items()}))
