@@ -79,6 +79,8 @@ def test_answers_under_generated_schemas_are_valid_and_refusals_name_a_path(part
         ({"type": []}, "#/type", "at least one type"),
         ({"enum": []}, "#/enum", "1 to"),
         ({"enum": [1, 2**60]}, "#/enum/1", "2**53"),
+        ({"enum": [1, 10**400]}, "#/enum/1", "2**53"),
+        ({"minimum": 10**400}, "#/minimum", "expected a number"),
         ({"const": {"a\x01": 1}}, "#/const/a\x01", "control"),
         ({"properties": {"\x01": True}}, "#/properties/\x01", "control"),
         ({"properties": []}, "#/properties", "object"),

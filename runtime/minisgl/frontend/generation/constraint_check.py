@@ -49,7 +49,7 @@ class ConstraintCheck:
         for field, constraint in checks:
             problem = self._problem(constraint)
             if problem is None and time.monotonic() > until:
-                problem = GrammarError("grammar_too_complex", "schemas of tools take too long to check")
+                problem = GrammarError("grammar_too_complex", "the constraint takes too long to check; simplify it")
             if problem is not None:
                 raise ApiError.from_code(problem.code, f"{field}: {problem.message}", field)
 

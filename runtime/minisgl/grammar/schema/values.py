@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ def check_constant(value: Any, path: Path) -> None:
         case bool() | None:
             return
         case int() | float():
-            if not math.isfinite(value) or (isinstance(value, int) and abs(value) > EXACT_INTEGER):
+            if not _is_finite(value) or (isinstance(value, int) and abs(value) > EXACT_INTEGER):
                 raise unsupported(path, "integers beyond 2**53 cannot be written exactly; use a string")
         case list():
             for i, item in enumerate(value):
@@ -54,7 +54,7 @@ def length(value: Any, path: Path) -> int:
 
 def number(value: Any, path: Path) -> int | float:
     """Return the value of `minimum` and its like. Raises GrammarError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         raise unsupported(path, "expected a number")
     return value
 
@@ -83,6 +83,11 @@ def inside(bound: int | float, upwards: bool) -> int | float:
     integer for an inclusive one where the other bound is less than 1 away."""
     step = Decimal(1).scaleb(-6)
     return float(Decimal(bound) + (step if upwards else -step))
+
+
+def _is_finite(value: int | float) -> bool:
+    """Whether the number is finite as a double; integers of JSON have no limit."""
+    return abs(value) <= sys.float_info.max
 
 
 def _rounded(bound: int | float, rounding: str) -> int | float:
