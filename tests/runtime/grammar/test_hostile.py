@@ -45,6 +45,10 @@ def exponential_one_of(depth: int, ways: int, *, disjoint: bool) -> Any:
     return schema
 
 
+def two_ways(next: Any) -> Any:
+    return {"oneOf": [{"anyOf": [next] * 40}, {"anyOf": [next] * 40}]}
+
+
 REFUSED: dict[str, tuple[ConstraintKind, Any]] = {
     "depth": ("json", nested({}, 500, items=dict)),
     "depth in anyOf": ("json", nested({}, 300, anyOf=list)),
@@ -58,6 +62,7 @@ REFUSED: dict[str, tuple[ConstraintKind, Any]] = {
     "regex of 1 MB": ("regex", "ab" * 500_000),
     "overlapping oneOf": ("json", exponential_one_of(7, 3, disjoint=False)),
     "deep oneOf": ("json", exponential_one_of(12, 2, disjoint=True)),
+    "references that multiply in oneOf": ("json", chain(12, two_ways)),
     "allOf of anyOf": (
         "json",
         {"allOf": [{"anyOf": [{"properties": {f"k{i}_{j}": TEXT}} for j in range(5)]} for i in range(10)]},
@@ -86,6 +91,7 @@ REFUSED: dict[str, tuple[ConstraintKind, Any]] = {
 ALLOWED: dict[str, tuple[ConstraintKind, Any]] = {
     "chain of references": ("json", chain(300, lambda next: {"type": "object", "properties": {"a": next}})),
     "deep oneOf": ("json", exponential_one_of(6, 3, disjoint=True)),
+    "long enums in oneOf": ("json", {"oneOf": [{"enum": [f"{a}{i}" for i in range(4000)]} for a in "ab"]}),
     "long lists": ("json", {"type": "array", "items": LISTS, "maxItems": 10**9, "minItems": 9999}),
     "counts in counts": ("regex", "((((a{1,100}){1,100}){1,100}){1,100})"),
     "many states": ("regex", "(.|x)*a(.|b){100}z"),

@@ -18,6 +18,9 @@ class Disjointness:
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
         self._steps = 0
+        # By id, since references lead to the same schemas again and again. The root keeps them alive.
+        self._known_types: dict[tuple[int, int], frozenset[str]] = {}
+        self._known_constants: dict[int, frozenset[Any] | None] = {}
 
     def all_disjoint(self, branches: list[Schema]) -> bool:
         """True: each value is valid under at most one of the schemas. False: unknown."""
@@ -48,6 +51,12 @@ class Disjointness:
             return frozenset()
         if schema is True or depth == 0:
             return TYPES
+        key = id(schema), depth
+        if (known := self._known_types.get(key)) is None:
+            known = self._known_types[key] = self._read_types(schema, depth)
+        return known
+
+    def _read_types(self, schema: dict[str, Any], depth: int) -> frozenset[str]:
         types = TYPES
         if "type" in schema:
             given = schema["type"]
@@ -71,8 +80,15 @@ class Disjointness:
         return target
 
     def _constants_differ(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
-        ours, theirs = _constants(one), _constants(other)
-        return ours is not None and theirs is not None and not any(_equal(a, b) for a in ours for b in theirs)
+        ours, theirs = self._constants(one), self._constants(other)
+        return ours is not None and theirs is not None and ours.isdisjoint(theirs)
+
+    def _constants(self, schema: dict[str, Any]) -> frozenset[Any] | None:
+        """Return what stands for the only values of a schema, see `_constant`; None if there may be others."""
+        if id(schema) not in self._known_constants:
+            values = [schema["const"]] if "const" in schema else schema.get("enum")
+            self._known_constants[id(schema)] = None if values is None else frozenset(map(_constant, values))
+        return self._known_constants[id(schema)]
 
     def _properties_differ(self, one: dict[str, Any], other: dict[str, Any], depth: int) -> bool:
         """True: both allow objects alone, and a property that one of them requires has no value valid in both."""
@@ -123,18 +139,10 @@ def _property(schema: dict[str, Any], name: str) -> Schema:
     return rest
 
 
-def _constants(schema: dict[str, Any]) -> list[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    values: list[Any] | None = schema.get("enum")
-    return values
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Compare as JSON does: 1 is 1.0, but not true. Lists and objects that might be equal count as equal."""
-    if isinstance(one, list | dict) or isinstance(other, list | dict):
-        return type(one) is type(other)
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+def _constant(value: Any) -> Any:
+    """Return a key that values have in common if they are equal in JSON: 1 is 1.0, but not true. Lists that might be
+    equal count as equal, and so do objects."""
+    return type(value) if isinstance(value, list | dict) else (isinstance(value, bool), value)
 
 
 def type_of(value: Any) -> str:
