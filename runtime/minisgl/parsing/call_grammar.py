@@ -81,24 +81,34 @@ def _qwen_xml(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bo
 
 
 def _llama_json(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool) -> CallRules:
-    bodies = lark.one_of([_json_object(tool, "parameters") for tool in tools])
+    begins = [_json_begin(tool, "parameters") for tool in tools]
+    first = [f"CALL_BEGIN_{number} call_{number}" for number in range(len(tools))]
+    following = [f'{lark.literal(f"; {begin}")} call_{number}' for number, begin in enumerate(begins)]
     keys = "|".join(KEYS)
     return CallRules(
-        (f"call_one: {bodies}",),
+        (
+            *(f'call_{number}: {tool.value(tool.schema)} "}}"' for number, tool in enumerate(tools)),
+            *(f"CALL_BEGIN_{number}: {_behind_line_breaks(begin)}" for number, begin in enumerate(begins)),
+        ),
         "",
-        _several("call_one", '"; " call_one', parallel),
+        _several(lark.one_of(first), lark.one_of(following), parallel),
         text=_text_without(rf'\{{[ \t\r\n]*"({keys})"'),
     )
 
 
 def _pythonic(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool) -> CallRules:
     # The bracket belongs to the name: alone, it would be taken for text.
-    first = [f'{lark.literal(f"[{tool.name}(")} call_{number} ")"' for number, tool in enumerate(tools)]
+    begins = [_behind_line_breaks(f"[{tool.name}(") for tool in tools]
+    first = [f'CALL_BEGIN_{number} call_{number} ")"' for number in range(len(tools))]
     following = [f'{lark.literal(f", {tool.name}(")} call_{number} ")"' for number, tool in enumerate(tools)]
     names = "|".join(re.escape(tool.name) for tool in tools)
     rules = [rule for number, tool in enumerate(tools) for rule in _python_arguments(tool, f"call_{number}")]
     return CallRules(
-        (*rules, "CALL_KEY: /[A-Za-z_][A-Za-z_0-9]*/"),
+        (
+            *rules,
+            *(f"CALL_BEGIN_{number}: {begin}" for number, begin in enumerate(begins)),
+            "CALL_KEY: /[A-Za-z_][A-Za-z_0-9]*/",
+        ),
         "",
         _several(lark.one_of(first), lark.one_of(following), parallel) + ' "]"',
         text=_text_without(rf"\[[ \t\r\n]*({names})\("),
@@ -126,10 +136,18 @@ def _text_without(call: str) -> str:
     return f"{lark.regex('(?s:.+)')} & ~{lines}"
 
 
+def _behind_line_breaks(begin: str) -> str:
+    """Return a terminal for the beginning of a call without a marker. The line breaks that follow reasoning belong to
+    it: alone, they would be taken for text."""
+    return f"/\\n{{0,4}}/ {lark.literal(begin)}"
+
+
+def _json_begin(tool: CallableTool, key: str) -> str:
+    return f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
+
+
 def _json_object(tool: CallableTool, key: str) -> str:
-    name = json.dumps(tool.name, ensure_ascii=False)
-    begin = lark.literal(f'{{"name": {name}, "{key}": ')
-    return f'({begin} {tool.value(tool.schema)} "}}")'
+    return f'({lark.literal(_json_begin(tool, key))} {tool.value(tool.schema)} "}}")'
 
 
 class _Parameter(NamedTuple):

@@ -193,6 +193,17 @@ def test_line_breaks_behind_reasoning_are_allowed(grammars: Grammars, parser: To
         assert allows(matcher, "\n\n" + one)
 
 
+@every_parser
+def test_calls_behind_reasoning_and_line_breaks_are_calls(grammars: Grammars, parser: ToolCallParser) -> None:
+    one, both = one_and_both(parser)
+    for state in (ReasoningState.BEFORE, ReasoningState.WITHIN):
+        matcher = grammars.matcher(answer_grammar(formats(parser), state, tools=TOOLS))
+        assert allows(matcher, f"\n\n{one}")
+        assert allows(matcher, f"\n\n{both}")
+        assert allows(matcher, "\n\nYes")
+        assert not allows(matcher, f"\n\n{one}".replace("1", '"x"'))
+
+
 @pytest.mark.parametrize("constraint", [CITY, StructuredOutput("regex", "[0-9]+")])
 def test_a_constraint_begins_behind_the_reasoning(grammars: Grammars, constraint: StructuredOutput) -> None:
     valid = '{"city": "x"}' if constraint is CITY else "12"
