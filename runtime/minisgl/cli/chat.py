@@ -67,13 +67,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="maximum length of an answer (default: the endpoint's, in tokens)",
     )
     parser.add_argument(
-        "--no-thinking", action="store_true", help="answer without reasoning, if the model's chat template allows it"
+        "--no-thinking",
+        action="store_true",
+        help="answer without reasoning, if the model's chat template allows it (default: as the template does)",
     )
     parser.add_argument(
         "--tools",
         type=_tools,
         metavar="FILE",
-        help="JSON file with a list of tools as in a request; the chat shows each call and asks for its result",
+        help="JSON file with a list of tools as in a request; the chat shows each call and asks for its result "
+        "(default: no tools)",
     )
 
 

@@ -62,10 +62,9 @@ class Served:
             return 0
 
     def metric(self, name: str) -> float:
-        """Return the sum of all lines of /metrics that begin with `name`."""
+        """Return the sum of the metric over all its labels."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+            return metric_sum(answer.read().decode(), name)
 
     def children(self) -> dict[str, int]:
         return launched_by(self.popen.pid)
@@ -103,3 +102,8 @@ def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
         time.sleep(0.02)
+
+
+def metric_sum(page: str, name: str) -> float:
+    """Return the sum of the metric `name` over all its labels in a page of /metrics."""
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith((f"{name} ", f"{name}{{")))

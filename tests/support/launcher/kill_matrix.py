@@ -36,7 +36,7 @@ import httpx
 import msgspec
 
 from minisgl.toy.tiny import write_tiny_checkpoint
-from support.frontend.served import Served, eventually
+from support.frontend.served import Served, eventually, metric_sum
 from support.tiny_checkpoint import tiny_checkpoint
 
 STREAMS: Final = 8
@@ -352,7 +352,7 @@ def _listed(outcomes: Counter[str]) -> str:
 
 def _metric(served: Served, name: str) -> int:
     page = httpx.get(f"{served.url}/metrics", timeout=60, verify=_SSL).text
-    return sum(int(float(line.split()[-1])) for line in page.splitlines() if line.startswith(name))
+    return int(metric_sum(page, name))
 
 
 def _in_engine(served: Served) -> int:
