@@ -70,27 +70,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Unknown fields of the body."""
 
 
-_SAME_IN_EVERY_CHOICE: Final = (
-    "template_variables",
-    "echo",
-    "priority",
-    "cache_salt",
-    "stream",
-    "tools",
-    "structured_output",
-    "separate_reasoning",
-    "thinking_budget",
-    "thinking",
-    "documents",
-    "add_generation_prompt",
-    "continue_final_message",
-    "add_special_tokens",
-    "truncate_prompt_tokens",
-    "bad_words",
-    "stop_regex",
-    "skip_special_tokens",
-    "return_token_ids",
-    "soft_limits",
+_SAME_IN_EVERY_CHOICE: Final = tuple(
+    name for name in GenerationRequest.__struct_fields__ if name in Generate.__struct_fields__ and name != "params"
 )
 """Fields that a message to a worker takes from the request as they are."""
 
