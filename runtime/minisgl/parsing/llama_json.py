@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from minisgl.parsing import json_call
+from minisgl.parsing.call_sequence import parse_calls
 from minisgl.parsing.json_text import SPACE
 from minisgl.parsing.output import Output
-from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
+from minisgl.parsing.reader import Reader, Scan
 from minisgl.parsing.tool_format import ToolFormat, Tools
 
 PYTHON_TAG: Final = "<|python_tag|>"
@@ -15,20 +16,12 @@ _STARTS: Final = ("{", PYTHON_TAG)
 
 
 def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
-    yield from _call(reader, output, tools)
-    while True:
-        reader.commit()
-        calls = output.calls
-        try:
-            if not (yield from reader.skip_to(_STARTS, SPACE + ";")):
-                return
-            yield from _call(reader, output, tools)
-        except (NotACall, Ended):
-            if output.calls > calls:
-                raise
-            # Something else follows the calls, and begins behind the last one.
-            reader.at = 0
-            return
+    yield from parse_calls(
+        reader,
+        output,
+        call=lambda: _call(reader, output, tools),
+        follows=lambda: reader.skip_to(_STARTS, SPACE + ";"),
+    )
 
 
 def _call(reader: Reader, output: Output, tools: Tools) -> Scan[None]:

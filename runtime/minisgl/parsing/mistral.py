@@ -6,9 +6,10 @@ import re
 from typing import Final
 
 from minisgl.parsing import json_call
+from minisgl.parsing.call_sequence import parse_list
 from minisgl.parsing.json_text import SPACE
 from minisgl.parsing.output import Call, Output, short_call_id
-from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
+from minisgl.parsing.reader import NotACall, Reader, Scan
 from minisgl.parsing.tool_format import ToolFormat, Tools
 
 START: Final = "[TOOL_CALLS]"
@@ -30,24 +31,11 @@ def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
 
 
 def _list(reader: Reader, output: Output) -> Scan[None]:
-    yield from reader.skip(SPACE)
-    yield from json_call.parse(reader, output)
-    while True:
-        reader.commit()
-        calls = output.calls
-        try:
-            if (yield from reader.skip(SPACE)) == "]":
-                reader.at += 1
-                return
-            yield from reader.expect(",")
-            yield from reader.skip(SPACE)
-            yield from json_call.parse(reader, output)
-        except (NotACall, Ended):
-            if output.calls > calls:
-                raise
-            # Something else follows the calls, and begins behind the last one.
-            reader.at = 0
-            return
+    def call() -> Scan[None]:
+        yield from reader.skip(SPACE)
+        yield from json_call.parse(reader, output)
+
+    yield from parse_list(reader, output, call)
 
 
 def _named(reader: Reader, output: Output) -> Scan[None]:

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Final
 
+from minisgl.parsing.call_sequence import parse_list
 from minisgl.parsing.json_text import SPACE, escaped
 from minisgl.parsing.output import Call, Output
 from minisgl.parsing.python_text import python_literal, string_value
@@ -19,22 +20,7 @@ _SPECIAL: Final = re.compile(r"""["'()\[\]{},]""")
 
 def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
     yield from reader.expect("[")
-    yield from _call(reader, output, tools)
-    while True:
-        reader.commit()
-        calls = output.calls
-        try:
-            if (yield from reader.skip(SPACE)) == "]":
-                reader.at += 1
-                return
-            yield from reader.expect(",")
-            yield from _call(reader, output, tools)
-        except (NotACall, Ended):
-            if output.calls > calls:
-                raise
-            # Something else follows the calls, and begins behind the last one.
-            reader.at = 0
-            return
+    yield from parse_list(reader, output, lambda: _call(reader, output, tools))
 
 
 def _call(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
