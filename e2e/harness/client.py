@@ -26,8 +26,9 @@ class ClientPod:
     name: str = "client"
 
     @classmethod
-    def create(cls, namespace: Namespace, image: str, name: str = "client") -> ClientPod:
-        namespace.apply(manifest(name, image))
+    def create(cls, namespace: Namespace, image: str, name: str = "client", node: str = "") -> ClientPod:
+        """Create the pod, on this node if one is named, and wait until it is Ready."""
+        namespace.apply(manifest(name, image, node))
         namespace.kubectl("wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={PATIENCE:.0f}s")
         return cls(namespace, name)
 
@@ -64,7 +65,7 @@ class ClientPod:
         return self.namespace.kubectl("exec", self.name, "--", *command, check=check)
 
 
-def manifest(name: str, image: str) -> dict[str, Any]:
+def manifest(name: str, image: str, node: str = "") -> dict[str, Any]:
     # Process 1 does not receive signals without a handler: `sleep` would use the whole grace period.
     wait = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit()); signal.pause()"
     container = {"name": "client", "image": image, "command": ["python3", "-c", wait], "securityContext": RESTRICTED}
@@ -73,6 +74,7 @@ def manifest(name: str, image: str) -> dict[str, Any]:
         "kind": "Pod",
         "metadata": {"name": name, "labels": {"app": name}},
         "spec": {
+            **({"nodeSelector": {"kubernetes.io/hostname": node}} if node else {}),
             "automountServiceAccountToken": False,
             "securityContext": {
                 "runAsNonRoot": True,

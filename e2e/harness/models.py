@@ -29,6 +29,19 @@ def cpu_model(name: str, *, tensor: int = 1, **spec: Any) -> dict[str, Any]:
     )
 
 
+def spread_model(name: str, **spec: Any) -> dict[str, Any]:
+    """Two replicas and two frontends of `cpu_model`, on different nodes where possible."""
+    model = cpu_model(name, replicas=2, **spec)
+    for component in ("engine", "frontend"):
+        labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": component}
+        term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+        preferred = [{"weight": 100, "podAffinityTerm": term}]
+        affinity = {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+        model["spec"][component]["affinity"] = affinity
+    model["spec"]["frontend"]["replicas"] = 2
+    return model
+
+
 def inference_model(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "serving.minisgl.io/v1alpha1",

@@ -1,0 +1,73 @@
+"""Nodes that are drained or lost while a stream and new requests run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness import nodes
+from harness.client import ClientPod
+from harness.models import spread_model
+from harness.namespace import Namespace
+from harness.traffic import traffic
+
+
+@pytest.fixture
+def victim(images: dict[str, str]) -> str:
+    """Node without the operator, to which something happens."""
+    return nodes.other_than(nodes.of_operator())
+
+
+@pytest.fixture
+def safe_client(images: dict[str, str], namespace: Namespace, victim: str) -> ClientPod:
+    """Client on the other node."""
+    return ClientPod.create(namespace, images["frontend"], node=nodes.other_than(victim))
+
+
+def apply_spread(namespace: Namespace, **spec: Any) -> None:
+    """Apply the model "demo" with a replica and a frontend on each node, and wait until it serves."""
+    namespace.apply(spread_model("demo", **spec))
+    namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
+    namespace.wait_for_condition("demo", "Ready")
+    for component in ("engine", "frontend"):
+        placed = nodes.of_pods(namespace.pods("demo", component))
+        assert set(placed.values()) == nodes.names(), placed
+
+
+def uids(namespace: Namespace) -> dict[str, str]:
+    """UID of each pod of the model, by its name."""
+    pods = [*namespace.pods("demo", "engine"), *namespace.pods("demo", "frontend")]
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
+
+
+def test_a_drained_node_loses_no_request(
+    namespace: Namespace, safe_client: ClientPod, victim: str, measurement: Callable[[str], None]
+) -> None:
+    apply_spread(namespace)
+    with traffic(safe_client.service_url("demo")) as sent, nodes.drained(victim):
+        left = namespace.objects("pods", "app.kubernetes.io/instance=demo")
+        assert victim not in nodes.of_pods(left).values()
+        namespace.wait("two replicas again", lambda: namespace.status("demo").get("readyReplicas") == 2)
+        namespace.wait_for_condition("demo", "Ready")
+    measurement(f"a drained node: {sent.summary()}")
+    sent.check()
+
+
+def test_a_kubelet_that_comes_back_finds_the_same_pods(
+    namespace: Namespace, safe_client: ClientPod, victim: str, measurement: Callable[[str], None]
+) -> None:
+    apply_spread(namespace)
+    before = uids(namespace)
+    with traffic(safe_client.service_url("demo")) as sent:
+        with nodes.without_kubelet(victim):
+            sent.wait_for_answers()
+        namespace.wait("two replicas again", lambda: namespace.status("demo").get("readyReplicas") == 2)
+        namespace.wait_for_condition("demo", "Ready")
+    assert uids(namespace) == before
+    restarts = [s["restartCount"] for p in namespace.objects("pods") for s in p["status"]["containerStatuses"]]
+    assert not any(restarts)
+    measurement(f"a killed kubelet: {sent.summary()}")
+    sent.check()
+    assert not sent.broken, "its containers continue"
