@@ -122,6 +122,9 @@ class HuggingFaceSource(ApiModel):
     """URL of a mirror of the Hub; default: https://huggingface.co."""
 
 
+AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadOnlyMany"]
+
+
 class ClaimSource(ApiModel):
     """A model on a PersistentVolumeClaim, which engine pods mount read-only."""
 
@@ -129,6 +132,8 @@ class ClaimSource(ApiModel):
     """Name of the PersistentVolumeClaim, in the namespace of the InferenceModel."""
     path: str = Field(default="", max_length=1024)
     """Directory of the model on the claim; empty: its root."""
+    access_mode: AccessMode = "ReadWriteMany"
+    """Access mode of the claim. With ReadWriteOnce, all engine pods are placed on one node."""
 
     rules: ClassVar[tuple[Rule, ...]] = (_PATH_RULE,)
 
@@ -174,14 +179,27 @@ class Cache(ApiModel):
     is larger keeps its size."""
     storage_class_name: ObjectName | None = None
     """StorageClass of the claim; default: the cluster's. Immutable."""
-    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = "ReadWriteMany"
-    """Access mode of the claim. With ReadWriteOnce, only pods on one node can use it. The fetch pod, which needs no
-    GPU, may determine that node or the volume's zone; it then uses engine.nodeSelector, engine.affinity.nodeAffinity
-    and engine.tolerations, and one of the first two must select the nodes with GPUs. Immutable."""
+    access_mode: AccessMode = "ReadWriteMany"
+    """Access mode of the claim. With ReadWriteOnce, a required podAffinity holds the fetch pod and all engine pods on
+    one node, unless engine.affinity has one. The fetch pod, which needs no GPU, may determine that node or the
+    volume's zone; it then uses engine.nodeSelector, engine.affinity.nodeAffinity and engine.tolerations, and one of the
+    first two must select the nodes with GPUs. ReadOnlyMany is for a claim in claimName that was filled beforehand:
+    nothing is fetched. Immutable without claimName."""
     claim_name: ObjectName | None = None
-    """Name of an existing claim to use instead of a new one; the other fields then have no effect. Immutable."""
+    """Name of an existing claim to use instead of a new one; of the other fields only accessMode, which must be that of
+    the claim, then has an effect. Immutable."""
     retain: Boolean = False
     """Keep the claim when the InferenceModel is deleted."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.accessMode != 'ReadOnlyMany' || has(self.claimName)",
+            message="accessMode ReadOnlyMany is for a claim that was filled beforehand: name it in claimName, or use "
+            "ReadWriteMany or ReadWriteOnce",
+            field=".accessMode",
+            holds=lambda cache: cache.access_mode != "ReadOnlyMany" or cache.claim_name is not None,
+        ),
+    )
 
 
 _STAYS_FROM_THE_HUB: Final = "has(self.source.huggingFace) && has(oldSelf.source.huggingFace)"
@@ -191,11 +209,13 @@ def _in_cache(side: str, field: str, absent: str) -> str:
     return f"(has({side}.cache) && has({side}.cache.{field}) ? {side}.cache.{field} : '{absent}')"
 
 
-def _fixed_in_cache(field: str, absent: str) -> Rule:
-    """Rule for a field of the claim, which is immutable as long as the source stays on the Hub."""
+def _fixed_in_cache(field: str, absent: str, unless: str = "") -> Rule:
+    """Rule for a field of the claim, which is immutable as long as the source stays on the Hub. `unless`: CEL for a
+    claim of the user's, which the field only describes."""
     now, before = (_in_cache(side, field, absent) for side in ("self", "oldSelf"))
+    exception = f" || ({unless})" if unless else ""
     return Rule(
-        cel=f"!({_STAYS_FROM_THE_HUB}) || {now} == {before}",
+        cel=f"!({_STAYS_FROM_THE_HUB}) || {now} == {before}{exception}",
         message=f"cache.{field} cannot be changed, as the claim exists: restore it, or delete the InferenceModel and "
         "create it again",
     )
@@ -240,7 +260,7 @@ class ModelSpec(ApiModel):
         ),
         _cannot_shrink(),
         _fixed_in_cache("storageClassName", ""),
-        _fixed_in_cache("accessMode", "ReadWriteMany"),
+        _fixed_in_cache("accessMode", "ReadWriteMany", unless="has(self.cache) && has(self.cache.claimName)"),
         _fixed_in_cache("claimName", ""),
     )
 

@@ -128,8 +128,7 @@ class Facts:
     @cached_property
     def fetch(self) -> fetches.FetchStatus | None:
         """None for a model that is not fetched."""
-        fetched = model_files.cache_key(self.model) is not None
-        return fetches.fetch_status(self.fetch_job, self.observed) if fetched else None
+        return fetches.fetch_status(self.fetch_job, self.observed) if model_files.is_fetched(self.model) else None
 
     @cached_property
     def cached(self) -> bool:

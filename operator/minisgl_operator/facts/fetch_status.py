@@ -38,8 +38,9 @@ class FetchStatus:
 
 def fetch_job(model: InferenceModel, observed: Observed) -> Manifest | None:
     """The Job that fetches the current source; None without one, or for a source that is not fetched."""
-    key = model_files.cache_key(model)
-    return None if key is None else observed.child("Job", names.fetch(model.name, key))
+    if not model_files.is_fetched(model):
+        return None
+    return observed.child("Job", names.fetch(model.name, model_files.cache_key(model)))
 
 
 def fetch_status(job: Manifest | None, observed: Observed) -> FetchStatus:
@@ -68,9 +69,9 @@ def retry_time(job: Manifest) -> datetime | None:
 def is_cached(model: InferenceModel, observed: Observed) -> bool:
     """True if the model's files are where engines look for them: a fetch has completed, or a replica was created with
     them. Neither counts when it is older than the PVC, which was then created again and is empty."""
-    key = model_files.cache_key(model)
-    if key is None:
+    if not model_files.is_fetched(model):
         return True
+    key = model_files.cache_key(model)
     job = fetch_job(model, observed)
     if job is not None and has_condition(job, "Complete") and not refetch_needed(model, observed, job):
         return True

@@ -7,7 +7,7 @@ from typing import Any
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import names
+from minisgl_operator.render import names, single_node
 from minisgl_operator.render.child import child
 
 
@@ -27,8 +27,9 @@ def engine_budget(model: InferenceModel, ready_pods: Mapping[str, int]) -> Manif
     down = sorted(name for name, pods in ready_pods.items() if not pods)
     pods = sum(ready_pods.values())
     selector: dict[str, Any] = {}
-    if len(ready_pods) == 1:
-        # A budget that forbids to evict the only replica would block every drain.
+    if len(ready_pods) == 1 or single_node.claim(model) is not None:
+        # A budget that forbids to evict the only replica would block every drain. Replicas that share a ReadWriteOnce
+        # claim leave their node together: an evicted one cannot start on another node while one stays.
         least = 0
     elif down:
         least = pods

@@ -29,7 +29,7 @@ def wanted_replicas(model: InferenceModel) -> int:
 
 
 def _render(model: InferenceModel, defaults: Defaults) -> Iterator[Manifest]:
-    fetched = model_files.cache_key(model) is not None
+    fetched = model_files.is_fetched(model)
     for name, component in ((names.engine(model.name), names.ENGINE), (names.frontend(model.name), names.FRONTEND)):
         yield child(model, "v1", "ServiceAccount", name, component, {"automountServiceAccountToken": False})
     if fetched and model.spec.model.hub_cache.claim_name is None:

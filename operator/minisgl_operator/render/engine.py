@@ -6,7 +6,7 @@ from typing import Any
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import EnvironmentVariable, InferenceModel
-from minisgl_operator.render import model_files, names, pods
+from minisgl_operator.render import model_files, names, pods, single_node
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.ports import container_ports, service_ports
@@ -52,6 +52,8 @@ def pod_template(model: InferenceModel, defaults: Defaults, index: int) -> dict[
     if model.spec.engine.runtime_class_name is not None:
         spec["runtimeClassName"] = model.spec.engine.runtime_class_name
     spec |= pods.scheduling(model.spec.engine, defaults)
+    if affinity := single_node.with_pods_of_claim(model, spec.get("affinity", {})):
+        spec["affinity"] = affinity
     metadata: dict[str, Any] = {"labels": names.labels(model.name, names.ENGINE) | _labels(name)}
     if (key := model_files.cache_key(model)) is not None:
         metadata["annotations"] = {names.CACHE_KEY_ANNOTATION: key}

@@ -13,9 +13,18 @@ _HUB: Final = "https://huggingface.co"
 
 
 def cache_key(model: InferenceModel) -> str | None:
-    """Name of the model's directory on its cache; None for a source that is not fetched."""
+    """Name of the model's directory on its cache; None for a source that is not on the Hub."""
     hub = model.spec.model.source.hugging_face
     return None if hub is None else names.cache_key(hub.repo, hub.revision, hub.endpoint or _HUB)
+
+
+def is_fetched(model: InferenceModel) -> bool:
+    """True if a Job of ours fetches the model. A ReadOnlyMany claim was filled beforehand."""
+    return cache_key(model) is not None and not _filled_beforehand(model)
+
+
+def _filled_beforehand(model: InferenceModel) -> bool:
+    return model.spec.model.hub_cache.access_mode == "ReadOnlyMany"
 
 
 def cache_claim(model: InferenceModel) -> str:
@@ -38,7 +47,8 @@ def volume(model: InferenceModel) -> dict[str, Any]:
     if source.hugging_face is not None:
         # Read-only in the mount and not in the volume: several storage drivers refuse a volume that is attached
         # read-write for the fetch and read-only for an engine on the same node.
-        return {"name": VOLUME, "persistentVolumeClaim": {"claimName": cache_claim(model)}}
+        read_only = {"readOnly": True} if _filled_beforehand(model) else {}
+        return {"name": VOLUME, "persistentVolumeClaim": {"claimName": cache_claim(model), **read_only}}
     if source.pvc is not None:
         # Read-only in the volume too, so that the kubelet does not change the owner of the user's files.
         return {"name": VOLUME, "persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}

@@ -7,7 +7,7 @@ from typing import Any, Final
 from minisgl.wire.status import CONTROL_PORT
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import model_files, names, pods
+from minisgl_operator.render import model_files, names, pods, single_node
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.ports import container_ports
@@ -103,12 +103,11 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
 
 def _scheduling(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
     """The scheduling fields of frontends, whose image it runs, without those about other pods. For a ReadWriteOnce
-    volume the first pod may choose node or zone: it must be one that engines can run on."""
+    volume the first pod may choose node or zone: it must be one that engines can run on, and later pods follow it."""
     fields = pods.scheduling(model.spec.frontend, defaults) | {"affinity": {}, "topologySpreadConstraints": []}
-    cache = model.spec.model.hub_cache
-    if cache.claim_name is None and cache.access_mode == "ReadWriteOnce":
+    if single_node.claim(model) is not None:
         engines = pods.scheduling(model.spec.engine, defaults)
         nodes = engines.get("affinity", {}).get("nodeAffinity")
-        fields["affinity"] = {"nodeAffinity": nodes} if nodes else {}
+        fields["affinity"] = single_node.with_pods_of_claim(model, {"nodeAffinity": nodes} if nodes else {})
         fields |= {key: engines.get(key) for key in ("nodeSelector", "tolerations")}
     return {key: value for key, value in fields.items() if value}

@@ -42,7 +42,7 @@ _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
 
 def model_cached(facts: Facts) -> Condition:
     if facts.fetch is None:
-        return Condition("True", Reason.NOT_NEEDED, f"{facts.title} is mounted without a copy.")
+        return Condition("True", Reason.NOT_NEEDED, _without_fetch(facts))
     if facts.cached:
         message = f'{facts.title} is on PersistentVolumeClaim "{model_files.cache_claim(facts.model)}".'
         return Condition("True", Reason.CACHED, message)
@@ -61,6 +61,16 @@ def model_cached(facts: Facts) -> Condition:
         return Condition("False", Reason.DOWNLOADING, message)
     message = f"{facts.title} must be fetched; the pod of the fetch Job has not started."
     return Condition("False", Reason.WAITING_FOR_FETCH, message)
+
+
+def _without_fetch(facts: Facts) -> str:
+    if (key := model_files.cache_key(facts.model)) is None:
+        return f"{facts.title} is mounted without a copy."
+    claim = model_files.cache_claim(facts.model)
+    return (
+        f'{facts.title} is not fetched, as PersistentVolumeClaim "{claim}" is ReadOnlyMany: engines read it from '
+        f"directory {key} of the claim."
+    )
 
 
 def _fetch_failed(facts: Facts, fetch: FetchStatus) -> Condition:

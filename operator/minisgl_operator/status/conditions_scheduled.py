@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.pod_failures import PodFailure
 from minisgl_operator.facts.pods import component, node_of
-from minisgl_operator.render import names
+from minisgl_operator.render import names, single_node, wanted_replicas
 from minisgl_operator.status.condition import Condition, pod_title
+
+_UNPLACED: Final = (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE)
 
 
 def scheduled(facts: Facts) -> Condition:
@@ -48,6 +52,9 @@ def _message(facts: Facts, failure: PodFailure) -> str:
 
 
 def _pod_message(facts: Facts, failure: PodFailure, pod: str, part: str) -> str:
+    claim = single_node.claim(facts.model)
+    if claim is not None and part != names.FRONTEND and failure.reason in _UNPLACED:
+        return _single_node_message(facts, failure, pod, claim)
     match failure.reason:
         case Reason.INSUFFICIENT_GPU:
             return (
@@ -74,3 +81,20 @@ def _pod_message(facts: Facts, failure: PodFailure, pod: str, part: str) -> str:
                 "of the pod contain the registry's response."
             )
     return f"{pod} cannot start: {failure.message}"
+
+
+def _single_node_message(facts: Facts, failure: PodFailure, pod: str, claim: str) -> str:
+    """A pod that cannot follow the others to the node of their ReadWriteOnce claim."""
+    spec = facts.model.spec
+    nodes = {node_of(each) for each in facts.observed.pods if component(each) in (names.ENGINE, names.FETCH)} - {None}
+    node = f"node {min(map(str, nodes))}, where the claim is in use" if nodes else "one node"
+    if spec.engine.device == "cpu":
+        needed = "all replicas"
+    else:
+        gpus = wanted_replicas(facts.model) * spec.parallelism.tensor
+        needed = f"{wanted_replicas(facts.model)} replicas with {gpus} {spec.engine.gpu_resource_name} in all"
+    return (
+        f'{pod} cannot be placed: PersistentVolumeClaim "{claim}" is ReadWriteOnce, so {needed} must fit on {node}. '
+        f"The scheduler reports: {failure.message} Free resources there, use a larger node, lower spec.replicas (to 0, "
+        "to move to another node), or use a claim that is ReadWriteMany."
+    )

@@ -214,17 +214,107 @@ def test_a_fetch_to_a_single_node_volume_runs_where_engines_can() -> None:
     pod = fetch_pod({"model": {"cache": {"accessMode": "ReadWriteOnce"}}, **_WHERE})
     assert pod["nodeSelector"] == {"gpu": "yes"}
     assert [toleration["key"] for toleration in pod["tolerations"]] == ["gpu"]
-    assert pod["affinity"] == _NODES
+    assert pod["affinity"].keys() == {"nodeAffinity", "podAffinity"}
+    assert pod["affinity"]["nodeAffinity"] == _NODES["nodeAffinity"]
     assert pod["priorityClassName"] == "frontends"
     bare = fetch_pod({"model": {"cache": {"accessMode": "ReadWriteOnce"}}, "frontend": _WHERE["frontend"]})
-    assert not {"nodeSelector", "tolerations", "affinity"} & bare.keys()
+    assert not {"nodeSelector", "tolerations"} & bare.keys()
+    assert bare["affinity"].keys() == {"podAffinity"}
 
 
-@pytest.mark.parametrize("cache", [{}, {"claimName": "theirs", "accessMode": "ReadWriteOnce"}], ids=str)
+@pytest.mark.parametrize("cache", [{}, {"claimName": "theirs"}], ids=str)
 def test_a_fetch_to_a_shared_volume_runs_where_frontends_may(cache: dict[str, Any]) -> None:
     pod = fetch_pod({"model": {"cache": cache}, **_WHERE})
     assert pod["nodeSelector"] == {"gpu": "no"}
     assert not {"tolerations", "affinity"} & pod.keys()
+
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_OWN_CLAIM = {"accessMode": "ReadWriteOnce"}
+
+
+def node_terms(template: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(template["spec"].get("affinity", {}).get("podAffinity", {}).get(_REQUIRED, ()))
+
+
+def matches(term: dict[str, Any], labels: dict[str, str]) -> bool:
+    selector = term["labelSelector"]
+    return selector["matchLabels"].items() <= labels.items() and all(
+        labels.get(each["key"]) in each["values"] for each in selector["matchExpressions"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "source"),
+    [
+        ({"model": {"cache": _OWN_CLAIM}}, None),
+        ({"model": {"cache": _OWN_CLAIM | {"claimName": "theirs"}}}, None),
+        ({}, {"pvc": CLAIM["pvc"] | {"accessMode": "ReadWriteOnce"}}),
+    ],
+    ids=["own claim", "claim of the user's", "model on a claim"],
+)
+def test_pods_that_share_a_single_node_claim_are_held_together(spec: Any, source: Any) -> None:
+    """Each matches its own term, so that the scheduler places the first one freely."""
+    manifests = render(inference_model({"replicas": 2, **spec}, source=source), DEFAULTS)
+    engines = [each for each in templates(manifests) if names.REPLICA_LABEL in each["metadata"]["labels"]]
+    sharing = [each for each in templates(manifests) if "/models" in str(each["spec"]["containers"][0]["args"])]
+    assert len(engines) == 2
+    assert len(sharing) == (2 if source else 3)
+    for pod in sharing:
+        (term,) = node_terms(pod)
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+        assert all(matches(term, other["metadata"]["labels"]) for other in sharing)
+    (frontend,) = [each for each in templates(manifests) if each not in sharing]
+    assert not node_terms(frontend)
+    assert not matches(term, frontend["metadata"]["labels"])
+
+
+def test_engines_of_version_0_1_0_attract_the_fetch_pod() -> None:
+    (term,) = node_terms({"spec": fetch_pod({"model": {"cache": _OWN_CLAIM}})})
+    old = {"app.kubernetes.io/name": "minisgl", "app.kubernetes.io/instance": "qwen"}
+    assert matches(term, old | {"app.kubernetes.io/component": "engine"})
+    assert not matches(term, old | {"app.kubernetes.io/component": "engine", "app.kubernetes.io/instance": "other"})
+
+
+def test_engines_of_other_claims_are_not_held_together() -> None:
+    for spec, source in (({}, None), ({"model": {"cache": {"claimName": "theirs"}}}, None), ({}, CLAIM)):
+        for template in templates(render(inference_model(spec, source=source), DEFAULTS)):
+            assert not node_terms(template)
+
+
+def test_a_required_pod_affinity_of_the_users_takes_the_place_of_ours() -> None:
+    """Two terms would have to be matched by one pod, so the first pod would never be placed."""
+    own = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "loader"}}}]
+    spec: dict[str, Any] = {"model": {"cache": _OWN_CLAIM}, "engine": {"affinity": {"podAffinity": {_REQUIRED: own}}}}
+    for template in templates(render(inference_model(spec), DEFAULTS)):
+        if names.REPLICA_LABEL in template["metadata"]["labels"]:
+            assert node_terms(template) == own
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": own[0]}]}
+    spec["engine"] = {"affinity": {"podAffinity": preferred}}
+    for template in templates(render(inference_model(spec), DEFAULTS)):
+        if names.REPLICA_LABEL in template["metadata"]["labels"]:
+            assert len(node_terms(template)) == 1
+            assert template["spec"]["affinity"]["podAffinity"].items() >= preferred.items()
+
+
+def test_a_read_only_cache_is_mounted_read_only_without_a_fetch() -> None:
+    cache = {"claimName": "filled", "accessMode": "ReadOnlyMany"}
+    manifests = render(inference_model({"model": {"cache": cache}}), DEFAULTS)
+    assert not {"Job", "PersistentVolumeClaim"} & {each["kind"] for each in manifests}
+    assert "qwen-fetch" not in {each["metadata"]["name"] for each in manifests}
+    pod = find(manifests, "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]
+    (volume,) = [each for each in pod["volumes"] if "persistentVolumeClaim" in each]
+    assert volume["persistentVolumeClaim"] == {"claimName": "filled", "readOnly": True}
+    directory = names.cache_key("Qwen/Qwen3-8B", "main", "https://huggingface.co")
+    assert pod["containers"][0]["args"][1] == f"/models/{directory}"
+
+
+def test_replicas_that_share_a_node_may_be_evicted_together() -> None:
+    """An evicted replica cannot start elsewhere while another one holds the claim, so a drain would never end."""
+    for cache, least in ((_OWN_CLAIM, 0), ({}, 1)):
+        model = inference_model({"replicas": 2, "model": {"cache": cache}})
+        budget = find(render(model, DEFAULTS), "PodDisruptionBudget", "qwen-engine")
+        assert budget["spec"]["minAvailable"] == least
 
 
 def test_pods_get_the_default_pull_secrets_unless_the_model_sets_its_own() -> None:

@@ -175,6 +175,34 @@ def test_a_missing_node_is_reported() -> None:
     expect(scene, "Scheduled", "Unschedulable", "node affinity/selector", "nodeSelector")
 
 
+HELD_TEXT = (
+    "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match pod affinity rules. preemption: no"
+)
+
+
+def test_a_replica_that_does_not_fit_on_the_node_of_a_single_node_claim_is_reported() -> None:
+    spec = {"replicas": 2, "parallelism": {"tensor": 4}, "model": {"cache": {"accessMode": "ReadWriteOnce"}}}
+    scene = Scene(spec)
+    scene.unschedulable("qwen-r1-0", HELD_TEXT)
+    found = scene.conditions()["Scheduled"]
+    assert (found["status"], found["reason"]) == ("False", "InsufficientGPU")
+    for words in (
+        "Pod qwen-r1-0",
+        'PersistentVolumeClaim "qwen-cache" is ReadWriteOnce',
+        "2 replicas with 8 nvidia.com/gpu in all must fit on node node-0",
+        "didn't match pod affinity rules",
+        "lower spec.replicas",
+    ):
+        assert words in found["message"]
+
+
+def test_replicas_on_cpus_that_do_not_fit_on_the_node_of_their_claim_are_reported() -> None:
+    source = {"pvc": CLAIM["pvc"] | {"accessMode": "ReadWriteOnce"}}
+    scene = starting({"engine": {"device": "cpu"}}, source)
+    scene.unschedulable("qwen-r0-0", "0/1 nodes are available: 1 Insufficient memory.")
+    expect(scene, "Scheduled", "Unschedulable", '"models" is ReadWriteOnce, so all replicas must fit on one node')
+
+
 def test_a_pod_without_a_node_is_pending() -> None:
     scene = starting()
     scene.not_ready("qwen-r0-0", phase="Pending", containerStatuses=[])["spec"]["nodeName"] = None

@@ -330,3 +330,13 @@ def test_a_replica_has_its_old_number_of_ranks_until_the_edit_reaches_it() -> No
     scene = Scene({"parallelism": {"tensor": 1}}, source=CLAIM)
     scene.leader_reports("qwen-r0", tensor=2, ready_ranks=2)
     assert _row(scene.status()) == ("True", "Ready", "2/2")
+
+
+def test_a_claim_that_was_filled_beforehand_names_its_directory() -> None:
+    scene = Scene({"model": {"cache": {"claimName": "filled", "accessMode": "ReadOnlyMany"}}})
+    found = scene.conditions()["ModelCached"]
+    assert (found["status"], found["reason"]) == ("True", "NotNeeded")
+    directory = names.cache_key("Qwen/Qwen3-8B", "main", "https://huggingface.co")
+    assert f"directory {directory} of the claim" in found["message"]
+    assert '"filled"' in found["message"]
+    assert scene.status()["phase"] == "Ready"

@@ -62,7 +62,12 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     ),
     "cache-to-keep": ({"model": {"cache": {"retain": True}}}, None),
     "cache-on-a-claim-of-ones-own": ({"model": {"cache": {"claimName": "shared-models"}}}, None),
+    "cache-filled-beforehand": (
+        {"model": {"cache": {"claimName": "shared-models", "accessMode": "ReadOnlyMany"}}},
+        None,
+    ),
     "claim": ({}, CLAIM),
+    "claim-of-one-node": ({"replicas": 2}, {"pvc": CLAIM["pvc"] | {"accessMode": "ReadWriteOnce"}}),
     "image-volume": ({}, _IMAGE),
     "four-gpus-in-one-pod": ({"parallelism": {"tensor": 4}, "replicas": 2}, CLAIM),
     "eight-gpus-on-two-nodes": ({"parallelism": {"tensor": 8, "gpusPerPod": 4}}, CLAIM),

@@ -176,7 +176,13 @@ _WRONG_MODELS: Final = (
     Case("negative number as a size", smallest(model=hub(cache={"size": -1})), "spec.model.cache.size"),
     Case("size with an endless exponent", smallest(model=hub(cache={"size": "1e999999999"})), "spec.model.cache.size"),
     Case("size that is none", smallest(model=hub(cache={"size": "big"})), "spec.model.cache.size"),
-    Case("access mode", smallest(model=hub(cache={"accessMode": "ReadOnlyMany"})), "spec.model.cache.accessMode"),
+    Case("access mode", smallest(model=hub(cache={"accessMode": "Shared"})), "spec.model.cache.accessMode"),
+    Case(
+        "read-only cache that nobody can fill",
+        smallest(model=hub(cache={"accessMode": "ReadOnlyMany"})),
+        "spec.model.cache.accessMode",
+        "name it in claimName",
+    ),
     Case(
         "claim for one pod",
         smallest(model=hub(cache={"accessMode": "ReadWriteOncePod"})),
@@ -355,6 +361,11 @@ EDITS: Final[tuple[Edit, ...]] = (
         _cache(size="1Gi", accessMode="ReadWriteOnce"),
         "spec.model",
         "cache.accessMode cannot be changed",
+    ),
+    Edit(
+        "mode of a user's claim",
+        _cache(claimName="mine"),
+        _cache(claimName="mine", accessMode="ReadWriteOnce"),
     ),
     Edit("claim", _cache(), _cache(claimName="mine"), "spec.model", "cache.claimName cannot be changed"),
 )
