@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from minisgl_operator.api.defaults import InvalidDefaults
 from minisgl_operator.shell import config
 
 
@@ -25,7 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     from minisgl_operator.shell.run import run_operator
 
-    return run_operator(config.parse(options), options.log_level, options.log_format)
+    try:
+        parsed = config.parse(options)
+    except InvalidDefaults as error:
+        parser.error(f"argument --defaults: {error}")
+    return run_operator(parsed, options.log_level, options.log_format)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,8 @@ class ApiModel(BaseModel):
 
 @dataclass(frozen=True)
 class Unique:
-    """A list whose items are unique by `key` (without one, as a whole), by which server-side apply merges them."""
+    """A list whose items are unique by the attribute `key` (without one, as a whole), by which server-side apply merges
+    them."""
 
     key: str = ""
 
@@ -99,7 +100,7 @@ class Unique:
         result = handler(schema)
         result["x-kubernetes-list-type"] = "map" if self.key else "set"
         if self.key:
-            result["x-kubernetes-list-map-keys"] = [self.key]
+            result["x-kubernetes-list-map-keys"] = [to_camel(self.key)]
         return result
 
 
@@ -136,6 +137,8 @@ ObjectName = Annotated[
     Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"),
 ]
 """Name of an object (DNS-1123 subdomain)."""
+DnsLabel = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+"""Name of a part of a pod (DNS-1123 label)."""
 SecretKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 QualifiedName = Annotated[
     str,
@@ -144,3 +147,17 @@ QualifiedName = Annotated[
 """A label key or resource name, such as nvidia.com/gpu."""
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([a-zA-Z0-9]([-._a-zA-Z0-9]*[a-zA-Z0-9])?)?$")]
 ImageReference = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[a-zA-Z0-9][-._:/@a-zA-Z0-9]*$")]
+
+
+def problem(error: Any) -> tuple[str, str]:
+    """Path of the field in the document, and message, of a pydantic error."""
+    path = ""
+    for step in error["loc"]:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+    if error["type"] == "rule":
+        path += error["ctx"]["field"]
+    messages = {
+        "extra_forbidden": "unknown field: remove it, or see kubectl explain imodel.spec",
+        "missing": "Required value: set this field",
+    }
+    return path.removeprefix("."), messages.get(error["type"], error["msg"])

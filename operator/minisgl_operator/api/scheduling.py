@@ -129,7 +129,9 @@ class PodSettings(ApiModel):
     image_pull_secrets: Annotated[tuple[ImagePullSecret, ...], Field(max_length=16), Unique("name")] = ()
     """Secrets for the image's registry."""
     resources: Resources = Resources()
-    """CPU and memory of the container in each pod."""
+    """CPU and memory of the container in each pod. Default of an engine: requests of 2 CPUs and 8Gi for each rank, 250m
+    and 512Mi on CPUs; of a frontend: requests of 100m and 256Mi. A resource with a request or limit of its own has no
+    default."""
     node_selector: dict[str, LabelValue] = Field(default={}, max_length=64)
     """Labels that a node must have to run the pod."""
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)

@@ -21,8 +21,10 @@ from minisgl_operator.api.base import (
     Rule,
     SecretKey,
     Unique,
+    problem,
 )
-from minisgl_operator.api.scheduling import LabelSelector, PodSettings, PullPolicy
+from minisgl_operator.api.pod_template import PodTemplate
+from minisgl_operator.api.scheduling import LabelSelector, PodSettings, PullPolicy, Resources
 
 GROUP: Final = "serving.minisgl.io"
 VERSION: Final = "v1alpha1"
@@ -71,6 +73,18 @@ RESERVED_ARGUMENTS: Final = (
     "--startup-timeout",
     "--state-directory",
     "--tp",
+)
+RESERVED_FRONTEND_ARGUMENTS: Final = (
+    "--api-keys",
+    "--control-port",
+    "--drain-timeout",
+    "--engine-control-port",
+    "--engines",
+    "--host",
+    "--leave-timeout",
+    "--port",
+    "--scheduler-port",
+    "--served-model-name",
 )
 
 
@@ -337,7 +351,7 @@ class ValueFrom(ApiModel):
 
 
 class EnvironmentVariable(ApiModel):
-    """An environment variable of the engine."""
+    """An environment variable of a container."""
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$")
     """Name of the variable."""
@@ -365,7 +379,15 @@ class EnvironmentVariable(ApiModel):
     )
 
 
-_RESERVED_ARGUMENT: Final = f"({'|'.join(RESERVED_ARGUMENTS)})"
+def _no_reserved_argument(reserved: tuple[str, ...]) -> Rule:
+    pattern = f"({'|'.join(reserved)})"
+    return Rule(
+        cel=f"!has(self.args) || !self.args.exists(argument, argument.matches('^{pattern}(=|$)'))",
+        message="args names an option that follows from other fields of the InferenceModel: remove it "
+        f"(reserved: {', '.join(reserved)})",
+        field=".args",
+        holds=lambda part: not any(re.match(rf"{pattern}(=|\Z)", argument) for argument in part.args),
+    )
 
 
 class EngineSpec(PodSettings):
@@ -382,21 +404,18 @@ class EngineSpec(PodSettings):
     runtime_class_name: ObjectName | None = None
     """RuntimeClass of the pods, for nodes whose default runtime provides no GPUs."""
     shm_size: Quantity = "8Gi"
-    """Size of /dev/shm, which the ranks of one pod use to exchange data. If one pod has all ranks of a replica, its
-    contents count as memory of the pod."""
+    """Size of /dev/shm, which the ranks of one pod use to exchange data."""
+    shm_medium: Literal["Auto", "Memory", "Node"] = "Auto"
+    """Medium of /dev/shm. Memory: a tmpfs, whose contents count as memory of the pod. NCCL then uses no NVLink between
+    pods on one node. Node: the node's disk, with which it can use it if each pod sees all GPUs; ranks of one pod that
+    exchange data through /dev/shm are slower. Auto: Memory if a pod has several ranks or all ranks of a replica."""
     startup_timeout_seconds: Integer = Field(default=1800, ge=10, le=86_400)
     """Time limit for the start of the ranks, including weights and CUDA graphs, in seconds."""
+    pod_template: PodTemplate = PodTemplate()
+    """Additional labels, annotations, volumes and resource claims of the pods."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel=f"!has(self.args) || !self.args.exists(argument, argument.matches('^{_RESERVED_ARGUMENT}(=|$)'))",
-            message="args names an option that follows from other fields of the InferenceModel: remove it "
-            f"(reserved: {', '.join(RESERVED_ARGUMENTS)})",
-            field=".args",
-            holds=lambda engine: (
-                not any(re.match(rf"{_RESERVED_ARGUMENT}(=|\Z)", argument) for argument in engine.args)
-            ),
-        ),
+        _no_reserved_argument(RESERVED_ARGUMENTS),
         Rule(
             cel="!has(self.resources) || "
             "!(has(self.resources.requests) && self.gpuResourceName in self.resources.requests) && "
@@ -434,6 +453,26 @@ class FrontendSpec(PodSettings):
     """Number of frontend pods."""
     auth: Auth | None = None
     """Authentication of clients; default: none, only network policies restrict access."""
+    args: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(default=(), max_length=64)
+    """Additional arguments of `minisgl frontend`."""
+    env: Annotated[tuple[EnvironmentVariable, ...], Field(max_length=64), Unique("name")] = ()
+    """Environment variables of the frontend."""
+    leave_seconds: Integer = Field(default=15, ge=1, le=3600)
+    """Time for which a frontend that stops is not ready but accepts new requests, in seconds. It must exceed the time
+    that load balancers in front of the Service need to stop sending requests to a pod."""
+    pod_template: PodTemplate = PodTemplate()
+    """Additional labels, annotations, volumes and resource claims of the pods."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_no_reserved_argument(RESERVED_FRONTEND_ARGUMENTS),)
+
+
+class FetchSpec(ApiModel):
+    """Pod that fetches a model from the Hub. Its image and its place follow from frontend and engine."""
+
+    resources: Resources = Resources()
+    """CPU and memory of the container; default: requests of 100m and 512Mi."""
+    pod_template: PodTemplate = PodTemplate()
+    """Additional labels, annotations, volumes and resource claims of the pod."""
 
 
 class Recovery(ApiModel):
@@ -503,6 +542,8 @@ class InferenceModelSpec(ApiModel):
     """Pods that run the model's ranks."""
     frontend: FrontendSpec = FrontendSpec()
     """Pods that serve the OpenAI API."""
+    fetch: FetchSpec = FetchSpec()
+    """Pod that fetches a model from the Hub."""
     drain_seconds: Integer = Field(default=300, ge=1, le=86_400)
     """Time for running requests in a pod that stops, in seconds; then they end with an error."""
     recovery: Recovery = Recovery()
@@ -562,22 +603,8 @@ class InferenceModel(BaseModel):
         try:
             model = cls.model_validate({"metadata": raw.get("metadata", {}), "spec": raw.get("spec", {})})
         except ValidationError as error:
-            raise InvalidSpec(tuple(_problem(each) for each in error.errors(include_url=False))) from None
+            raise InvalidSpec(tuple(problem(each) for each in error.errors(include_url=False))) from None
         assert NAME_RULE.holds is not None
         if not NAME_RULE.holds(model.metadata.name):
             raise InvalidSpec((("metadata.name", NAME_RULE.message.removeprefix("metadata.name: ")),))
         return model
-
-
-def _problem(error: Any) -> tuple[str, str]:
-    """Path of the field in the manifest, and message, of a pydantic error."""
-    path = ""
-    for step in error["loc"]:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}"
-    if error["type"] == "rule":
-        path += error["ctx"]["field"]
-    messages = {
-        "extra_forbidden": "unknown field: remove it, or see kubectl explain imodel.spec",
-        "missing": "Required value: set this field",
-    }
-    return path.removeprefix("."), messages.get(error["type"], error["msg"])

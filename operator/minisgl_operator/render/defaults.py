@@ -1,8 +1,10 @@
-"""Defaults for models that set no image, pull policy or pull secrets."""
+"""Defaults for fields that models do not set."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from minisgl_operator.api.defaults import ModelDefaults
 
 
 @dataclass(frozen=True)
@@ -12,6 +14,7 @@ class Defaults:
     `operator_namespace`: namespace of the operator's pods, whose probes NetworkPolicies allow.
     `image_pull_policy`: None leaves the choice to the API server.
     `image_pull_secrets`: names of Secrets in the namespace of each model.
+    `models`: defaults for the other fields.
     """
 
     operator_namespace: str
@@ -19,3 +22,4 @@ class Defaults:
     frontend_image: str
     image_pull_policy: str | None = None
     image_pull_secrets: tuple[str, ...] = ()
+    models: ModelDefaults = field(default_factory=ModelDefaults)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from minisgl_operator.api.defaults import ModelDefaults
 from minisgl_operator.render.defaults import Defaults
 
 _PREFIX: Final = "MINISGL_OPERATOR_"
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser, variables: Mapping[str, str] 
     add("--engine-image", "engine image of models that set none")
     add("--frontend-image", "image of frontends and fetch Jobs of models that set none")
     add("--image-pull-policy", "pull policy of models that set none (default: that of Kubernetes)", "")
+    add("--defaults", "other defaults of models, as JSON or YAML: the chart's values.yaml describes them", "{}")
     add("--resync-seconds", "seconds between full lists of all objects", "600", float)
     add("--probe-seconds", "seconds between status probes of a launcher or frontend", "3", float)
     add("--metrics-port", "port of /healthz, /readyz and /metrics", "8080", int)
@@ -56,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser, variables: Mapping[str, str] 
 
 
 def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.environ) -> Config:
+    """The configuration that the flags and variables give.
+
+    Raises:
+        InvalidDefaults: --defaults has an unknown field or a wrong value.
+    """
+
     def names(flag: str, given: Sequence[str] | None) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name in given or variables.get(_variable(flag), "").split(",") if name))
 
@@ -66,6 +74,7 @@ def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.envir
             frontend_image=arguments.frontend_image,
             image_pull_policy=arguments.image_pull_policy or None,
             image_pull_secrets=names("--image-pull-secret", arguments.image_pull_secret),
+            models=ModelDefaults.read(arguments.defaults),
         ),
         lease_name=arguments.lease_name,
         watch_namespaces=names("--watch-namespace", arguments.watch_namespace),

@@ -53,7 +53,8 @@ CLUSTER_ONLY: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         (
             *("engine.image", "engine.imagePullPolicy", "engine.imagePullSecrets", "engine.resources"),
-            *("engine.gpuResourceName", "engine.runtimeClassName", "engine.shmSize", "engine.nodeSelector"),
+            *("engine.gpuResourceName", "engine.runtimeClassName", "engine.shmSize", "engine.shmMedium"),
+            *("engine.nodeSelector", "engine.podTemplate", "frontend.podTemplate", "frontend.leaveSeconds", "fetch"),
             *("engine.tolerations", "engine.affinity", "engine.topologySpreadConstraints", "engine.priorityClassName"),
             *("frontend.image", "frontend.imagePullPolicy", "frontend.imagePullSecrets", "frontend.resources"),
             *("frontend.nodeSelector", "frontend.tolerations", "frontend.affinity", "frontend.priorityClassName"),
@@ -62,6 +63,8 @@ CLUSTER_ONLY: Final[Mapping[str, str]] = {
         _NO_PODS,
     ),
     "frontend.auth": "any client that reaches the port may use the API; to require keys, set --api-keys",
+    "frontend.args": "give these flags to serve",
+    "frontend.env": "set the variables in the environment",
     "networkPolicy": "set --host to the address to listen on",
 }
 """Fields without effect, with the reason or what to do instead."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from copy import deepcopy
 from typing import Annotated, Any, Literal
@@ -31,6 +32,11 @@ def test_committed_files_match_the_types(path: Any) -> None:
 def test_the_command_prints_the_definition(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["crd"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == crd()
+
+
+def test_the_definition_fits_into_the_annotation_of_a_client_side_apply() -> None:
+    """Annotations of an object are limited to 256 KiB, also where `kubectl apply` keeps the last manifest there."""
+    assert len(json.dumps(crd())) < 256 * 1024
 
 
 def test_the_operator_package_shadows_no_module_of_python() -> None:

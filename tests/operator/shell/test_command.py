@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from minisgl_operator.__main__ import main
 from minisgl_operator.shell import config
 
 ROOT = Path(__file__).parents[3]
@@ -60,6 +61,33 @@ def test_missing_required_flags_are_named(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         parse(["--namespace=ns"])
     assert "--engine-image" in capsys.readouterr().err
+
+
+def test_defaults_of_models_are_one_document() -> None:
+    text = "{podIdentity: Namespace, engine: {tolerations: [{key: gpu, operator: Exists}], labels: {team: a}}}"
+    models = parse([*FLAGS, f"--defaults={text}"]).defaults.models
+    assert models.pod_identity == "Namespace"
+    assert models.engine.tolerations[0].key == "gpu"
+    assert models.engine.labels == {"team": "a"}
+    assert parse(FLAGS).defaults.models.manifest() == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "the defaults are not YAML"),
+        ("[]", "valid dictionary"),
+        ("{engin: {}}", "engin: unknown field"),
+        ("{engine: {labels: {app.kubernetes.io/name: a}}}", "engine.labels: the operator or Kubernetes sets"),
+        ("{frontend: {runtimeClassName: a}}", "frontend.runtimeClassName: unknown field"),
+        ("{podIdentity: Random}", "podIdentity: Input should be"),
+    ],
+)
+def test_wrong_defaults_are_named(text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", *FLAGS, f"--defaults={text}"])
+    error = capsys.readouterr().err
+    assert "argument --defaults: " in error and words in error
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:

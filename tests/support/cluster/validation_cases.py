@@ -52,6 +52,30 @@ def _without_spec() -> Object:
 _PEER: Final = {"namespaceSelector": {"matchLabels": {"team": "blue"}}}
 _SPREAD: Final = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
 
+_POD_TEMPLATE: Final = {
+    "labels": {"kueue.x-k8s.io/queue-name": "gpus"},
+    "annotations": {"sidecar.istio.io/inject": "true"},
+    "schedulerName": "volcano",
+    "volumes": [
+        {"name": "ca", "configMap": {"name": "ca", "items": [{"key": "a", "path": "b/.c", "mode": 292}]}},
+        {"name": "secret", "secret": {"secretName": "s", "items": [{"key": "a", "path": "b"}], "optional": True}},
+        {"name": "claim", "persistentVolumeClaim": {"claimName": "c", "readOnly": True}},
+        {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
+        {
+            "name": "vault",
+            "csi": {"driver": "d.example.com", "readOnly": True, "fsType": "ext4", "volumeAttributes": {"a": "b"}},
+        },
+    ],
+    "volumeMounts": [
+        {"name": "ca", "mountPath": "/etc/ssl/certs/own.pem", "subPath": "b/.c", "readOnly": True},
+        {"name": "scratch", "mountPath": "/modelsx"},
+    ],
+    "resourceClaims": [
+        {"name": "nic", "resourceClaimTemplateName": "nic"},
+        {"name": "channel", "resourceClaimName": "channel"},
+    ],
+}
+
 EVERYTHING: Final[Object] = {
     "model": {
         "source": {
@@ -98,13 +122,20 @@ EVERYTHING: Final[Object] = {
         "imagePullPolicy": "Always",
         "imagePullSecrets": [{"name": "registry"}],
         "startupTimeoutSeconds": 60,
+        "shmMedium": "Node",
+        "podTemplate": _POD_TEMPLATE,
     },
     "frontend": {
         "image": "frontend:1",
         "replicas": 2,
         "resources": {"requests": {"cpu": "500m"}},
         "auth": {"apiKeysSecretRef": {"name": "keys"}},
+        "args": ["--max-waiting=64"],
+        "env": [{"name": "A", "value": "b"}],
+        "leaveSeconds": 60,
+        "podTemplate": {"labels": {"team": "a"}},
     },
+    "fetch": {"resources": {"limits": {"cpu": 1}}, "podTemplate": {"schedulerName": "volcano"}},
     "drainSeconds": 1,
     "recovery": {"maxRestarts": 0, "windowSeconds": 60},
     "networkPolicy": {
@@ -298,6 +329,108 @@ _WRONG_PODS: Final = (
     Case("no frontend", smallest(frontend={"replicas": 0}), "spec.frontend.replicas"),
     Case("auth without a Secret", smallest(frontend={"auth": {}}), "spec.frontend.auth.apiKeysSecretRef", "Required"),
 )
+
+
+def _template(**template: Any) -> Object:
+    return smallest(engine={"podTemplate": template})
+
+
+def _volume(**volume: Any) -> Object:
+    return _template(volumes=[{"name": "own", **volume}])
+
+
+def _mounted(path: str, name: str = "own") -> Object:
+    volumes = [{"name": "own", "emptyDir": {}}]
+    return smallest(frontend={"podTemplate": {"volumes": volumes, "volumeMounts": [{"name": name, "mountPath": path}]}})
+
+
+_ENGINE_TEMPLATE: Final = "spec.engine.podTemplate"
+_MOUNT: Final = "spec.frontend.podTemplate.volumeMounts[0].mountPath"
+_WRONG_TEMPLATES: Final = (
+    *(
+        Case(f"label {key}", _template(labels={"team": "a", key: "b"}), f"{_ENGINE_TEMPLATE}.labels", "one of these")
+        for key in ("app.kubernetes.io/name", "serving.minisgl.io/revision", "apps.kubernetes.io/pod-index")
+    ),
+    Case(
+        "label of the fetch pod",
+        smallest(fetch={"podTemplate": {"labels": {"job-name": "a"}}}),
+        "spec.fetch.podTemplate.labels",
+        "one of these",
+    ),
+    Case("value of a label", _template(labels={"team": "a b"}), f"{_ENGINE_TEMPLATE}.labels"),
+    Case(
+        "annotation of the operator",
+        _template(annotations={"serving.minisgl.io/cache-key": "a"}),
+        f"{_ENGINE_TEMPLATE}.annotations",
+        "the operator sets annotations that begin with serving.minisgl.io/",
+    ),
+    Case("volume of nothing", _volume(), f"{_ENGINE_TEMPLATE}.volumes[0]", "set exactly one of configMap"),
+    Case(
+        "volume of two things",
+        _volume(emptyDir={}, secret={"secretName": "a"}),
+        f"{_ENGINE_TEMPLATE}.volumes[0]",
+        "set exactly one of configMap",
+    ),
+    Case("directory of the node", _volume(hostPath={"path": "/"}), f"{_ENGINE_TEMPLATE}.volumes[0].hostPath"),
+    Case(
+        "name of a volume of the operator",
+        _template(volumes=[{"name": "shm", "emptyDir": {}}]),
+        f"{_ENGINE_TEMPLATE}.volumes[0].name",
+        "the operator has a volume of this name",
+    ),
+    Case(
+        "one volume twice",
+        _template(volumes=[{"name": "a", "emptyDir": {}}, {"name": "a", "emptyDir": {}}]),
+        f"{_ENGINE_TEMPLATE}.volumes",
+        "Duplicate value",
+    ),
+    Case(
+        "file outside of the volume",
+        _volume(configMap={"name": "a", "items": [{"key": "a", "path": "../b"}]}),
+        f"{_ENGINE_TEMPLATE}.volumes[0].configMap.items[0].path",
+    ),
+    *(
+        Case(f"mount at {path}", _mounted(path), _MOUNT, "the container has files of its own there")
+        for path in ("/models", "/models/a", "/run", "/run/minisgl/x", "/dev/shm", "/dev", "/tmp/a", "/var/run/minisgl")
+    ),
+    *(
+        Case(f"mount at {path}", _mounted(path), _MOUNT)
+        for path in ("/", "data", "/run/../models", "/run//minisgl", "/a/", "/a:b")
+    ),
+    Case(
+        "mount of no volume",
+        _mounted("/data", "other"),
+        "spec.frontend.podTemplate.volumeMounts",
+        "a mount names a volume that is not in volumes",
+    ),
+    Case(
+        "mount without volumes",
+        _template(volumeMounts=[{"name": "models", "mountPath": "/data"}]),
+        f"{_ENGINE_TEMPLATE}.volumeMounts",
+        "a mount names a volume that is not in volumes",
+    ),
+    Case(
+        "claim of two kinds",
+        _template(resourceClaims=[{"name": "a", "resourceClaimName": "b", "resourceClaimTemplateName": "c"}]),
+        f"{_ENGINE_TEMPLATE}.resourceClaims[0]",
+        "set exactly one of resourceClaimName and resourceClaimTemplateName",
+    ),
+    Case("field of a pod", _template(hostNetwork=True), f"{_ENGINE_TEMPLATE}.hostNetwork"),
+    Case(
+        "option of the operator for frontends",
+        smallest(frontend={"args": ["--port=80"]}),
+        "spec.frontend.args",
+        "args names an option that follows from other fields",
+    ),
+    Case(
+        "reserved variable of frontends",
+        smallest(frontend={"env": [{"name": "HOME", "value": "/"}]}),
+        "spec.frontend.env[0].name",
+        "the operator sets this",
+    ),
+    Case("no time to leave", smallest(frontend={"leaveSeconds": 0}), "spec.frontend.leaveSeconds"),
+    Case("medium of /dev/shm", smallest(engine={"shmMedium": "Disk"}), "spec.engine.shmMedium"),
+)
 _WRONG_PEERS: Final = (
     Case(
         "peer that is nobody",
@@ -318,7 +451,7 @@ _WRONG_PEERS: Final = (
     ),
 )
 
-CASES: Final = (*_RIGHT, *_WRONG_MODELS, *_WRONG_SHAPES, *_WRONG_PODS, *_WRONG_PEERS)
+CASES: Final = (*_RIGHT, *_WRONG_MODELS, *_WRONG_SHAPES, *_WRONG_PODS, *_WRONG_TEMPLATES, *_WRONG_PEERS)
 
 
 class Edit(NamedTuple):

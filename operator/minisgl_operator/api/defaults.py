@@ -1,0 +1,80 @@
+"""Defaults for fields that models do not set, as the operator's flag --defaults gives them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, Self
+
+import yaml
+from pydantic import Field, ValidationError
+
+from minisgl_operator.api.base import ApiModel, LabelValue, ObjectName, problem
+from minisgl_operator.api.pod_template import PodMetadata
+from minisgl_operator.api.scheduling import Resources, Toleration
+
+_MAX_PROBLEMS: Final = 5
+
+
+class InvalidDefaults(ValueError):
+    """The defaults are not valid; the message names each wrong field."""
+
+    code: Final = "InvalidDefaults"
+
+
+class FetchDefaults(PodMetadata):
+    """Defaults for fetch pods."""
+
+    resources: Resources = Resources()
+    """CPU and memory."""
+
+
+class FrontendDefaults(FetchDefaults):
+    """Defaults for frontend pods."""
+
+    node_selector: dict[str, LabelValue] = Field(default={}, max_length=64)
+    """Labels that a node must have."""
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
+    """Taints of nodes that the pods tolerate."""
+
+
+class EngineDefaults(FrontendDefaults):
+    """Defaults for engine pods."""
+
+    runtime_class_name: ObjectName | None = None
+    """RuntimeClass of the pods."""
+
+
+class ModelDefaults(ApiModel):
+    """Values for fields that a model leaves out.
+
+    A model's own `nodeSelector` or `tolerations` replaces the default as a whole; labels, annotations and resources are
+    replaced key by key.
+    """
+
+    pod_identity: Literal["Fixed", "Namespace"] = "Fixed"
+    """Fixed: pods run as user and group 65532. Namespace: the admission of the namespace chooses them, as OpenShift's
+    restricted-v2 does."""
+    storage_class_name: ObjectName | None = None
+    """StorageClass of new claims."""
+    engine: EngineDefaults = EngineDefaults()
+    """Defaults for engine pods."""
+    frontend: FrontendDefaults = FrontendDefaults()
+    """Defaults for frontend pods."""
+    fetch: FetchDefaults = FetchDefaults()
+    """Defaults for fetch pods."""
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """The defaults in a YAML or JSON document.
+
+        Raises:
+            InvalidDefaults: the text is no such document, or a field is unknown or wrong.
+        """
+        try:
+            raw: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InvalidDefaults(f"the defaults are not YAML: {' '.join(str(error).split())}") from None
+        try:
+            return cls.model_validate({} if raw is None else raw)
+        except ValidationError as error:
+            problems = [problem(each) for each in error.errors(include_url=False)][:_MAX_PROBLEMS]
+            raise InvalidDefaults("; ".join(f"{field}: {text}" for field, text in problems)) from None
