@@ -1,8 +1,8 @@
 """The tokenizer worker: one loop over its sockets, and two threads that encode prompts and answer questions.
 
-Encoding a long prompt takes far longer than turning a step's tokens into text, so threads do it: running answers never
-wait for the prompt of a new request. Prompts that arrive while a thread is busy are its next batch. A short prompt that
-arrives alone is encoded by the loop itself, because two changes of threads take as long.
+Encoding a long prompt or building a grammar takes far longer than turning a step's tokens into text, so threads do it:
+running answers never wait for a new request. Prompts that arrive while a thread is busy are its next batch. A short
+prompt that arrives alone is encoded by the loop itself, because two changes of threads take as long.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import zmq
@@ -25,7 +25,8 @@ from minisgl.router.discovery import Resolve, resolve_host
 from minisgl.router.engine_source import engine_source
 from minisgl.router.link import Link
 from minisgl.router.router import Router
-from minisgl.tokenizer.answer_constraints import prepare_constraints
+from minisgl.tokenizer.answer_constraints import AnswerConstraints, PreparedConstraints, needs_grammar
+from minisgl.tokenizer.answer_scanner import reasoning_state
 from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.loaded import LoadedTokenizer
@@ -45,9 +46,19 @@ SMALL_BYTES: Final = 2 << 10
 LARGE_BYTES: Final = 256 << 10
 """Larger messages have a thread of their own: encoding some megabytes takes seconds."""
 
-_Encoded: TypeAlias = "tuple[Generate, Prompt | PromptError, BadWords]"
+
+
+class _Encoded(NamedTuple):
+    """A request with everything that takes long to make."""
+
+    request: Generate
+    prompt: Prompt | PromptError
+    bad_words: BadWords = ()
+    constraints: PreparedConstraints | None = None
+
+
 _Results: TypeAlias = "tuple[LoadedTokenizer, list[_Encoded], list[Reply | TextFailed]]"
-"""The tokenizer of a batch, prompts and bad words of its requests, and the replies to its questions."""
+"""The tokenizer of a batch, its encoded requests, and the replies to its questions."""
 
 
 class _EncoderThread:
@@ -70,11 +81,11 @@ class _EncoderThread:
         return done.result()
 
     def submit_batch(self, tokenizer: LoadedTokenizer, session: Session) -> _Results | None:
-        """Give an idle thread the next batch, without requests that were cancelled. A single small message is encoded
-        here instead: returns its results."""
+        """Give an idle thread the next batch, without requests that were cancelled. A single small message without a
+        grammar is encoded here instead: returns its results."""
         if self._batch is not None or not self._queue:
             return None
-        is_small = len(self._queue) == 1 and self._queue[0][0] <= SMALL_BYTES
+        is_small = len(self._queue) == 1 and _is_small(*self._queue[0])
         taken: list[Generate | Question] = []
         left = ENCODE_BATCH_BYTES
         while self._queue and len(taken) < ENCODE_BATCH:
@@ -201,9 +212,9 @@ class Worker:
 
     def _on_results(self, results: _Results) -> None:
         encoded_with, prompts, replies = results
-        for request, prompt, bad_words in prompts:
+        for request, prompt, bad_words, constraints in prompts:
             if encoded_with is self._router.tokenizer:
-                self._session.encoded(request.id, prompt, bad_words)
+                self._session.encoded(request.id, prompt, bad_words, constraints)
             else:
                 self._reencode(request)
         for reply in replies:
@@ -225,22 +236,30 @@ class Worker:
             os.close(self._wake_event)
 
 
+def _is_small(size: int, message: Generate | Question) -> bool:
+    return size <= SMALL_BYTES and not (isinstance(message, Generate) and needs_grammar(message))
+
+
 def _encode(tokenizer: LoadedTokenizer, requests: list[Generate], questions: list[Question]) -> _Results:
     """Runs in an encoder thread, or in the loop for a small message."""
     encoded: list[_Encoded] = []
+    constraints = AnswerConstraints(tokenizer.answers)
     known: tuple[tuple[str, ...], BadWords | PromptError] = ((), ())
-    previous: Generate | None = None
     for request, prompt in zip(requests, tokenizer.encoder.encode(requests), strict=True):
-        if previous is None or not same_prompt(previous, request):
-            prepare_constraints(request, tokenizer.answers)
-        previous = request
+        if isinstance(prompt, PromptError):
+            encoded.append(_Encoded(request, prompt))
+            continue
         if request.bad_words != known[0]:
             # The choices of one request have the same ones.
             known = request.bad_words, tokenizer.encoder.bad_words(request.bad_words)
         if isinstance(known[1], PromptError):
-            encoded.append((request, known[1], ()))
-        else:
-            encoded.append((request, prompt, known[1]))
+            encoded.append(_Encoded(request, known[1]))
+            continue
+        prepared = None
+        if needs_grammar(request):
+            state = reasoning_state(request, tokenizer.answers, tokenizer.token_bytes, prompt)
+            prepared = constraints.prepare(request, state)
+        encoded.append(_Encoded(request, prompt, known[1], prepared))
     return tokenizer, encoded, [_reply(tokenizer.encoder, question) for question in questions]
 
 

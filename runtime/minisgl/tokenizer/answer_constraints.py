@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +21,20 @@ class Constraints(NamedTuple):
 
     grammar: str = ""
     thinking: Thinking | None = None
+
+
+class PreparedConstraints(NamedTuple):
+    """Constraints that were built ahead, or the error of building them."""
+
+    state: ReasoningState
+    """State of the prompt for which they were built; another one needs other constraints."""
+    result: Constraints | PromptError | GrammarError
+
+    def take(self) -> Constraints:
+        """Return the constraints. Raises PromptError and GrammarError."""
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
 
 
 class AnswerConstraints:
@@ -45,6 +58,13 @@ class AnswerConstraints:
             self._key = key
         return self._last
 
+    def prepare(self, generate: Generate, state: ReasoningState) -> PreparedConstraints:
+        """Build the constraints of an answer ahead, on any thread: a large schema takes a tenth of a second."""
+        try:
+            return PreparedConstraints(state, self.of(generate, state))
+        except (PromptError, GrammarError) as error:
+            return PreparedConstraints(state, error)
+
 
 def answer_constraints(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> Constraints:
     """Return the constraints of an answer. Raises PromptError and GrammarError."""
@@ -67,27 +87,30 @@ def answer_constraints(generate: Generate, answers: AnswerFormat, state: Reasoni
     return Constraints(grammar, Thinking(start=(start,), end=(end,), is_open=is_open, budget=budget))
 
 
-def prepare_constraints(generate: Generate, answers: AnswerFormat) -> None:
-    """Do the slow part of `answer_constraints` ahead, on any thread: the schemas of tools are read once and kept."""
-    if generate.tools is not None:
-        with contextlib.suppress(PromptError, GrammarError):
-            _grammar(generate, answers, ReasoningState.BEHIND)
+def needs_grammar(generate: Generate) -> bool:
+    """Return whether the answer may not be any text. Building its grammar may take long."""
+    options = generate.tools
+    if generate.structured_output is not None:
+        return True
+    if options is None or options.choice == "none":
+        return False
+    is_strict = any(definition["function"].get("strict") is True for definition in options.definitions)
+    return options.choice != "auto" or not options.parallel or is_strict
 
 
 def _grammar(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> str:
     """Return the text of the grammar; empty if the answer may be any text."""
     constraint, options = generate.structured_output, generate.tools
     tools = callable_tools(generate, answers)
+    if not needs_grammar(generate):
+        return ""
     if options is None or not tools:
         return "" if constraint is None else answer_grammar(answers, state, constraint=constraint)
-    must_call = options.choice != "auto"
-    if not must_call and constraint is None and options.parallel and not any(tool.is_strict for tool in tools):
-        return ""
     return answer_grammar(
         answers,
         state,
         tools=tools,
         parallel=options.parallel and options.choice != "named",
-        must_call=must_call,
+        must_call=options.choice != "auto",
         constraint=constraint,
     )

@@ -20,7 +20,7 @@ from minisgl.grammar.errors import GrammarError
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.tokenizer.answer import Answer, EndReason
-from minisgl.tokenizer.answer_constraints import AnswerConstraints, Constraints
+from minisgl.tokenizer.answer_constraints import AnswerConstraints, Constraints, PreparedConstraints
 from minisgl.tokenizer.answer_scanner import answer_scanner, reasoning_state
 from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.errors import PromptError
@@ -161,9 +161,16 @@ class Session:
         request = self._requests.get(request_id)
         return request is None or request.has_output or (request.echo is not None and request.tokens > 0)
 
-    def encoded(self, request_id: bytes, prompt: Prompt | PromptError, bad_words: BadWords = ()) -> None:
+    def encoded(
+        self,
+        request_id: bytes,
+        prompt: Prompt | PromptError,
+        bad_words: BadWords = (),
+        prepared: PreparedConstraints | None = None,
+    ) -> None:
         """Submit a request with its token ids, and those of its bad words, or end it with the error of its prompt. It
-        may have been cancelled meanwhile."""
+        may have been cancelled meanwhile. `prepared`: its constraints, which are built here if they are missing or
+        those of another end of the prompt, such as that of a prompt before it is truncated."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -173,7 +180,7 @@ class Session:
             prompt = self._truncated(request.generate, prompt)
             assert self._token_bytes is not None
             state = reasoning_state(request.generate, self._answers, self._token_bytes, prompt)
-            submit = self._submit(request, prompt, bad_words, state)
+            submit = self._submit(request, prompt, bad_words, self._constraints_of(request.generate, state, prepared))
             self._begin_answer(request, prompt, state)
         except (PromptError, GrammarError) as error:
             if request.phase is _Phase.REENCODING:
@@ -330,7 +337,14 @@ class Session:
             keep = max(1, self._model.max_model_len - _least_tokens(generate.params, generate.soft_limits))
         return prompt[-keep:]
 
-    def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords, state: ReasoningState) -> Submit:
+    def _constraints_of(
+        self, generate: Generate, state: ReasoningState, prepared: PreparedConstraints | None
+    ) -> Constraints:
+        if prepared is not None and prepared.state is state:
+            return prepared.take()
+        return self._constraints.of(generate, state)
+
+    def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords, constraints: Constraints) -> Submit:
         assert self._model is not None, "requests are taken only after `open`"
         generate = request.generate
         params = generate.params
@@ -347,7 +361,7 @@ class Session:
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
             # The engine can sample no token outside of its vocabulary.
             bad_words=tuple(word for word in bad_words if max(word) < vocab_size),
-            constraints=self._constraints.of(generate, state),
+            constraints=constraints,
         )
 
     def _end(

@@ -12,8 +12,11 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from minisgl.grammar.build import build
+from minisgl.parsing.answer_grammar import answer_grammar
 from minisgl.router.config import LocalEngine, TokenizerConfig
 from minisgl.router.worker import LARGE_BYTES, Worker, run
+from minisgl.tokenizer import answer_constraints
 from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.model_files import hash_tokenizer_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
@@ -31,7 +34,7 @@ from minisgl.wire.messages import (
     Tokens,
     Welcome,
 )
-from minisgl.wire.text import Accepted, Cancel, ChatMessage, TextFailed, Texts, WorkerState
+from minisgl.wire.text import Accepted, Cancel, ChatMessage, StructuredOutput, TextFailed, Texts, WorkerState
 from support.frontend.fake_frontend import FakeFrontend
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
@@ -145,6 +148,32 @@ def test_a_long_prompt_does_not_delay_other_requests(
     texts = [text for together in encoded for text in together]
     assert texts.count(long + "y") == 1
     assert texts.count(long) <= 2, "once, and once more for those that came later"
+
+
+def test_a_grammar_that_takes_long_to_build_does_not_delay_running_answers(
+    stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = TOKENIZER.encode("xy").ids
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, x)]
+    stack.wait_until_served()
+    running = stack.frontend.generate(1, params=SamplingParams())
+    stack.frontend.wait_for(Texts)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> str:
+        begun.set()
+        assert goes_on.wait(WAIT_SECONDS)
+        return answer_grammar(*arguments, **options)
+
+    monkeypatch.setattr(answer_constraints, "answer_grammar", slow)
+    constraint = StructuredOutput("regex", "[0-9]+")
+    constrained = stack.frontend.generate(2, structured_output=constraint)
+    assert begun.wait(WAIT_SECONDS)
+    stack.scheduler.send(row(running, 1, y))
+    assert [text for _, text in stack.frontend.wait_for(Texts).rows()] == ["y"]
+    goes_on.set()
+    stack.frontend.wait_for(Accepted, lambda accepted: accepted.id == constrained)
+    assert [submit.grammar for submit in stack.scheduler.wait_for(Submit, 2)] == ["", build(constraint)]
 
 
 def test_an_error_fails_only_its_request(stack: Stack, worker: Worker) -> None:

@@ -11,8 +11,9 @@ import pytest
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers
+from minisgl.parsing.reasoning import ReasoningState
 from minisgl.parsing.scanner import Scanner
-from minisgl.tokenizer.answer_constraints import prepare_constraints
+from minisgl.tokenizer.answer_constraints import AnswerConstraints
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes, added_tokens
 from minisgl.wire.messages import Abort, Ack, FinishReason, SamplingParams, Submit, Thinking
@@ -318,9 +319,34 @@ def test_a_budget_needs_tokens_that_mark_reasoning(answers: AnswerFormat) -> Non
     assert isinstance(submit, Submit) and submit.thinking is None
 
 
-def test_preparing_constraints_does_not_fail_requests() -> None:
-    """They fail later, in the session, with an error for the client."""
-    request = Generate(id=ID, prompt="x", params=SamplingParams(), tools=tools("required"))
-    prepare_constraints(request, ANSWERS)
-    prepare_constraints(request, PLAIN_ANSWERS)
-    prepare_constraints(msgspec.structs.replace(request, tools=None), ANSWERS)
+def test_constraints_that_were_prepared_fail_in_the_session() -> None:
+    """So the client gets their error."""
+    request = Generate(id=ID, messages=(ChatMessage("user", "x"),), params=SamplingParams(), tools=tools("required"))
+    for answers, code in ((PLAIN_ANSWERS, "tools_unavailable"), (ANSWERS, None)):
+        prepared = AnswerConstraints(answers).prepare(request, ReasoningState.BEFORE)
+        made = Session(TABLE, answers)
+        made.open(card(vocab_size=TOKENIZER.get_vocab_size()))
+        made.begin(request)
+        made.encoded(ID, array("i", [1]), (), prepared)
+        failed = [message.code for message in made.take_to_frontend() if isinstance(message, TextFailed)]
+        assert failed == ([] if code is None else [code])
+
+
+def test_constraints_that_were_prepared_for_another_end_of_the_prompt_are_not_used() -> None:
+    """A truncated prompt may have lost the beginning of its reasoning."""
+    prompt = TOKENIZER.encode("<|im_start|>assistant\n<think>\n").ids
+    request = Generate(
+        id=ID,
+        messages=(ChatMessage("user", "x"),),
+        params=SamplingParams(),
+        tools=tools("required"),
+        truncate_prompt_tokens=1,
+    )
+    prepared = AnswerConstraints(ANSWERS).prepare(request, ReasoningState.WITHIN)
+    made = Session(TABLE, ANSWERS)
+    made.open(card(vocab_size=TOKENIZER.get_vocab_size()))
+    made.begin(request)
+    made.encoded(ID, array("i", prompt), (), prepared)
+    (submit,) = made.take_to_scheduler()
+    assert isinstance(submit, Submit) and submit.thinking is not None
+    assert not submit.thinking.is_open
