@@ -35,6 +35,7 @@ _VALUE_ENDS: Final = (
     f"\n{END_FUNCTION}\n{END}",
 )
 _NUMBER: Final = re.compile(r"-?[0-9]*(\.[0-9]*)?([eE][+\-]?[0-9]*)?")
+_SHORT_VALUE: Final = 64
 _LITERALS: Final[Mapping[str, tuple[str, ...]]] = {"boolean": ("true", "false"), "null": ("null", "none")}
 
 
@@ -92,35 +93,46 @@ def _value(reader: Reader, call: Call, types: frozenset[str]) -> Scan[None]:
     if (yield from reader.peek()) == "\n":
         reader.at += 1
     others = types - {"string"}
+    pieces: list[str] = []
+    size = next_check = 0
     while True:
-        found = _VALUE_END.search(reader.text, reader.at)
-        end = found.start() if found else held_suffix(reader.text, reader.at, _VALUE_ENDS)
-        text = reader.text[reader.at : end]
-        if found:
-            call.arguments(_json(text, types))
-            reader.at = found.end()
+        piece, is_complete = _take_piece(reader)
+        pieces.append(piece)
+        size += len(piece)
+        if is_complete:
+            call.arguments(_json("".join(pieces), types))
             return
-        if "string" in types and not _may_become(text, others):
-            break
+        # A long value is read again only when it has doubled, which together takes time linear in it.
+        if "string" in types and size >= next_check:
+            pieces = ["".join(pieces)]
+            if not _may_become(pieces[0], others):
+                break
+            next_check = 2 * size if size > _SHORT_VALUE else 0
         if reader.ended:
             # It is not known what it would have become.
+            text = "".join(pieces)
             call.arguments(f'"{escaped(text)}' if text and "string" in types else text)
             raise Ended
         yield
-    call.arguments('"')
-    while True:
-        call.arguments(escaped(text))
-        reader.at = found.end() if found else end
-        reader.commit()
-        if found:
+    call.arguments(f'"{escaped(pieces[0])}')
+    while not reader.ended:
+        yield
+        piece, is_complete = _take_piece(reader)
+        call.arguments(escaped(piece))
+        if is_complete:
             call.arguments('"')
             return
-        if reader.ended:
-            raise Ended
-        yield
-        found = _VALUE_END.search(reader.text)
-        end = found.start() if found else held_suffix(reader.text, 0, _VALUE_ENDS)
-        text = reader.text[:end]
+    raise Ended
+
+
+def _take_piece(reader: Reader) -> tuple[str, bool]:
+    """Take what has arrived of a value, and its end if it is there; return whether it is."""
+    found = _VALUE_END.search(reader.text, reader.at)
+    end = found.start() if found else held_suffix(reader.text, reader.at, _VALUE_ENDS)
+    piece = reader.text[reader.at : end]
+    reader.at = found.end() if found else end
+    reader.commit()
+    return piece, found is not None
 
 
 def _may_become(text: str, types: frozenset[str]) -> bool:

@@ -65,3 +65,13 @@ def test_random_partitions_give_the_same_output(name: str, part: int) -> None:
         check(whole, answer)
         for _ in range(3):
             assert replay(answers, cut(parts, answers, rng)) == whole
+
+
+@pytest.mark.parametrize("key", ["list", "note"])
+def test_long_values_take_linear_time(key: str) -> None:
+    """A value that may have several types is decided when it ends. Read again for each token, it would take minutes."""
+    text = " " * 100_000 + '["' + "7 " * 100_000 + '"]'
+    answer = f"<tool_call>\n<function=get_weather>\n<parameter={key}>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    pieces = [answer[at : at + 4] for at in range(0, len(answer), 4)]
+    (call,) = replay(formats("qwen3_coder"), pieces).calls
+    assert len(call[1]) >= 200_000
