@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +17,10 @@ from minisgl.frontend.anthropic.count_tokens import TokenCount
 from minisgl.frontend.anthropic.requests import parse_message_request
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError
+from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.endpoint import GenerationEndpoint
 from minisgl.frontend.generation.model_names import DEFAULT_MODEL, check_model_name
+from minisgl.frontend.generation.request import GenerationRequest
 from minisgl.frontend.native.generation_probe import GenerationProbe
 from minisgl.frontend.native.information import InformationEndpoints
 from minisgl.frontend.native.requests import parse_native
@@ -32,7 +35,7 @@ from minisgl.frontend.server.middleware import with_middleware
 from minisgl.frontend.server.responses import json_response, on_error
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.version import __version__
-from minisgl.wire.text import ServedModel
+from minisgl.wire.text import SamplingDefaults, ServedModel
 
 _CHAT_PAGE: Final = Path(__file__).parent / "static" / "chat.html"
 
@@ -75,21 +78,25 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
     async def openapi_document(_: Request) -> Response:
         return json_response(openapi(tokenizers.model))
 
+    def generation(parse: Callable[[bytes, SamplingDefaults], GenerationRequest]) -> GenerationEndpoint:
+        return GenerationEndpoint(tokenizers, config, constraints, parse)
+
+    constraints = ConstraintCheck(tokenizers.requests.admission)
     tokenization = TokenizationEndpoints(tokenizers, config)
     information = InformationEndpoints(tokenizers)
     metrics = MetricsPage(tokenizers.requests)
     # Not the framework's OpenAPI: its pages load scripts from elsewhere, and the bodies are not declared to it.
     app = FastAPI(title="minisgl", openapi_url=None, redirect_slashes=False)
     app.router.routes += [
-        Route("/v1/chat/completions", GenerationEndpoint(tokenizers, config, parse_chat), methods=["POST"]),
-        Route("/v1/chat/completions/batch", GenerationEndpoint(tokenizers, config, parse_chat_batch), methods=["POST"]),
-        Route("/v1/completions", GenerationEndpoint(tokenizers, config, parse_completion), methods=["POST"]),
-        Route("/v1/responses", GenerationEndpoint(tokenizers, config, parse_responses), methods=["POST"]),
+        Route("/v1/chat/completions", generation(parse_chat), methods=["POST"]),
+        Route("/v1/chat/completions/batch", generation(parse_chat_batch), methods=["POST"]),
+        Route("/v1/completions", generation(parse_completion), methods=["POST"]),
+        Route("/v1/responses", generation(parse_responses), methods=["POST"]),
         Route("/v1/responses/input_tokens", InputTokens(tokenizers, config).count, methods=["POST"]),
         Route("/v1/responses/{name:path}", stored_response, methods=["GET", "POST", "DELETE"]),
-        Route("/v1/messages", GenerationEndpoint(tokenizers, config, parse_message_request), methods=["POST"]),
+        Route("/v1/messages", generation(parse_message_request), methods=["POST"]),
         Route("/v1/messages/count_tokens", TokenCount(tokenizers, config).count, methods=["POST"]),
-        Route("/generate", GenerationEndpoint(tokenizers, config, parse_native), methods=["POST"]),
+        Route("/generate", generation(parse_native), methods=["POST"]),
         Route("/tokenize", tokenization.tokenize, methods=["POST"]),
         Route("/detokenize", tokenization.detokenize, methods=["POST"]),
         Route("/tokenizer_info", tokenization.tokenizer_info),

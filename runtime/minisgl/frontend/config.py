@@ -22,6 +22,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     )
     in_flight: int = 8192
     """Most HTTP requests whose response is not complete."""
+    checking: int = 64
+    """Most requests whose constraints wait for a check, which takes up to a second on one of two threads."""
     in_flight_per_key: Annotated[
         Count | None, option("maximum number of requests in flight per API key", default="no limit per key")
     ] = msgspec.field(default=None, name="max_in_flight_per_key")

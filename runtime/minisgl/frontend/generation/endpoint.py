@@ -51,12 +51,13 @@ class GenerationEndpoint:
         self,
         tokenizers: TokenizerPool,
         config: FrontendConfig,
+        constraints: ConstraintCheck,
         parse: Callable[[bytes, SamplingDefaults], GenerationRequest],
     ) -> None:
         self._tokenizers = tokenizers
         self._config = config
+        self._constraints = constraints
         self._parse = parse
-        self._constraints = ConstraintCheck()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError."""

@@ -6,6 +6,8 @@ import math
 import random
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from minisgl.frontend.config import RequestLimits
@@ -28,6 +30,8 @@ class Admission:
         """Choices without a token yet."""
         self.waiting_tokens = 0
         """Tokens of their prompts."""
+        self._checking = 0
+        """Requests whose constraints are checked, or wait for that."""
         self._in_flight_by_key: Counter[str] = Counter()
         self._starts: deque[float] = deque(maxlen=_STARTS)
 
@@ -44,6 +48,17 @@ class Admission:
         self._in_flight_by_key[key_name] -= 1
         if not self._in_flight_by_key[key_name]:
             del self._in_flight_by_key[key_name]
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Count a request while its constraints are checked. Raises ApiError."""
+        if self._checking >= self._limits.checking:
+            raise self._reject("constraints", "queue_full", f"{self._checking} constraints wait for a check")
+        self._checking += 1
+        try:
+            yield
+        finally:
+            self._checking -= 1
 
     def admit(self, choices: int, tokens: int) -> None:
         """Let `choices` choices wait, with prompts of about `tokens` tokens together. Raises ApiError."""

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
+from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation import constraint_check
 from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.requests import parse_chat, parse_completion
+from minisgl.frontend.server.admission import Admission
 from minisgl.grammar import lark
 from minisgl.grammar.build import build
 from minisgl.wire.messages import Submit
 from minisgl.wire.text import SamplingDefaults, StructuredOutput, ToolOptions
-from support.frontend.fake_scheduler import answer_with
+from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with
+from support.frontend.retry_after import assert_has_retry_headers
 from support.frontend.stack import EOS, FrontendStack
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -228,6 +236,10 @@ def test_schemas_of_strict_tools_are_checked(agent_stack: FrontendStack) -> None
     assert ask(False, "required").status_code == 200
 
 
+def constraints_check(**limits: int) -> ConstraintCheck:
+    return ConstraintCheck(Admission(RequestLimits(**limits), Counter()))
+
+
 async def test_schemas_of_tools_have_a_second_together(monkeypatch: pytest.MonkeyPatch) -> None:
     definitions = tuple(
         {"type": "function", "function": {"name": f"f{i}", "parameters": {"title": f"{i}"}, "strict": True}}
@@ -236,10 +248,10 @@ async def test_schemas_of_tools_have_a_second_together(monkeypatch: pytest.Monke
     request = msgspec.structs.replace(
         parse({}), tools=ToolOptions(definitions=definitions), tool_fields=("a", "b", "c")
     )
-    await ConstraintCheck().check(request)
+    await constraints_check().check(request)
     monkeypatch.setattr(constraint_check, "_SECONDS", -1)
     with pytest.raises(ApiError) as error:
-        await ConstraintCheck().check(request)
+        await constraints_check().check(request)
     assert (error.value.code, error.value.param) == ("grammar_too_complex", "a")
 
 
@@ -247,7 +259,42 @@ async def test_checks_that_were_not_needed_for_longest_are_forgotten(monkeypatch
     checked: list[str] = []
     monkeypatch.setattr(constraint_check, "_KEPT", 2)
     monkeypatch.setattr(constraint_check, "validate", lambda constraint: checked.append(constraint.value))
-    check = ConstraintCheck()
+    check = constraints_check()
     for regex in ("a", "b", "a", "c", "a", "b"):
         await check.check(parse({"regex": regex}))
     assert checked == ["a", "b", "c", "b"]
+
+
+def test_constraints_that_are_being_checked_are_limited(
+    make_stack: Callable[..., FrontendStack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(constraint: StructuredOutput) -> None:
+        if "slow" in constraint.value:
+            begun.set()
+            assert goes_on.wait(WAIT_SECONDS)
+
+    monkeypatch.setattr(constraint_check, "validate", slow)
+    stack = make_stack(limits=RequestLimits(checking=1))
+    stack.scheduler.answer = answer_with([-EOS])
+
+    def ask(regex: str, path: str = "/v1/chat/completions") -> httpx.Response:
+        body = CHAT if "chat" in path else {"prompt": "Hi"}
+        url = str(stack.http.base_url.join(path))
+        return httpx.post(url, json=body | {"regex": regex}, timeout=WAIT_SECONDS)
+
+    assert ask("known").status_code == 200
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(ask, "slow")
+        assert begun.wait(WAIT_SECONDS)
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            response = ask("new", path)
+            assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
+            assert_has_retry_headers(response.headers)
+        assert ask("known").status_code == 200, "it need not be checked again"
+        goes_on.set()
+        assert waiting.result().status_code == 200
+    assert ask("new").status_code == 200
+    page = stack.http.get("/metrics").text
+    assert 'minisgl:admission_rejections_total{model_name="org/tiny",engine="0",reason="constraints"} 2' in page
