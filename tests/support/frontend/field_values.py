@@ -113,6 +113,7 @@ REFUSED_CHAT = REFUSED | {
     "stream_reasoning": (True, False),
     "functions": ([], [{"name": "f"}]),
     "function_call": ("none", {"name": "f"}),
+    "suffix": ("", "x"),
     "modalities": (["text"], ["text", "audio"]),
     "audio": (None, {"voice": "a"}),
     "web_search_options": (None, {}),

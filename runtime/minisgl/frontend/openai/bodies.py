@@ -159,6 +159,7 @@ class ChatFields(Body, kw_only=True):
     stream_reasoning: Annotated[bool | None, supports(True, problem="reasoning is streamed as it comes")] = None
     functions: Annotated[list[Any] | None, supports([], problem=_USE_TOOLS)] = None
     function_call: Annotated[Any, supports("none", "auto", problem=_USE_TOOLS)] = None
+    suffix: Annotated[str | None, supports("")] = None
     modalities: Annotated[list[str] | None, supports(["text"], problem="only text is supported")] = None
     audio: Unsupported = None
     web_search_options: Unsupported = None
