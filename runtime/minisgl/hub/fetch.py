@@ -143,6 +143,7 @@ class _Fetch:
         import huggingface_hub
 
         path = partial / file.name
+        path.parent.mkdir(exist_ok=True)
         if path.is_file() and path.stat().st_size == file.size:
             # Its hash was checked before it was renamed to this name.
             self._add_bytes(file.size)

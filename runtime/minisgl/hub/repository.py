@@ -14,6 +14,8 @@ from minisgl.models.checkpoint import served_weights
 
 CONFIG_FILES: Final = ("*.json", "*.jinja")
 """Patterns of the small files that a server reads."""
+_TEMPLATES: Final = "additional_chat_templates/*.jinja"
+"""The only files of a subfolder."""
 WEIGHT_FILES: Final = "*.safetensors"
 
 _TIMEOUT_SECONDS: Final = 30.0
@@ -67,8 +69,8 @@ def list_checkpoint(source: Source) -> tuple[str, list[HubFile]]:
                 digest=entry.lfs.sha256 if entry.lfs is not None else entry.blob_id,
                 is_large=entry.lfs is not None,
             )
-            for entry in api.list_repo_tree(source.repository, revision=commit)
-            if isinstance(entry, RepoFile) and "/" not in entry.path
+            for entry in api.list_repo_tree(source.repository, revision=commit, recursive=True)
+            if isinstance(entry, RepoFile) and ("/" not in entry.path or fnmatch(entry.path, _TEMPLATES))
         ]
     )
     names = {file.name for file in files}

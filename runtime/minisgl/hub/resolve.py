@@ -12,7 +12,8 @@ from minisgl.hub.repository import CONFIG_FILES, WEIGHT_FILES
 from minisgl.models.checkpoint import SERVED_WEIGHTS
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SUBFOLDERS: Final = "*/*"
+_SUBFOLDERS: Final = ("*/*.json", "*/*.safetensors")
+"""Everything in subfolders but chat templates."""
 _CACHE_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
@@ -44,11 +45,11 @@ def _download(model: str, revision: str | None, with_weights: bool) -> Path:
     name = model if revision is None else f"{model} at revision {revision}"
     patterns = [*CONFIG_FILES, SERVED_WEIGHTS] if with_weights else list(CONFIG_FILES)
     try:
-        path = snapshot_download(model, revision=revision, allow_patterns=patterns, ignore_patterns=_SUBFOLDERS)
+        path = snapshot_download(model, revision=revision, allow_patterns=patterns, ignore_patterns=list(_SUBFOLDERS))
         if with_weights and not any(Path(path).glob(WEIGHT_FILES)):
             # Weights under other names. The snapshot's directory is called after its commit.
             commit = Path(path).name
-            snapshot_download(model, revision=commit, allow_patterns=WEIGHT_FILES, ignore_patterns=_SUBFOLDERS)
+            snapshot_download(model, revision=commit, allow_patterns=WEIGHT_FILES, ignore_patterns=list(_SUBFOLDERS))
     except errors.GatedRepoError as error:
         raise HubError(
             "model_access_denied",

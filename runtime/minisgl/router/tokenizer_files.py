@@ -115,6 +115,7 @@ def _download_file(connection: http.client.HTTPConnection, name: str, expected: 
         raise _BadResponse(f"{name}: HTTP status {response.status}")
     digest = hashlib.sha256()
     size = 0
+    path.parent.mkdir(exist_ok=True)
     with path.open("xb") as file:
         while chunk := response.read(_CHUNK_BYTES):
             size += len(chunk)

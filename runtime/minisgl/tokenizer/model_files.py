@@ -14,12 +14,16 @@ from tokenizers import Tokenizer
 from minisgl.tokenizer.errors import TokenizerError
 from minisgl.wire.text import SamplingDefaults
 
+_TOOL_TEMPLATE: Final = "additional_chat_templates/tool_use.jinja"
+"""Template of chats with tools, beside chat_template.jinja. Other templates in its folder are used by nothing here."""
+
 TOKENIZER_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
+    _TOOL_TEMPLATE,
     "generation_config.json",
 )
 """All files that determine how text becomes token ids, and the default sampling parameters."""
@@ -137,13 +141,15 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _chat_templates(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the templates by name; a separate file overrides tokenizer_config.json, as in transformers."""
-    if (root / "chat_template.jinja").is_file():
-        return {"default": (root / "chat_template.jinja").read_text("utf-8")}
+    """Return the templates by name; separate files override tokenizer_config.json, as in transformers."""
+    files = {"default": root / "chat_template.jinja", "tool_use": root / _TOOL_TEMPLATE}
+    separate = {name: file.read_text("utf-8") for name, file in files.items() if file.is_file()}
+    if "default" in separate:
+        return separate
     given = _read_json(root / "chat_template.json").get("chat_template", config.get("chat_template"))
     entries = given if isinstance(given, list) else [{"name": "default", "template": given}]
     named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
-    return {str(name): template for name, template in named.items() if isinstance(template, str)}
+    return {str(name): template for name, template in named.items() if isinstance(template, str)} | separate
 
 
 def _sampling_defaults(path: Path) -> SamplingDefaults:

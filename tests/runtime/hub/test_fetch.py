@@ -111,6 +111,14 @@ def test_a_checkpoint_is_fetched_and_its_progress_published(
     assert any(0 < percent < 100 for percent in percents)
 
 
+def test_chat_templates_in_a_folder_are_fetched(hub: FakeHub, tmp_path: Path, checkpoint: Path) -> None:
+    (checkpoint / "additional_chat_templates").mkdir()
+    (checkpoint / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    run_fetch(hub, tmp_path / "model")
+    assert (tmp_path / "model" / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
+    assert not (tmp_path / "model" / "original").exists()
+
+
 def test_an_existing_checkpoint_is_not_fetched_again(hub: FakeHub, tmp_path: Path, repository: Repository) -> None:
     run_fetch(hub, tmp_path / "model")
     requests = hub.requests.total()

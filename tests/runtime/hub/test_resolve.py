@@ -85,9 +85,11 @@ def test_weights_in_a_second_format_are_not_downloaded(
 
 
 def test_no_weights_are_downloaded_for_dummy_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _repository(monkeypatch, tmp_path, ["config.json", "chat_template.jinja", "model.safetensors", "x.safetensors"])
+    templates = ["additional_chat_templates/tool_use.jinja", "chat_template.jinja"]
+    _repository(monkeypatch, tmp_path, ["config.json", *templates, "model.safetensors", "x.safetensors"])
     resolve("Qwen/Qwen3-0.6B", with_weights=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["chat_template.jinja", "config.json"]
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*"))
+    assert found == [*templates, "config.json"]
 
 
 def test_a_hub_id_is_downloaded(tmp_path: Path, hub: list[dict[str, Any]]) -> None:

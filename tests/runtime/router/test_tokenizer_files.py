@@ -41,6 +41,15 @@ def test_fetched_files_are_cached(files: Files, model: Path, tmp_path: Path) -> 
     assert len(files.requests) == requests
 
 
+def test_a_template_in_a_folder_is_fetched(files: Files, model: Path, tmp_path: Path) -> None:
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    hashes = hash_tokenizer_files(model)
+    directory = obtain(hashes, files, tmp_path / "cache")
+    assert hash_tokenizer_files(directory) == hashes
+    assert (directory / "additional_chat_templates" / "tool_use.jinja").is_file()
+
+
 def test_damaged_files_are_fetched_again(files: Files, model: Path, tmp_path: Path) -> None:
     hashes = hash_tokenizer_files(model)
     directory = obtain(hashes, files, tmp_path / "cache")

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from minisgl.tokenizer.errors import PromptError
-from minisgl.tokenizer.model_files import load_model_files
+from minisgl.tokenizer.model_files import hash_tokenizer_files, load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import ChatMessage, Generate, ToolOptions
@@ -201,3 +201,24 @@ def test_a_template_of_its_own_for_tools(tmp_path: Path, named: bool) -> None:
         assert ids(made, messages=HELLO, tools=tools) == byte_level().encode("f Hello").ids
     else:
         assert error(made, messages=HELLO, tools=tools).param == "tools"
+
+
+def test_a_template_for_tools_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """As transformers writes several templates; others than that for tools have no effect."""
+    made = tmp_path / "model"
+    write_directory(made, byte_level(), chat_template="plain {{ messages[0].content }}")
+    (made / "additional_chat_templates").mkdir()
+    before = hash_tokenizer_files(made)
+    (made / "additional_chat_templates" / "rag.jinja").write_text("rag")
+    assert hash_tokenizer_files(made) == before
+    (made / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0].function.name }}")
+    files = load_model_files(made)
+    assert files.hashes != before, "frontends in other pods need it too"
+    tools = ToolOptions(definitions=({"type": "function", "function": {"name": "f"}},))
+    assert ids(PromptEncoder(files), messages=HELLO) == byte_level().encode("plain Hello").ids
+    assert ids(PromptEncoder(files), messages=HELLO, tools=tools) == byte_level().encode("f").ids
+    (made / "chat_template.jinja").unlink()
+    (made / "tokenizer_config.json").write_text('{"chat_template": "old {{ messages[0].content }}"}')
+    encoder = PromptEncoder(load_model_files(made))
+    assert ids(encoder, messages=HELLO) == byte_level().encode("old Hello").ids
+    assert ids(encoder, messages=HELLO, tools=tools) == byte_level().encode("f").ids
