@@ -8,6 +8,7 @@ models          InferenceModels for the scenarios
 hub             a Hub that pods can reach, and models from it
 traffic         requests without a pause while something happens, and their results
 nodes           nodes that are drained, lose their kubelet or fail
+hung            processes that no signal ends
 writes          write requests of the operators, from the API server's audit log
 host            state of the host that a cluster must not change
 """

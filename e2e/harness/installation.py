@@ -56,9 +56,25 @@ def bring_up(nodes: int = lifecycle.NODES) -> dict[str, str]:
     return {name: one.image.reference for name, one in built.items()}
 
 
-def install(references: Mapping[str, str], values: Mapping[str, str | int] | None = None) -> None:
-    """Install or upgrade the chart with these images, and wait until the operator is ready."""
-    settings: dict[str, str | int] = dict(values or {})
+def load_previous() -> dict[str, str]:
+    """Build and load the images of the previous version, each only if necessary; returns their references by name."""
+    with phase(f"images of {build.PREVIOUS}"):
+        built = build.build_previous()
+        for image in built.values():
+            cluster_images.load(_blob_image(image))
+    return {name: image.reference for name, image in built.items()}
+
+
+def install(
+    references: Mapping[str, str],
+    values: Mapping[str, object] | None = None,
+    *,
+    release: str = RELEASE,
+    namespace: str = NAMESPACE,
+    chart: Path = ROOT / "charts",
+) -> None:
+    """Install or upgrade a chart with these images, and wait until the operator is ready."""
+    settings = dict(values or {})
     for value, image in (
         ("operator.image", "operator"),
         ("defaults.engineImage", "engine"),
@@ -69,18 +85,19 @@ def install(references: Mapping[str, str], values: Mapping[str, str | int] | Non
     helm(
         "upgrade",
         "--install",
-        RELEASE,
-        str(ROOT / "charts"),
+        release,
+        str(chart),
         "--create-namespace",
         "--wait",
         "--timeout=600s",
         *options,
+        namespace=namespace,
     )
 
 
-def helm(*args: str) -> str:
-    """Run helm in the operator's namespace. Raises CommandFailed."""
-    return shell(tools.program("helm"), f"--kubeconfig={host_kubeconfig()}", f"--namespace={NAMESPACE}", *args).stdout
+def helm(*args: str, namespace: str = NAMESPACE) -> str:
+    """Run helm in the namespace of a release. Raises CommandFailed."""
+    return shell(tools.program("helm"), f"--kubeconfig={host_kubeconfig()}", f"--namespace={namespace}", *args).stdout
 
 
 def publish_checkpoint(name: str, directory: Path) -> Path:

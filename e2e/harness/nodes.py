@@ -86,6 +86,22 @@ def out_of_service(node: str) -> Iterator[None]:
         kubectl("taint", "node", node, f"{OUT_OF_SERVICE}-")
 
 
+@contextmanager
+def devices(node: str, resource: str, count: int) -> Iterator[None]:
+    """Advertise devices of a node that no device plugin manages."""
+    path = f"/status/capacity/{resource.replace('/', '~1')}"
+
+    def change(operation: dict[str, str]) -> None:
+        patch = json.dumps([{"path": path, **operation}])
+        kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", patch)
+
+    change({"op": "add", "value": str(count)})
+    try:
+        yield
+    finally:
+        change({"op": "remove"})
+
+
 def _wait_for_ready(node: str, status: str) -> None:
     def found() -> bool:
         conditions = json.loads(kubectl("get", "node", node, "-o", "json"))["status"]["conditions"]

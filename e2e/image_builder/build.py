@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+import tarfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from image_builder.buildah import Exported
 ROOT: Final = Path(__file__).parents[2]
 BASE_PACKAGES: Final = "python3,python3-pip,ca-certificates,procps"
 NAMES: Final = ("operator", "frontend", "engine")
+PREVIOUS: Final = "0.1.0"
+"""Version from which upgrades are tested."""
+_ARCHIVE: Final = ROOT / f"e2e/previous/{PREVIOUS}.tar.xz"
 _IMPORTS: Final = "import torch, triton, flashinfer; print('torch', torch.__version__, 'for CUDA', torch.version.cuda)"
 _OWN: Final = {
     "operator": ("runtime/minisgl", "operator/minisgl_operator", "images/minisgl-operator"),
@@ -56,8 +60,31 @@ def build_all() -> dict[str, Built]:
     require({**NODE_PACKAGES, **IMAGE_PACKAGES})
     with locked(CACHE / "images.lock"):
         built = {name: _build(name) for name in NAMES}
-        _remove_all_but({_base(), *(image.reference for b in built.values() for image in (b.image, b.dependencies))})
+        previous = {reference for reference in map(_previous_reference, NAMES) if _record(reference).exists()}
+        today = {image.reference for b in built.values() for image in (b.image, b.dependencies)}
+        _remove_all_but({_base(), *today, *previous})
         return built
+
+
+def build_previous() -> dict[str, Image]:
+    """Build the images of the previous version: its code on the dependencies of today's images. Raises CommandFailed,
+    MachineUnfit."""
+    require({**NODE_PACKAGES, **IMAGE_PACKAGES})
+    with locked(CACHE / "images.lock"):
+        return {name: _build_previous(name) for name in NAMES}
+
+
+def previous_sources() -> Path:
+    """Directory with the files of the previous version, unpacked once."""
+    target = CACHE / "previous" / f"{PREVIOUS}-{_key(_ARCHIVE)}"
+    if not target.exists():
+        unfinished = target.with_name(f"{target.name}.new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with tarfile.open(_ARCHIVE) as archive:
+            archive.extractall(unfinished, filter="data")
+        (unfinished / PREVIOUS).rename(target)
+        unfinished.rmdir()
+    return target
 
 
 def check_engine() -> None:
@@ -96,6 +123,21 @@ def _build(name: str) -> Built:
 
     exported = _cached(reference, make, f"{name}: own code")
     return Built(Image(reference, exported), Image(dependencies, _load(dependencies)))
+
+
+def _build_previous(name: str) -> Image:
+    reference = _previous_reference(name)
+
+    def make() -> None:
+        sources = previous_sources()
+        arguments = {"BASE": _base(), "DEPENDENCIES": _dependencies(name)}
+        buildah.bud(reference, sources / "images" / name / "Dockerfile", sources, arguments)
+
+    return Image(reference, _cached(reference, make, f"{name}: code of {PREVIOUS}"))
+
+
+def _previous_reference(name: str) -> str:
+    return f"localhost/minisgl-{name}-{PREVIOUS}:{_key(_dependencies(name), _ARCHIVE)}"
 
 
 def _dependencies(name: str) -> str:

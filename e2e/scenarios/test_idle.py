@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from harness.models import cpu_model
 from harness.namespace import Namespace
 
 MODELS = 20
-QUIET_SECONDS = 20
 SERVING = 2
 """Models that serve. The others are suspended and their frontends cannot be scheduled, so that all fit on a laptop."""
 
@@ -43,7 +41,7 @@ def test_an_idle_operator_writes_nothing_but_its_lease(
         return None not in seen and len(namespace.objects("deployments")) == MODELS
 
     namespace.wait("the objects of all models", settled)
-    _until_quiet(namespace)
+    writes.until_quiet(namespace)
     versions = _versions(namespace)
     began = writes.position()
     time.sleep(seconds)  # the test observes this time
@@ -55,30 +53,8 @@ def test_an_idle_operator_writes_nothing_but_its_lease(
     namespace.apply(*models)
     # A restarted operator reconciles everything.
     installation.kill_operator()
-    _until_quiet(namespace)
+    writes.until_quiet(namespace)
     assert _versions(namespace) == versions
-
-
-def _until_quiet(namespace: Namespace) -> None:
-    """Wait until nothing was written for QUIET_SECONDS and the namespaces of earlier scenarios are deleted: draining
-    pods delay their deletion, and the operator retries there with growing delays."""
-
-    def deleted() -> bool:
-        left = json.loads(namespace.kubectl("get", "namespaces", "-o", "json"))["items"]
-        return not any("deletionTimestamp" in each["metadata"] for each in left)
-
-    namespace.wait("the deletion of namespaces of earlier scenarios", deleted)
-    began, since = writes.position(), time.monotonic()
-
-    def quiet() -> bool:
-        nonlocal began, since
-        written = list(writes.of_operators(began))
-        # Without an active operator, not even the Lease is written.
-        if not written or any(write.resource != "leases" for write in written):
-            began, since = writes.position(), time.monotonic()
-        return time.monotonic() - since > QUIET_SECONDS
-
-    namespace.wait("an idle operator", quiet)
 
 
 def _versions(namespace: Namespace) -> dict[str, str]:

@@ -50,6 +50,7 @@ class Reason(StrEnum):
     INSUFFICIENT_GPU = "InsufficientGPU"
     UNSCHEDULABLE = "Unschedulable"
     QUOTA_EXCEEDED = "QuotaExceeded"
+    FIELDS_REQUIRED = "FieldsRequired"
     POD_REFUSED = "PodRefused"
     POD_NOT_STARTED = "PodNotStarted"
     NO_STORAGE_CLASS = "NoStorageClass"

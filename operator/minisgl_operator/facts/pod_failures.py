@@ -22,6 +22,9 @@ _MISSING_MOUNTED_KEY: Final = re.compile(r"references non-existent secret key: (
 _MISSING_PVC: Final = re.compile(r"persistentvolumeclaim \"([^\"]+)\" (not found|is being deleted)")
 _PULLED_IMAGE: Final = re.compile(r"image \"([^\"]+)\"")
 _QUOTA: Final = re.compile(r"exceeded quota: .*")
+_REQUIRED_BY_QUOTA: Final = re.compile(r"failed quota: ([^:]+): must specify (.*)")
+# Such as `limits.cpu for: engine,frontend`; several of these are separated by semicolons.
+_REQUIRED_FIELD: Final = re.compile(r"([^\s;]+) for: ([^;]+)")
 _NOT_FOUND: Final = {"Secret": Reason.SECRET_NOT_FOUND, "ConfigMap": Reason.CONFIG_MAP_NOT_FOUND}
 _FORBIDDEN: Final = re.compile(r"is forbidden: (.*)")
 
@@ -30,8 +33,9 @@ _FORBIDDEN: Final = re.compile(r"is forbidden: (.*)")
 class PodFailure:
     """`reason` is that of the condition which the failure makes False; the condition's file in status/ has the text.
 
-    `message` quotes Kubernetes; for an image it is the container's. `pod` is None when the failure is not about one
-    pod. `subject` is the image that cannot be pulled, the object that is missing, or the one that lacks `key`.
+    `message` quotes Kubernetes; for an image it is the container's, and for missing fields it lists them. `pod` is None
+    when the failure is not about one pod. `subject` is the image that cannot be pulled, the object that is missing, the
+    one that lacks `key`, or the quota that requires fields.
     """
 
     reason: Reason
@@ -69,12 +73,27 @@ def failure_of_pod(pod: Manifest, events: Iterable[ObjectEvent], gpu_resource: s
 
 def creation_failure(messages: Iterable[str]) -> PodFailure | None:
     """The failure that keeps pods from being created, from messages of their controllers and the API server."""
+    messages = tuple(messages)
+    if found := _fields_required_by_quota(messages):
+        return found
     for message in messages:
         if quota := _QUOTA.search(message):
             return PodFailure(Reason.QUOTA_EXCEEDED, quote(quota.group()))
         if forbidden := _FORBIDDEN.search(message):
             return PodFailure(Reason.POD_REFUSED, quote(forbidden.group(1)))
     return None
+
+
+def _fields_required_by_quota(messages: Iterable[str]) -> PodFailure | None:
+    """The fields that a ResourceQuota requires of containers, which have the names of the spec's sections. The messages
+    of all controllers are read: each names the fields of its own pods only."""
+    quota, fields = "", set()
+    for message in messages:
+        if found := _REQUIRED_BY_QUOTA.search(message):
+            quota = found.group(1)
+            for resource, containers in _REQUIRED_FIELD.findall(found.group(2)):
+                fields |= {f"spec.{container.strip()}.resources.{resource}" for container in containers.split(",")}
+    return PodFailure(Reason.FIELDS_REQUIRED, ", ".join(sorted(fields)), subject=quota) if fields else None
 
 
 def _scheduling(pod: Manifest, gpu_resource: str) -> PodFailure:

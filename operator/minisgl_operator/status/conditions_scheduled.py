@@ -22,6 +22,7 @@ def scheduled(facts: Facts) -> Condition:
         Reason.IMAGE_PULL_FAILED,
         Reason.POD_NOT_STARTED,
         Reason.QUOTA_EXCEEDED,
+        Reason.FIELDS_REQUIRED,
         Reason.POD_REFUSED,
     )
     if failure is not None:
@@ -47,6 +48,11 @@ def _message(facts: Facts, failure: PodFailure) -> str:
             return (
                 f"The namespace's quota leaves no room: {failure.message}. Raise the ResourceQuota, or request less in "
                 "the spec."
+            )
+        case Reason.FIELDS_REQUIRED:
+            return (
+                f'ResourceQuota "{failure.subject}" counts resources that the pods do not set: set {failure.message}, '
+                "or create a LimitRange with defaults in the namespace."
             )
     return f"The API server rejects the pods: {failure.message}. Change the spec or the policy of the namespace."
 

@@ -238,6 +238,19 @@ def test_an_exhausted_quota_for_pvcs_is_reported() -> None:
     expect(scene, "Scheduled", "QuotaExceeded", QUOTA)
 
 
+def test_fields_that_a_quota_requires_are_named_for_all_pods() -> None:
+    scene = starting()
+    scene.no_pods("qwen-r0")
+    required = "failed quota: team: must specify limits.cpu for: {0}; limits.memory for: {0}"
+    message = f'create Pod qwen-r0-0 in StatefulSet qwen-r0 failed error: pods "qwen-r0-0" is forbidden: {required}'
+    scene.event(scene.child("StatefulSet", "qwen-r0"), "FailedCreate", message.format("engine"))
+    message = f'pods "qwen-frontend-x7" is forbidden: {required.format("frontend")}'
+    failure = {"type": "ReplicaFailure", "status": "True", "message": message}
+    scene.child("Deployment", "qwen-frontend")["status"]["conditions"] = [failure]
+    fields = [f"spec.{part}.resources.limits.{each}" for part in ("engine", "frontend") for each in ("cpu", "memory")]
+    expect(scene, "Scheduled", "FieldsRequired", '"team"', f"set {', '.join(fields)}", "LimitRange")
+
+
 def test_pods_rejected_by_a_policy_are_reported() -> None:
     scene = starting()
     scene.no_pods("qwen-r0")
