@@ -26,9 +26,10 @@ from minisgl_operator.facts.lost_nodes import on_lost_node
 from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
 from minisgl_operator.facts.pods import cannot_run, component, containers_started, node_of, replica_name, serves_status
-from minisgl_operator.facts.replicas import Replica, replicas_of
+from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.facts.rollout import replicas_to_replace, rollout_blockers
 from minisgl_operator.facts.routing import Routing
+from minisgl_operator.facts.selection import Selection, select
 from minisgl_operator.render import model_files, names, render, revision, wanted_replicas
 from minisgl_operator.render.defaults import Defaults
 
@@ -46,8 +47,9 @@ class Facts:
 
     @cached_property
     def desired(self) -> dict[Ref, Manifest]:
-        """Manifests of all children that the spec asks for."""
-        return {ref_of(manifest): manifest for manifest in render(self.model, self.defaults)}
+        """Manifests of all children that the spec asks for, with the replicas that stay."""
+        indices = [replica.index for replica in self.replicas]
+        return {ref_of(manifest): manifest for manifest in render(self.model, self.defaults, indices)}
 
     @cached_property
     def conflicts(self) -> dict[Ref, str]:
@@ -85,8 +87,17 @@ class Facts:
 
     @cached_property
     def replicas(self) -> tuple[Replica, ...]:
-        """The wanted replicas, whether they exist or not."""
-        return replicas_of(self.model.name, self.observed, self.routing, wanted_replicas(self.model), self.revision)
+        """The wanted replicas by index, whether they exist or not."""
+        return self._selection.wanted
+
+    @cached_property
+    def surplus(self) -> tuple[Replica, ...]:
+        """Existing replicas that are not wanted, in the order of their removal."""
+        return self._selection.surplus
+
+    @cached_property
+    def _selection(self) -> Selection:
+        return select(self.model.name, self.observed, self.routing, wanted_replicas(self.model), self.revision)
 
     @cached_property
     def routable(self) -> int:
@@ -104,8 +115,7 @@ class Facts:
     @cached_property
     def scaling_down(self) -> bool:
         """True if pods of replicas that are no longer wanted exist."""
-        wanted = {replica.name for replica in self.replicas}
-        return any(component(pod) == names.ENGINE and replica_name(pod) not in wanted for pod in self.observed.pods)
+        return any(replica.pods for replica in self.surplus)
 
     @cached_property
     def frontend(self) -> Manifest | None:

@@ -32,7 +32,7 @@ _REPORTED_PHASES: Final[tuple[EnginePhase, ...]] = get_args(EnginePhase)
 
 @dataclass(frozen=True)
 class Replica:
-    """One wanted replica, which may not exist yet.
+    """One replica, which may not exist yet.
 
     `report` is the leader's. `unreachable`: a pod has started, and its launcher did not answer the last probe.
     `current_revision` is the revision that the spec asks for; `revision` is the replica's own.
@@ -144,6 +144,21 @@ class Replica:
         return phase == "Failed" or (phase in _STARTING_PHASES and not self.report.get("restarts"))
 
     @cached_property
+    def serves(self) -> bool | None:
+        """True if it is ready and no frontend reports the opposite; None if it is unknown: the kubelet and the leader
+        contradict each other, or a launcher that has started does not answer."""
+        if self.ready:
+            return not self.unrouted
+        return None if self.pods_ready or self.phase == "Unknown" else False
+
+    @cached_property
+    def being_removed(self) -> bool:
+        """True if its StatefulSet is being deleted, or is gone and its last pods terminate."""
+        if self.stateful_set is not None:
+            return is_deleting(self.stateful_set)
+        return bool(self.pods) and all(is_deleting(pod) for pod in self.pods)
+
+    @cached_property
     def failing(self) -> bool:
         """True if it is not ready, and neither starting nor being replaced."""
         if self.ready:
@@ -172,39 +187,60 @@ def _all_ranks_serve(report: Report) -> bool:
     return bool(report.get("ready")) and report.get("ready_ranks") == report.get("tensor")
 
 
-def replicas_of(
-    model: str, observed: Observed, routing: Routing, count: int, current_revision: str
-) -> tuple[Replica, ...]:
-    """The first `count` replicas, whether they exist or not."""
-    pods: dict[str | None, list[Manifest]] = {}
+def existing_replicas(
+    model: str, observed: Observed, routing: Routing, current_revision: str
+) -> tuple[tuple[Replica, ...], frozenset[int]]:
+    """The replicas of which a StatefulSet, a Service or a pod exists, and the indices that a new one cannot take. These
+    include indices whose objects belong to another owner."""
+    pods: dict[int, list[Manifest]] = {}
     for pod in sorted(observed.pods, key=lambda pod: str(pod["metadata"]["name"])):
-        if component(pod) == names.ENGINE:
-            pods.setdefault(replica_name(pod), []).append(pod)
-    replicas = []
-    for index in range(count):
-        name = names.replica(model, index)
-        stateful_set = observed.child("StatefulSet", name)
-        if stateful_set is not None and controller_uid(stateful_set) not in (
-            None,
-            observed.model_object["metadata"]["uid"],
-        ):
-            stateful_set = None
-        own = tuple(pods.get(name, ()))
-        replica = Replica(
-            index=index,
-            name=name,
-            current_revision=current_revision,
-            stateful_set=stateful_set,
-            pods=own,
-            report=_leader_report(name, own, observed),
-            unreachable=any(
-                containers_started(pod) and isinstance(observed.reports.get(pod["metadata"]["uid"]), Unreachable)
-                for pod in own
-            ),
-            routing=routing,
-        )
-        replicas.append(replica)
-    return tuple(replicas)
+        index = names.replica_index(model, replica_name(pod) or "")
+        if component(pod) == names.ENGINE and index is not None:
+            pods.setdefault(index, []).append(pod)
+    taken, owned = set(pods), set(pods)
+    for ref in (*observed.children, *observed.conflicting):
+        index = names.replica_index(model, ref.name)
+        if index is None or ref.kind not in ("StatefulSet", "Service"):
+            continue
+        taken.add(index)
+        live = observed.children.get(ref)
+        if live is not None and _is_owned(live, observed):
+            owned.add(index)
+    replicas = (
+        replica_at(index, model, observed, routing, current_revision, tuple(pods.get(index, ())))
+        for index in sorted(owned)
+    )
+    return tuple(replicas), frozenset(taken)
+
+
+def replica_at(
+    index: int,
+    model: str,
+    observed: Observed,
+    routing: Routing,
+    current_revision: str,
+    pods: tuple[Manifest, ...] = (),
+) -> Replica:
+    name = names.replica(model, index)
+    stateful_set = observed.child("StatefulSet", name)
+    return Replica(
+        index=index,
+        name=name,
+        current_revision=current_revision,
+        stateful_set=stateful_set if stateful_set is not None and _is_owned(stateful_set, observed) else None,
+        pods=pods,
+        report=_leader_report(name, pods, observed),
+        unreachable=any(
+            containers_started(pod) and isinstance(observed.reports.get(pod["metadata"]["uid"]), Unreachable)
+            for pod in pods
+        ),
+        routing=routing,
+    )
+
+
+def _is_owned(manifest: Manifest, observed: Observed) -> bool:
+    """False for an object of an earlier model of the same name."""
+    return controller_uid(manifest) in (None, observed.model_object["metadata"]["uid"])
 
 
 def _leader_report(replica: str, pods: tuple[Manifest, ...], observed: Observed) -> Report | None:

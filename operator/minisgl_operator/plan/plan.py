@@ -16,7 +16,7 @@ from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.fetch_status import refetch_needed, retry_time
 from minisgl_operator.facts.lost_nodes import pods_to_force_delete
 from minisgl_operator.facts.pods import replica_name, revision_of
-from minisgl_operator.render import names, storage
+from minisgl_operator.render import storage
 from minisgl_operator.render.availability import engine_budget
 
 _USED_BY_PODS: Final = frozenset({"PersistentVolumeClaim", "ServiceAccount"})
@@ -125,7 +125,8 @@ def _has_no_pods(stateful_set: Manifest) -> bool:
 
 
 def _deletions(facts: Facts) -> Iterator[Delete]:
-    """Owned children that are no longer desired, the replica with the highest index first."""
+    """Owned children that are no longer desired, in the order in which `facts.surplus` lists their replicas."""
+    order = {replica.name: position for position, replica in enumerate(facts.surplus)}
     found: list[tuple[int, Ref, Manifest]] = []
     for ref, live in facts.observed.children.items():
         if (
@@ -137,12 +138,11 @@ def _deletions(facts: Facts) -> Iterator[Delete]:
             continue
         if ref in facts.desired:
             if ref.kind == "Job" and _must_be_replaced(facts, live, facts.desired[ref]):
-                found.append((0, ref, live))
+                found.append((len(order), ref, live))
         # The pods of a replica need their names until they have drained.
         elif ref.kind != "Service" or all(replica_name(pod) != ref.name for pod in facts.observed.pods):
-            index = names.replica_index(facts.model.name, ref.name)
-            found.append((-1 if index is None else index, ref, live))
-    for _, ref, live in sorted(found, key=lambda each: (-each[0], each[1])):
+            found.append((order.get(ref.name, len(order)), ref, live))
+    for _, ref, live in sorted(found, key=lambda each: each[:2]):
         # Fetches write to the PVC: the next Job is created when no pod of this one is left.
         yield Delete(ref, live["metadata"]["uid"], "Foreground" if ref.kind == "Job" else "Background")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
@@ -11,12 +11,15 @@ from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
 
 
-def render(model: InferenceModel, defaults: Defaults) -> tuple[Manifest, ...]:
-    """Everything that the spec asks for, as if no transition were in progress.
+def render(
+    model: InferenceModel, defaults: Defaults, indices: Iterable[int] | None = None
+) -> tuple[Manifest, ...]:
+    """Everything that the spec asks for, as if no transition were in progress. `indices` are those of the replicas; by
+    default, those of a new model.
 
     Objects that pods need come before objects that create pods. The order helps readers; nothing depends on it.
     """
-    return tuple(_render(model, defaults))
+    return tuple(_render(model, defaults, range(wanted_replicas(model)) if indices is None else tuple(indices)))
 
 
 def revision(model: InferenceModel, defaults: Defaults) -> str:
@@ -28,7 +31,7 @@ def wanted_replicas(model: InferenceModel) -> int:
     return 0 if model.spec.suspend else model.spec.replicas
 
 
-def _render(model: InferenceModel, defaults: Defaults) -> Iterator[Manifest]:
+def _render(model: InferenceModel, defaults: Defaults, replicas: Sequence[int]) -> Iterator[Manifest]:
     fetched = model_files.is_fetched(model)
     for name, component in ((names.engine(model.name), names.ENGINE), (names.frontend(model.name), names.FRONTEND)):
         yield child(model, "v1", "ServiceAccount", name, component, {"automountServiceAccountToken": False})
@@ -45,7 +48,7 @@ def _render(model: InferenceModel, defaults: Defaults) -> Iterator[Manifest]:
         yield storage.fetch_job(model, defaults)
     yield availability.frontend_budget(model)
     yield frontend.deployment(model, defaults)
-    if replicas := range(wanted_replicas(model)):
+    if replicas:
         pods = {names.replica(model.name, index): model.spec.parallelism.pods for index in replicas}
         yield availability.engine_budget(model, pods)
         current = revision(model, defaults)

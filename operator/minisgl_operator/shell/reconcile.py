@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from minisgl_operator.api.conditions import Reason
-from minisgl_operator.api.objects import Manifest, parse_time, ref_of
+from minisgl_operator.api.objects import Manifest, Ref, parse_time, ref_of
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import seconds_until_next_deadline
@@ -147,11 +147,15 @@ async def _send(
 
     Returns the rejected steps, whether the store has changed, and whether the plan was complete: False when a conflict
     turned up that it did not know of. A rejected step does not stop the others, unless the namespace is being deleted;
-    the next plan contains it again.
+    the next plan contains it again. A replica whose Service conflicts gets no StatefulSet: the next plan gives it
+    another index.
     """
     rejections: list[Rejection] = []
+    conflicting: set[Ref] = set()
     changed, complete = False, True
     for step in steps:
+        if step.ref.kind == "StatefulSet" and Ref("Service", step.ref.name) in conflicting:
+            continue
         try:
             if isinstance(step, Apply):
                 assert model_object is not None
@@ -160,6 +164,7 @@ async def _send(
                 changed = True
                 await _delete(context, key, step)
         except ConflictDetected:
+            conflicting.add(step.ref)
             changed, complete = True, False
         except ApiError as error:
             if error.status == 0:

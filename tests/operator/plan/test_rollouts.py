@@ -305,13 +305,13 @@ def test_suspending_keeps_the_endpoint_the_cache_and_the_policies() -> None:
     assert set(cluster.objects) == before
 
 
-def test_a_recreated_replica_waits_for_the_pods_of_the_old_one() -> None:
+def test_a_replica_whose_pods_lost_their_controller_is_kept() -> None:
     cluster = settled({"replicas": 1})
-    cluster.remove(Ref("StatefulSet", "qwen-r0"))
-    cluster.edit({"engine": {"image": "engine:2"}})
-    assert counts(cluster) == {"qwen-r0": 0}
+    pods = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+    del cluster.objects[Ref("StatefulSet", "qwen-r0")]
+    assert counts(cluster) == {"qwen-r0": 2}
     cluster.settle()
-    assert list(cluster.serving()) == ["qwen-r0"]
+    assert {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()} == pods
 
 
 def budget_of(cluster: SimulatedCluster) -> tuple[int, list[str]]:

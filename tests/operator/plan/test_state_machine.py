@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from minisgl_operator.api.objects import Ref, ref_of
 from minisgl_operator.plan.plan import Apply, Delete
-from minisgl_operator.render import names, render
+from minisgl_operator.render import names, render, wanted_replicas
+from support.cluster.guarded_cluster import GuardedCluster
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
-from support.cluster.simulated_cluster import SimulatedCluster
 
 IMAGES = ("engine:1", "engine:2", "engine:broken", "engine:unusable")
 PARALLELISM = ({"tensor": 1}, {"tensor": 2, "gpusPerPod": 1}, {"tensor": 4, "gpusPerPod": 2})
@@ -26,22 +26,26 @@ FOREIGN = (
 
 
 class Cluster(RuleBasedStateMachine):
-    @initialize(source=st.sampled_from((HUB, CLAIM)), parallelism=st.sampled_from(PARALLELISM))
-    def begin(self, source: dict[str, Any], parallelism: dict[str, Any]) -> None:
-        spec = {"replicas": 2, "parallelism": parallelism, "engine": {"image": IMAGES[0]}}
-        self.cluster = SimulatedCluster(raw_model(spec, source=source), DEFAULTS)
+    @initialize(source=st.sampled_from((HUB, CLAIM)), parallelism=st.sampled_from(PARALLELISM), settled=st.booleans())
+    def begin(self, source: dict[str, Any], parallelism: dict[str, Any], settled: bool) -> None:
+        spec = {"replicas": 3, "parallelism": parallelism, "engine": {"image": IMAGES[0]}}
+        self.cluster = GuardedCluster(raw_model(spec, source=source), DEFAULTS)
         self.cluster.broken = {"engine:broken"}
         self.cluster.files = {"engine:2": "other", "engine:unusable": "unusable"}
         self.cluster.unusable = {"unusable"}
         self.theirs: dict[Ref, Any] = {}
+        if settled:
+            self.cluster.settle()
 
     @rule(image=st.sampled_from(IMAGES))
     def edit_engine(self, image: str) -> None:
         self.cluster.edit({"engine": {"image": image}})
 
-    @rule(replicas=st.integers(0, 3))
-    def scale(self, replicas: int) -> None:
-        self.cluster.edit({"replicas": replicas})
+    @rule(replicas=st.integers(0, 4), sent=st.booleans())
+    def scale(self, replicas: int, sent: bool) -> None:
+        self.cluster.edit({"replicas": replicas, "suspend": False})
+        if sent:
+            self.cluster.reconcile()
 
     @rule(suspend=st.booleans())
     def suspend(self, suspend: bool) -> None:
@@ -106,6 +110,24 @@ class Cluster(RuleBasedStateMachine):
         )
         self.cluster.run_kubelets(some)
 
+    @rule(image=st.sampled_from(IMAGES), replicas=st.none() | st.integers(0, 4))
+    def roll_out(self, image: str, replicas: int | None) -> None:
+        """A rollout goes as far as it can; then the model may be scaled."""
+        self.cluster.edit({"engine": {"image": image}})
+        self.cluster.settle()
+        if replicas is not None:
+            self.scale(replicas, sent=True)
+
+    @rule(data=st.data(), silent=st.booleans())
+    def pod_fails(self, data: st.DataObject, silent: bool) -> None:
+        """A pod is not ready until its kubelet runs again; its launcher may not answer until all settles."""
+        if self.cluster.pods:
+            name = data.draw(st.sampled_from(sorted(self.cluster.pods)))
+            self.cluster.pods[name]["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+            if silent:
+                self.cluster.silent.add(name)
+            self.cluster.look()
+
     @rule()
     def frontends_look(self) -> None:
         self.cluster.run_frontends()
@@ -115,12 +137,16 @@ class Cluster(RuleBasedStateMachine):
         """Once edits stop at a working spec without conflicts, all objects match the spec."""
         for ref in list(self.theirs):
             self.someone_gives_it_back(ref)
+        self.cluster.silent.clear()
         self.cluster.edit({"engine": {"image": image}})
         self.cluster.settle()
         steps = self.cluster.plan()
         assert not [step for step in steps if isinstance(step, Delete)]
         assert not [step for step in steps if isinstance(step, Apply) and self.cluster.changes(step.manifest)]
-        wanted = {ref_of(manifest): manifest for manifest in render(self.cluster.model, DEFAULTS)}
+        indices = {names.replica_index("qwen", ref.name) for ref in self.cluster.objects if ref.kind == "StatefulSet"}
+        assert len(indices) == wanted_replicas(self.cluster.model)
+        manifests = render(self.cluster.model, DEFAULTS, sorted(index for index in indices if index is not None))
+        wanted = {ref_of(manifest): manifest for manifest in manifests}
         kept = {ref for ref in self.cluster.objects if ref.kind == "PersistentVolumeClaim"}
         assert self.cluster.objects.keys() - kept == wanted.keys() - kept
         for ref, manifest in wanted.items():

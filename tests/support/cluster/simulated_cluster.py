@@ -15,7 +15,7 @@ from typing import Any
 from minisgl_operator.api.objects import Manifest, Ref, controller_uid, is_deleting, ref_of
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.observed import Observed
+from minisgl_operator.facts.observed import Observed, Unreachable
 from minisgl_operator.facts.pods import revision_of
 from minisgl_operator.plan.plan import Apply, Step, plan
 from minisgl_operator.render import names
@@ -28,7 +28,8 @@ _IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
 
 class SimulatedCluster:
     """One model in its cluster. `broken` images never become ready: their launchers fail permanently. `files` has the
-    tokenizer files of images that differ from the others; frontends cannot load `unusable` ones."""
+    tokenizer files of images that differ from the others; frontends cannot load `unusable` ones. `silent` has the names
+    of pods whose launcher does not answer probes."""
 
     def __init__(self, raw: Manifest, defaults: Defaults) -> None:
         self.raw = raw
@@ -38,6 +39,7 @@ class SimulatedCluster:
         self.broken: set[str] = set()
         self.files: dict[str, str] = {}
         self.unusable: set[str] = set()
+        self.silent: set[str] = set()
         self.now = START
         self._frontend = SimulatedFrontend()
         self._uids = itertools.count(1)
@@ -90,6 +92,8 @@ class SimulatedCluster:
         for pod in self._seen_pods.values():
             if self._image(pod) in self.broken:
                 reports[pod["metadata"]["uid"]] = {"kind": "engine", "phase": "Failed", "restarts": 5}
+            if pod["metadata"]["name"] in self.silent:
+                reports[pod["metadata"]["uid"]] = Unreachable("timed out")
         pods = (*self._seen_pods.values(), self._frontend_pod)
         return Observed(self.raw, children=children, conflicting=conflicting, pods=pods, reports=reports)
 
@@ -167,6 +171,7 @@ class SimulatedCluster:
                 del self.pods[name]
                 continue
             pod["status"]["phase"] = "Running"
+            pod["status"]["containerStatuses"] = [{"name": "main", "started": True}]
             group = [other for other in self.pods.values() if self._replica(other) == self._replica(pod)]
             alike = len({revision_of(other) for other in group}) == 1
             size = self._size(pod)

@@ -1,0 +1,64 @@
+"""The replicas that stay when there are more than the spec asks for, and the indices of new ones.
+
+The set of replicas is observed, not counted from zero: after a scale-down the replicas that serve remain, whatever
+their indices are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Final
+
+from minisgl_operator.api.objects import Ref
+from minisgl_operator.facts.observed import Observed
+from minisgl_operator.facts.replicas import Replica, existing_replicas, replica_at
+from minisgl_operator.facts.routing import Routing
+
+# The first to keep first.
+_SERVES, _UNKNOWN, _MAY_SERVE_AGAIN, _OUT_OF_SERVICE, _EMPTY = range(5)
+_NEVER: Final = "9"
+"""Sorts after every creationTimestamp."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """`wanted`: the replicas that the spec asks for, by index, whether they exist or not. `surplus`: existing replicas
+    to remove, and those that are being removed, in the order of their removal."""
+
+    wanted: tuple[Replica, ...]
+    surplus: tuple[Replica, ...]
+
+
+def select(model: str, observed: Observed, routing: Routing, wanted: int, current_revision: str) -> Selection:
+    """Keep replicas in this order: those that serve, those that might, the others; among equals those of the current
+    revision; then the oldest. New ones take the lowest free indices. A replica that is being removed is never kept, so
+    that its successor does not wait for its pods."""
+    existing, taken = existing_replicas(model, observed, routing, current_revision)
+    ranked = sorted(existing, key=_rank)
+    kept = [replica for replica in ranked if not _is_leaving(replica, observed)][:wanted]
+    free = islice((index for index in count() if index not in taken), wanted - len(kept))
+    new = [replica_at(index, model, observed, routing, current_revision) for index in free]
+    result = sorted((*kept, *new), key=lambda replica: replica.index)
+    indices = {replica.index for replica in result}
+    return Selection(tuple(result), tuple(replica for replica in reversed(ranked) if replica.index not in indices))
+
+
+def _is_leaving(replica: Replica, observed: Observed) -> bool:
+    """True if it is being removed, or cannot be created because another owner's StatefulSet has its name."""
+    ref = Ref("StatefulSet", replica.name)
+    has_other_owner = replica.stateful_set is None and (ref in observed.children or ref in observed.conflicting)
+    return replica.being_removed or has_other_owner
+
+
+def _rank(replica: Replica) -> tuple[int, bool, str, int]:
+    if replica.serves:
+        state = _SERVES
+    elif replica.serves is None:
+        state = _UNKNOWN
+    elif not replica.out_of_service:
+        state = _MAY_SERVE_AGAIN
+    else:
+        state = _EMPTY if replica.stateful_set is None else _OUT_OF_SERVICE
+    created = _NEVER if replica.stateful_set is None else str(replica.stateful_set["metadata"]["creationTimestamp"])
+    return state, replica.outdated, created, replica.index
