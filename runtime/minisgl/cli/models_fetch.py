@@ -13,6 +13,7 @@ import msgspec
 from minisgl.flags.arguments import add_options, filled, port, set_up_log
 from minisgl.hub.errors import FetchError, HubError
 from minisgl.hub.fetch import fetch
+from minisgl.hub.neighbours import Neighbours
 from minisgl.hub.repository import Source
 from minisgl.launcher.control_server import ControlServer, StatusBoard
 from minisgl.logging import LogOptions
@@ -36,6 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="file for the last status, as JSON (default: not written)",
     )
+    group = parser.add_argument_group("other checkpoints in the parent directory of DIR")
+    group.add_argument("--owner", default="", metavar="NAME", help="model that uses the checkpoint (default: unknown)")
+    group.add_argument(
+        "--share-files",
+        action="store_true",
+        help="hard-link large files that another checkpoint has with the same hash (default: off)",
+    )
+    group.add_argument(
+        "--prune",
+        choices=("partial", "unused"),
+        default="",
+        help="directories to remove if space is missing: partial downloads, or also fetched checkpoints of --owner "
+        "that --keep does not name (default: none)",
+    )
+    group.add_argument(
+        "--keep", nargs="+", default=[], metavar="NAME", help="directories that are never removed (default: none)"
+    )
     add_options(parser.add_argument_group("log"), LogOptions())
 
 
@@ -58,7 +76,10 @@ def run(args: argparse.Namespace) -> int:
         try:
             endpoint = args.endpoint and args.endpoint.rstrip("/")
             source = Source(repository=args.repository, revision=args.revision, endpoint=endpoint)
-            publish(fetch(source, args.directory.expanduser(), publish))
+            neighbours = Neighbours(
+                owner=args.owner, share_files=args.share_files, prune=args.prune, keep=tuple(args.keep)
+            )
+            publish(fetch(source, args.directory.expanduser(), publish, neighbours))
         except HubError as error:
             reason = error.code if isinstance(error, FetchError) else ""
             publish(msgspec.structs.replace(last, phase="Failed", reason=reason, message=str(error)))

@@ -7,9 +7,7 @@ target is thus always a complete checkpoint of one commit, with the hash of ever
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
-import os
 import shutil
 import threading
 import time
@@ -25,14 +23,20 @@ from minisgl.hub.download import download
 from minisgl.hub.errors import FetchError, HubError
 from minisgl.hub.fetch_failures import classify_error, rate_limit_seconds
 from minisgl.hub.fetch_progress import LOG_SECONDS, FetchProgress, format_bytes
+from minisgl.hub.neighbours import (
+    FetchRecord,
+    Neighbours,
+    link_files,
+    make_room,
+    read_record,
+    try_lock,
+    write_record,
+)
 from minisgl.hub.repository import HubFile, Source, list_checkpoint
 from minisgl.version import __version__
 from minisgl.wire.status import FetchStatus
 
 logger = logging.getLogger(__name__)
-
-RECORD: Final = "minisgl-fetch.json"
-"""Name of the file with the FetchRecord, in the fetched directory."""
 
 _PARALLEL_DOWNLOADS: Final = 4
 _MAX_ATTEMPTS: Final = 6
@@ -45,47 +49,54 @@ _MAX_RATE_LIMIT_SECONDS: Final = 900.0
 T = TypeVar("T")
 
 
-class FetchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Origin of a fetched checkpoint."""
-
-    repository: str
-    revision: str
-    commit: str
-
-
-def fetch(source: Source, directory: Path, publish: Callable[[FetchStatus], None]) -> FetchStatus:
+def fetch(
+    source: Source,
+    directory: Path,
+    publish: Callable[[FetchStatus], None],
+    neighbours: Neighbours = Neighbours(),
+) -> FetchStatus:
     """Fetch a checkpoint into `directory`, unless it holds one already; returns the final status.
 
-    `publish` is called with each change of the status, from any thread. Raises FetchError, HubError
+    `neighbours` are the other checkpoints in the parent directory. `publish` is called with each change of the status, from any thread. Raises FetchError, HubError
     `directory_in_use` and `directory_unusable`.
     """
     try:
         if (directory / "config.json").is_file():
-            return _existing_status(directory)
+            return _share(directory, neighbours, publish)
         if directory.exists() and any(directory.iterdir()):
             raise HubError("directory_in_use", f"{directory} is neither empty nor a checkpoint; use another directory")
-        return _Fetch(source, directory, publish).run()
+        return _Fetch(source, directory, publish, neighbours).run()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise FetchError("NoSpace", f"no space is left in {directory.parent}: make the volume larger") from error
         raise HubError("directory_unusable", f"{directory}: {error}") from error
 
 
+def _share(directory: Path, neighbours: Neighbours, publish: Callable[[FetchStatus], None]) -> FetchStatus:
+    """Use an existing checkpoint. That of another owner gets none, because several models use it from now on."""
+    record = read_record(directory)
+    if record is not None and record.owner not in ("", neighbours.owner):
+        with _locked(directory, waiting=lambda: publish(FetchStatus())):
+            # The owner may have removed it in the meantime; the next attempt then fetches it.
+            write_record(directory, msgspec.structs.replace(record, owner=""))
+    return _existing_status(directory)
+
+
 def _existing_status(directory: Path) -> FetchStatus:
-    try:
-        commit = msgspec.json.decode((directory / RECORD).read_bytes(), type=FetchRecord).commit
-    except (OSError, msgspec.MsgspecError):
-        # A user copied the checkpoint there.
-        commit = ""
-    return FetchStatus(phase="Done", percent=100, commit=commit)
+    record = read_record(directory)
+    # Without a record, a user copied the checkpoint there.
+    return FetchStatus(phase="Done", percent=100, commit="" if record is None else record.commit)
 
 
 class _Fetch:
     """One fetch, with its download threads."""
 
-    def __init__(self, source: Source, directory: Path, publish: Callable[[FetchStatus], None]) -> None:
+    def __init__(
+        self, source: Source, directory: Path, publish: Callable[[FetchStatus], None], neighbours: Neighbours
+    ) -> None:
         self._source = source
         self._directory = directory
+        self._neighbours = neighbours
         self._progress = FetchProgress(source.repository, publish)
         self._rate_limit_seconds = 0.0
         self._stop = threading.Event()
@@ -99,12 +110,20 @@ class _Fetch:
             if (self._directory / "config.json").is_file():
                 return _existing_status(self._directory)
             partial = self._directory.with_name(f"{self._directory.name}.partial-{commit[:12]}")
-            self._remove_other_commits(partial)
             partial.mkdir(exist_ok=True)
+            if self._neighbours.share_files:
+                link_files(files, partial, checking=self._progress.repeat)
+            self._remove_other_commits(partial)
             self._check_space(files, partial)
             self._download_all(commit, files, partial)
-            record = FetchRecord(repository=self._source.repository, revision=self._source.revision, commit=commit)
-            (partial / RECORD).write_bytes(msgspec.json.encode(record))
+            record = FetchRecord(
+                repository=self._source.repository,
+                revision=self._source.revision,
+                commit=commit,
+                owner=self._neighbours.owner,
+                files={file.name: file.digest for file in files},
+            )
+            write_record(partial, record)
             partial.rename(self._directory)
         return self._progress.update(phase="Done", percent=100, reason="", message="")
 
@@ -117,8 +136,10 @@ class _Fetch:
     def _check_space(self, files: Sequence[HubFile], partial: Path) -> None:
         existing = sum(path.stat().st_size for path in partial.iterdir())
         needed = sum(file.size for file in files) - existing
+        make_room(needed, partial, self._neighbours)
         free = shutil.disk_usage(partial).free
         if needed > free:
+            self._progress.update(needed_bytes=needed, free_bytes=free)
             raise FetchError(
                 "NoSpace",
                 f"{self._source.repository} needs {format_bytes(needed)} more, and {partial.parent} has "
@@ -219,16 +240,11 @@ class _Fetch:
 def _locked(directory: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of a directory: two pods of a Job can run at the same time while one of them shuts down. `waiting`
     is called every second until the lock is free."""
-    lock = os.open(directory.with_name(f".{directory.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    try:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                logger.info("another process is fetching %s; waiting", directory)
-                waiting()
-                time.sleep(1.0)
-        yield
-    finally:
-        os.close(lock)
+    while True:
+        with try_lock(directory) as locked:
+            if locked:
+                yield
+                return
+        logger.info("another process is fetching %s; waiting", directory)
+        waiting()
+        time.sleep(1.0)

@@ -139,3 +139,7 @@ class FetchStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: FetchFailureReason | Literal[""] = ""
     """Reason of the failure, or of the current wait."""
     message: str = ""
+    needed_bytes: int = 0
+    """With NoSpace before the download: bytes that are missing from the checkpoint."""
+    free_bytes: int = 0
+    """With NoSpace before the download: free bytes of the volume."""

@@ -83,7 +83,8 @@ def files_of(directory: Path) -> dict[str, bytes]:
 def assert_complete(directory: Path, checkpoint: Path, repository: Repository) -> None:
     found = files_of(directory)
     record = json.loads(found.pop("minisgl-fetch.json"))
-    assert record == {"repository": REPOSITORY, "revision": "main", "commit": repository.commit}
+    assert record.pop("files").keys() == found.keys()
+    assert record == {"repository": REPOSITORY, "revision": "main", "commit": repository.commit, "owner": ""}
     expected = files_of_top_level(checkpoint)
     assert found == {name: expected[name] for name in found}
     assert sorted(found) == [

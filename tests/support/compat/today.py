@@ -61,6 +61,8 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "to_child": _paths(("start.", "heartbeats")),
         "from_child": _paths(("heartbeat", " .step_age"), ("ready.", "attention")),
         "engine_status": _paths(("engine.", "attention")),
+        "fetch_status": _paths((".", "needed_bytes free_bytes")),
+        "fetch_record": _paths((".", "owner files")),
         "from_tokenizer": _paths(
             ("state.status.", "attention compiled_after_ready deferred"),
             ("accepted.", "prompt_token_ids"),
