@@ -13,7 +13,6 @@ from minisgl_operator.api.objects import (
     Manifest,
     Ref,
     controller_of,
-    controller_uid,
     has_condition,
     is_deleting,
     ref_of,
@@ -22,6 +21,7 @@ from minisgl_operator.api.objects import (
 from minisgl_operator.api.text import quote
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts import fetch_status as fetches
+from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
 from minisgl_operator.facts.lost_nodes import on_lost_node
 from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
@@ -145,13 +145,25 @@ class Facts:
         return fetches.is_cached(self.model, self.observed)
 
     @cached_property
+    def other_fetch_exists(self) -> bool:
+        """True if the Job of another source exists. The next one waits for its end: a fetch may remove what another one
+        finds, and a complete Job vouches for files that the next one may remove."""
+        return any(ref.kind == "Job" and ref not in self.desired for ref in self.observed.children)
+
+    @cached_property
+    def directories_in_use(self) -> frozenset[str]:
+        return directories_in_use(self.model, self.observed)
+
+    @cached_property
+    def unused_are_obsolete(self) -> bool:
+        return unused_are_obsolete(self.replicas)
+
+    @cached_property
     def fetch_lost_node(self) -> str | None:
         """The node that does not confirm the end of the deleted fetch pod; None without one."""
-        if self.fetch_job is None:
-            return None
-        uid = self.fetch_job["metadata"]["uid"]
+        # The pod of another Job counts too: fetches run one after the other.
         for pod in self.observed.pods:
-            if controller_uid(pod) == uid and on_lost_node(pod, self.now):
+            if component(pod) == names.FETCH and on_lost_node(pod, self.now):
                 return str(node_of(pod))
         return None
 

@@ -9,7 +9,14 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, get_args
 
 from minisgl.wire.status import FetchPhase
-from minisgl_operator.api.objects import Manifest, controller_uid, has_condition, parse_time, true_condition
+from minisgl_operator.api.objects import (
+    Manifest,
+    controller_uid,
+    has_condition,
+    is_deleting,
+    parse_time,
+    true_condition,
+)
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.observed import Observed, Report
 from minisgl_operator.facts.pods import component, last_terminations
@@ -26,7 +33,8 @@ _PHASES: Final[tuple[FetchPhase, ...]] = get_args(FetchPhase)
 
 @dataclass(frozen=True)
 class FetchStatus:
-    """`failed`: the Job has failed, and a retry needs a new Job. `percent` is in steps of 5."""
+    """`failed`: the Job has failed, and a retry needs a new Job. `percent` is in steps of 5. `needed_bytes`: bytes to
+    download that do not fit into the `free_bytes` of the claim; 0 if they fit."""
 
     phase: FetchPhase | Literal["Pending"]
     percent: int = 0
@@ -34,6 +42,8 @@ class FetchStatus:
     reason: str = ""
     message: str = ""
     failed: bool = False
+    needed_bytes: int = 0
+    free_bytes: int = 0
 
 
 def fetch_job(model: InferenceModel, observed: Observed) -> Manifest | None:
@@ -57,6 +67,8 @@ def fetch_status(job: Manifest | None, observed: Observed) -> FetchStatus:
         reason=str(report.get("reason") or ""),
         message=str(report.get("message") or ""),
         failed=failed,
+        needed_bytes=_bytes(report.get("needed_bytes")),
+        free_bytes=_bytes(report.get("free_bytes")),
     )
 
 
@@ -73,8 +85,19 @@ def is_cached(model: InferenceModel, observed: Observed) -> bool:
         return True
     key = model_files.cache_key(model)
     job = fetch_job(model, observed)
-    if job is not None and has_condition(job, "Complete") and not refetch_needed(model, observed, job):
+    # A Job that is being deleted may be followed by one that removes its files.
+    if (
+        job is not None
+        and has_condition(job, "Complete")
+        and not is_deleting(job)
+        and not refetch_needed(model, observed, job)
+    ):
         return True
+    return _is_loaded(model, observed, key)
+
+
+def _is_loaded(model: InferenceModel, observed: Observed, key: str | None) -> bool:
+    """True if a replica was created with these files."""
     return any(
         (live["spec"]["template"]["metadata"].get("annotations") or {}).get(names.CACHE_KEY_ANNOTATION) == key
         and not _pvc_recreated_since(model, observed, live["metadata"]["creationTimestamp"])
@@ -94,6 +117,10 @@ def _pvc_recreated_since(model: InferenceModel, observed: Observed, since: str) 
     if model.spec.model.hub_cache.claim_name is not None or pvc is None:
         return False
     return parse_time(pvc["metadata"]["creationTimestamp"]) > parse_time(since)
+
+
+def _bytes(number: Any) -> int:
+    return number if isinstance(number, int) and number > 0 else 0
 
 
 def _rounded_down(percent: Any) -> int:

@@ -91,9 +91,15 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
                 del result[ref]
         elif ref.kind == "PersistentVolumeClaim" and ref in children:
             result[ref] = storage.never_shrunk(manifest, children[ref])
-        elif ref.kind == "Job" and revision_of(children.get(ref, manifest)) != revision_of(manifest):
-            # A Job's template is immutable: an unfinished Job is deleted instead, a complete one stays as it is.
-            del result[ref]
+        elif ref.kind == "Job":
+            if ref in children or facts.other_fetch_exists:
+                # A Job's template is immutable, and its arguments depend on the state when it was created: it stays as
+                # it is, or is deleted to be created again.
+                del result[ref]
+            else:
+                result[ref] = storage.with_removable_directories(
+                    manifest, facts.model, facts.directories_in_use, others_obsolete=facts.unused_are_obsolete
+                )
     return result
 
 

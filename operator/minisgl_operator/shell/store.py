@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from minisgl_operator.api.objects import Manifest, controller_of
-from minisgl_operator.render.names import MODEL_LABEL
+from minisgl_operator.render.names import CACHE_KEY_ANNOTATION, MODEL_LABEL
 from minisgl_operator.shell.resources import MODEL, POD, Resource, of_kind
 
 
@@ -204,6 +204,8 @@ def trim(body: Manifest) -> Manifest:
     match body["kind"]:
         case "Pod":
             small["spec"] = {"nodeName": body["spec"].get("nodeName")}
+            if (key := (metadata.get("annotations") or {}).get(CACHE_KEY_ANNOTATION)) is not None:
+                kept_metadata["annotations"] = {CACHE_KEY_ANNOTATION: key}
             small["status"] = {name: status[name] for name in _POD_STATUS if name in status}
         case "StatefulSet" | "Deployment":
             spec = body["spec"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Final
 
 from minisgl_operator.api.conditions import Reason
@@ -10,6 +12,7 @@ from minisgl_operator.api.text import quote
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.fetch_status import FetchStatus
 from minisgl_operator.render import model_files, names
+from minisgl_operator.render.quantity import amount
 from minisgl_operator.status.condition import Condition
 
 _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
@@ -30,8 +33,8 @@ _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
     ),
     "NoSpace": (
         Reason.NO_SPACE,
-        "The PersistentVolumeClaim of the cache is full: free space on it, or raise spec.model.cache.size, which "
-        "expands it if its StorageClass allows that.",
+        "The PersistentVolumeClaim of the cache is full: raise spec.model.cache.size, which expands it if its "
+        "StorageClass allows that, or free space on it.",
     ),
     "Unreachable": (
         Reason.HUB_UNREACHABLE,
@@ -76,8 +79,36 @@ def _without_fetch(facts: Facts) -> str:
 def _fetch_failed(facts: Facts, fetch: FetchStatus) -> Condition:
     cause = f" ({quote(fetch.message)})" if fetch.message else ""
     reason, remedy = _FETCH_REMEDIES.get(fetch.reason, (Reason.FETCH_FAILED, "See the log of the fetch pod."))
+    if fetch.reason == "NoSpace" and fetch.needed_bytes:
+        cause, remedy = "", _too_small(facts, fetch)
     retry = "It is retried automatically."
     if fetch.failed:
         job = names.fetch(facts.model.name, model_files.cache_key(facts.model))
         retry = f"It is retried within 10 minutes, or immediately after `kubectl delete job {job}`."
     return Condition("False", reason, f"{facts.title} could not be fetched{cause}. {remedy} {retry}")
+
+
+def _too_small(facts: Facts, fetch: FetchStatus) -> str:
+    """What is missing before a download, and the size to set."""
+    claim, cache = model_files.cache_claim(facts.model), facts.model.spec.model.hub_cache
+    missing = (
+        f"The download needs {_size(fetch.needed_bytes)}, and {_size(fetch.free_bytes)} are free on "
+        f'PersistentVolumeClaim "{claim}"'
+    )
+    if cache.claim_name is not None:
+        return f"{missing}, which spec.model.cache.claimName names: expand the claim, or free space on it."
+    live = facts.observed.child("PersistentVolumeClaim", claim)
+    size = cache.size if live is None else live["spec"]["resources"]["requests"]["storage"]
+    # A twentieth is for the file system's own data.
+    wanted = amount(size) + (fetch.needed_bytes - fetch.free_bytes) * Fraction(21, 20)
+    kept = "Revisions that replicas use are kept, and others are removed only while a replica serves."
+    if cache.retain:
+        kept = "Nothing is removed from a claim with spec.model.cache.retain."
+    return (
+        f"{missing}. {kept} Raise spec.model.cache.size to {math.ceil(wanted / 2**30)}Gi or more, which expands the "
+        "claim if its StorageClass allows that."
+    )
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.1f} MiB"

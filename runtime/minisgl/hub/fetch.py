@@ -53,13 +53,15 @@ def fetch(
     source: Source,
     directory: Path,
     publish: Callable[[FetchStatus], None],
-    neighbours: Neighbours = Neighbours(),
+    neighbours: Neighbours | None = None,
 ) -> FetchStatus:
     """Fetch a checkpoint into `directory`, unless it holds one already; returns the final status.
 
-    `neighbours` are the other checkpoints in the parent directory. `publish` is called with each change of the status, from any thread. Raises FetchError, HubError
-    `directory_in_use` and `directory_unusable`.
+    `neighbours`: use of the other checkpoints in the parent directory; None: they are not touched. `publish` is called
+    with each change of the status, from any thread. Raises FetchError, HubError `directory_in_use` and
+    `directory_unusable`.
     """
+    neighbours = neighbours or Neighbours()
     try:
         if (directory / "config.json").is_file():
             return _share(directory, neighbours, publish)

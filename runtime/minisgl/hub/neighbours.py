@@ -88,8 +88,8 @@ def try_lock(directory: Path) -> Iterator[bool]:
 def link_files(files: Iterable[HubFile], directory: Path, checking: Callable[[], None]) -> int:
     """Link large files of `files` that `directory` lacks from checkpoints beside it; returns their bytes.
 
-    A file counts as identical by the digest of its checkpoint's record. Without one, as in a partial download, a file of
-    the same name and size is read and hashed; `checking` is called meanwhile.
+    A file counts as identical by the digest of its checkpoint's record. Without one, as in a partial download, a file
+    of the same name and size is read and hashed; `checking` is called meanwhile.
     """
     missing = [file for file in files if file.is_large and not (directory / file.name).exists()]
     if not missing:
@@ -142,8 +142,8 @@ def _has_digest(path: Path, file: HubFile, checking: Callable[[], None]) -> bool
 
 
 def make_room(needed: int, directory: Path, settings: Neighbours) -> None:
-    """Remove directories beside `directory` that may be removed, the oldest first, until `needed` bytes are free. Without
-    enough of them nothing is removed."""
+    """Remove directories beside `directory` that may be removed, the oldest first, until `needed` bytes are free.
+    Without enough of them nothing is removed."""
     if settings.prune and needed > shutil.disk_usage(directory).free:
         # A process was killed while it removed them.
         for path in _directories(directory.parent):

@@ -52,8 +52,11 @@ def test_a_new_source_is_fetched_while_the_old_one_serves() -> None:
     before = set(cluster.pods)
     cluster.edit({"model": {"source": OTHER}})
     steps = cluster.plan()
-    assert fetch_job(OTHER) in applied(steps)
     assert deleted(steps) == {fetch_job()}
+    assert not {ref for ref in applied(steps) if ref.kind == "StatefulSet"}
+    cluster.reconcile()
+    steps = cluster.plan()
+    assert fetch_job(OTHER) in applied(steps)
     assert not {ref for ref in applied(steps) if ref.kind == "StatefulSet"}
     cluster.reconcile()
     assert set(cluster.pods) == before
@@ -112,6 +115,107 @@ def test_a_changed_fetch_replaces_an_unfinished_one() -> None:
         steps = plan(Facts(model, with_job(Observed(raw_model()), status), DEFAULTS, START))
         assert (fetch_job() in deleted(steps)) is gone
         assert fetch_job() not in applied(steps)
+
+
+def fetch_arguments(steps: tuple[Step, ...], source: dict[str, Any]) -> list[str]:
+    """Arguments of the fetch Job that is created."""
+    (job,) = [step.manifest for step in steps if isinstance(step, Apply) and step.ref == fetch_job(source)]
+    return list(job["spec"]["template"]["spec"]["containers"][0]["args"])
+
+
+def removable(arguments: list[str]) -> tuple[str, list[str]]:
+    """What the fetch pod may remove, and the directories that it must keep."""
+    if "--prune" not in arguments:
+        return "", []
+    kept = arguments[arguments.index("--keep") + 1 :] if "--keep" in arguments else []
+    return arguments[arguments.index("--prune") + 1], kept
+
+
+def key_of(source: dict[str, Any]) -> str:
+    return names.cache_key(source["huggingFace"]["repo"], "main", "https://huggingface.co")
+
+
+def test_a_fetch_keeps_the_directories_that_replicas_use() -> None:
+    cluster = SimulatedCluster(raw_model({"replicas": 2}), DEFAULTS)
+    cluster.settle()
+    cluster.edit({"model": {"source": OTHER}})
+    cluster.reconcile()
+    arguments = fetch_arguments(cluster.plan(), OTHER)
+    assert arguments[arguments.index("--owner") + 1] == "qwen"
+    assert removable(arguments) == ("unused", [key_of(HUB)])
+
+
+def test_the_directories_of_a_rollout_that_stopped_are_kept() -> None:
+    """One replica has the revision that does not start, the other one serves with the previous one."""
+    cluster = SimulatedCluster(raw_model({"replicas": 2}), DEFAULTS)
+    cluster.settle()
+    cluster.broken.add("broken:1")
+    cluster.edit({"model": {"source": OTHER}, "engine": {"image": "broken:1"}})
+    cluster.settle()
+    assert len(cluster.serving()) == 1
+    third = {"huggingFace": {"repo": "Qwen/Qwen3-32B"}}
+    cluster.edit({"model": {"source": third}})
+    cluster.reconcile()
+    assert removable(fetch_arguments(cluster.plan(), third)) == ("unused", sorted([key_of(HUB), key_of(OTHER)]))
+
+
+def test_nothing_but_partial_downloads_is_removed_while_no_replica_serves() -> None:
+    """The revision that served last may be one that no template names any more, and a rollback needs it."""
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
+    cluster.settle()
+    cluster.broken.add("broken:1")
+    cluster.edit({"model": {"source": OTHER}, "engine": {"image": "broken:1"}})
+    cluster.settle()
+    assert not cluster.serving()
+    third = {"huggingFace": {"repo": "Qwen/Qwen3-32B"}}
+    cluster.edit({"model": {"source": third}})
+    cluster.reconcile()
+    assert removable(fetch_arguments(cluster.plan(), third)) == ("partial", [key_of(OTHER)])
+    assert removable(fetch_arguments(SimulatedCluster(raw_model(), DEFAULTS).plan(), HUB)) == ("partial", [])
+
+
+@pytest.mark.parametrize("cache", [{"claimName": "theirs"}, {"retain": True}], ids=str)
+def test_nothing_is_removed_from_a_claim_that_outlives_the_model(cache: dict[str, Any]) -> None:
+    cluster = SimulatedCluster(raw_model({"model": {"cache": cache}}), DEFAULTS)
+    cluster.settle()
+    cluster.edit({"model": {"source": OTHER, "cache": cache}})
+    cluster.reconcile()
+    assert removable(fetch_arguments(cluster.plan(), OTHER)) == ("", [])
+
+
+def test_an_existing_fetch_stays_as_it_is_when_the_directories_in_use_change() -> None:
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
+    cluster.settle()
+    cluster.edit({"model": {"source": OTHER}})
+    cluster.reconcile()
+    cluster.reconcile()
+    (made,) = [body for ref, body in cluster.objects.items() if ref == fetch_job(OTHER)]
+    cluster.edit({"replicas": 3})
+    cluster.pods.clear()
+    cluster.look()
+    steps = cluster.plan()
+    assert fetch_job(OTHER) not in applied(steps) | deleted(steps)
+    assert "unused" in made["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_fetches_of_a_model_run_one_after_the_other(complete: bool) -> None:
+    """A fetch that still runs may remove what the next one finds, and a complete one vouches for its files."""
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
+    cluster.reconcile()
+    if complete:
+        cluster.run_controllers()
+        cluster.look()
+    cluster.edit({"model": {"source": OTHER}})
+    steps = cluster.plan()
+    assert fetch_job() in deleted(steps)
+    assert fetch_job(OTHER) not in applied(steps)
+    cluster.objects[fetch_job()]["metadata"]["deletionTimestamp"] = START.isoformat()
+    assert fetch_job(OTHER) not in applied(cluster.plan())
+    back = replace(cluster.observed(), model_object=raw_model())
+    assert not Facts(inference_model(), back, DEFAULTS, cluster.now).cached
+    del cluster.objects[fetch_job()]
+    assert fetch_job(OTHER) in applied(cluster.plan())
 
 
 def _done() -> dict[str, Any]:

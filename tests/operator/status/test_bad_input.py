@@ -299,6 +299,42 @@ def test_a_failed_fetch_that_retries_is_reported(said: str, reason: str, words: 
     assert scene.status()["phase"] == "Caching"
 
 
+NO_SPACE = {
+    "kind": "fetch",
+    "phase": "Failed",
+    "reason": "NoSpace",
+    "message": "no space",
+    "needed_bytes": 66 * 2**30,
+    "free_bytes": 30 * 2**30,
+}
+
+
+@pytest.mark.parametrize(
+    ("cache", "words"),
+    [
+        ({}, ("Revisions that replicas use are kept", "Raise spec.model.cache.size to 138Gi or more")),
+        ({"retain": True, "size": "200Gi"}, ("Nothing is removed", "spec.model.cache.size to 238Gi or more")),
+        ({"claimName": "theirs"}, ("spec.model.cache.claimName names", "expand the claim")),
+    ],
+    ids=str,
+)
+def test_a_claim_that_is_too_small_is_reported_before_the_download(cache: dict[str, Any], words: Any) -> None:
+    scene = Scene({"model": {"cache": cache}})
+    scene.fetch_pod({})
+    scene.reports["fetch-pod"] = NO_SPACE
+    claim = cache.get("claimName", "qwen-cache")
+    figures = f'needs 66.0 GiB, and 30.0 GiB are free on PersistentVolumeClaim "{claim}"'
+    expect(scene, "ModelCached", "NoSpace", figures, *words, "retried automatically")
+
+
+def test_a_full_claim_is_reported_by_its_current_size() -> None:
+    scene = Scene({})
+    scene.fetch_pod({})
+    scene.child("PersistentVolumeClaim", "qwen-cache")["spec"]["resources"]["requests"]["storage"] = "1Ti"
+    scene.reports["fetch-pod"] = NO_SPACE | {"needed_bytes": 700 * 2**20, "free_bytes": 100 * 2**20}
+    expect(scene, "ModelCached", "NoSpace", "0.7 GiB, and 100.0 MiB are free", "spec.model.cache.size to 1025Gi")
+
+
 def test_a_delayed_fetch_is_reported_with_its_reason() -> None:
     scene = fetch_scene()
     report = {"kind": "fetch", "phase": "Downloading", "percent": 40, "reason": "RateLimited", "message": "429"}

@@ -16,7 +16,8 @@ import numpy as np
 
 from minisgl.frontend.admin.control import POD_NAME, create_control
 from minisgl.frontend.tokenizers import TokenizerPool
-from minisgl.hub.fetch import FetchRecord, fetch
+from minisgl.hub.fetch import fetch
+from minisgl.hub.neighbours import FetchRecord
 from minisgl.hub.repository import Source
 from minisgl.launcher import control
 from minisgl.replica import messages as link

@@ -1,0 +1,35 @@
+"""Fetched checkpoints on the cache's claim that are in use, and whether others may be removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minisgl_operator.api.objects import Manifest, controller_uid
+from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.facts.observed import Observed
+from minisgl_operator.facts.pods import component
+from minisgl_operator.facts.replicas import Replica
+from minisgl_operator.render import names
+
+
+def cache_key_of(labelled: Manifest) -> str | None:
+    """The directory of the cache in the annotations of a pod or of a pod template."""
+    found = (labelled["metadata"].get("annotations") or {}).get(names.CACHE_KEY_ANNOTATION)
+    return None if found is None else str(found)
+
+
+def directories_in_use(model: InferenceModel, observed: Observed) -> frozenset[str]:
+    """Directories that an existing engine pod or a StatefulSet of the model names: a restart reads them again."""
+    templates = [
+        live["spec"]["template"]
+        for ref, live in observed.children.items()
+        if ref.kind == "StatefulSet" and controller_uid(live) == model.metadata.uid
+    ]
+    pods = [pod for pod in observed.pods if component(pod) == names.ENGINE]
+    return frozenset(key for each in (*templates, *pods) if (key := cache_key_of(each)) is not None)
+
+
+def unused_are_obsolete(replicas: Iterable[Replica]) -> bool:
+    """True if a rollback needs no other directory than those in use: a replica serves, so a rollback leads to its
+    revision. While none serves, the last one that did may be one that no template names any more."""
+    return any(replica.ready for replica in replicas)
