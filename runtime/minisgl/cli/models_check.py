@@ -26,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
     _check_tokenizer(args.directory, report)
     if report.architecture is not None:
         print(f"architecture     {report.architecture}")
-        print(f"parameters       {report.num_parameters:,} ({report.weight_bytes / 2**30:.2f} GiB as {report.dtype})")
+        stored = report.quantization or report.dtype
+        print(f"parameters       {report.num_parameters:,} ({report.weight_bytes / 2**30:.2f} GiB as {stored})")
         print(f"longest sequence {report.max_model_len:,} tokens")
         print(f"--tp             {', '.join(map(str, report.tensor_parallel_sizes))}")
     for kind, findings in (("problem", report.problems), ("note", report.notes)):

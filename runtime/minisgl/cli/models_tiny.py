@@ -9,6 +9,7 @@ from typing import Final
 from minisgl.flags.arguments import integer
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3-moe")
+QUANTIZATIONS = ("fp8-block", "fp8-channel", "fp8-tensor", "int4", "int4-zeros", "awq", "gptq")
 
 _SIZES: Final = {
     "layers": (2, "decoder layers"),
@@ -25,6 +26,9 @@ _SIZES: Final = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help="directory to write; created if it is missing")
     parser.add_argument("--arch", choices=ARCHITECTURES, default="qwen3", help="architecture (default: qwen3)")
+    parser.add_argument(
+        "--quantization", choices=QUANTIZATIONS, help="format in which to quantize the weights (default: none)"
+    )
     for name, (default, what) in _SIZES.items():
         flag = "--" + name.replace("_", "-")
         low = 0 if name == "seed" else 1
@@ -34,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from minisgl.toy.tiny import write_tiny_checkpoint
 
-    write_tiny_checkpoint(args.out, args.arch, **{name: getattr(args, name) for name in _SIZES})
+    sizes = {name: getattr(args, name) for name in _SIZES}
+    write_tiny_checkpoint(args.out, args.arch, quantization=args.quantization, **sizes)
     print(f"{args.arch} checkpoint written to {args.out}")
     return 0

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from minisgl.models.checkpoint import ITEM_BYTES, check_tensor, stored_tensors
+from minisgl.models.checkpoint import check_tensor, stored_tensors
 from minisgl.models.config import ModelConfig, read_json
 from minisgl.models.errors import ModelError
 
@@ -47,6 +47,8 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
     directory: str
     architecture: str | None = None
     dtype: str | None = None
+    quantization: str | None = None
+    """Format of quantized weights."""
     num_parameters: int = 0
     weight_bytes: int = 0
     max_model_len: int | None = None
@@ -85,6 +87,7 @@ def check_checkpoint(directory: str | Path, overrides: Mapping[str, Any] | None 
 def _describe(config: ModelConfig, report: CheckpointReport) -> None:
     report.architecture = config.architecture
     report.dtype = config.dtype
+    report.quantization = None if config.quantization is None else config.quantization.name
     report.max_model_len = config.max_model_len
     report.tensor_parallel_sizes = config.tensor_parallel_sizes()
     try:
@@ -114,13 +117,14 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
     parameters = checkpoint_parameters(config)
     by_code: dict[str, list[Finding]] = {}
     for source in parameters.sources:
-        try:
-            stored = check_tensor(source.name, source.shape, tensors)
-        except ModelError as error:
-            by_code.setdefault(error.code, []).append(Finding(error.code, str(error)))
-        else:
-            report.num_parameters += math.prod(stored.shape)
-            report.weight_bytes += math.prod(stored.shape) * ITEM_BYTES[stored.dtype]
+        report.num_parameters += math.prod(source.shape)
+        for name, spec in source.tensors.items():
+            try:
+                stored = check_tensor(name, spec, tensors)
+            except ModelError as error:
+                by_code.setdefault(error.code, []).append(Finding(error.code, str(error)))
+            else:
+                report.weight_bytes += stored.bytes_of(math.prod(stored.shape))
     for code, findings in by_code.items():
         report.problems += findings[:_MAX_LISTED]
         if len(findings) > _MAX_LISTED:

@@ -64,7 +64,7 @@ class ColumnParallelLinear:
         begin = 0
         for name, out_features, rows in projections:
             end = begin + rows.stop - rows.start
-            parameters.add_source(f"{name}.weight", (out_features, in_features), self.weight[begin:end], rows)
+            parameters.add_weight(name, (out_features, in_features), self.weight[begin:end], rows)
             if self.bias is not None:
                 parameters.add_source(f"{name}.bias", (out_features,), self.bias[begin:end], rows)
             begin = end
@@ -90,7 +90,7 @@ class RowParallelLinear:
         self._parallel = parallel
         columns = parallel.shard(in_features)
         self.weight = parameters.new(out_features, columns.stop - columns.start)
-        parameters.add_source(f"{name}.weight", (out_features, in_features), self.weight, slice(None), columns)
+        parameters.add_weight(name, (out_features, in_features), self.weight, slice(None), columns)
         self.bias = parameters.replicated(f"{name}.bias", out_features) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

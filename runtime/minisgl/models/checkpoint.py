@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from minisgl.layers.quantization import TensorSpec
 from minisgl.models.config import read_json
 from minisgl.models.errors import ModelError
 
@@ -17,8 +18,8 @@ _MAX_HEADER: Final = 100_000_000
 """Limit of the format; a larger length field means that the file is not safetensors."""
 SERVED_WEIGHTS: Final = "model*.safetensors"
 """Names that Hugging Face's libraries give to weight files."""
-ITEM_BYTES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2}
-"""Element types that can be loaded."""
+_ITEM_BYTES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I32": 4, "I64": 8}
+"""Element types that can be loaded, for weights or as parts of quantized ones."""
 
 
 class StoredTensor(NamedTuple):
@@ -28,7 +29,8 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
 
     def bytes_of(self, elements: int) -> int:
-        return elements * ITEM_BYTES[self.dtype]
+        """Bytes of so many elements."""
+        return elements * _ITEM_BYTES[self.dtype]
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -39,8 +41,8 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def check_tensor(name: str, shape: tuple[int, ...], tensors: Mapping[str, StoredTensor]) -> StoredTensor:
-    """The stored tensor `name` of shape `shape`. Raises ModelError when it is missing or has another shape."""
+def check_tensor(name: str, spec: TensorSpec, tensors: Mapping[str, StoredTensor]) -> StoredTensor:
+    """The stored tensor `name`. Raises ModelError when it is missing, or has another shape or type than `spec`."""
     stored = tensors.get(name)
     if stored is None:
         raise ModelError(
@@ -48,17 +50,18 @@ def check_tensor(name: str, shape: tuple[int, ...], tensors: Mapping[str, Stored
             f"the checkpoint has no tensor {name}; a file may be missing: compare the directory with the model's page "
             "and check that config.json belongs to these weights",
         )
-    if stored.shape != shape:
+    # A scale of the whole tensor may have no dimension or one.
+    if stored.shape != spec.shape and not (spec.shape == (1,) and stored.shape == ()):
         raise ModelError(
             "wrong_shape",
-            f"{stored.file.name}: {name} has shape {list(stored.shape)}, config.json asks for {list(shape)}; "
+            f"{stored.file.name}: {name} has shape {list(stored.shape)}, config.json asks for {list(spec.shape)}; "
             "check that config.json belongs to these weights",
         )
-    if stored.dtype not in ITEM_BYTES:
+    if stored.dtype not in spec.dtypes:
         raise ModelError(
             "wrong_dtype",
-            f"{stored.file.name}: {name} is stored as {stored.dtype}; only {', '.join(ITEM_BYTES)} are supported, "
-            "use a checkpoint that is not quantized",
+            f"{stored.file.name}: {name} is stored as {stored.dtype}, config.json asks for {' or '.join(spec.dtypes)}; "
+            "check that config.json, with its quantization_config if there is one, belongs to these weights",
         )
     return stored
 
@@ -114,7 +117,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             shape = tuple(int(n) for n in entry["shape"])
             first, last = entry["data_offsets"]
             stored = StoredTensor(file, entry["dtype"], shape)
-            if stored.dtype in ITEM_BYTES and last - first != stored.bytes_of(math.prod(shape)):
+            if stored.dtype in _ITEM_BYTES and last - first != stored.bytes_of(math.prod(shape)):
                 raise ModelError("corrupt_checkpoint", f"{file}: size and shape of {name} disagree; {_AGAIN}")
             if 8 + length + last > size:
                 raise ModelError("corrupt_checkpoint", f"{file} is cut off within tensor {name}; {_AGAIN}")

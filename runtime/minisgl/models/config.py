@@ -11,10 +11,12 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from minisgl.config import Device, DType
+from minisgl.layers.quantization import Quantization
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.errors import ModelError
 from minisgl.models.fields import Fields
 from minisgl.models.overrides import override
+from minisgl.models.quantization_fields import read_quantization
 from minisgl.models.rope_fields import read_rope
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -109,6 +111,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dual_chunk_after: int | None = None
     """Tokens up to which attention is plain; longer sequences need dual chunk attention, which is not supported."""
     moe: MoeConfig | None = None
+    quantization: Quantization | None = None
+    """Quantization of the checkpoint's weights."""
 
     def dtype_on(self, device: Device, choice: DType = "auto") -> Literal["float32", "bfloat16", "float16"]:
         """Data type of weights and KV cache. `auto` is the checkpoint's, but float32 on a CPU, and on a GPU bfloat16
@@ -202,7 +206,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         if overrides:
             config = override(config, overrides)
         name, architecture = _architecture(config)
-        _refuse_quantized(config)
+        quantization = read_quantization(config)
         fields = Fields(config)
         hidden = fields.count("hidden_size")
         heads = fields.count("num_attention_heads")
@@ -242,6 +246,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             partial_window=None if every_layer else window,
             dual_chunk_after=_dual_chunk_after(config),
             moe=_moe(fields, layers) if architecture.moe else None,
+            quantization=quantization,
         )
 
 
@@ -268,17 +273,6 @@ def _architecture(config: Mapping[str, Any]) -> tuple[str, _Architecture]:
         f"architecture {', '.join(map(str, names)) or '(none given)'} is not supported; supported are "
         + ", ".join(_ARCHITECTURES),
     )
-
-
-def _refuse_quantized(config: Mapping[str, Any]) -> None:
-    for key in ("quantization_config", "compression_config"):
-        if (quantization := config.get(key)) is not None:
-            method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
-            raise ModelError(
-                "quantized_checkpoint",
-                f"the checkpoint is quantized ({method}), which is not supported; use the model's float16 or "
-                "bfloat16 checkpoint",
-            )
 
 
 def _activation(config: Mapping[str, Any]) -> Activation:

@@ -111,9 +111,9 @@ class SparseFeedForward:
         self.down = parameters.new(moe.num_experts, hidden, local)
         for index in range(moe.num_experts):
             expert = f"{name}.experts.{index}"
-            parameters.add_source(f"{expert}.gate_proj.weight", (size, hidden), self.gate_up[index, :local], part)
-            parameters.add_source(f"{expert}.up_proj.weight", (size, hidden), self.gate_up[index, local:], part)
-            parameters.add_source(f"{expert}.down_proj.weight", (hidden, size), self.down[index], slice(None), part)
+            parameters.add_weight(f"{expert}.gate_proj", (size, hidden), self.gate_up[index, :local], part)
+            parameters.add_weight(f"{expert}.up_proj", (size, hidden), self.gate_up[index, local:], part)
+            parameters.add_weight(f"{expert}.down_proj", (hidden, size), self.down[index], slice(None), part)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, logits, residual = normalize_and_project(self.norm, self.router, x, residual)
@@ -176,7 +176,7 @@ class Decoder:
         config.check_tensor_parallel(parallel.size)
         device = torch.device(device)
         self.config = config
-        self.parameters = Parameters(dtype, device)
+        self.parameters = Parameters(dtype, device, config.quantization)
         shard = VocabularyShard(config.vocab_size, parallel)
         self.vocab_start = shard.start
         """First token of this rank's shard of the vocabulary."""

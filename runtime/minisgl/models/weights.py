@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from minisgl.layers.dequantize import dequantize
 from minisgl.layers.parameters import Parameters, Source
+from minisgl.layers.quantization import BLOCK, WeightFormat
 from minisgl.models.checkpoint import StoredTensor, check_tensor, stored_tensors
 from minisgl.models.errors import ModelError
 
@@ -22,10 +26,20 @@ Progress = Callable[[int, int], None]
 """Callback with (bytes read, bytes to read) of this rank; called from any thread, one call at a time."""
 
 
+_CHUNK_WEIGHTS: Final = 1 << 24
+"""Weights that are dequantized at a time: the numbers in between take many times the memory of the stored ones."""
+
+
 class _Read(NamedTuple):
     source: Source
-    stored: StoredTensor
+    stored: Mapping[str, StoredTensor]
+    """Tensors of the source, by name."""
     num_bytes: int
+
+    @property
+    def file(self) -> Path:
+        """File of its first tensor; others may be in other files."""
+        return next(iter(self.stored.values())).file
 
 
 def load_weights(
@@ -63,16 +77,17 @@ def load_weights(
 
 
 def _plan(source: Source, tensors: dict[str, StoredTensor]) -> _Read:
-    stored = check_tensor(source.name, source.shape, tensors)
-    return _Read(source, stored, stored.bytes_of(source.into.numel()))
+    stored = {name: check_tensor(name, spec, tensors) for name, spec in source.tensors.items()}
+    share = source.into.numel() / math.prod(source.shape)
+    return _Read(source, stored, sum(round(each.bytes_of(math.prod(each.shape)) * share) for each in stored.values()))
 
 
 def _batches(reads: Sequence[_Read], target_bytes: int) -> Iterator[list[_Read]]:
     """Group reads of one file into runs of about `target_bytes`, so that one large file occupies all threads."""
     batch: list[_Read] = []
     size = 0
-    for read in sorted(reads, key=lambda r: r.stored.file):
-        if batch and (size >= target_bytes or read.stored.file != batch[0].stored.file):
+    for read in sorted(reads, key=lambda r: r.file):
+        if batch and (size >= target_bytes or read.file != batch[0].file):
             yield batch
             batch, size = [], 0
         batch.append(read)
@@ -82,19 +97,67 @@ def _batches(reads: Sequence[_Read], target_bytes: int) -> Iterator[list[_Read]]
 
 
 def _read_batch(batch: Sequence[_Read], advance: Callable[[int], None]) -> None:
-    file = batch[0].stored.file
-    name = ""
-    try:
-        # Inference mode is per thread, and the parameters may have been created in it.
-        with torch.inference_mode(), safe_open(file, framework="pt") as handle:
-            for source, _, num_bytes in batch:
-                name = source.name
-                source.into.copy_(handle.get_slice(name)[source.take])
-                advance(num_bytes)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            "corrupt_checkpoint", f"{file}: cannot read {name or 'it'}: {error}; download the file again"
-        ) from error
+    # Inference mode is per thread, and the parameters may have been created in it.
+    with torch.inference_mode(), ExitStack() as stack:
+        files = _OpenFiles(stack)
+        for read in batch:
+            if read.source.format is None:
+                read.source.into.copy_(files.read(read.stored, read.source.name, read.source.take))
+            else:
+                _dequantize(read, read.source.format, files)
+            advance(read.num_bytes)
+
+
+class _OpenFiles:
+    """Weight files that a thread has mapped."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._handles: dict[Path, Any] = {}
+
+    def read(self, stored: Mapping[str, StoredTensor], name: str, take: tuple[slice, ...]) -> torch.Tensor:
+        """The part `take` of a tensor; all of it without slices. Raises ModelError."""
+        file = stored[name].file
+        try:
+            if file not in self._handles:
+                self._handles[file] = self._stack.enter_context(safe_open(file, framework="pt"))
+            handle = self._handles[file]
+            tensor: torch.Tensor = handle.get_slice(name)[take] if take else handle.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                "corrupt_checkpoint", f"{file}: cannot read {name}: {error}; download the file again"
+            ) from error
+        return tensor
+
+
+def _dequantize(read: _Read, weights: WeightFormat, files: _OpenFiles) -> None:
+    """Fill a parameter with dequantized weights, some rows at a time. Raises ModelError."""
+    source = read.source
+    layer = source.name.removesuffix("weight")
+
+    def tensor(suffix: str, *take: slice) -> torch.Tensor:
+        return files.read(read.stored, f"{layer}{suffix}", take).to(source.into.device)
+
+    rows, columns = (slice(*part.indices(size)[:2]) for part, size in zip(source.take, source.shape, strict=True))
+    # Whole blocks, so that no scale is read twice.
+    step = max(_CHUNK_WEIGHTS // source.shape[1] // BLOCK, 1) * BLOCK
+    for begin in range(rows.start, rows.stop, step):
+        part = slice(begin, min(begin + step, rows.stop))
+        try:
+            values = dequantize(weights, tensor, part, columns)
+        except ValueError as error:
+            raise ModelError(
+                "corrupt_checkpoint",
+                f"{read.file}: the quantized weight {source.name} cannot be used: {error}; download the file again, or "
+                "use another checkpoint",
+            ) from error
+        if not bool(values.isfinite().all()):
+            raise ModelError(
+                "corrupt_checkpoint",
+                f"{read.file}: the quantized weight {source.name} has values that are not finite; download the file "
+                "again",
+            )
+        source.into[begin - rows.start : part.stop - rows.start].copy_(values)
 
 
 def _warn_of_unknown(tensors: dict[str, StoredTensor], parameters: Parameters) -> None:
@@ -110,7 +173,7 @@ def _warn_of_unknown(tensors: dict[str, StoredTensor], parameters: Parameters) -
 
 def unknown_tensors(tensors: dict[str, StoredTensor], parameters: Parameters) -> list[str]:
     """Tensors that no parameter uses, except those derived from others: RoPE tables, a tied head."""
-    known = {source.name for source in parameters.sources}
+    known = {name for source in parameters.sources for name in source.tensors}
     return sorted(
         name for name in tensors.keys() - known if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"
     )

@@ -20,6 +20,7 @@ from minisgl.models.config import ModelConfig, MoeConfig
 from minisgl.models.decoder import checkpoint_parameters
 from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import random_tensor
+from minisgl.toy.quantize import QUANTIZATION_CONFIGS, quantize
 from minisgl.toy.tiny_tokenizer import FAMILIES, Family, is_lone_byte, train_tokenizer
 
 TinyRope = Literal["default", "linear", "llama3", "yarn"]
@@ -83,12 +84,13 @@ def write_tiny_checkpoint(
     tied: bool | None = None,
     activation: str = "silu",
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16",
+    quantization: str | None = None,
     config_extra: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint directory for `arch`, one of TINY_ARCHS; returns `out`. Same arguments, same bytes.
 
-    `rope` and `tied` default to those of the family's models; `config_extra` is added to config.json. Raises ModelError
-    for invalid shapes.
+    `rope` and `tied` default to those of the family's models; `quantization` is one of QUANTIZATION_CONFIGS;
+    `config_extra` is added to config.json. Raises ModelError for invalid shapes.
     """
     if arch not in _ARCHS:
         raise ModelError("unknown_tiny_arch", f"{arch!r} is not one of {', '.join(_ARCHS)}")
@@ -127,6 +129,8 @@ def write_tiny_checkpoint(
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         }
+    if quantization is not None:
+        config["quantization_config"] = QUANTIZATION_CONFIGS[quantization]
     config |= config_extra or {}
     weights = _weights(ModelConfig.parse(config), tokenizer, family, seed)
     return write_checkpoint(Path(out), config, tokenizer, family, weights, spec.shards)
@@ -190,7 +194,16 @@ def _weights(config: ModelConfig, tokenizer: Tokenizer, family: Family, seed: in
     head *= _row_scale(config.vocab_size, tokenizer, family)
     if config.moe is not None:
         _separate_experts(weights, config, config.moe, seed)
-    return {name: weight.to(dtype) for name, weight in weights.items()}
+    stored: dict[str, torch.Tensor] = {}
+    for source in sources:
+        weight = weights[source.name].to(dtype)
+        if source.format is None:
+            stored[source.name] = weight
+            continue
+        layer = source.name.removesuffix("weight")
+        for suffix, tensor in quantize(source.format, weight, dtype).tensors.items():
+            stored[layer + suffix] = tensor
+    return stored
 
 
 def _separate_experts(weights: dict[str, torch.Tensor], config: ModelConfig, moe: MoeConfig, seed: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 from minisgl import __version__
 from minisgl.cli import serve, version
 from minisgl.cli.main import build_parser, main
+from minisgl.cli.models_tiny import QUANTIZATIONS
 from minisgl.config import EngineConfig
 from minisgl.launcher.endpoint import Endpoint
 from minisgl.launcher.restarts import Limits
@@ -194,6 +195,22 @@ def test_models_tiny_offers_every_architecture() -> None:
     from minisgl.toy.tiny import TINY_ARCHS
 
     assert set(ARCHITECTURES) == set(TINY_ARCHS)
+
+
+@pytest.mark.parametrize("name", QUANTIZATIONS)
+def test_models_tiny_writes_quantized_checkpoints_that_models_check_describes(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "tiny", str(tmp_path / "tiny"), "--quantization", name]) == 0
+    assert main(["models", "check", str(tmp_path / "tiny")]) == 0
+    stored = "fp8-block" if name == "fp8-block" else "fp8" if name.startswith("fp8") else "int4"
+    assert f"GiB as {stored})" in capsys.readouterr().out
+
+
+def test_models_tiny_offers_every_quantization() -> None:
+    from minisgl.toy.quantize import QUANTIZATION_CONFIGS
+
+    assert set(QUANTIZATIONS) == set(QUANTIZATION_CONFIGS)
 
 
 def test_too_few_cuda_devices_are_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def test_yarn_extends_the_length_of_pre_training() -> None:
     [
         ("unsupported_architecture", {"architectures": ["GPT2LMHeadModel"]}, "Qwen3MoeForCausalLM"),
         ("unsupported_architecture", {"architectures": None}, "LlamaForCausalLM"),
-        ("quantized_checkpoint", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ("quantized_checkpoint", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ("unsupported_rope", {"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "longrope"),
         ("unsupported_rope", {"partial_rotary_factor": 0.5}, "0.5"),
         ("unsupported_rope", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "layer"),

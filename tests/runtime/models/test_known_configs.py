@@ -260,7 +260,7 @@ def test_a_model_with_dual_chunk_attention_is_limited_to_plain_attention() -> No
 @pytest.mark.parametrize(
     ("changes", "code", "says"),
     [
-        ({"quantization_config": {"bits": 4, "quant_method": "awq"}}, "quantized_checkpoint", "awq"),
+        ({"quantization_config": {"bits": 4, "quant_method": "awq"}}, "quantized_checkpoint", "groups of None"),
         ({"quantization_config": {"fmt": "e4m3", "quant_method": "fp8"}}, "quantized_checkpoint", "fp8"),
         (
             {"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}},
