@@ -53,3 +53,46 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- $image.repository -}}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default $context.Chart.AppVersion }}{{ end -}}
 {{- end -}}
+
+{{/* User and groups of a pod. OpenShift's restricted-v2 rejects fixed ones. */}}
+{{- define "minisgl.identity" -}}
+{{- if eq .Values.defaults.podIdentity "Fixed" -}}
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+{{- end -}}
+{{- end -}}
+
+{{/* Defaults of models as JSON without empty ones, for an argument: Kubernetes would replace $(NAME) in it. */}}
+{{- define "minisgl.defaults" -}}
+{{- $defaults := dict -}}
+{{- if ne .Values.defaults.podIdentity "Fixed" -}}
+{{- $_ := set $defaults "podIdentity" .Values.defaults.podIdentity -}}
+{{- end -}}
+{{- with .Values.defaults.storageClassName -}}
+{{- $_ := set $defaults "storageClassName" . -}}
+{{- end -}}
+{{- range $component := list "engine" "frontend" "fetch" -}}
+{{- $fields := dict -}}
+{{- range $field, $value := get $.Values.defaults $component -}}
+{{- if eq $field "resources" -}}
+{{- $resources := dict -}}
+{{- range $kind, $quantities := $value -}}
+{{- with $quantities -}}
+{{- $_ := set $resources $kind . -}}
+{{- end -}}
+{{- end -}}
+{{- $value = $resources -}}
+{{- end -}}
+{{- with $value -}}
+{{- $_ := set $fields $field . -}}
+{{- end -}}
+{{- end -}}
+{{- with $fields -}}
+{{- $_ := set $defaults $component . -}}
+{{- end -}}
+{{- end -}}
+{{- with $defaults -}}
+{{- toJson . | replace "$" "$$" -}}
+{{- end -}}
+{{- end -}}

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from minisgl.version import __version__
+from minisgl_operator.api.defaults import ModelDefaults
+from minisgl_operator.api.pod_template import RESERVED_LABEL_PREFIXES, RESERVED_LABELS
 from minisgl_operator.shell import resources
 from minisgl_operator.shell.config import Config, add_arguments, parse
 from support.cluster.chart import CHART, MATRIX, NAMESPACE, HelmError, Object, helm, of_kind, pods, rendered
@@ -104,6 +106,42 @@ def test_the_arguments_of_the_operator_are_valid(name: str) -> None:
     secrets = MATRIX[name].get("defaults", {}).get("imagePullSecrets", ())
     assert config.defaults.image_pull_secrets == tuple(secret["name"] for secret in secrets)
     assert config.metrics_port == pod["containers"][0]["ports"][0]["containerPort"]
+
+
+def _expanded(argument: str) -> str:
+    """The argument as the kubelet passes it on."""
+    return re.sub(r"\$(\$|\(POD_NAMESPACE\))", lambda found: "$" if found[1] == "$" else NAMESPACE, argument)
+
+
+def _models(values: Object) -> ModelDefaults:
+    """Defaults that an operator of the release has."""
+    [pod] = [pod for pod in pods(rendered(values)) if "serviceAccountName" in pod]
+    found = [each for each in pod["containers"][0]["args"] if each.startswith("--defaults=")]
+    return ModelDefaults.read(_expanded(found[0].partition("=")[2])) if found else ModelDefaults()
+
+
+def test_defaults_of_models_reach_the_operator() -> None:
+    assert _models({}) == ModelDefaults()
+    given = {
+        name: value
+        for name, value in MATRIX["everything"]["defaults"].items()
+        if name not in ("engineImage", "imagePullPolicy", "imagePullSecrets")
+    }
+    assert _models(MATRIX["everything"]) == ModelDefaults.model_validate(given)
+
+
+@pytest.mark.parametrize("identity", ["Fixed", "Namespace"])
+def test_pods_of_the_release_have_the_identity_of_models(identity: str) -> None:
+    for pod in pods(rendered({"defaults": {"podIdentity": identity}, "test": {"model": "demo"}})):
+        chosen = pod["securityContext"].keys() & {"runAsUser", "runAsGroup", "fsGroup"}
+        assert bool(chosen) == (identity == "Fixed")
+        assert pod["securityContext"]["runAsNonRoot"] is True
+
+
+@pytest.mark.parametrize("key", [*RESERVED_LABELS, *(f"{prefix}x" for prefix in RESERVED_LABEL_PREFIXES)])
+def test_reserved_labels_are_rejected_when_the_chart_is_installed(key: str) -> None:
+    with pytest.raises(HelmError, match="/defaults/fetch/labels/"):
+        rendered({"defaults": {"fetch": {"labels": {key: "a"}}}})
 
 
 def test_the_crd_outlives_the_release_by_default() -> None:
@@ -238,6 +276,11 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"watchNamespaces": "team-a"}, "watchNamespaces"),
         ({"defaults": {"imagePullPolicy": "Sometimes"}}, "imagePullPolicy"),
         ({"defaults": {"imagePullSecrets": [{"name": "a: b"}]}}, "imagePullSecrets"),
+        ({"defaults": {"podIdentity": "Random"}}, "podIdentity"),
+        ({"defaults": {"engine": {"tolerations": [{"keys": "a"}]}}}, "tolerations"),
+        ({"defaults": {"engine": {"labels": {"a": "b c"}}}}, "labels"),
+        ({"defaults": {"frontend": {"runtimeClassName": "a"}}}, "runtimeClassName"),
+        ({"defaults": {"frontend": {"annotations": {"serving.minisgl.io/a": ""}}}}, "annotations"),
         ({"serviceAccount": {"create": False}}, "serviceAccount/name"),
         ({"fullnameOverride": "1st"}, "fullnameOverride"),
     ],

@@ -75,7 +75,7 @@ def force_deletions(pods: Iterable[Manifest], now: datetime) -> tuple[Delete, ..
 
 def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
     """The desired children, adjusted to the observed state: number of engine pods, disruption budget, an existing
-    fetch Job, size of an existing PVC."""
+    fetch Job, size and class of an existing PVC."""
     children = facts.observed.children
     result = dict(facts.desired)
     if facts.replicas:
@@ -90,7 +90,7 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
             else:
                 del result[ref]
         elif ref.kind == "PersistentVolumeClaim" and ref in children:
-            result[ref] = storage.never_shrunk(manifest, children[ref])
+            result[ref] = storage.adjusted(facts.model, manifest, children[ref])
         elif ref.kind == "Job":
             if ref in children or facts.other_fetch_exists:
                 # A Job's template is immutable, and its arguments depend on the state when it was created: it stays as

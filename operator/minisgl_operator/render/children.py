@@ -36,7 +36,7 @@ def _render(model: InferenceModel, defaults: Defaults, replicas: Sequence[int]) 
     for name, component in ((names.engine(model.name), names.ENGINE), (names.frontend(model.name), names.FRONTEND)):
         yield child(model, "v1", "ServiceAccount", name, component, {"automountServiceAccountToken": False})
     if fetched and model.spec.model.hub_cache.claim_name is None:
-        yield storage.claim(model)
+        yield storage.claim(model, defaults)
     if model.spec.network_policy.enabled:
         yield network.engine_policy(model, defaults)
         yield network.frontend_policy(model, defaults)

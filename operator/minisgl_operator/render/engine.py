@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.api.types import EnvironmentVariable, InferenceModel
-from minisgl_operator.render import model_files, names, pods, single_node
+from minisgl_operator.api.types import EngineSpec, InferenceModel, Parallelism
+from minisgl_operator.render import model_files, names, pods, single_node, templates
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.ports import container_ports, service_ports
@@ -47,27 +47,48 @@ def peers_service(model: InferenceModel, index: int) -> Manifest:
 def pod_template(model: InferenceModel, defaults: Defaults, index: int) -> dict[str, Any]:
     """The template without the revision label, whose value is computed from it."""
     name = names.replica(model.name, index)
-    spec = pods.pod_spec(names.engine(model.name), [_container(model, defaults, name)], _volumes(model))
+    engine, default = model.spec.engine, defaults.models.engine
+    spec = pods.pod_spec(names.engine(model.name), _container(model, defaults, name), _volumes(model), defaults)
     spec["terminationGracePeriodSeconds"] = model.spec.drain_seconds + pods.GRACE_BEYOND_DRAIN
-    if model.spec.engine.runtime_class_name is not None:
-        spec["runtimeClassName"] = model.spec.engine.runtime_class_name
-    spec |= pods.scheduling(model.spec.engine, defaults)
+    runtime_class = engine.runtime_class_name or (default.runtime_class_name if _on_gpu(engine) else None)
+    if runtime_class is not None:
+        spec["runtimeClassName"] = runtime_class
+    spec |= pods.scheduling(engine, default, defaults)
     if affinity := single_node.with_pods_of_claim(model, spec.get("affinity", {})):
         spec["affinity"] = affinity
-    metadata: dict[str, Any] = {"labels": names.labels(model.name, names.ENGINE) | _labels(name)}
+    labels = names.labels(model.name, names.ENGINE) | _labels(name)
+    annotations = dict(templates.ENGINE_ANNOTATIONS)
     if (key := model_files.cache_key(model)) is not None:
-        metadata["annotations"] = {names.CACHE_KEY_ANNOTATION: key}
-    return {"metadata": metadata, "spec": spec}
+        annotations[names.CACHE_KEY_ANNOTATION] = key
+    return templates.template(spec, labels, annotations, default, engine.pod_template)
 
 
 def _labels(replica: str) -> dict[str, str]:
     return {names.REPLICA_LABEL: replica}
 
 
+def _on_gpu(engine: EngineSpec) -> bool:
+    return engine.device == "auto"
+
+
+def _least_requests(engine: EngineSpec, ranks: int) -> dict[str, str]:
+    """Requests of a pod with `ranks` ranks that sets none."""
+    if _on_gpu(engine):
+        return {"cpu": str(2 * ranks), "memory": f"{8 * ranks}Gi"}
+    return {"cpu": f"{250 * ranks}m", "memory": f"{512 * ranks}Mi"}
+
+
+def shm_in_memory(engine: EngineSpec, parallelism: Parallelism) -> bool:
+    """True if /dev/shm is a tmpfs."""
+    if engine.shm_medium == "Auto":
+        return parallelism.pods == 1 or parallelism.ranks_per_pod > 1
+    return engine.shm_medium == "Memory"
+
+
 def _container(model: InferenceModel, defaults: Defaults, replica: str) -> dict[str, Any]:
     engine = model.spec.engine
-    on_gpu = engine.device == "auto"
-    gpus = {engine.gpu_resource_name: str(model.spec.parallelism.ranks_per_pod)} if on_gpu else {}
+    on_gpu, ranks = _on_gpu(engine), model.spec.parallelism.ranks_per_pod
+    gpus = {engine.gpu_resource_name: str(ranks)} if on_gpu else {}
     return {
         "name": names.ENGINE,
         **pods.image(engine, defaults.engine_image, defaults),
@@ -76,10 +97,10 @@ def _container(model: InferenceModel, defaults: Defaults, replica: str) -> dict[
             pods.field("MINISGL_POD_INDEX", f"metadata.labels['{names.POD_INDEX_LABEL}']"),
             pods.field("MINISGL_REVISION", f"metadata.labels['{names.REVISION_LABEL}']"),
             *pods.IDENTITY,
-            *(_variable(variable) for variable in engine.env),
+            *map(pods.variable, engine.env),
         ],
         "ports": container_ports("control", "scheduler", "link"),
-        **pods.resources(engine.resources, gpus),
+        **pods.resources(engine.resources, defaults.models.engine.resources, _least_requests(engine, ranks), gpus),
         # The GPU runtime writes to the root file system of a container with devices.
         "securityContext": pods.container_security(read_only_root=not on_gpu),
         # Loading is limited by --startup-timeout, which knows its progress; this only waits for the launcher.
@@ -117,15 +138,10 @@ def _arguments(model: InferenceModel, replica: str) -> list[str]:
     ]
 
 
-def _variable(variable: EnvironmentVariable) -> dict[str, Any]:
-    body = variable.manifest()
-    # The API server drops an empty value.
-    return {key: value for key, value in body.items() if value != ""}
-
-
 def _volumes(model: InferenceModel) -> list[dict[str, Any]]:
-    size = {"sizeLimit": canonical(model.spec.engine.shm_size)}
+    engine = model.spec.engine
+    size = {"sizeLimit": canonical(engine.shm_size)}
     # Ranks in separate pods can use NVLink only if their /dev/shm is on one device, such as the node's disk; each tmpfs
     # is a device of its own. With one pod for each rank, nothing large is written there.
-    shared = {"medium": "Memory", **size} if model.spec.parallelism.pods == 1 else size
+    shared = {"medium": "Memory", **size} if shm_in_memory(engine, model.spec.parallelism) else size
     return [pods.RUN, model_files.volume(model), {"name": "shm", "emptyDir": shared}, pods.TMP]

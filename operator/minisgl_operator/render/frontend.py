@@ -6,21 +6,26 @@ from typing import Any, Final
 
 from minisgl.wire.status import CONTROL_PORT, HTTP_PORT, SCHEDULER_PORT
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import names, pods
+from minisgl_operator.api.types import FrontendSpec, InferenceModel
+from minisgl_operator.render import names, pods, templates
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.ports import container_ports, service_ports
 
 _KEYS_DIRECTORY: Final = "/var/run/minisgl/keys"
+_LEAST_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
+_LEAVE_SECONDS: Final = FrontendSpec().leave_seconds
 
 
 def deployment(model: InferenceModel, defaults: Defaults) -> Manifest:
     selector = names.selector(model.name, names.FRONTEND)
-    template = {
-        "metadata": {"labels": names.labels(model.name, names.FRONTEND)},
-        "spec": _pod_spec(model, defaults),
-    }
+    template = templates.template(
+        _pod_spec(model, defaults),
+        names.labels(model.name, names.FRONTEND),
+        templates.FRONTEND_ANNOTATIONS,
+        defaults.models.frontend,
+        model.spec.frontend.pod_template,
+    )
     spec = {
         "replicas": model.spec.frontend.replicas,
         "revisionHistoryLimit": 2,
@@ -54,7 +59,7 @@ def leaders_service(model: InferenceModel) -> Manifest:
 
 
 def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
-    frontend = model.spec.frontend
+    frontend, default = model.spec.frontend, defaults.models.frontend
     arguments = [
         "frontend",
         *("--engines", names.leaders(model.name)),
@@ -63,6 +68,8 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         *("--port", str(HTTP_PORT)),
         *("--host", "0.0.0.0"),
         *("--drain-timeout", str(model.spec.drain_seconds)),
+        # A frontend image of version 0.1.0 does not have this flag.
+        *(() if frontend.leave_seconds == _LEAVE_SECONDS else ("--leave-timeout", str(frontend.leave_seconds))),
         *("--served-model-name", *model.served_names),
     ]
     mounts, volumes = [pods.RUN_MOUNT, pods.TMP_MOUNT], [pods.RUN, pods.TMP]
@@ -72,18 +79,19 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         items = [{"key": keys.key, "path": "keys"}]
         volumes.append({"name": "keys", "secret": {"secretName": keys.name, "items": items}})
         mounts.append(pods.mount(volumes[-1], _KEYS_DIRECTORY, read_only=True))
+    arguments += frontend.args
     container = {
         "name": names.FRONTEND,
         **pods.image(frontend, defaults.frontend_image, defaults),
         "args": arguments,
-        "env": list(pods.IDENTITY),
+        "env": [*pods.IDENTITY, *map(pods.variable, frontend.env)],
         "ports": container_ports("http", "control"),
-        **pods.resources(frontend.resources),
+        **pods.resources(frontend.resources, default.resources, _LEAST_REQUESTS),
         "securityContext": pods.container_security(read_only_root=True),
         **pods.probes("/live", startup_failures=150),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
-    spec = pods.pod_spec(names.frontend(model.name), [container], volumes)
-    spec["terminationGracePeriodSeconds"] = model.spec.drain_seconds + pods.GRACE_BEYOND_DRAIN
-    return spec | pods.scheduling(frontend, defaults)
+    spec = pods.pod_spec(names.frontend(model.name), container, volumes, defaults)
+    seconds = frontend.leave_seconds + model.spec.drain_seconds + pods.GRACE_BEYOND_DRAIN
+    return {**spec, "terminationGracePeriodSeconds": seconds, **pods.scheduling(frontend, default, defaults)}

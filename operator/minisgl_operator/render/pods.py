@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
+from minisgl_operator.api.defaults import FrontendDefaults
 from minisgl_operator.api.scheduling import PodSettings, Resources
+from minisgl_operator.api.types import EnvironmentVariable
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.quantity import canonical_all
 
@@ -16,22 +19,25 @@ GRACE_BEYOND_DRAIN: Final = 30
 """Seconds after the drain time in which a pod ends the remaining requests with an error and stops."""
 
 
-def pod_spec(service_account: str, containers: list[dict[str, Any]], volumes: list[dict[str, Any]]) -> dict[str, Any]:
+def pod_spec(
+    service_account: str, container: dict[str, Any], volumes: list[dict[str, Any]], defaults: Defaults
+) -> dict[str, Any]:
     """A pod without a token for the API server and without variables for the Services of its namespace."""
+    # OpenShift's restricted-v2 rejects users and groups outside of the namespace's range, and fills in those within.
+    fixed = defaults.models.pod_identity == "Fixed"
+    identity = {"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER} if fixed else {}
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "serviceAccountName": service_account,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
+            **identity,
             # Without this, every start would walk the files of a large cache.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": containers,
+        "containers": [container],
         "volumes": volumes,
     }
 
@@ -44,9 +50,11 @@ def container_security(*, read_only_root: bool) -> dict[str, Any]:
     }
 
 
-def scheduling(settings: PodSettings, defaults: Defaults) -> dict[str, Any]:
-    """Scheduling fields of the spec, which are those of a pod; unset ones are left out."""
-    body = {"imagePullSecrets": [{"name": name} for name in defaults.image_pull_secrets]} | settings.manifest()
+def scheduling(settings: PodSettings, component: FrontendDefaults, defaults: Defaults) -> dict[str, Any]:
+    """Scheduling fields of the spec, which are those of a pod; unset ones are left out. `component` has the defaults of
+    the pod's component."""
+    secrets = {"imagePullSecrets": [{"name": name} for name in defaults.image_pull_secrets]}
+    body = secrets | component.manifest() | settings.manifest()
     fields = (
         "affinity",
         "imagePullSecrets",
@@ -63,12 +71,24 @@ def image(settings: PodSettings, default: str, defaults: Defaults) -> dict[str, 
     return {"image": settings.image or default, **({"imagePullPolicy": policy} if policy else {})}
 
 
-def resources(requested: Resources, extended: dict[str, str] | None = None) -> dict[str, Any]:
-    """`extended` resources such as GPUs need equal requests and limits."""
-    requests = canonical_all({**requested.requests, **(extended or {})})
-    limits = canonical_all({**requested.limits, **(extended or {})})
-    body = {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
-    return {"resources": body} if body else {}
+def resources(
+    own: Resources, component: Resources, least: Mapping[str, str], extended: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Resources of a model, then those of its component's defaults, then the requests `least`.
+
+    A resource with a request or a limit of its own takes neither from the defaults: a default request above a limit
+    would be rejected, and Kubernetes requests as much as the limit where there is no request. `extended` resources such
+    as GPUs need equal requests and limits.
+    """
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    for layer in (own, component, Resources(requests=dict(least))):
+        taken = requests.keys() | limits.keys()
+        requests |= {name: value for name, value in layer.requests.items() if name not in taken}
+        limits |= {name: value for name, value in layer.limits.items() if name not in taken}
+    extended = extended or {}
+    bodies = {"requests": canonical_all({**requests, **extended}), "limits": canonical_all({**limits, **extended})}
+    return {"resources": {key: value for key, value in bodies.items() if value}}
 
 
 def probes(startup_path: str, startup_failures: int) -> dict[str, Any]:
@@ -88,6 +108,12 @@ def _probe(path: str, period: int, failures: int) -> dict[str, Any]:
         "failureThreshold": failures,
         "timeoutSeconds": 5,
     }
+
+
+def variable(variable: EnvironmentVariable) -> dict[str, Any]:
+    """A variable of the user's."""
+    # The API server drops an empty value.
+    return {key: value for key, value in variable.manifest().items() if value != ""}
 
 
 def field(name: str, path: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from minisgl.wire.status import CONTROL_PORT
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import model_files, names, pods, single_node
+from minisgl_operator.render import model_files, names, pods, single_node, templates
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.ports import container_ports
@@ -19,38 +19,49 @@ from minisgl_operator.render.quantity import amount, canonical
 _USELESS_RETRY: Final = 2
 # Kubernetes waits 10 s, 20 s, 40 s ... between attempts.
 _ATTEMPTS: Final = 6
+_LEAST_REQUESTS: Final = {"cpu": "100m", "memory": "512Mi"}
 
 
-def claim(model: InferenceModel) -> Manifest:
+def claim(model: InferenceModel, defaults: Defaults) -> Manifest:
     """The PVC; with `retain` it has no owner, so that it outlives the model."""
     cache = model.spec.model.hub_cache
     spec: dict[str, Any] = {
         "accessModes": [cache.access_mode],
         "resources": {"requests": {"storage": canonical(cache.size)}},
     }
-    if cache.storage_class_name is not None:
-        spec["storageClassName"] = cache.storage_class_name
+    storage_class = cache.storage_class_name or defaults.models.storage_class_name
+    if storage_class is not None:
+        spec["storageClassName"] = storage_class
     name = names.cache(model.name)
     return child(model, "v1", "PersistentVolumeClaim", name, names.FETCH, {"spec": spec}, owned=not cache.retain)
 
 
-def never_shrunk(claim: Manifest, live: Manifest) -> Manifest:
-    """The PVC with a size that the API server accepts: a bound PVC may be expanded, and none may shrink. The live PVC
-    may be larger than requested: one that was retained, or that a user has expanded."""
+def adjusted(model: InferenceModel, claim: Manifest, live: Manifest) -> Manifest:
+    """The PVC with a size and a StorageClass that the API server accepts for the live one.
+
+    A bound PVC may be expanded, and none may shrink. The live PVC may be larger than requested: one that was retained,
+    or that a user has expanded. Its class cannot change: a new default applies to new claims.
+    """
     requested, current = (each["spec"]["resources"]["requests"]["storage"] for each in (claim, live))
     bound = (live.get("status") or {}).get("phase") == "Bound"
     size = requested if bound and amount(requested) > amount(current) else current
-    return {**claim, "spec": {**claim["spec"], "resources": {"requests": {"storage": canonical(size)}}}}
+    spec = {**claim["spec"], "resources": {"requests": {"storage": canonical(size)}}}
+    if model.spec.model.hub_cache.storage_class_name is None and "storageClassName" in live["spec"]:
+        spec["storageClassName"] = live["spec"]["storageClassName"]
+    return {**claim, "spec": spec}
 
 
 def fetch_job(model: InferenceModel, defaults: Defaults) -> Manifest:
     """The Job; its label `revision` identifies the pod template, as a Job's template is immutable."""
     key = model_files.cache_key(model)
     assert key is not None
-    template = {
-        "metadata": {"labels": names.labels(model.name, names.FETCH)},
-        "spec": _pod_spec(model, defaults),
-    }
+    template = templates.template(
+        _pod_spec(model, defaults),
+        names.labels(model.name, names.FETCH),
+        templates.FETCH_ANNOTATIONS,
+        defaults.models.fetch,
+        model.spec.fetch.pod_template,
+    )
     spec = {
         "backoffLimit": _ATTEMPTS,
         "podFailurePolicy": {
@@ -117,12 +128,12 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         ],
         "env": variables,
         "ports": container_ports("control"),
-        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}},
+        **pods.resources(model.spec.fetch.resources, defaults.models.fetch.resources, _LEAST_REQUESTS),
         "securityContext": pods.container_security(read_only_root=True),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [pods.mount(cache, model_files.MODELS_DIRECTORY), pods.RUN_MOUNT, pods.TMP_MOUNT],
     }
-    spec = pods.pod_spec(names.frontend(model.name), [container], [cache, pods.RUN, pods.TMP])
+    spec = pods.pod_spec(names.frontend(model.name), container, [cache, pods.RUN, pods.TMP], defaults)
     spec["restartPolicy"] = "Never"
     return spec | _scheduling(model, defaults)
 
@@ -130,9 +141,10 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
 def _scheduling(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
     """The scheduling fields of frontends, whose image it runs, without those about other pods. For a ReadWriteOnce
     volume the first pod may choose node or zone: it must be one that engines can run on, and later pods follow it."""
-    fields = pods.scheduling(model.spec.frontend, defaults) | {"affinity": {}, "topologySpreadConstraints": []}
+    frontends = pods.scheduling(model.spec.frontend, defaults.models.frontend, defaults)
+    fields = {**frontends, "affinity": {}, "topologySpreadConstraints": []}
     if single_node.claim(model) is not None:
-        engines = pods.scheduling(model.spec.engine, defaults)
+        engines = pods.scheduling(model.spec.engine, defaults.models.engine, defaults)
         nodes = engines.get("affinity", {}).get("nodeAffinity")
         fields["affinity"] = single_node.with_pods_of_claim(model, {"nodeAffinity": nodes} if nodes else {})
         fields |= {key: engines.get(key) for key in ("nodeSelector", "tolerations")}

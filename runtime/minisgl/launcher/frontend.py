@@ -10,14 +10,11 @@ from typing import Annotated, Final
 from minisgl.launcher.endpoint import EndpointOptions, endpoint_groups, run_endpoint
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.restarts import Limits
-from minisgl.options import Port, option
+from minisgl.options import Port, Seconds, option
 from minisgl.router.config import EngineDiscovery
 from minisgl.wire.status import CONTROL_PORT, SCHEDULER_PORT
 
 logger = logging.getLogger(__name__)
-
-LEAVE_SECONDS: Final = 5.0
-"""Seconds from SIGTERM until new requests are refused: meanwhile the cluster stops sending them."""
 
 _LIMITS: Final = Limits(max_restarts=5, restart_window=600.0, startup_timeout=120.0)
 """Nothing is loaded at the start. The cluster restarts a frontend that keeps dying, with growing delays."""
@@ -35,6 +32,13 @@ class FrontendOptions(EndpointOptions, frozen=True, kw_only=True):
     control_port: Annotated[Port, option("TCP port of /live, /ready, /status and /drain, 0 for a free one")] = (
         CONTROL_PORT
     )
+    leave_timeout: Annotated[
+        Seconds,
+        option(
+            "time after SIGTERM in which the server is not ready but accepts requests, so that load balancers notice",
+            default="{:g} seconds",
+        ),
+    ] = 15.0
 
 
 def serve_frontend(options: FrontendOptions) -> None:
@@ -43,7 +47,7 @@ def serve_frontend(options: FrontendOptions) -> None:
         options,
         partial(groups, options),
         limits=_LIMITS,
-        drain_timeout=LEAVE_SECONDS + options.drain_timeout,
+        drain_timeout=options.leave_timeout + options.drain_timeout,
         on_ready=lambda address: logger.info("frontend for %s at %s/v1", options.engines, address),
     )
 
@@ -63,6 +67,6 @@ def groups(options: FrontendOptions, directory: Path, listener: int) -> list[Gro
         options.names,
         directory,
         listener,
-        leave_seconds=LEAVE_SECONDS,
+        leave_seconds=options.leave_timeout,
         control_port=options.control_port,
     )

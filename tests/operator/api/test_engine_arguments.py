@@ -1,4 +1,5 @@
-"""`spec.engine.args` and the command line of the engine: options of the operator cannot be set a second time."""
+"""`args` in the spec and the command lines of engine and frontend: options of the operator cannot be set a second
+time."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from minisgl.cli.main import build_parser
-from minisgl_operator.api.types import RESERVED_ARGUMENTS, InferenceModel
+from minisgl_operator.api.types import RESERVED_ARGUMENTS, RESERVED_FRONTEND_ARGUMENTS, FrontendSpec, InferenceModel
 from minisgl_operator.render import render
 from minisgl_operator.render.defaults import Defaults
 from support.cli_reference import commands, flags
@@ -28,6 +29,21 @@ def test_every_option_about_the_pod_and_its_life_is_reserved() -> None:
     assert set(RESERVED_ARGUMENTS) <= {flag for action in flags(parser) for flag in action.option_strings}
 
 
+def test_every_option_that_the_operator_sets_for_a_frontend_is_reserved() -> None:
+    [parser] = [parser for name, parser in commands(build_parser()) if name == "minisgl frontend"]
+    model = smallest(frontend={"auth": {"apiKeysSecretRef": {"name": "keys"}}, "leaveSeconds": 1})
+    rendered = render(InferenceModel.parse(model), DEFAULTS)
+    [arguments] = [
+        manifest["spec"]["template"]["spec"]["containers"][0]["args"]
+        for manifest in rendered
+        if manifest["kind"] == "Deployment"
+    ]
+    assert {argument for argument in arguments if argument.startswith("--")} <= set(RESERVED_FRONTEND_ARGUMENTS)
+    assert set(RESERVED_FRONTEND_ARGUMENTS) <= {flag for action in flags(parser) for flag in action.option_strings}
+    # The operator leaves the flag out where the default applies.
+    assert parser.get_default("leave_timeout") == FrontendSpec().leave_seconds
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -37,7 +53,8 @@ def test_every_option_about_the_pod_and_its_life_is_reserved() -> None:
         {"engine": {"device": "cpu", "startupTimeoutSeconds": 10, "args": ["--stall-timeout=9.5"]}},
         {"model": {"source": {"pvc": {"claimName": "c", "path": "a/b"}}, "maxModelLen": 2, "servedNames": ["a", "b"]}},
         {"model": {"source": {"huggingFace": {"repo": "a/b"}}, "dtype": "float16"}},
-        {"frontend": {"auth": {"apiKeysSecretRef": {"name": "keys"}}}},
+        {"frontend": {"auth": {"apiKeysSecretRef": {"name": "keys"}}, "leaveSeconds": 3600}},
+        {"frontend": {"args": ["--max-waiting", "64", "--tool-call-parser=none"], "leaveSeconds": 1}},
     ],
 )
 def test_the_arguments_of_every_container_are_valid(spec: dict[str, Any]) -> None:

@@ -337,9 +337,10 @@ def test_pods_get_the_default_pull_secrets_unless_the_model_sets_its_own() -> No
     ],
 )
 def test_a_pvc_is_expanded_once_it_is_bound_and_never_shrunk(asked: str, has: str, phase: str, size: str) -> None:
-    claim = storage.claim(inference_model({"model": {"cache": {"size": asked, "storageClassName": "fast"}}}))
+    model = inference_model({"model": {"cache": {"size": asked, "storageClassName": "fast"}}})
+    claim = storage.claim(model, DEFAULTS)
     live = {"spec": {"resources": {"requests": {"storage": has}}}, "status": {"phase": phase}}
-    found = storage.never_shrunk(claim, live)
+    found = storage.adjusted(model, claim, live)
     assert found["spec"] == claim["spec"] | {"resources": {"requests": {"storage": size}}}
 
 
@@ -362,14 +363,18 @@ def test_engines_accept_connections_from_their_frontends_ranks_and_the_operator(
     assert [port["port"] for port in operator["ports"]] == [8080]
 
 
-def test_shared_memory_is_a_tmpfs_only_if_all_ranks_share_a_pod() -> None:
-    def shared(parallelism: dict[str, Any]) -> dict[str, Any]:
-        manifests = render(inference_model({"parallelism": parallelism}, source=CLAIM), DEFAULTS)
+def test_shared_memory_is_a_tmpfs_where_a_pod_has_several_ranks_unless_the_model_chooses() -> None:
+    def shared(parallelism: dict[str, Any], medium: str = "Auto") -> dict[str, Any]:
+        spec = {"parallelism": parallelism, "engine": {"shmMedium": medium}}
+        manifests = render(inference_model(spec, source=CLAIM), DEFAULTS)
         volumes = find(manifests, "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]["volumes"]
         return dict(next(volume["emptyDir"] for volume in volumes if volume["name"] == "shm"))
 
-    assert shared({"tensor": 2}) == {"medium": "Memory", "sizeLimit": "8Gi"}
-    assert shared({"tensor": 2, "gpusPerPod": 1}) == {"sizeLimit": "8Gi"}
+    memory, node = {"medium": "Memory", "sizeLimit": "8Gi"}, {"sizeLimit": "8Gi"}
+    assert shared({"tensor": 2}) == shared({"tensor": 1}) == shared({"tensor": 8, "gpusPerPod": 4}) == memory
+    assert shared({"tensor": 2, "gpusPerPod": 1}) == node
+    assert shared({"tensor": 2, "gpusPerPod": 1}, "Memory") == memory
+    assert shared({"tensor": 2}, "Node") == shared({"tensor": 8, "gpusPerPod": 4}, "Node") == node
 
 
 def test_the_root_file_system_is_read_only_but_for_the_gpu_runtime() -> None:

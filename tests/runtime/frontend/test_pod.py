@@ -52,6 +52,7 @@ class FrontendPod:
             "--port": 0,
             "--control-port": control_port,
             "--drain-timeout": 30,
+            "--leave-timeout": 1,
             "--log-format": "json",
         }
         arguments = [str(part) for flag in flags.items() for part in flag]

@@ -39,6 +39,27 @@ _SCHEDULING = {
     "imagePullSecrets": [{"name": "registry"}],
 }
 
+_POD_TEMPLATE = {
+    "labels": {"kueue.x-k8s.io/queue-name": "gpus", "app.kubernetes.io/part-of": "chat"},
+    "annotations": {"sidecar.istio.io/inject": "true", "example.com/cost-centre": "7"},
+    "schedulerName": "volcano",
+    "volumes": [
+        {"name": "ca", "configMap": {"name": "ca", "items": [{"key": "ca.pem", "path": "ca.pem", "mode": 292}]}},
+        {"name": "license", "secret": {"secretName": "license", "optional": True}},
+        {"name": "plugins", "persistentVolumeClaim": {"claimName": "plugins", "readOnly": True}},
+        {"name": "scratch", "emptyDir": {"medium": "Memory", "sizeLimit": "1024Mi"}},
+        {"name": "vault", "csi": {"driver": "secrets-store.csi.k8s.io", "readOnly": True}},
+    ],
+    "volumeMounts": [
+        {"name": "ca", "mountPath": "/etc/ssl/own/ca.pem", "subPath": "ca.pem", "readOnly": True},
+        {"name": "license", "mountPath": "/etc/license"},
+        {"name": "plugins", "mountPath": "/plugins", "readOnly": True},
+        {"name": "scratch", "mountPath": "/scratch"},
+        {"name": "vault", "mountPath": "/vault"},
+    ],
+    "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nic"}],
+}
+
 _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "smallest": ({}, None),
     "hub-with-token-and-mirror": (
@@ -121,6 +142,19 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
                     {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
                 ]
             },
+        },
+        None,
+    ),
+    "pod-templates": (
+        {
+            "engine": {"podTemplate": _POD_TEMPLATE, "shmMedium": "Node"},
+            "frontend": {
+                "podTemplate": _POD_TEMPLATE,
+                "args": ["--max-waiting", "64"],
+                "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+                "leaveSeconds": 60,
+            },
+            "fetch": {"podTemplate": _POD_TEMPLATE, "resources": {"limits": {"memory": "2Gi"}}},
         },
         None,
     ),

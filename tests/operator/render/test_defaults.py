@@ -1,0 +1,169 @@
+"""Defaults of the operator, and how a model overrides them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from minisgl_operator.api.defaults import ModelDefaults
+from minisgl_operator.render import names, render, revision, storage
+from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, inference_model
+
+COMPONENTS = (names.ENGINE, names.FRONTEND, names.FETCH)
+
+
+def templates(spec: dict[str, Any] | None = None, models: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+    """Pod templates by component."""
+    defaults = replace(DEFAULTS, models=ModelDefaults.model_validate(models or {}))
+    rendered = [each.get("spec", {}) for each in render(inference_model(spec), defaults)]
+    found = [each["template"] for each in rendered if "template" in each]
+    return {template["metadata"]["labels"][names.COMPONENT_LABEL]: template for template in found}
+
+
+def resources(component: str, spec: dict[str, Any], models: dict[str, Any] | None = None) -> dict[str, Any]:
+    [container] = templates(spec, models)[component]["spec"]["containers"]
+    return dict(container["resources"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "parallelism", "requests"),
+    [
+        ({}, {}, {"cpu": "2", "memory": "8Gi", "nvidia.com/gpu": "1"}),
+        ({}, {"tensor": 8, "gpusPerPod": 4}, {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "4"}),
+        ({"device": "cpu"}, {"tensor": 2}, {"cpu": "500m", "memory": "1Gi"}),
+        (
+            {"resources": {"requests": {"cpu": 1}}},
+            {"tensor": 2},
+            {"cpu": "1", "memory": "16Gi", "nvidia.com/gpu": "2"},
+        ),
+        ({"resources": {"limits": {"memory": "4Gi"}}}, {}, {"cpu": "2", "nvidia.com/gpu": "1"}),
+    ],
+)
+def test_engines_request_enough_for_their_ranks_unless_the_model_says_otherwise(
+    engine: dict[str, Any], parallelism: dict[str, Any], requests: dict[str, str]
+) -> None:
+    found = resources(names.ENGINE, {"engine": engine, "parallelism": parallelism})
+    assert found["requests"] == requests
+
+
+def test_no_pod_is_best_effort() -> None:
+    for template in templates().values():
+        for container in template["spec"]["containers"]:
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys()
+
+
+def test_a_resource_of_the_model_takes_nothing_from_the_defaults() -> None:
+    """A default request of 8Gi above the model's limit of 4Gi would be rejected."""
+    default = {"requests": {"cpu": 3, "memory": "8Gi"}, "limits": {"cpu": 4}}
+    models = {part: {"resources": default} for part in COMPONENTS}
+    own = {"resources": {"limits": {"memory": "4Gi"}}}
+    for part in COMPONENTS:
+        found = resources(part, {part: own, "engine": {"device": "cpu", **(own if part == "engine" else {})}}, models)
+        assert found == {"requests": {"cpu": "3"}, "limits": {"cpu": "4", "memory": "4Gi"}}
+        found = resources(part, {"engine": {"device": "cpu"}}, models)
+        assert found == {"requests": {"cpu": "3", "memory": "8Gi"}, "limits": {"cpu": "4"}}
+
+
+def test_labels_and_annotations_of_the_model_win_key_by_key() -> None:
+    models = {part: {"labels": {"team": "a", "cost": "1"}, "annotations": {"x": "1", "y": "1"}} for part in COMPONENTS}
+    own = {"podTemplate": {"labels": {"team": "b"}, "annotations": {"y": "2", "sidecar.istio.io/inject": "true"}}}
+    for part, template in templates(dict.fromkeys(COMPONENTS, own), models).items():
+        metadata = template["metadata"]
+        assert (metadata["labels"]["team"], metadata["labels"]["cost"]) == ("b", "1")
+        assert (metadata["annotations"]["x"], metadata["annotations"]["y"]) == ("1", "2")
+        assert metadata["annotations"]["sidecar.istio.io/inject"] == "true"
+        assert metadata["labels"][names.COMPONENT_LABEL] == part
+
+
+def test_only_frontends_are_evicted_by_node_autoscalers_and_get_sidecars() -> None:
+    annotations = {part: template["metadata"]["annotations"] for part, template in templates().items()}
+    assert annotations[names.FRONTEND] == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+    no_sidecars = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
+    assert annotations[names.FETCH] == no_sidecars
+    assert annotations[names.ENGINE].items() >= {
+        **no_sidecars,
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+    }.items()
+
+
+@pytest.mark.parametrize("identity", ["Fixed", "Namespace"])
+def test_the_namespace_may_choose_user_and_group(identity: str) -> None:
+    for template in templates(models={"podIdentity": identity}).values():
+        security = template["spec"]["securityContext"]
+        chosen = {key: security[key] for key in ("runAsUser", "runAsGroup", "fsGroup") if key in security}
+        assert chosen == ({} if identity == "Namespace" else dict.fromkeys(chosen, 65532))
+        assert len(chosen) == (0 if identity == "Namespace" else 3)
+        assert security["runAsNonRoot"] is True
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_placement_of_the_model_replaces_that_of_the_defaults() -> None:
+    gpu, other = [{"key": "gpu", "operator": "Exists"}], [{"key": "other", "operator": "Exists"}]
+    models = {
+        "engine": {"nodeSelector": {"pool": "gpu", "zone": "a"}, "tolerations": gpu, "runtimeClassName": "nvidia"},
+        "frontend": {"nodeSelector": {"pool": "web"}},
+    }
+    found = {part: template["spec"] for part, template in templates(models=models).items()}
+    engine, frontend, fetch = (found[part] for part in COMPONENTS)
+    assert engine["nodeSelector"] == {"pool": "gpu", "zone": "a"}
+    assert (engine["tolerations"], engine["runtimeClassName"]) == (gpu, "nvidia")
+    assert frontend["nodeSelector"] == fetch["nodeSelector"] == {"pool": "web"}
+    assert not {"tolerations", "runtimeClassName"} & frontend.keys()
+    own = {"nodeSelector": {"pool": "mine"}, "tolerations": other, "runtimeClassName": "gvisor"}
+    engine = templates({"engine": own}, models)[names.ENGINE]["spec"]
+    assert engine["nodeSelector"] == {"pool": "mine"}
+    assert (engine["tolerations"], engine["runtimeClassName"]) == (other, "gvisor")
+    on_cpus = templates({"engine": {"device": "cpu"}}, models)[names.ENGINE]["spec"]
+    assert "runtimeClassName" not in on_cpus, "its purpose is access to GPUs"
+
+
+def test_a_fetch_to_a_single_node_volume_takes_the_defaults_of_engines() -> None:
+    models = {"engine": {"nodeSelector": {"pool": "gpu"}}, "frontend": {"nodeSelector": {"pool": "web"}}}
+    spec = {"model": {"cache": {"accessMode": "ReadWriteOnce"}}}
+    assert templates(spec, models)[names.FETCH]["spec"]["nodeSelector"] == {"pool": "gpu"}
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "live", "applied"),
+    [
+        (None, None, None, None),
+        (None, "fast", None, "fast"),
+        ("own", "fast", None, "own"),
+        (None, "fast", "slow", "slow"),
+        (None, None, "slow", "slow"),
+        ("own", "fast", "own", "own"),
+    ],
+)
+def test_a_new_default_class_leaves_existing_claims_as_they_are(
+    own: str | None, default: str | None, live: str | None, applied: str | None
+) -> None:
+    """The class of a claim is immutable: another value would be rejected."""
+    model = inference_model({"model": {"cache": {"storageClassName": own} if own else {}}}, source=HUB)
+    defaults = replace(DEFAULTS, models=ModelDefaults(storage_class_name=default))
+    claim = storage.claim(model, defaults)
+    if live is not None:
+        spec = {"storageClassName": live, "resources": {"requests": {"storage": "100Gi"}}}
+        claim = storage.adjusted(model, claim, {"spec": spec})
+    assert claim["spec"].get("storageClassName") == applied
+
+
+def test_frontends_get_arguments_variables_and_time_to_leave() -> None:
+    spec = {"args": ["--max-waiting=64"], "env": [{"name": "A", "value": "b"}], "leaveSeconds": 60}
+    pod = templates({"frontend": spec, "drainSeconds": 100})[names.FRONTEND]["spec"]
+    [container] = pod["containers"]
+    assert container["args"][-1] == "--max-waiting=64"
+    assert {"name": "A", "value": "b"} in container["env"]
+    assert container["args"][container["args"].index("--leave-timeout") + 1] == "60"
+    assert pod["terminationGracePeriodSeconds"] >= 60 + 100
+    default = templates({"drainSeconds": 100})[names.FRONTEND]["spec"]
+    assert default["terminationGracePeriodSeconds"] == pod["terminationGracePeriodSeconds"] - 60 + 15
+
+
+@pytest.mark.parametrize("part", [names.FRONTEND, names.FETCH])
+def test_additions_to_other_pods_restart_no_engine(part: str) -> None:
+    added = {"podTemplate": {"labels": {"team": "a"}, "schedulerName": "mine"}}
+    models = [inference_model(spec, source=CLAIM) for spec in ({}, {part: added})]
+    assert len({revision(model, DEFAULTS) for model in models}) == 1
