@@ -234,7 +234,7 @@ async def _run_operator(pipe: Pipe, kubeconfig: Path, namespace: str, address: s
         asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
         pipe.send("begun")
         await controller.start()
-        await watch(where, config.watch_namespaces, controller.on_watch_event, controller.stop)
+        await watch(where, config.watch_namespaces, controller.on_watch_event)
 
 
 async def _counts(operator: _Child) -> dict[str, float]:

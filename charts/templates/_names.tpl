@@ -21,6 +21,11 @@
 {{- .Values.serviceAccount.name | default (include "minisgl.name" .) -}}
 {{- end -}}
 
+{{/* The ClusterRole for nodes. Releases of one name in several namespaces have one each. */}}
+{{- define "minisgl.nodeRoleName" -}}
+{{- include "minisgl.name" . }}-nodes{{ with .Values.watchNamespaces }}-{{ $.Release.Namespace }}{{ end }}
+{{- end -}}
+
 {{/* Selector of the operator's pods. NetworkPolicies of models allow pods with this name label. */}}
 {{- define "minisgl.selector" -}}
 app.kubernetes.io/name: minisgl-operator

@@ -47,6 +47,13 @@
   verbs: [create, patch]
 {{- end -}}
 
+{{/* Permissions in the whole cluster, also where only some namespaces are watched: which nodes are lost. */}}
+{{- define "minisgl.nodeRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get, list, watch]
+{{- end -}}
+
 {{/* Permissions in the operator's namespace: the Lease of the leader election. */}}
 {{- define "minisgl.leaseRules" -}}
 - apiGroups: [coordination.k8s.io]

@@ -83,12 +83,22 @@ def test_the_role_covers_exactly_the_kinds_of_children() -> None:
 
 
 def test_a_list_of_namespaces_needs_no_permissions_in_other_ones() -> None:
-    objects = rendered(MATRIX["namespaced"])
+    objects = rendered(MATRIX["namespaced"] | {"nodes": {"read": False}})
     assert not of_kind(objects, "ClusterRole", "ClusterRoleBinding")
     places = {each["metadata"]["namespace"] for each in of_kind(objects, "Role")}
     assert places == {NAMESPACE, "team-a", "team-b"}
     [pod] = pods(objects)
     assert {"--watch-namespace=team-a", "--watch-namespace=team-b"} <= set(pod["containers"][0]["args"])
+
+
+@pytest.mark.parametrize(
+    ("name", "role"), [("default", "minisgl-operator-nodes"), ("namespaced", f"minisgl-operator-nodes-{NAMESPACE}")]
+)
+def test_nodes_may_be_read_and_nothing_else_of_the_cluster(name: str, role: str) -> None:
+    found = {each["metadata"]["name"]: each["rules"] for each in of_kind(rendered(MATRIX[name]), "ClusterRole")}
+    assert found[role] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]
+    without = of_kind(rendered(MATRIX[name] | {"nodes": {"read": False}}), "ClusterRole")
+    assert not [rule for each in without for rule in each["rules"] if "nodes" in rule["resources"]]
 
 
 @pytest.mark.parametrize("name", MATRIX)

@@ -67,6 +67,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "OutOfMemory"
     RESTART_BUDGET_EXHAUSTED = "RestartBudgetExhausted"
     NODE_LOST = "NodeLost"
+    POD_NOT_TERMINATING = "PodNotTerminating"
 
     FRONTENDS_READY = "FrontendsReady"
     STARTING = "Starting"
@@ -86,4 +87,5 @@ class Reason(StrEnum):
 
     OPTIMAL = "Optimal"
     CROSS_POD_TCP = "CrossPodTCP"
+    NO_PEER_ACCESS = "NoPeerAccess"
     UNKNOWN = "Unknown"

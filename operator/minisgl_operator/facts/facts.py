@@ -22,10 +22,10 @@ from minisgl_operator.api.text import quote
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts import fetch_status as fetches
 from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
-from minisgl_operator.facts.lost_nodes import on_lost_node
+from minisgl_operator.facts.lost_nodes import Ending, ending
 from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
-from minisgl_operator.facts.pods import cannot_run, component, containers_started, node_of, replica_name, serves_status
+from minisgl_operator.facts.pods import cannot_run, component, containers_started, replica_name, serves_status
 from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.facts.rollout import replicas_to_replace, rollout_blockers
 from minisgl_operator.facts.routing import Routing
@@ -144,6 +144,10 @@ class Facts:
     def cached(self) -> bool:
         return fetches.is_cached(self.model, self.observed)
 
+    def ending(self, pod: Manifest) -> Ending | None:
+        """Reason why a deleted pod has not terminated; None for other pods, and while that is no surprise."""
+        return ending(pod, self.observed.nodes, self.now)
+
     @cached_property
     def other_fetch_exists(self) -> bool:
         """True if the Job of another source exists. The next one waits for its end: a fetch may remove what another one
@@ -159,13 +163,11 @@ class Facts:
         return unused_are_obsolete(self.replicas)
 
     @cached_property
-    def fetch_lost_node(self) -> str | None:
-        """The node that does not confirm the end of the deleted fetch pod; None without one."""
+    def ending_fetch_pod(self) -> Manifest | None:
+        """The deleted fetch pod whose node does not confirm its end; None without one."""
         # The pod of another Job counts too: fetches run one after the other.
-        for pod in self.observed.pods:
-            if component(pod) == names.FETCH and on_lost_node(pod, self.now):
-                return str(node_of(pod))
-        return None
+        pods = (pod for pod in self.observed.pods if component(pod) == names.FETCH)
+        return next((pod for pod in pods if self.ending(pod)), None)
 
     def awaits_first_report(self, reported_before: Collection[str]) -> bool:
         """True if a pod that can answer has not been probed yet, as after a start of the operator. `reported_before`

@@ -1,40 +1,96 @@
-"""Deleted pods that do not terminate because their node is lost.
+"""Deleted pods that do not terminate: because their node is lost, or although it lives.
 
 The API server keeps a pod until its kubelet reports that it has terminated, and a StatefulSet creates no other pod of
-that name before. A node that is down reports nothing, so without force its replica would stay down until a user acts.
-Two pods of one name are harmless here: engines only read the model's files, and a leader takes the pod that joined
-last. A node that comes back terminates its old pods.
+that name before. A node that is down reports nothing, so its replica would stay down until a user acts. Such a pod is
+deleted by force, but only when its node is known to be lost: a node that lives and does not end a pod has a process
+that hangs in its driver or on its disk. Without the pod its kubelet would forget the devices of that process, and the
+next pod would get a GPU in use.
 
-Fetch pods are never deleted by force: two writers of one directory could leave a mixture of two models.
+A second pod of the same name elsewhere damages no data: engines only read the model's files, and a leader takes the pod
+that joined last. Fetch pods are never deleted by force: two writers of one directory could leave a mixture of two
+models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, Literal
 
 from minisgl_operator.api.objects import Manifest, parse_time
-from minisgl_operator.facts.pods import component
+from minisgl_operator.facts.nodes import Nodes, NodeState
+from minisgl_operator.facts.pods import component, node_of
 from minisgl_operator.render import names
 
+NODE_LOST_AFTER: Final = timedelta(seconds=300)
+"""Time for which a node must not have been ready. Kubernetes calls it not ready after 50 s without a heartbeat
+(node-monitor-grace-period), and waits as long as this before it evicts the node's pods (the default tolerations of
+not-ready and unreachable)."""
 FORCE_DELETE_AFTER: Final = timedelta(seconds=60)
-"""Time after the grace period in which a living kubelet, which has killed the pod, cleans up and reports it."""
-_SUSPECT_AFTER: Final = FORCE_DELETE_AFTER / 2
-"""A short delay of a busy node is not reported as a lost node."""
+"""Time after the deletion in which a node that returns reports the pod's end; the same time after the grace period of a
+pod on a live node, in which its kubelet cleans up. Kubernetes' garbage collection of pods without a node takes about as
+long (40 s of quarantine, a check every 20 s). With default tolerations a pod is deleted by force 6 minutes after its
+node stopped being ready, which is also when Kubernetes detaches the volumes of such a node."""
 _READ_ONLY: Final = (names.ENGINE, names.FRONTEND)
 
+Ending = Literal["lost", "not ready", "hangs", "unknown"]
+"""State of a deleted pod that does not terminate. `lost`: its node is lost; the pod is deleted by force, a fetch pod
+excepted. `not ready`: its node is not ready, but not for long enough. `hangs`: its node is ready, and has not ended the
+pod in time. `unknown`: as `hangs`, but the operator cannot read nodes."""
 
-def pods_to_force_delete(pods: Iterable[Manifest], now: datetime) -> tuple[Manifest, ...]:
-    """Pods to delete without confirmation of their kubelet."""
-    read_only = (pod for pod in pods if component(pod) in _READ_ONLY)
-    return tuple(pod for pod in read_only if (end := _deadline(pod)) is not None and now >= end + FORCE_DELETE_AFTER)
+
+def pods_to_force_delete(pods: Iterable[Manifest], nodes: Nodes | None, now: datetime) -> tuple[Manifest, ...]:
+    """Pods to delete without confirmation of their kubelet. A lost node drains nothing, so their grace period does not
+    count. None without `nodes`."""
+    return tuple(
+        pod
+        for pod in pods
+        if component(pod) in _READ_ONLY
+        and (deleted := _deleted_at(pod)) is not None
+        and now >= deleted + FORCE_DELETE_AFTER
+        and ending(pod, nodes, now) == "lost"
+    )
 
 
-def on_lost_node(pod: Manifest, now: datetime) -> bool:
-    """True if the pod's grace period ended long enough ago to report its node as lost."""
-    end = _deadline(pod)
-    return end is not None and now >= end + _SUSPECT_AFTER
+def ending(pod: Manifest, nodes: Nodes | None, now: datetime) -> Ending | None:
+    """Reason why a deleted pod has not terminated; None for a pod that is not deleted, or whose kubelet has time left.
+    `nodes` is None when the operator cannot read nodes."""
+    deadline, node = _deadline(pod), node_of(pod)
+    if deadline is None or node is None:
+        return None
+    if nodes is not None:
+        state = nodes.get(node)
+        if is_lost(state, now):
+            return "lost"
+        if state is not None and state.not_ready_since is not None:
+            return "not ready"
+    if now < deadline + FORCE_DELETE_AFTER:
+        return None
+    return "unknown" if nodes is None else "hangs"
+
+
+def is_lost(node: NodeState | None, now: datetime) -> bool:
+    """True for a node that does not exist, that is tainted as out of service, or that has not been ready for long."""
+    if node is None or node.out_of_service:
+        return True
+    return node.not_ready_since is not None and now >= node.not_ready_since + NODE_LOST_AFTER
+
+
+def seconds_until_next_deadline(pods: Iterable[Manifest], nodes: Nodes | None, now: datetime) -> float | None:
+    """Seconds until time alone changes the state of a deleted pod."""
+    moments = [moment for pod in pods for moment in _moments(pod, nodes) if moment > now]
+    return (min(moments) - now).total_seconds() if moments else None
+
+
+def _moments(pod: Manifest, nodes: Nodes | None) -> Iterator[datetime]:
+    deleted, deadline = _deleted_at(pod), _deadline(pod)
+    if deleted is None or deadline is None:
+        return
+    yield deleted + FORCE_DELETE_AFTER
+    yield deadline + FORCE_DELETE_AFTER
+    state = (nodes or {}).get(node_of(pod) or "")
+    if state is not None and state.not_ready_since is not None:
+        yield state.not_ready_since + NODE_LOST_AFTER
 
 
 def _deadline(pod: Manifest) -> datetime | None:
@@ -43,8 +99,8 @@ def _deadline(pod: Manifest) -> datetime | None:
     return None if stamp is None else parse_time(stamp)
 
 
-def seconds_until_next_deadline(pods: Iterable[Manifest], now: datetime) -> float | None:
-    """Seconds until the next pod counts as being on a lost node, or is to be deleted by force."""
-    ends = [end for pod in pods if (end := _deadline(pod)) is not None]
-    moments = [moment for end in ends for moment in (end + _SUSPECT_AFTER, end + FORCE_DELETE_AFTER) if moment > now]
-    return (min(moments) - now).total_seconds() if moments else None
+def _deleted_at(pod: Manifest) -> datetime | None:
+    """The time of the deletion."""
+    deadline = _deadline(pod)
+    grace = timedelta(seconds=pod["metadata"].get("deletionGracePeriodSeconds") or 0)
+    return None if deadline is None else deadline - grace

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minisgl_operator.api.objects import Manifest, Ref
+from minisgl_operator.facts.nodes import Nodes
 
 Report = Mapping[str, Any]
 """A response to GET /status, decoded."""
@@ -50,6 +51,7 @@ class Observed:
     reports: the last response to GET /status by pod uid; no entry for a pod without a probe so far.
     events: Events by the uid of their object, oldest first. Listed only for objects that wait: pods that are not
         ready, StatefulSets and Jobs that lack pods, the cache's PVC until it is bound.
+    nodes: nodes of the pods, without those that do not exist; None if the operator cannot read nodes.
     rejections: requests of the last plan that the API server rejected, or permissions that the operator lacks.
     """
 
@@ -59,6 +61,7 @@ class Observed:
     pods: tuple[Manifest, ...] = ()
     reports: Mapping[str, Report | Unreachable] = field(default_factory=dict)
     events: Mapping[str, tuple[ObjectEvent, ...]] = field(default_factory=dict)
+    nodes: Nodes | None = None
     rejections: tuple[Rejection, ...] = ()
 
     def child(self, kind: str, name: str) -> Manifest | None:

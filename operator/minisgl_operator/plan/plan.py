@@ -15,7 +15,8 @@ from minisgl_operator.api.objects import Manifest, Ref, controller_uid, has_cond
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.fetch_status import refetch_needed, retry_time
 from minisgl_operator.facts.lost_nodes import pods_to_force_delete
-from minisgl_operator.facts.pods import replica_name, revision_of
+from minisgl_operator.facts.nodes import Nodes
+from minisgl_operator.facts.pods import node_of, replica_name, revision_of
 from minisgl_operator.render import storage
 from minisgl_operator.render.availability import engine_budget
 
@@ -36,12 +37,13 @@ class Apply:
 
 @dataclass(frozen=True)
 class Delete:
-    """Deletion of the child or pod with this uid. `force`: without confirmation of the kubelet."""
+    """Deletion of the child or pod with this uid. `lost_node`: node of a pod that is deleted by force, which is without
+    confirmation of its kubelet."""
 
     ref: Ref
     uid: str
     propagation: Literal["Background", "Foreground"] = "Background"
-    force: bool = False
+    lost_node: str | None = None
 
 
 Step = Apply | Delete
@@ -56,7 +58,7 @@ def plan(facts: Facts) -> tuple[Step, ...]:
     # Pods would read and write another owner's PVC, or run under another owner's account.
     blocked = _CREATE_PODS if any(ref.kind in _USED_BY_PODS for ref in facts.conflicts) else frozenset()
     return (
-        *force_deletions(facts.observed.pods, facts.now),
+        *force_deletions(facts.observed.pods, facts.observed.nodes, facts.now),
         *_deletions(facts),
         *(
             Apply(manifest)
@@ -68,9 +70,12 @@ def plan(facts: Facts) -> tuple[Step, ...]:
     )
 
 
-def force_deletions(pods: Iterable[Manifest], now: datetime) -> tuple[Delete, ...]:
+def force_deletions(pods: Iterable[Manifest], nodes: Nodes | None, now: datetime) -> tuple[Delete, ...]:
     """Deletions of pods whose node is lost."""
-    return tuple(Delete(ref_of(pod), pod["metadata"]["uid"], force=True) for pod in pods_to_force_delete(pods, now))
+    return tuple(
+        Delete(ref_of(pod), pod["metadata"]["uid"], lost_node=node_of(pod))
+        for pod in pods_to_force_delete(pods, nodes, now)
+    )
 
 
 def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:

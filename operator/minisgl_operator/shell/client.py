@@ -41,6 +41,9 @@ _LONGEST_WAIT: Final = 2.0
 _LONGEST_RETRY_AFTER: Final = 5.0
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=15, sock_connect=5)
 _MAX_RESPONSE: Final = 64 * 2**20
+_WATCH_SECONDS: Final = 300
+# Bookmarks come every minute; a connection without any is dead.
+_WATCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=90)
 _PAGE: Final = 500
 
 
@@ -111,7 +114,7 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._api.close()
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Manifest | None:
         """The object; None if it does not exist."""
         try:
             return await self.request("GET", resource.path(namespace, name))
@@ -121,10 +124,15 @@ class Client:
             raise
 
     async def pages(
-        self, resource: Resource, namespace: str | None, label_selector: str = "", field_selector: str = ""
+        self,
+        resource: Resource,
+        namespace: str | None,
+        label_selector: str = "",
+        field_selector: str = "",
+        limit: int = _PAGE,
     ) -> AsyncIterator[Page]:
-        """The list in parts. The caller restarts it when its continuation has expired (410)."""
-        query = {"limit": str(_PAGE), "labelSelector": label_selector, "fieldSelector": field_selector}
+        """The list in parts of `limit` objects. The caller restarts it when its continuation has expired (410)."""
+        query = {"limit": str(limit), "labelSelector": label_selector, "fieldSelector": field_selector}
         query = {name: value for name, value in query.items() if value}
         while True:
             response = await self.request("GET", resource.path(namespace), query)
@@ -135,6 +143,34 @@ class Client:
             if not metadata.get("continue"):
                 return
             query["continue"] = metadata["continue"]
+
+    async def watch(self, resource: Resource, resource_version: str) -> AsyncIterator[bytes]:
+        """Changes of the whole cluster since that version, each one line of JSON, until the server ends the watch.
+
+        Not retried. Raises ApiError, with status 410 when the version has expired.
+        """
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }
+        path = resource.path(None)
+        response = await self._open("GET", path, query, None, "application/json", _WATCH_TIMEOUT)
+        try:
+            if response.status >= 400:
+                raise _error(response, await _read(response))
+            rest = b""
+            async for part in response.content.iter_any():
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    yield line
+                if len(rest) > _MAX_RESPONSE:
+                    raise aiohttp.ClientPayloadError(f"an event is larger than {_MAX_RESPONSE} bytes")
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _no_answer("GET", path, error) from error
+        finally:
+            response.close()
 
     async def apply(
         self,
@@ -229,6 +265,27 @@ class Client:
     async def _once(
         self, method: str, path: str, query: Mapping[str, str] | None, body: Manifest | None, content_type: str
     ) -> Manifest:
+        response = await self._open(method, path, query, body, content_type, _TIMEOUT)
+        try:
+            raw = await _read(response)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _no_answer(method, path, error) from error
+        if response.status >= 400:
+            raise _error(response, raw)
+        decoded = _decoded(raw)
+        assert isinstance(decoded, dict)
+        return decoded
+
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Manifest | None,
+        content_type: str,
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        """Send a request; return the response with an unread body. Raises ApiError without a response."""
         status = 0
         try:
             # The body bypasses param_serialize, which would copy it.
@@ -239,25 +296,35 @@ class Client:
                 header_params={"Accept": "application/json", "Content-Type": content_type},
                 auth_settings=["BearerToken"],
             )
-            response = await self._api.call_api(method, url, headers, body, _request_timeout=_TIMEOUT)
-            status = response.status
-            raw = await _read(response.response)
+            found = await self._api.call_api(method, url, headers, body, _request_timeout=timeout)
+            status = found.status
+            response: aiohttp.ClientResponse = found.response
+            return response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ApiError(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}") from error
+            raise _no_answer(method, path, error) from error
         finally:
             if self._on_response is not None:
                 self._on_response(method, status)
-        try:
-            decoded = msgspec.json.decode(raw)
-        except msgspec.DecodeError:
-            # The response of a proxy need not be JSON.
-            decoded = {"message": raw[:200].decode(errors="replace")}
-        if status < 400:
-            assert isinstance(decoded, dict)
-            return decoded
-        details = decoded if isinstance(decoded, dict) else {}
-        message = details.get("message") or f"HTTP {status}"
-        raise ApiError(status, _reason(details), message, _seconds(response.headers.get("Retry-After")))
+
+
+def _no_answer(method: str, path: str, error: Exception) -> ApiError:
+    return ApiError(0, "NoAnswer", f"{method} {path}: {error or type(error).__name__}")
+
+
+def _decoded(raw: bytes) -> object:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        # The response of a proxy need not be JSON.
+        return {"message": raw[:200].decode(errors="replace")}
+
+
+def _error(response: aiohttp.ClientResponse, raw: bytes) -> ApiError:
+    """The server's rejection of a request."""
+    decoded = _decoded(raw)
+    details = decoded if isinstance(decoded, dict) else {}
+    message = details.get("message") or f"HTTP {response.status}"
+    return ApiError(response.status, _reason(details), message, _seconds(response.headers.get("Retry-After")))
 
 
 def _reason(status: Mapping[str, Any]) -> str:

@@ -10,8 +10,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from minisgl_operator.api.objects import Manifest
+from minisgl_operator.api.objects import Manifest, is_deleting
+from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.observed import Rejection
+from minisgl_operator.facts.pods import node_of
 from minisgl_operator.render.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.shell import metrics
 from minisgl_operator.shell.apply import Applier
@@ -19,6 +21,7 @@ from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.events import Recorder
 from minisgl_operator.shell.health import Health, LoopLag
+from minisgl_operator.shell.nodes import NodeWatch
 from minisgl_operator.shell.permissions import missing_permissions
 from minisgl_operator.shell.pod_events import PodEvents
 from minisgl_operator.shell.probe import Prober, pod_address
@@ -50,24 +53,27 @@ class Controller:
         counts: metrics.Metrics,
         is_leader: Callable[[], bool] = lambda: True,
         address: Callable[[Manifest], str | None] = pod_address,
-        on_permissions: Callable[[], None] = lambda: None,
+        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         """`counts`: metrics that `client` reports its requests to. `address` returns the URL at which a pod is probed.
-        `on_permissions` is called when another namespace may be watched; only a restart of the watches adds it."""
+        `on_restart` is called when the watches must begin again: when another namespace may be watched, or when the API
+        server's database was restored."""
         self._client = client
         self._config = config
         self._counts = counts
         self._is_leader = is_leader
-        self._on_permissions = on_permissions
+        self._on_restart = on_restart
         self.store = Store()
         self.queue: WorkQueue[ModelKey] = WorkQueue()
         self._prober = Prober(self.store, self.queue.add, counts, config.probe_seconds, address)
+        self._nodes = NodeWatch(client, self._on_node_change)
         self._recorder = Recorder(client, identity)
         self._context = Context(
             client=client,
             store=self.store,
             applier=Applier(client, self.store, counts, lambda key: self.queue.add(key, urgent=True)),
             prober=self._prober,
+            nodes=self._nodes,
             pod_events=PodEvents(client),
             recorder=self._recorder,
             defaults=config.defaults,
@@ -88,6 +94,11 @@ class Controller:
         return tuple(namespace for namespace in self._config.watch_namespaces if namespace not in self._missing)
 
     @property
+    def nodes(self) -> Nodes | None:
+        """All nodes; None if they cannot be read."""
+        return self._nodes.nodes
+
+    @property
     def idle(self) -> bool:
         """True if every model was reconciled since its last change, and all Events are written."""
         return self.queue.idle and self._recorder.idle
@@ -105,6 +116,8 @@ class Controller:
             self._spawn(self._work(), f"worker {number}")
         self._spawn(self._recorder.run(), "events")
         await self._wait_for_permissions()
+        self._spawn(self._nodes.run(), "nodes")
+        await self._nodes.attempted.wait()
         while not await self._list_everything():
             await asyncio.sleep(_RESYNC_RETRY_SECONDS)
         self._spawn(self._prober.run(), "probes")
@@ -129,6 +142,12 @@ class Controller:
         key = self.store.remove(body) if type == "DELETED" else self.store.put(body)
         if key is not None:
             self.queue.add(key, urgent=type in ("ADDED", "MODIFIED") and _is_edited(body))
+
+    def _on_node_change(self, names: frozenset[str] | None) -> None:
+        """Queue the models with deleted pods on these nodes; None: on any node."""
+        for key, pod in self.store.pods():
+            if is_deleting(pod) and (names is None or node_of(pod) in names):
+                self.queue.add(key)
 
     async def _work(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -189,7 +208,7 @@ class Controller:
                 missing = await missing_permissions(self._client, list(self._missing))
                 if len(missing) < len(self._missing):
                     _log.warning("The operator may watch more namespaces than before")
-                    self._on_permissions()
+                    self._on_restart()
                     return
                 self._missing = missing
 
@@ -250,9 +269,15 @@ class Controller:
     async def _list(self, resource: Resource, namespace: str | None) -> None:
         selector = "" if resource == MODEL else CHILD_SELECTOR
         present: set[Id] = set()
-        version = "0"
+        version, newest = "0", self.store.newest(resource)
         async for page in self._client.pages(resource, namespace, selector):
             version = page.resource_version
+            if int(version) < newest:
+                # Watches from a version that was undone report nothing until it is reached again.
+                _log.error("The API server's database was restored: %s %s < %d", resource.title, version, newest)
+                self.store.forget_versions(resource)
+                newest = 0
+                self._on_restart()
             for body in page.items:
                 present.add(object_id(body))
                 self.store.put(body)

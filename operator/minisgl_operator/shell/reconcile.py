@@ -6,23 +6,26 @@ The event that triggered it is deliberately unknown here: a missed event is made
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, Ref, parse_time, ref_of
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.lost_nodes import seconds_until_next_deadline
+from minisgl_operator.facts.lost_nodes import is_lost, seconds_until_next_deadline
+from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.observed import ObjectEvent, Observed, Rejection
+from minisgl_operator.facts.pods import node_of
 from minisgl_operator.plan.plan import Apply, Delete, Step, force_deletions, plan, seconds_until_fetch
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.shell.apply import Applier, ConflictDetected, is_owned_by, owner_name
 from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.events import Recorder
+from minisgl_operator.shell.nodes import NodeWatch
 from minisgl_operator.shell.pod_events import PodEvents
 from minisgl_operator.shell.probe import Prober
 from minisgl_operator.shell.resources import POD, of_kind
@@ -54,6 +57,7 @@ class Context:
     store: Store
     applier: Applier
     prober: Prober
+    nodes: NodeWatch
     pod_events: PodEvents
     recorder: Recorder
     defaults: Defaults
@@ -102,7 +106,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
             context.recorder.record(model_object, event)
     if terminating:
         return Result(after=_RECHECK_NAMESPACE_AFTER.total_seconds())
-    after = _earliest(*due, seconds_until_next_deadline(observed.pods, now))
+    after = _earliest(*due, seconds_until_next_deadline(observed.pods, observed.nodes, now))
     return Result(failed=bool(observed.rejections) and not blocked, after=after)
 
 
@@ -114,8 +118,15 @@ async def _reconcile_deleted(context: Context, key: ModelKey, blocked: tuple[Rej
     """Reconcile a model that is deleted, or whose namespace is. The cluster deletes its children, through their owner
     reference or with the namespace; but it waits indefinitely for pods on a lost node."""
     pods = [one.body for one in context.store.of_model(key) if one.body["kind"] == POD.kind]
-    rejections, *_ = await _send(context, key, () if blocked else force_deletions(pods, now))
-    return Result(failed=bool(rejections), after=seconds_until_next_deadline(pods, now))
+    nodes = _nodes_of(context, pods)
+    rejections, *_ = await _send(context, key, () if blocked else force_deletions(pods, nodes, now))
+    return Result(failed=bool(rejections), after=seconds_until_next_deadline(pods, nodes, now))
+
+
+def _nodes_of(context: Context, pods: Iterable[Manifest]) -> Nodes | None:
+    """The nodes of these pods, as they are now."""
+    known = context.nodes.nodes
+    return None if known is None else {name: known[name] for pod in pods if (name := node_of(pod) or "") in known}
 
 
 def _observe(
@@ -136,6 +147,7 @@ def _observe(
         pods=pods,
         reports={uid: reports[uid] for uid in (pod["metadata"]["uid"] for pod in pods) if uid in reports},
         events=events,
+        nodes=_nodes_of(context, pods),
         rejections=rejections,
     )
 
@@ -185,11 +197,15 @@ def _namespace_backoff(model_object: Manifest, now: datetime) -> float:
 
 
 async def _delete(context: Context, key: ModelKey, step: Delete) -> None:
+    if step.lost_node is not None:
+        # The watch may be late. A node that has returned ends the pod itself.
+        if not is_lost(await context.nodes.read(step.lost_node), datetime.now(UTC)):
+            return
+        _log.warning("Deleting pod %s/%s by force: its node %s is lost", key.namespace, step.ref.name, step.lost_node)
+    grace = None if step.lost_node is None else 0
     left = await context.client.delete(
-        of_kind(step.ref.kind), key.namespace, step.ref.name, step.uid, step.propagation, 0 if step.force else None
+        of_kind(step.ref.kind), key.namespace, step.ref.name, step.uid, step.propagation, grace
     )
-    if step.force:
-        _log.warning("Deleted pod %s/%s by force: its node does not confirm its end", key.namespace, step.ref.name)
     known = context.store.get(step.ref.kind, key.namespace, step.ref.name)
     if left is not None:
         context.store.put(left)

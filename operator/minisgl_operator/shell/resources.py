@@ -10,7 +10,7 @@ from minisgl_operator.api.types import GROUP, KIND, PLURAL, VERSION
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind of namespaced objects."""
+    """One kind of objects. Objects of nodes have no namespace."""
 
     group: str
     version: str
@@ -40,6 +40,7 @@ MODEL: Final = Resource(GROUP, VERSION, PLURAL, KIND)
 POD: Final = Resource("", "v1", "pods", "Pod")
 CORE_EVENT: Final = Resource("", "v1", "events", "Event")
 EVENT: Final = Resource("events.k8s.io", "v1", "events", "Event")
+NODE: Final = Resource("", "v1", "nodes", "Node")
 LEASE: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
 # Kinds of a model's children. Pods are children of these.

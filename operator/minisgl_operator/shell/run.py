@@ -39,9 +39,13 @@ async def _run(config: Config) -> int:
     loop = asyncio.get_running_loop()
     this = asyncio.current_task()
     assert this is not None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # kopf installs its own handlers once it runs.
-        loop.add_signal_handler(number, this.cancel)
+
+    def take_signals() -> None:
+        # kopf installs its own handlers while it runs, and leaves them behind.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, this.cancel)
+
+    take_signals()
     async with Client(where, counts.requested) as client:
         lease = Lease(client, config.defaults.operator_namespace, identity, config.lease_name)
         keeper: asyncio.Task[None] | None = None
@@ -52,7 +56,7 @@ async def _run(config: Config) -> int:
             restarts = True
             this.cancel()
 
-        controller = Controller(client, config, identity, counts, lambda: lease.held, on_permissions=exit_for_restart)
+        controller = Controller(client, config, identity, counts, lambda: lease.held, on_restart=exit_for_restart)
 
         async def finish() -> None:
             await controller.stop()
@@ -66,7 +70,7 @@ async def _run(config: Config) -> int:
             keeper = asyncio.create_task(lease.keep(exit_for_restart), name="lease")
             await controller.start()
             _log.info("Watching %s", ", ".join(controller.namespaces) or "all namespaces")
-            await watch(where, controller.namespaces, controller.on_watch_event, finish)
+            await watch(where, controller.namespaces, controller.on_watch_event, take_signals)
         except asyncio.CancelledError:
             # A signal, or a restart.
             return 1 if restarts else 0

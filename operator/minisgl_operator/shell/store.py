@@ -1,7 +1,9 @@
 """Models, their children and pods, from the watches and from responses to our own writes.
 
 Only the fields that the operator reads are kept: a thousand models have twelve thousand children. An object whose
-version is not newer than the stored one is dropped, so that an event from before our own write cannot undo it here.
+version is not newer than the stored one is dropped, so that an event from before our own write cannot undo it here. A
+list that is older than an object known before the list was requested shows that the API server's database was
+restored; the stored versions then mean nothing any more.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -131,6 +133,16 @@ class Store:
         for body in gone:
             self.remove(body)
 
+    def newest(self, resource: Resource) -> int:
+        """The highest version of the stored objects of a kind; 0 without any."""
+        return max((stored.version for id, stored in self._objects.items() if id.kind == resource.kind), default=0)
+
+    def forget_versions(self, resource: Resource) -> None:
+        """Accept any version of the stored objects of a kind from now on."""
+        for id, stored in self._objects.items():
+            if id.kind == resource.kind:
+                self._objects[id] = replace(stored, version=0)
+
     def _forget(self, id: Id) -> ModelKey:
         owner = self._objects.pop(id).owner
         ids = self._of_model[owner]
@@ -177,6 +189,7 @@ _METADATA: Final = (
     "generation",
     "creationTimestamp",
     "deletionTimestamp",
+    "deletionGracePeriodSeconds",
     "labels",
     "ownerReferences",
 )

@@ -6,7 +6,9 @@ stores the object and queues its model.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -19,6 +21,14 @@ from minisgl_operator.shell.resources import MODEL, WATCHED, Resource
 
 OnEvent = Callable[[str | None, Manifest], None]
 
+_log = logging.getLogger(__name__)
+
+# Without the permission or the CRD, the process waits for them at its next start.
+_PERMANENT: Final = (403, 404)
+_FIRST_RETRY_SECONDS: Final = 1.0
+_LAST_RETRY_SECONDS: Final = 16.0
+# Watches that have lasted longer were healthy, so the next error is a new one.
+_HEALTHY_SECONDS: Final = 60.0
 # A service account's token is rotated; it is read again before it expires.
 _CREDENTIALS: Final = timedelta(minutes=10)
 
@@ -27,13 +37,33 @@ async def watch(
     connection: Connection,
     namespaces: Sequence[str],
     on_event: OnEvent,
-    on_stop: Callable[[], Awaitable[None]],
+    on_retry: Callable[[], None] = lambda: None,
 ) -> None:
     """Pass every event to `on_event` until cancelled, or until SIGTERM or SIGINT.
 
-    Raises the error that broke a watch permanently; the process must restart then. `on_stop` is awaited before anything
-    else at the end, because kopf waits for tasks that were started after it.
+    An error that breaks a watch, as of an API server that loses its database for a moment, ends all of them. They begin
+    again with new lists, five times, with growing delays; `on_retry` is called before each delay, in which kopf handles
+    no signals. Then the error is raised, as is one that waiting does not cure, and the process must restart.
     """
+    clock = asyncio.get_running_loop().time
+    delay = _FIRST_RETRY_SECONDS
+    while True:
+        began = clock()
+        try:
+            await _watch(connection, namespaces, on_event)
+            return
+        except Exception as error:
+            if clock() - began > _HEALTHY_SECONDS:
+                delay = _FIRST_RETRY_SECONDS
+            if delay > _LAST_RETRY_SECONDS or getattr(error, "status", None) in _PERMANENT:
+                raise
+            _log.warning("A watch broke; all of them begin again in %g s: %s", delay, error)
+            on_retry()
+        await asyncio.sleep(delay)
+        delay *= 2
+
+
+async def _watch(connection: Connection, namespaces: Sequence[str], on_event: OnEvent) -> None:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)
@@ -43,10 +73,6 @@ async def watch(
     @kopf.on.login(registry=registry)
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return await credentials(connection)
-
-    @kopf.on.cleanup(registry=registry)
-    async def cleanup(**_: Any) -> None:
-        await on_stop()
 
     for resource in WATCHED:
         _register(registry, resource, on_event)
@@ -85,8 +111,8 @@ def configured(settings: kopf.OperatorSettings) -> None:
     settings.networking.connect_timeout = 5
     settings.networking.request_timeout = 30
     settings.queueing.exit_timeout = 0.5
-    # Shorter than the grace period of 30 s.
-    settings.process.ultimate_exiting_timeout = 25
+    # kopf would kill the process this long after a watch broke, even if the next watches are healthy.
+    settings.process.ultimate_exiting_timeout = None
 
 
 async def credentials(connection: Connection) -> kopf.ConnectionInfo:

@@ -1,10 +1,11 @@
-"""Degraded: whether a replica or a frontend that had started is down."""
+"""Degraded: whether a replica or a frontend that had started is down, or does not end."""
 
 from __future__ import annotations
 
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.status.condition import Condition, shortened
+from minisgl_operator.status.ending_pods import ending_pod
 
 
 def degraded(facts: Facts) -> Condition:
@@ -15,4 +16,7 @@ def degraded(facts: Facts) -> Condition:
     if facts.failing_frontends:
         message = "A frontend pod is down. See FrontendReady and Scheduled for the cause."
         return Condition("True", Reason.FRONTENDS_DOWN, message)
+    found = ending_pod(facts, facts.observed.pods)
+    if found is not None and found.reason == Reason.POD_NOT_TERMINATING:
+        return found._replace(status="True")
     return Condition("False", Reason.ALL_REPLICAS_SERVE, "No replica or frontend that has started is down.")

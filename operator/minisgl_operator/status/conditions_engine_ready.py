@@ -7,13 +7,13 @@ from typing import Final
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.text import quote
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.lost_nodes import FORCE_DELETE_AFTER, on_lost_node
 from minisgl_operator.facts.observed import Report
-from minisgl_operator.facts.pods import last_terminations, node_of, waiting_reason
+from minisgl_operator.facts.pods import last_terminations, waiting_reason
 from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition, crash_message, suspended
 from minisgl_operator.status.conditions_accepted import model_rejection
+from minisgl_operator.status.ending_pods import ending_pod
 
 # The most severe first. Of several replicas that are not ready, the condition reports the most severe reason.
 _REASONS_BY_SEVERITY: Final = (
@@ -23,6 +23,7 @@ _REASONS_BY_SEVERITY: Final = (
     Reason.OUT_OF_MEMORY,
     Reason.CRASHED,
     Reason.RESTARTING,
+    Reason.POD_NOT_TERMINATING,
     Reason.NODE_LOST,
     Reason.UNREACHABLE,
     Reason.LOADING,
@@ -51,15 +52,8 @@ def _condition_of_replica(facts: Facts, replica: Replica) -> Condition:
     name, phase = replica.name, replica.phase
     if (rejection := model_rejection(replica)) is not None:
         return rejection
-    for pod in replica.pods:
-        if on_lost_node(pod, facts.now):
-            node = node_of(pod) or "its node"
-            message = (
-                f"Pod {pod['metadata']['name']} was deleted but has not terminated: {node} seems to be lost. The pod "
-                f"is deleted by force {FORCE_DELETE_AFTER.total_seconds():.0f} s after its grace period, and created "
-                f"again on another node. See `kubectl describe node {node}`."
-            )
-            return Condition("False", Reason.NODE_LOST, message)
+    if (found := ending_pod(facts, replica.pods)) is not None:
+        return found
     if phase == "Draining":
         message = f"{name} finishes its running requests before its pods are replaced."
         return Condition("False", Reason.DRAINING, message)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.status.condition import Condition, shortened
+
+# Prefixes of transports that reach a GPU without a copy through host memory: of one node, and between nodes.
+_DIRECT: Final = ("P2P", "NVLS")
+_RDMA: Final = ("NET/IB", "COLLNET")
 
 
 def interconnect_optimal(facts: Facts) -> Condition:
@@ -13,22 +19,35 @@ def interconnect_optimal(facts: Facts) -> Condition:
         return Condition("True", Reason.OPTIMAL, "A replica has only one rank.")
     if facts.model.spec.engine.device == "cpu":
         return Condition("True", Reason.OPTIMAL, "Ranks on CPUs have no faster transport.")
-    if parallelism.pods == 1:
-        return Condition("True", Reason.OPTIMAL, "All ranks of a replica are in one pod.")
     transports = {
-        replica.name: str(replica.report.get("transport") or "")
+        replica.name: str(replica.report.get("transport") or "").partition(";")[0]
         for replica in facts.replicas
         if replica.ready and replica.report is not None
     }
-    slow = [f"{name} ({transport})" for name, transport in transports.items() if transport.startswith("NET/Socket")]
-    if slow:
+    if parallelism.pods > 1 and (slow := _using(transports, "NET/Socket")):
         message = (
             f"Ranks in separate pods communicate over TCP: {shortened(slow)}. Remove gpusPerPod, or set interconnect: "
             "SharedPod, so that they share a pod and its NVLink."
         )
         return Condition("False", Reason.CROSS_POD_TCP, message)
-    if len(transports) < len(facts.replicas) or not all(transports.values()):
+    if slow := _using(transports, "SHM", *(("NET",) if parallelism.pods == 1 else ())):
+        message = (
+            f"Ranks reach each other's GPUs through the host: {shortened(slow)}. See `nvidia-smi topo -p2p r` on the "
+            "node: without peer access, as with an IOMMU or on GPUs that have none, there is no faster transport."
+        )
+        return Condition("False", Reason.NO_PEER_ACCESS, message)
+    known = all(transport.startswith((*_DIRECT, *_RDMA)) for transport in transports.values())
+    if len(transports) < len(facts.replicas) or not known:
         message = "Not every replica has reported the transport between its ranks."
         return Condition("Unknown", Reason.UNKNOWN, message)
     message = f"Ranks communicate over {', '.join(sorted(set(transports.values())))}."
     return Condition("True", Reason.OPTIMAL, message)
+
+
+def _using(transports: dict[str, str], *prefixes: str) -> list[str]:
+    """Replicas with such a transport between some of their ranks. Several are joined by ` and `."""
+    return [
+        f"{name} ({transport})"
+        for name, transport in transports.items()
+        if any(kind.startswith(prefixes) for kind in transport.split(" and "))
+    ]

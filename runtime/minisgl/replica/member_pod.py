@@ -70,6 +70,7 @@ class MemberPod:
         self._exit_deadline: float | None = None
         """Set once the pod was asked to stop."""
         self._drained = False
+        """The leader has drained the replica, and no leader has accepted this pod since."""
         self._gave_up = False
         self._problem = ""
         """Reason why this pod has not joined; empty when it has."""
@@ -77,7 +78,9 @@ class MemberPod:
         self._oom_kills = count_oom_kills()
 
     def run(self) -> None:
-        """Run until pod 0 reports that the replica is drained, or until a signal while not joined."""
+        """Run until this pod is asked to stop and the replica is drained. A drain for pod 0 alone, which is evicted or
+        restarted, does not end this launcher: the kubelet delays the restart of a process longer each time it exits,
+        even with code 0, and its successor would only wait for the next pod 0 as well."""
         self._signals.watch(self._selector)
         try:
             while not self._finished():
@@ -100,9 +103,10 @@ class MemberPod:
             self._exit_deadline = time.monotonic() + self._options.drain_timeout + _RELEASE_SECONDS
             self._handled_stops = max(signals.stops, 1)
             self._send(messages.DrainRequested())
-        if self._drained or self._exit_deadline is None:
-            return self._drained
-        return signals.stops > self._handled_stops or time.monotonic() > self._exit_deadline or not self._joined
+        if self._exit_deadline is None:
+            return False
+        late = signals.stops > self._handled_stops or time.monotonic() > self._exit_deadline
+        return self._drained or late or not self._joined
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -140,7 +144,7 @@ class MemberPod:
     def _handle(self, message: messages.FromLeader) -> None:
         match message:
             case messages.Accepted():
-                self._joined, self._problem, self._gave_up = True, "", False
+                self._joined, self._problem, self._gave_up, self._drained = True, "", False, False
                 logger.info("joined %s", self._options.identity.replica)
             case messages.Rejected():
                 self._warn_once(f"pod 0 has rejected this pod: {message.message}")

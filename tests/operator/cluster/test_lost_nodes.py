@@ -1,14 +1,16 @@
-"""Pods on a lost node block neither a model nor its deletion."""
+"""Pods on a lost node block neither a model nor its deletion; pods on a live node are never forced off it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from minisgl_operator.facts import lost_nodes
+from minisgl_operator.facts.nodes import NodeState
+from minisgl_operator.shell import nodes
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model
 
@@ -16,6 +18,70 @@ from support.cluster.operated_cluster import OperatedCluster, pvc_model
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lost_nodes, "FORCE_DELETE_AFTER", timedelta(seconds=3))
+
+
+def hang(cluster: OperatedCluster, *, ready: bool) -> str:
+    """A model whose pod was deleted and does not end; returns the pod's uid."""
+    cluster.apply(pvc_model("hangs"))
+    cluster.until(lambda: cluster.ready("hangs"), "Ready")
+    cluster.place_on_node("hangs-r0-0", ready=ready)
+    pod = cluster.get("Pod", "hangs-r0-0")
+    assert pod is not None
+    cluster.end_soon("hangs-r0-0")
+    return str(pod["metadata"]["uid"])
+
+
+def replaced(cluster: OperatedCluster, uid: str) -> bool:
+    pod = cluster.get("Pod", "hangs-r0-0")
+    return pod is not None and pod["metadata"]["uid"] != uid
+
+
+def says(cluster: OperatedCluster, reason: str, *words: str) -> bool:
+    found = cluster.condition("hangs", "EngineReady")
+    return found.get("reason") == reason and all(word in found["message"] for word in words)
+
+
+def test_a_pod_is_not_forced_off_a_live_node(control_plane: LocalControlPlane) -> None:
+    """A process that hangs keeps its GPU. A user who says that the node is off has the pod replaced."""
+    with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
+        uid = hang(cluster, ready=True)
+        words = ("Pod hangs-r0-0", cluster.node, "not deleted by force", "restart the node")
+        cluster.until(lambda: says(cluster, "PodNotTerminating", *words), "the condition")
+        cluster.until_quiet(operator)
+        assert not replaced(cluster, uid)
+        cluster.set_node(ready=True, tainted=True)
+        cluster.until(lambda: replaced(cluster, uid), "another pod")
+
+
+def test_a_node_that_has_returned_is_asked_before_a_pod_is_forced_off_it(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch may be late: here it never reports that the node is ready again."""
+    lost = NodeState(datetime(2026, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(nodes.NodeWatch, "nodes", property(lambda watch: {cluster.node: lost}))
+    with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
+        uid = hang(cluster, ready=True)
+        cluster.until(lambda: says(cluster, "NodeLost"), "the late news")
+        cluster.until(lambda: asked(cluster), "the question")
+        cluster.until_quiet(operator)
+        assert not replaced(cluster, uid)
+
+
+def asked(cluster: OperatedCluster) -> bool:
+    """True if the operator has read the node."""
+    wanted = ("minisgl-operator", "get", cluster.node)
+    return any(
+        (event["userAgent"], event["verb"], event.get("objectRef", {}).get("name")) == wanted
+        for event in cluster.control_plane.audit()
+    )
+
+
+def test_a_deleted_node_has_its_pods_replaced(control_plane: LocalControlPlane) -> None:
+    with OperatedCluster(control_plane) as cluster, cluster.operator():
+        uid = hang(cluster, ready=True)
+        cluster.until(lambda: says(cluster, "PodNotTerminating"), "the condition")
+        cluster.delete_node()
+        cluster.until(lambda: replaced(cluster, uid), "another pod")
 
 
 def lose_all(cluster: OperatedCluster) -> None:

@@ -7,13 +7,16 @@ import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 
-from minisgl_operator.shell import controller
+from minisgl_operator.facts import lost_nodes
+from minisgl_operator.shell import client as client_module
+from minisgl_operator.shell import controller, nodes
 from minisgl_operator.shell.client import Client, Page
 from minisgl_operator.shell.lease import Lease
 from minisgl_operator.shell.store import ModelKey
@@ -28,8 +31,19 @@ NOT_A_REQUEST: Final = ("serving.minisgl.io", "inferencemodels/finalizers", "upd
 
 def shipped_rules() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rules for the models' namespaces, and for the operator's namespace."""
-    roles = {body["kind"]: body for body in yaml.safe_load_all(ROLES.read_text()) if "rules" in body}
-    return roles["ClusterRole"]["rules"], roles["Role"]["rules"]
+    roles = _roles()
+    return roles["minisgl-operator"], roles["minisgl-operator-lease"]
+
+
+def node_rules() -> list[dict[str, Any]]:
+    """The one permission in the whole cluster."""
+    return _roles()["minisgl-operator-nodes"]
+
+
+def _roles() -> dict[str, list[dict[str, Any]]]:
+    """Rules by the name of the role."""
+    bodies = [body for body in yaml.safe_load_all(ROLES.read_text()) if "rules" in body]
+    return {body["metadata"]["name"]: body["rules"] for body in bodies}
 
 
 def rights(rules: list[dict[str, Any]]) -> set[Right]:
@@ -43,11 +57,39 @@ def rights(rules: list[dict[str, Any]]) -> set[Right]:
 
 
 @contextmanager
-def account(cluster: OperatedCluster, rules: list[dict[str, Any]]) -> Iterator[Path]:
-    """A kubeconfig of a user with exactly these permissions in the cluster's namespace."""
+def account(cluster: OperatedCluster, rules: list[dict[str, Any]], *, nodes: bool = True) -> Iterator[Path]:
+    """A kubeconfig of a user with exactly these permissions in the cluster's namespace, and that to read nodes."""
     grant(cluster, rules)
     bind(cluster, cluster)
+    if nodes:
+        grant_nodes(cluster)
     yield cluster.control_plane.kubeconfig_for(f"operator-of-{cluster.namespace}")
+    revoke_nodes(cluster)
+
+
+def grant_nodes(cluster: OperatedCluster) -> None:
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": f"nodes-of-{cluster.namespace}"},
+        "rules": node_rules(),
+    }
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": role["metadata"],
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role["metadata"]["name"]},
+        "subjects": [
+            {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"operator-of-{cluster.namespace}"}
+        ],
+    }
+    for body in (role, binding):
+        cluster.control_plane.kubectl("apply", "-f", "-", stdin=json.dumps(body))
+
+
+def revoke_nodes(cluster: OperatedCluster) -> None:
+    for kind in ("clusterrolebinding", "clusterrole"):
+        cluster.control_plane.kubectl("delete", kind, f"nodes-of-{cluster.namespace}", "--ignore-not-found")
 
 
 def bind(cluster: OperatedCluster, home: OperatedCluster) -> None:
@@ -101,7 +143,7 @@ def test_the_shipped_rules_are_exactly_those_that_the_operator_uses(control_plan
             if code == 403:
                 denied.append(event["requestURI"])
     assert denied == []
-    shipped = rights(rules + lease_rules) - {NOT_A_REQUEST}
+    shipped = rights(rules + lease_rules + node_rules()) - {NOT_A_REQUEST}
     assert used - shipped == set()
     assert shipped - used == set(), "rights that are never used"
 
@@ -163,6 +205,50 @@ async def _hold_a_lease(cluster: OperatedCluster, kubeconfig: Path) -> None:
         await lease.release()
 
 
+def test_without_the_permission_to_read_nodes_nothing_is_forced(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again while the operator runs, and may come and go."""
+    monkeypatch.setattr(lost_nodes, "FORCE_DELETE_AFTER", timedelta(seconds=1))
+    monkeypatch.setattr(nodes, "_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(client_module, "_WATCH_SECONDS", 1)
+    rules, _ = shipped_rules()
+
+    def lost(cluster: OperatedCluster, name: str) -> str:
+        cluster.apply(pvc_model(name))
+        cluster.until(lambda: cluster.ready(name), "Ready")
+        pod = cluster.get("Pod", f"{name}-r0-0")
+        assert pod is not None
+        cluster.lose_node_of(f"{name}-r0-0")
+        return str(pod["metadata"]["uid"])
+
+    def replaced(cluster: OperatedCluster, name: str, uid: str) -> bool:
+        pod = cluster.get("Pod", f"{name}-r0-0")
+        return pod is not None and pod["metadata"]["uid"] != uid
+
+    def says_so(cluster: OperatedCluster, name: str) -> bool:
+        found = cluster.condition(name, "EngineReady")
+        return found.get("reason") == "PodNotTerminating" and "cannot read nodes" in found["message"]
+
+    with (
+        OperatedCluster(control_plane) as cluster,
+        account(cluster, rules, nodes=False) as kubeconfig,
+        cluster.operator(kubeconfig=kubeconfig) as operator,
+    ):
+        uid = lost(cluster, "first")
+        cluster.until(lambda: says_so(cluster, "first"), "the condition")
+        cluster.until_quiet(operator)
+        assert not replaced(cluster, "first", uid)
+        grant_nodes(cluster)
+        cluster.until(lambda: replaced(cluster, "first", uid), "another pod")
+        revoke_nodes(cluster)
+        # The API server ends a watch with its time limit.
+        cluster.until(lambda: operator.call(lambda running: running.nodes is None), "the loss")
+        uid = lost(cluster, "second")
+        cluster.until(lambda: says_so(cluster, "second"), "the condition")
+        assert operator.alive and not replaced(cluster, "second", uid)
+
+
 def test_a_missing_permission_to_watch_is_reported_and_waited_for(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,10 +274,10 @@ def test_nothing_is_changed_before_the_first_full_list(
     monkeypatch.setattr(controller, "_PERMISSIONS_SECONDS", 0.5)
     may_list = threading.Event()
 
-    async def pages(client: CrashingClient, *args: Any) -> AsyncIterator[Page]:
+    async def pages(client: CrashingClient, *args: Any, **more: Any) -> AsyncIterator[Page]:
         while operator.controller is not None and operator.controller.namespaces and not may_list.is_set():
             await asyncio.sleep(0.01)
-        async for page in Client.pages(client, *args):
+        async for page in Client.pages(client, *args, **more):
             yield page
 
     monkeypatch.setattr(CrashingClient, "pages", pages)

@@ -273,8 +273,9 @@ def test_a_fetch_pod_on_a_lost_node_is_not_deleted_by_force() -> None:
         for part in (names.ENGINE, names.FRONTEND, names.FETCH)
         for labels in (names.labels("qwen", part),)
     )
-    steps = plan(Facts(cluster.model, replace(cluster.observed(), pods=pods), DEFAULTS, cluster.now))
-    assert [step.ref.name for step in steps if isinstance(step, Delete) and step.force] == ["engine", "frontend"]
+    observed = replace(cluster.observed(), pods=pods, nodes={})
+    steps = plan(Facts(cluster.model, observed, DEFAULTS, cluster.now))
+    assert [step.ref.name for step in steps if isinstance(step, Delete) and step.lost_node] == ["engine", "frontend"]
 
 
 def test_a_pvc_named_in_the_spec_is_used_and_not_created() -> None:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minisgl_operator.api.objects import Ref, ref_of
+from minisgl_operator.api.objects import Manifest, Ref, ref_of
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.facts.observed import Unreachable
 from minisgl_operator.plan.plan import Apply, Delete, plan
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
@@ -352,13 +353,55 @@ def test_disruption_budgets_of_an_earlier_version_are_deleted() -> None:
     assert [step.ref.name for step in cluster.plan() if isinstance(step, Delete)] == ["qwen-r0"]
 
 
-def test_a_pod_on_a_lost_node_is_deleted_by_force_after_the_time_limit() -> None:
+def evicted() -> tuple[SimulatedCluster, Manifest]:
+    """A cluster with a pod that was deleted now, with a grace period of 330 s."""
     cluster = settled({"replicas": 2})
-    lost = cluster.pods["qwen-r0-1"]
-    lost["metadata"]["deletionTimestamp"] = (cluster.now + timedelta(seconds=40)).isoformat()
+    pod = cluster.pods["qwen-r0-1"]
+    end = cluster.now + timedelta(seconds=330)
+    pod["metadata"] |= {"deletionTimestamp": end.isoformat(), "deletionGracePeriodSeconds": 330}
     cluster.look()
-    cluster.now += timedelta(seconds=99)
-    assert not [step for step in cluster.plan() if isinstance(step, Delete)]
+    return cluster, pod
+
+
+def deletions(cluster: SimulatedCluster) -> list[Delete]:
+    return [step for step in cluster.plan() if isinstance(step, Delete)]
+
+
+@pytest.mark.parametrize("loss", ["gone", "out of service", "not ready"])
+def test_a_pod_on_a_lost_node_waits_for_no_drain(loss: str) -> None:
+    cluster, pod = evicted()
+    node = pod["spec"]["nodeName"]
+    if loss == "gone":
+        del cluster.nodes[node]
+    elif loss == "out of service":
+        cluster.nodes[node] = NodeState(out_of_service=True)
+    else:
+        cluster.nodes[node] = NodeState(cluster.now - timedelta(seconds=300))
+    cluster.now += timedelta(seconds=59)
+    assert not deletions(cluster)
     cluster.now += timedelta(seconds=1)
-    (delete,) = (step for step in cluster.plan() if isinstance(step, Delete))
-    assert delete == Delete(Ref("Pod", "qwen-r0-1"), lost["metadata"]["uid"], force=True)
+    assert deletions(cluster) == [Delete(Ref("Pod", "qwen-r0-1"), pod["metadata"]["uid"], lost_node=node)]
+
+
+def test_no_pod_is_forced_off_a_node_that_may_come_back() -> None:
+    cluster, pod = evicted()
+    cluster.nodes[pod["spec"]["nodeName"]] = NodeState(cluster.now)
+    cluster.now += timedelta(seconds=299)
+    assert not deletions(cluster)
+    cluster.now += timedelta(seconds=1)
+    assert deletions(cluster)
+
+
+def test_no_pod_is_forced_off_a_live_node() -> None:
+    """A process that hangs keeps its GPU, which the next pod would get."""
+    cluster, _ = evicted()
+    cluster.now += timedelta(days=1)
+    assert not deletions(cluster)
+
+
+def test_nothing_is_forced_without_a_look_at_nodes() -> None:
+    cluster, pod = evicted()
+    del cluster.nodes[pod["spec"]["nodeName"]]
+    cluster.sees_nodes = False
+    cluster.now += timedelta(days=1)
+    assert not deletions(cluster)

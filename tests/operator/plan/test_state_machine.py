@@ -1,4 +1,7 @@
-"""Plans converge to the last spec and violate no invariant, whatever users, drift and crashes do."""
+"""Plans converge to the last spec and violate no invariant, whatever users, drift, crashes and nodes do.
+
+The simulated cluster asserts that no pod is forced off a node that is not known to be lost.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from minisgl_operator.api.objects import Ref, ref_of
+from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.plan.plan import Apply, Delete
 from minisgl_operator.render import names, render, wanted_replicas
 from support.cluster.guarded_cluster import GuardedCluster
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
+from support.cluster.simulated_cluster import NODES
 
 IMAGES = ("engine:1", "engine:2", "engine:broken", "engine:unusable")
 PARALLELISM = ({"tensor": 1}, {"tensor": 2, "gpusPerPod": 1}, {"tensor": 4, "gpusPerPod": 2})
@@ -128,6 +133,36 @@ class Cluster(RuleBasedStateMachine):
                 self.cluster.silent.add(name)
             self.cluster.look()
 
+    @rule(node=st.sampled_from(NODES))
+    def a_node_stops(self, node: str) -> None:
+        if node in self.cluster.nodes:
+            self.cluster.lose_node(node)
+
+    @rule(node=st.sampled_from(NODES))
+    def a_node_returns(self, node: str) -> None:
+        self.cluster.nodes[node] = NodeState()
+
+    @rule(node=st.sampled_from(NODES), tainted=st.booleans())
+    def a_node_is_given_up(self, node: str, tainted: bool) -> None:
+        if tainted:
+            self.cluster.nodes[node] = NodeState(self.cluster.now, out_of_service=True)
+        else:
+            self.cluster.nodes.pop(node, None)
+
+    @rule(data=st.data())
+    def a_process_hangs(self, data: st.DataObject) -> None:
+        if self.cluster.pods:
+            pod = self.cluster.pods[data.draw(st.sampled_from(sorted(self.cluster.pods)))]
+            self.cluster.hanging.add(pod["metadata"]["uid"])
+
+    @rule(allowed=st.booleans())
+    def nodes_may_be_read(self, allowed: bool) -> None:
+        self.cluster.sees_nodes = allowed
+
+    @rule(seconds=st.sampled_from((30, 61, 301)))
+    def time_passes(self, seconds: int) -> None:
+        self.cluster.pass_time(seconds)
+
     @rule()
     def frontends_look(self) -> None:
         self.cluster.run_frontends()
@@ -138,6 +173,8 @@ class Cluster(RuleBasedStateMachine):
         for ref in list(self.theirs):
             self.someone_gives_it_back(ref)
         self.cluster.silent.clear()
+        self.cluster.nodes = {node: NodeState() for node in NODES}
+        self.cluster.hanging.clear()
         self.cluster.edit({"engine": {"image": image}})
         self.cluster.settle()
         steps = self.cluster.plan()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from datetime import timedelta
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from minisgl_operator.api.objects import Ref
+from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.facts.observed import Rejection, Unreachable
 from support.cluster.inference_models import CLAIM
 from support.cluster.scene import NOW, Scene, fetch_scene
@@ -360,10 +362,14 @@ def test_a_permanently_failed_fetch_is_reported(said: str, reason: str, words: s
 def test_a_fetch_pod_on_a_lost_node_is_reported() -> None:
     scene = fetch_scene()
     pod = scene.pods["fetch-pod"]
-    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=29)).isoformat()
+    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=59)).isoformat()
     assert scene.conditions()["ModelCached"]["reason"] == "WaitingForFetch"
-    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=31)).isoformat()
-    expect(scene, "ModelCached", "NodeLost", "Qwen/Qwen3-8B@main", "kubectl delete node node-d")
+    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=60)).isoformat()
+    words = ("Qwen/Qwen3-8B@main", "kubectl delete node node-d")
+    expect(scene, "ModelCached", "PodNotTerminating", *words)
+    assert scene.nodes is not None
+    del scene.nodes["node-d"]
+    expect(scene, "ModelCached", "NodeLost", *words)
 
 
 _RESIZE = 'PersistentVolumeClaim "qwen-cache" cannot be expanded'
@@ -515,17 +521,60 @@ def test_a_starting_replica_is_reported(phase: str, reason: str) -> None:
     assert scene.conditions()["Degraded"]["status"] == "False"
 
 
-def test_a_pod_on_a_lost_node_is_reported() -> None:
+def not_terminating() -> Scene:
+    """A pod that was deleted, whose kubelet has a minute left after the grace period, and whose launcher is silent."""
     scene = starting()
     pod = scene.not_ready("qwen-r0-0")
-    pod["metadata"]["deletionTimestamp"] = (NOW + timedelta(seconds=30)).isoformat()
+    pod["metadata"] |= {"deletionTimestamp": NOW.isoformat(), "deletionGracePeriodSeconds": 330}
     scene.reports["qwen-r0-0"] = Unreachable("timed out")
+    return scene
+
+
+def test_a_pod_that_its_live_node_does_not_end_is_reported() -> None:
+    scene = not_terminating()
     assert scene.conditions()["EngineReady"]["reason"] == "Unreachable"
     # A busy node may be slightly late.
-    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=29)).isoformat()
+    stamp = scene.pods["qwen-r0-0"]["metadata"]
+    stamp["deletionTimestamp"] = (NOW - timedelta(seconds=59)).isoformat()
     assert scene.conditions()["EngineReady"]["reason"] == "Unreachable"
-    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=31)).isoformat()
-    expect(scene, "EngineReady", "NodeLost", "Pod qwen-r0-0", "node-0", "by force 60 s", "kubectl describe node node-0")
+    stamp["deletionTimestamp"] = (NOW - timedelta(seconds=60)).isoformat()
+    words = ("Pod qwen-r0-0", "node-0, which is ready", "not deleted by force", "restart the node")
+    expect(scene, "EngineReady", "PodNotTerminating", *words)
+
+
+def test_a_pod_on_a_node_that_is_not_ready_is_reported() -> None:
+    scene = not_terminating()
+    assert scene.nodes is not None
+    scene.nodes["node-0"] = NodeState(NOW - timedelta(seconds=299))
+    expect(scene, "EngineReady", "NodeLost", "Pod qwen-r0-0", "node-0 is not ready", "kubectl delete node node-0")
+    scene.nodes["node-0"] = NodeState(NOW - timedelta(seconds=300))
+    expect(scene, "EngineReady", "NodeLost", "node node-0 is lost", "by force", "kubectl describe node node-0")
+
+
+@pytest.mark.parametrize("state", [None, NodeState(out_of_service=True)], ids=["gone", "out of service"])
+def test_a_pod_on_a_lost_node_is_reported(state: NodeState | None) -> None:
+    scene = not_terminating()
+    scene.nodes = {} if state is None else {"node-0": state}
+    expect(scene, "EngineReady", "NodeLost", "Pod qwen-r0-0", "node node-0 is lost", "60 s after its deletion")
+
+
+def test_an_operator_that_cannot_read_nodes_says_so() -> None:
+    scene = not_terminating()
+    scene.nodes = None
+    scene.pods["qwen-r0-0"]["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=60)).isoformat()
+    expect(scene, "EngineReady", "PodNotTerminating", "Pod qwen-r0-0", "node-0", "cannot read nodes", "nodes.read")
+
+
+def test_a_frontend_that_does_not_end_is_reported() -> None:
+    scene = Scene(source=CLAIM)
+    scene.pods["frontend-9"] = copy.deepcopy(scene.pods["frontend-0"])
+    scene.pods["frontend-9"]["metadata"] |= {
+        "name": "frontend-9",
+        "deletionTimestamp": (NOW - timedelta(seconds=60)).isoformat(),
+    }
+    found = scene.conditions()["Degraded"]
+    assert (found["status"], found["reason"]) == ("True", "PodNotTerminating")
+    assert "Pod frontend-9" in found["message"] and "node-0" in found["message"]
 
 
 def test_a_draining_replica_is_reported() -> None:

@@ -12,6 +12,7 @@ from minisgl_operator.render import names
 from support.cluster.inference_models import CLAIM, HUB
 from support.cluster.scene import Scene, fetch_scene
 
+ONE_POD = {"parallelism": {"tensor": 4}}
 NETWORK = {"parallelism": {"tensor": 2, "gpusPerPod": 1}}
 
 
@@ -156,9 +157,18 @@ def test_a_model_without_replicas_is_suspended(spec: dict[str, Any], words: str)
     ("spec", "transport", "expected"),
     [
         ({}, "", ("True", "Optimal")),
-        ({"parallelism": {"tensor": 4}}, "", ("True", "Optimal")),
+        (ONE_POD, "P2P/CUMEM", ("True", "Optimal")),
+        (ONE_POD, "P2P/CUMEM over NVLink; up to 512 KiB written to all ranks at once", ("True", "Optimal")),
+        (ONE_POD, "", ("Unknown", "Unknown")),
+        (ONE_POD, "transport unknown", ("Unknown", "Unknown")),
+        (ONE_POD, "SHM/direct", ("False", "NoPeerAccess")),
+        (ONE_POD, "P2P/CUMEM and SHM/direct", ("False", "NoPeerAccess")),
+        (ONE_POD, "NET/Socket", ("False", "NoPeerAccess")),
         (NETWORK, "P2P/IPC", ("True", "Optimal")),
         (NETWORK, "NET/Socket", ("False", "CrossPodTCP")),
+        (NETWORK, "NET/Socket and P2P/IPC", ("False", "CrossPodTCP")),
+        (NETWORK, "NET/IB and P2P/IPC", ("True", "Optimal")),
+        (NETWORK, "SHM/direct", ("False", "NoPeerAccess")),
         (NETWORK, "", ("Unknown", "Unknown")),
         (NETWORK | {"engine": {"device": "cpu"}}, "gloo", ("True", "Optimal")),
     ],

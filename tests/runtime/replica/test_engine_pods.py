@@ -156,6 +156,14 @@ def test_a_drain_of_one_pod_or_of_all_lets_requests_finish(replica: Start) -> No
     status = leader.wait_for(phase="Ready")
     assert (status["restarts"], status["last_failure"]) == (0, None)
 
+    # Pod 0 is about to be replaced: the other launchers wait for its successor. The kubelet would delay their restarts.
+    leader.popen.send_signal(signal.SIGTERM)
+    assert leader.popen.wait(60) == 0
+    eventually(lambda: member.get("/ready")[0] == 503)
+    leader.start()
+    status = leader.wait_for(phase="Ready")
+    assert (status["restarts"], status["last_failure"]) == (0, None)
+
     # Kubernetes stops all pods of a replica at the same time.
     client, running = _running(pods, 700)
     member.popen.send_signal(signal.SIGTERM)

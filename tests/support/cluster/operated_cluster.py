@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -25,7 +26,7 @@ from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import CHILD_SELECTOR, Controller
 from minisgl_operator.shell.metrics import Metrics
-from minisgl_operator.shell.resources import CHILDREN, MODEL, POD, of_kind
+from minisgl_operator.shell.resources import CHILDREN, MODEL, NODE, POD, of_kind
 from minisgl_operator.shell.watches import watch
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.simulated_pods import report, running_status
@@ -160,12 +161,12 @@ class RunningOperator:
         self.crashed = client.crashed
         async with client:
             self.controller = Controller(
-                client, self.config, "test", self.counts, address=self._address, on_permissions=self._end
+                client, self.config, "test", self.counts, address=self._address, on_restart=self._end
             )
             try:
                 await self.controller.start()
                 self.started.set()
-                await watch(where, self.controller.namespaces, self.controller.on_watch_event, self.controller.stop)
+                await watch(where, self.controller.namespaces, self.controller.on_watch_event)
             finally:
                 await self.controller.stop()
 
@@ -199,6 +200,7 @@ class OperatedCluster:
         self._thread.run(self._end())
         self._thread.close()
         self.control_plane.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
+        self.control_plane.kubectl("delete", "node", self.node, "--ignore-not-found", check=False)
 
     # Actions of users
 
@@ -242,11 +244,39 @@ class OperatedCluster:
         self.control_plane.kubectl("delete", "pod", pod, "-n", self.namespace, "--grace-period=1", "--wait=false")
 
     def place_on_lost_node(self, pod: str) -> None:
-        """Leave the pod without a kubelet that confirms its end."""
-        self.control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lost"}})
-        target = {"apiVersion": "v1", "kind": "Node", "name": "lost"}
+        """Leave the pod without a kubelet that confirms its end, on a node that has not been ready for an hour."""
+        self.place_on_node(pod, ready=False)
+
+    def place_on_node(self, pod: str, *, ready: bool) -> None:
+        """Bind the pod to this namespace's node, which does not confirm its end. A ready node has a process that
+        hangs."""
+        self.set_node(ready=ready)
+        target = {"apiVersion": "v1", "kind": "Node", "name": self.node}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
         self.run(self.client.request("POST", POD.path(self.namespace, pod, "binding"), {}, binding))
+
+    @property
+    def node(self) -> str:
+        """Name of the node on which pods do not end."""
+        return f"node-of-{self.namespace}"
+
+    def set_node(self, *, ready: bool, tainted: bool = False) -> None:
+        """Create or change this namespace's node."""
+        taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+        spec = {"taints": [taint] if tainted else []}
+        self.control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}, "spec": spec})
+        since = datetime.now(UTC) - timedelta(hours=1)
+        condition = {
+            "type": "Ready",
+            "status": "True" if ready else "Unknown",
+            "lastTransitionTime": since.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        path = NODE.path(None, self.node, "status")
+        body = {"status": {"conditions": [condition]}}
+        self.run(self.client.request("PATCH", path, {}, body, "application/merge-patch+json"))
+
+    def delete_node(self) -> None:
+        self.control_plane.kubectl("delete", "node", self.node)
 
     # Observations
 

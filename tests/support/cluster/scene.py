@@ -11,6 +11,7 @@ from typing import Any
 from minisgl_operator.api.objects import Manifest, Ref, ref_of
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.facts.observed import ObjectEvent, Observed, Rejection, Unreachable
 from minisgl_operator.render import names, render, revision
 from minisgl_operator.status.status import Status, derive_status
@@ -34,6 +35,7 @@ class Scene:
         self.events: dict[str, tuple[ObjectEvent, ...]] = {}
         self.conflicting: dict[Ref, str] = {}
         self.rejections: tuple[Rejection, ...] = ()
+        self.nodes: dict[str, NodeState] | None = {f"node-{name}": NodeState() for name in "0123456789d"}
         for manifest in render(self.model, DEFAULTS):
             self._add(manifest)
         if "suspend" not in self.raw["spec"]:
@@ -53,6 +55,7 @@ class Scene:
             pods=tuple(self.pods.values()),
             reports={self.pods[name]["metadata"]["uid"]: said for name, said in self.reports.items()},
             events=self.events,
+            nodes=self.nodes,
             rejections=self.rejections,
         )
 

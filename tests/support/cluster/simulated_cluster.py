@@ -15,21 +15,27 @@ from typing import Any
 from minisgl_operator.api.objects import Manifest, Ref, controller_uid, is_deleting, ref_of
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.lost_nodes import NODE_LOST_AFTER
+from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.facts.observed import Observed, Unreachable
 from minisgl_operator.facts.pods import revision_of
-from minisgl_operator.plan.plan import Apply, Step, plan
+from minisgl_operator.plan.plan import Apply, Delete, Step, plan
 from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults
 from support.frontend.simulated_frontend import SimulatedFrontend
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+NODES = ("node-0", "node-1", "node-2")
 _IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
 
 
 class SimulatedCluster:
     """One model in its cluster. `broken` images never become ready: their launchers fail permanently. `files` has the
     tokenizer files of images that differ from the others; frontends cannot load `unusable` ones. `silent` has the names
-    of pods whose launcher does not answer probes."""
+    of pods whose launcher does not answer probes.
+
+    `nodes` are those that exist. The kubelet of one that is not ready does nothing, and `hanging` pods, by uid, are
+    never ended by theirs. `sees_nodes`: the operator may read them."""
 
     def __init__(self, raw: Manifest, defaults: Defaults) -> None:
         self.raw = raw
@@ -40,6 +46,9 @@ class SimulatedCluster:
         self.files: dict[str, str] = {}
         self.unusable: set[str] = set()
         self.silent: set[str] = set()
+        self.nodes = {name: NodeState() for name in NODES}
+        self.hanging: set[str] = set()
+        self.sees_nodes = True
         self.now = START
         self._frontend = SimulatedFrontend()
         self._uids = itertools.count(1)
@@ -95,7 +104,10 @@ class SimulatedCluster:
             if pod["metadata"]["name"] in self.silent:
                 reports[pod["metadata"]["uid"]] = Unreachable("timed out")
         pods = (*self._seen_pods.values(), self._frontend_pod)
-        return Observed(self.raw, children=children, conflicting=conflicting, pods=pods, reports=reports)
+        nodes = dict(self.nodes) if self.sees_nodes else None
+        return Observed(
+            self.raw, children=children, conflicting=conflicting, pods=pods, reports=reports, nodes=nodes
+        )
 
     def plan(self) -> tuple[Step, ...]:
         return plan(Facts(self.model, self.observed(), self.defaults, self.now))
@@ -108,6 +120,8 @@ class SimulatedCluster:
     def send(self, step: Step) -> None:
         if isinstance(step, Apply):
             self.apply(step.manifest)
+        elif step.ref.kind == "Pod":
+            self._force_off(step)
         else:
             live = self.objects.get(step.ref)
             if live is not None and live["metadata"]["uid"] == step.uid:
@@ -167,8 +181,12 @@ class SimulatedCluster:
             pod = self.pods.get(name)
             if pod is None:
                 continue
+            node = self.nodes.get(pod["spec"]["nodeName"])
+            if node is None or node.not_ready_since is not None:
+                continue
             if is_deleting(pod):
-                del self.pods[name]
+                if pod["metadata"]["uid"] not in self.hanging:
+                    del self.pods[name]
                 continue
             pod["status"]["phase"] = "Running"
             pod["status"]["containerStatuses"] = [{"name": "main", "started": True}]
@@ -177,6 +195,23 @@ class SimulatedCluster:
             size = self._size(pod)
             up = alike and len(group) >= size and self._image(pod) not in self.broken
             pod["status"]["conditions"] = [{"type": "Ready", "status": "True" if up else "False"}]
+
+    def lose_node(self, name: str) -> None:
+        """Stop a node: its pods stay as they are, and are marked as not ready."""
+        self.nodes[name] = NodeState(self.now)
+        for pod in self.pods.values():
+            if pod["spec"]["nodeName"] == name:
+                pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass; Kubernetes deletes the pods of nodes that have not been ready for five minutes."""
+        self.now += timedelta(seconds=seconds)
+        for pod in self.pods.values():
+            node = self.nodes.get(pod["spec"]["nodeName"])
+            since = None if node is None else node.not_ready_since
+            if since is not None and self.now - since >= timedelta(minutes=5) and not is_deleting(pod):
+                end = self.now + timedelta(seconds=330)
+                pod["metadata"] |= {"deletionTimestamp": end.isoformat(), "deletionGracePeriodSeconds": 330}
 
     def run_frontends(self) -> None:
         """Let frontends discover ready replicas."""
@@ -240,6 +275,7 @@ class SimulatedCluster:
     def _make_pod(self, body: Manifest, index: int) -> Manifest:
         template = copy.deepcopy(body["spec"]["template"])
         template["metadata"]["labels"][names.POD_INDEX_LABEL] = str(index)
+        template["spec"]["nodeName"] = self._free_node()
         template["metadata"] |= {
             "name": f"{body['metadata']['name']}-{index}",
             "uid": self._uid(),
@@ -252,6 +288,24 @@ class SimulatedCluster:
         metadata = {"name": "frontend-pod", "uid": self._uid(), "labels": labels}
         status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         return {"kind": "Pod", "metadata": metadata, "spec": {}, "status": status}
+
+    def _free_node(self) -> str:
+        """The ready node with the fewest pods."""
+        used = [pod["spec"]["nodeName"] for pod in self.pods.values()]
+        ready = [name for name, node in self.nodes.items() if node == NodeState()]
+        return min(ready or NODES, key=used.count)
+
+    def _force_off(self, step: Delete) -> None:
+        """Remove a pod whose kubelet has not confirmed its end, which only a lost node justifies."""
+        pod = self.pods.get(step.ref.name)
+        if pod is None or pod["metadata"]["uid"] != step.uid:
+            return
+        node = self.nodes.get(pod["spec"]["nodeName"])
+        lost = node is None or node.out_of_service
+        if node is not None and node.not_ready_since is not None:
+            lost |= self.now - node.not_ready_since >= NODE_LOST_AFTER
+        assert lost and is_deleting(pod) and self.sees_nodes, f"forced off a node that is not lost: {step}"
+        del self.pods[step.ref.name]
 
     def _terminate(self, pod: Manifest) -> None:
         pod["metadata"].setdefault("deletionTimestamp", self.now.isoformat())
