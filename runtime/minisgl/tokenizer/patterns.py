@@ -1,9 +1,15 @@
 """Regular expressions as automata that read a text character by character, in time linear in its length.
 
-Python's own engine backtracks: some expressions of ten characters take it hours on a line of text. It also cannot tell
-whether more text could complete a match. An automaton (Thompson, 1968) does both. The syntax is Python's, without what
-an automaton cannot do: lookaround, back references and atomic groups. Assertions on what follows a match (`$`, `\\b`)
-are refused, too, because the text that follows is not generated yet.
+An automaton (Thompson, 1968) tells after each character whether there is a match, and from where on more text could
+complete one. The syntax is Python's, without what an automaton cannot do: lookaround, back references and atomic
+groups. Assertions on what follows a match (`$`, `\\b`) are refused, too, because the text that follows is not generated
+yet.
+
+No library is used because none answers both questions at a bounded cost. Python's engine backtracks, which takes it
+hours for some expressions of ten characters, and knows no partial matches. `regex` (`partial=True`) does, but reads the
+text that is held back again for each token, from each of its characters on: `a[^z]*z` on 4,096 letters takes 26 s in
+all, here 0.02 s, and its timeout would only turn that into an error. RE2 is linear, but has neither partial matches nor
+a state that can be continued. Hyperscan has such a state, but does not say from where on text must be held back.
 """
 
 from __future__ import annotations
