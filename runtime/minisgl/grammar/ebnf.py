@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from llguidance.gbnf_to_lark import any_to_lark
 
 from minisgl.grammar.errors import GrammarError
+
+_MAX_SEQUENCES: Final = 10_000
+"""Symbols of a grammar that follow others. If all of them are optional, the parser visits each of them in its first
+step, in time that grows with their square: half a second for so many."""
+
+_TOKEN: Final = re.compile(
+    r'(?P<symbol>"(?:[^"\\\n]|\\.)*"|/(?![/*])(?:[^/\\\n]|\\.)+/|@?[A-Za-z_]\w*|<[^<>\s]+>)'
+    r"(?P<head>(?:\[[^\]\n]*\])?[ \t]*:)?"
+    r"|//[^\n]*|#[^\n]*|\|"
+)
 
 
 def to_lark(text: str) -> str:
     """Return a grammar as Lark. Raises GrammarError."""
     try:
-        return any_to_lark(text)
+        lark: str = any_to_lark(text)
     except RecursionError:
         raise GrammarError("grammar_too_complex", "the grammar is nested too deeply") from None
     except Exception as error:  # the library raises plain Exception
         raise GrammarError("invalid_grammar", f"the grammar cannot be read as EBNF: {error}") from None
+    if _sequences(lark) > _MAX_SEQUENCES:
+        raise GrammarError(
+            "grammar_too_complex",
+            f"the grammar has more than {_MAX_SEQUENCES} symbols in sequences; use repetitions such as a{{1,100}}",
+        )
+    return lark
+
+
+def _sequences(lark: str) -> int:
+    """Return the number of symbols but for the first one of each alternative."""
+    count = 0
+    for token in _TOKEN.finditer(lark):
+        if token["head"]:
+            count -= 1
+        elif token["symbol"]:
+            count += 1
+        elif token[0] == "|":
+            count -= 1
+    return count

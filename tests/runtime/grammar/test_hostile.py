@@ -86,6 +86,14 @@ REFUSED: dict[str, tuple[ConstraintKind, Any]] = {
     "deep parentheses in EBNF": ("grammar", "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000),
     "grammar of 1 MB": ("grammar", "start: " + '"a" ' * 250_000),
     "rule of itself": ("grammar", "start: a\na: a"),
+    "many optional texts": ("grammar", "start: " + '"a"? ' * 20_000),
+    "many optional texts in EBNF": ("grammar", "root ::= " + '"a"?' * 25_000),
+    "many symbols that may be empty": ("grammar", "start: " + "x " * 60_000 + '\nx: "a"?'),
+    "many optional calls of itself": ("grammar", "start: " + "start? " * 18_000 + '"a"'),
+    "many rules that may be empty": (
+        "grammar",
+        "start: " + "r " * 1000 + "\n" + "\n".join(f"r{i}: " + "x* " * 1000 for i in range(30)) + '\nr: "a"?\nx: "b"?',
+    ),
     "long choices": ("choice", ["x" * 1000] * 1000),
 }
 ALLOWED: dict[str, tuple[ConstraintKind, Any]] = {
@@ -103,6 +111,10 @@ ALLOWED: dict[str, tuple[ConstraintKind, Any]] = {
         "grammar",
         "start: R0\n" + "\n".join(f"R{i}: R{i + 1}" for i in range(8000)) + '\nR8000: "a"',
     ),
+    "many optional texts": ("grammar", "start: " + '"a"? ' * 9_000),
+    "many words": ("grammar", "start: (" + " | ".join(f'"word{i}"' for i in range(9_000)) + ")+"),
+    "many rules": ("grammar", "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1}?' for i in range(5000)) + '\nr5000: "a"'),
+    "repeated optional texts": ("grammar", 'start: ("a"? "b"?){20000}'),
     "ambiguous rules": ("grammar", 'start: s\ns: s s | "a" | ""'),
 }
 
