@@ -179,6 +179,26 @@ def test_the_transport_between_ranks_is_rated(spec: dict[str, Any], transport: s
     assert outcome(scene, "InterconnectOptimal") == expected
 
 
+@pytest.mark.parametrize(
+    ("engine", "transport", "words"),
+    [
+        ({}, "NET/Socket and P2P/CUMEM", "no NVLink between pods on one node: spec.engine.shmMedium: Node"),
+        ({}, "NET/IB/0 and P2P/CUMEM", "no NVLink between pods on one node: spec.engine.shmMedium: Node"),
+        ({"shmMedium": "Node"}, "SHM/direct/direct", "slower than spec.engine.shmMedium: Memory"),
+    ],
+)
+def test_what_the_medium_of_dev_shm_costs_is_said(engine: dict[str, Any], transport: str, words: str) -> None:
+    parallelism = {"tensor": 4, "gpusPerPod": 2}
+
+    def message(engine: dict[str, Any]) -> str:
+        scene = Scene({"parallelism": parallelism, "engine": engine}, source=CLAIM)
+        scene.leader_reports("qwen-r0", transport=transport)
+        return str(scene.conditions()["InterconnectOptimal"]["message"])
+
+    assert words in message(engine)
+    assert words not in message({"shmMedium": "Memory" if engine else "Node"})
+
+
 def test_long_lists_are_shortened() -> None:
     scene = Scene({"replicas": 6}, source=CLAIM)
     for index in range(5):
