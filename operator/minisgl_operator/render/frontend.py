@@ -66,7 +66,6 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         *("--scheduler-port", str(SCHEDULER_PORT)),
         *("--control-port", str(CONTROL_PORT)),
         *("--port", str(HTTP_PORT)),
-        *("--host", "0.0.0.0"),
         *("--drain-timeout", str(model.spec.drain_seconds)),
         # A frontend image of version 0.1.0 does not have this flag.
         *(() if frontend.leave_seconds == _LEAVE_SECONDS else ("--leave-timeout", str(frontend.leave_seconds))),

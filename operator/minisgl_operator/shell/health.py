@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -42,15 +43,19 @@ class Health:
         self._page = page
         self._runner: web.AppRunner | None = None
 
-    async def start(self, port: int, host: str = "0.0.0.0") -> int:
-        """Listen; return the port, which the system assigns for 0."""
+    async def start(self, port: int, host: str | None = None) -> int:
+        """Listen on `host`, by default on all addresses; return the port, which the system assigns for 0."""
         app = web.Application(client_max_size=1024)
         app.router.add_get("/healthz", _handler_of(self._health_problem))
         app.router.add_get("/readyz", _handler_of(self._readiness_problem))
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        if host is None:
+            site: web.BaseSite = web.SockSite(self._runner, _on_all_addresses(port))
+        else:
+            site = web.TCPSite(self._runner, host, port)
+        await site.start()
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
@@ -60,6 +65,13 @@ class Health:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._page().encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _on_all_addresses(port: int) -> socket.socket:
+    """A socket on all IPv6 and IPv4 addresses, or all IPv4 ones where the kernel has no IPv6."""
+    dual_stack = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual_stack else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=dual_stack)
 
 
 def _handler_of(problem: Callable[[], str]) -> Callable[[web.Request], Awaitable[web.Response]]:

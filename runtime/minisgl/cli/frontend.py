@@ -10,8 +10,9 @@ import msgspec
 from minisgl.flags.arguments import add_options, filled, set_up_log
 from minisgl.launcher.endpoint import Endpoint
 from minisgl.launcher.frontend import FrontendOptions, serve_frontend
+from minisgl.wire.listener import ALL_ADDRESSES
 
-_DEFAULTS: Final = FrontendOptions(engines="", names=(), endpoint=Endpoint(host="0.0.0.0"), drain_timeout=300.0)
+_DEFAULTS: Final = FrontendOptions(engines="", names=(), endpoint=Endpoint(host=ALL_ADDRESSES), drain_timeout=300.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

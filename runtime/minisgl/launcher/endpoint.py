@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the HTTP API, and its tokenizer processes."""
 
-    host: Annotated[str, option("address to listen on", metavar="ADDR")] = "127.0.0.1"
+    host: Annotated[str, option("address to listen on; :: for all IPv6 and IPv4 ones", metavar="ADDR")] = "127.0.0.1"
     port: Annotated[Port, option("TCP port, 0 for a free one")] = HTTP_PORT
     tokenizers: Annotated[
         Annotated[int, Meta(ge=0, le=64)],

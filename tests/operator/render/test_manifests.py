@@ -171,6 +171,13 @@ def test_quantities_have_the_form_that_the_api_server_stores(written: str, store
     assert canonical(stored) == stored
 
 
+@examples
+def test_no_pod_is_told_to_listen_over_one_address_family(model: Any) -> None:
+    for template in templates(render(model, DEFAULTS)):
+        arguments = template["spec"]["containers"][0]["args"]
+        assert not {"--host", "0.0.0.0", "127.0.0.1"} & set(arguments)
+
+
 def test_all_replicas_have_one_revision_independent_of_frontends() -> None:
     model = inference_model({"replicas": 3}, source=CLAIM)
     found = {

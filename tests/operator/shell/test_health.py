@@ -16,8 +16,8 @@ from minisgl_operator.shell.metrics import Metrics, render
 from support.cluster.inference_models import DEFAULTS
 
 
-async def _get(port: int, path: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+async def _get(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}{path}") as answer:
         return answer.status, await answer.text()
 
 
@@ -32,6 +32,26 @@ async def test_failing_probes_return_the_reason() -> None:
         reasons["unhealthy"] = "a reconcile has been running for 200 s"
         assert (await _get(port, "/healthz"))[0] == 503
         assert (await _get(port, "/secrets"))[0] == 404
+    finally:
+        await health.stop()
+
+
+async def test_probes_are_answered_over_ipv4_and_ipv6() -> None:
+    health = Health(lambda: "", lambda: "", lambda: "")
+    port = await health.start(0)
+    try:
+        for host in ("127.0.0.1", "[::1]"):
+            assert (await _get(port, "/healthz", host))[0] == 200
+    finally:
+        await health.stop()
+
+
+async def test_probes_are_answered_on_a_kernel_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.has_dualstack_ipv6", lambda: False)
+    health = Health(lambda: "", lambda: "", lambda: "")
+    port = await health.start(0)
+    try:
+        assert (await _get(port, "/healthz"))[0] == 200
     finally:
         await health.stop()
 

@@ -32,10 +32,10 @@ def replica() -> Iterator[Start]:
     # Not pytest's own directory: its path is too long for a socket below it.
     with tempfile.TemporaryDirectory(prefix="pods-") as folder:
 
-        def start(count: int, *flags: str) -> Pods:
+        def start(count: int, *flags: str, **options: str) -> Pods:
             path = Path(folder) / str(len(started))
             path.mkdir()
-            pods = Pods(path, tiny_checkpoint(), *flags, "--revision-label", "a")
+            pods = Pods(path, tiny_checkpoint(), *flags, "--revision-label", "a", **options)
             started.append(pods)
             for _ in range(count):
                 pods.add()
@@ -137,6 +137,16 @@ def test_two_pods_recover_from_the_death_of_each_rank_and_of_a_pod(
     assert "the link to its pod m-r0-1 was lost" in status["last_failure"]["message"]
     assert status["restarts"] == 3
     assert _answers(pods) == expected
+
+
+def test_two_pods_serve_over_ipv6(replica: Start) -> None:
+    pods = replica(2, "--tp", "2", "--ranks-per-pod", "1", "--served-model-name", "tiny", host="::1")
+    leader, member = pods.all
+    assert leader.wait_for(phase="Ready")["transport"] == "gloo"
+    assert len(_answers(pods)) == len(PROMPTS)
+    member.kill_rank(1)
+    assert leader.wait_for(phase="Ready", restarts=1)["last_failure"]["rank"] == 1
+    assert len(_answers(pods)) == len(PROMPTS)
 
 
 def test_a_drain_of_one_pod_or_of_all_lets_requests_finish(replica: Start) -> None:

@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from minisgl.wire.sockets import url_host
 from support.frontend.served import RUNTIME, eventually, launched_by
 from support.launcher.ports import free_port, free_ports
 
@@ -25,15 +26,17 @@ _STOP_SECONDS = 20.0
 class EnginePod:
     """One launcher. Its state directory and its log outlive restarts, as those of a container."""
 
-    def __init__(self, folder: Path, index: int, flags: tuple[str, ...], ports: dict[str, int], program: str) -> None:
+    def __init__(
+        self, folder: Path, index: int, flags: tuple[str, ...], ports: dict[str, int], program: str, host: str
+    ) -> None:
         self.name = f"m-r0-{index}"
-        self.url = f"http://127.0.0.1:{ports['control']}"
+        self.url = f"http://{url_host(host)}:{ports['control']}"
         self.log = folder / f"{self.name}.log"
         self.log.touch()
         self._folder = folder
         self._command = [
             *(sys.executable, "-m", program, "engine", *flags),
-            *("--replica", "m-r0", "--leader", "127.0.0.1", "--device", "cpu", "--num-pages", "512"),
+            *("--replica", "m-r0", "--leader", host, "--device", "cpu", "--num-pages", "512"),
             *("--pod-index", str(index), "--pod-name", self.name, "--node-name", f"node-{index}"),
             *("--state-directory", str(folder / self.name), "--log-format", "json"),
             *(word for name in PORTS for word in (f"--{name}-port", str(ports[name]))),
@@ -115,25 +118,28 @@ def _coverage() -> dict[str, str]:
 class Pods:
     """Pods of one replica, with their own ports; pods are numbered from 0."""
 
-    def __init__(self, folder: Path, model: Path, *flags: str, program: str = "minisgl") -> None:
-        """`program` is the module with the command `engine`."""
+    def __init__(
+        self, folder: Path, model: Path, *flags: str, program: str = "minisgl", host: str = "127.0.0.1"
+    ) -> None:
+        """`program` is the module with the command `engine`; `host` the address of all pods."""
         first = free_ports(len(PORTS) + _MOST_RANKS)
         self.ports = {name: first + offset for offset, name in enumerate(PORTS)}
         self.all: list[EnginePod] = []
         self._folder = folder
         self._flags = (str(model), *flags)
         self._program = program
+        self._host = host
 
     def add(self, *flags: str, index: int | None = None) -> EnginePod:
         index = len(self.all) if index is None else index
         ports = self.ports if index == 0 else {**self.ports, "control": free_port()}
-        pod = EnginePod(self._folder, index, (*self._flags, *flags), ports, self._program)
+        pod = EnginePod(self._folder, index, (*self._flags, *flags), ports, self._program, self._host)
         self.all.append(pod)
         return pod
 
     @property
     def scheduler(self) -> str:
-        return f"tcp://127.0.0.1:{self.ports['scheduler']}"
+        return f"tcp://{url_host(self._host)}:{self.ports['scheduler']}"
 
     def close(self) -> None:
         for pod in self.all:

@@ -8,6 +8,7 @@ from typing import Final
 
 from minisgl.errors import CodedError
 from minisgl.frontend.config import FrontendConfig
+from minisgl.wire.listener import ALL_ADDRESSES, bind_tcp
 
 BACKLOG: Final = 2048
 
@@ -21,43 +22,34 @@ def bind(config: FrontendConfig) -> socket.socket:
     if config.socket_fd is not None:
         return socket.socket(fileno=config.socket_fd)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        return bind_tcp(config.host, config.port)
     except socket.gaierror as error:
         raise ServerError("bad_host", f"{config.host!r} is not a local address ({error}); set --host") from error
     except OSError as error:
         remedy = {
             errno.EADDRINUSE: "another process listens there; stop it, or choose another --port",
             errno.EACCES: "ports below 1024 need privileges; choose another --port",
-            errno.EADDRNOTAVAIL: "no network interface has this address; set --host 0.0.0.0 or 127.0.0.1",
+            errno.EADDRNOTAVAIL: "no network interface has this address; set --host :: or 127.0.0.1",
         }.get(error.errno or 0, f"{error.strerror}; choose another --host or --port")
         raise ServerError("cannot_listen", f"cannot listen on {config.host}:{config.port}: {remedy}") from error
-    return listener
 
 
 def bind_same_host(listener: socket.socket, port: int) -> socket.socket:
     """Bind the admin port on the address of `listener`. Raises ServerError."""
-    bound = socket.socket(listener.family, listener.type)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        host, _, *rest = listener.getsockname()
-        bound.bind((host, port, *rest))
+        return bind_tcp(listener.getsockname()[0], port)
     except OSError as error:
-        bound.close()
         raise _cannot_listen(port, error, "--admin-port") from error
-    return bound
 
 
 def bind_all_addresses(port: int) -> socket.socket:
     """Bind the control port on all addresses. Raises ServerError."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=both, backlog=BACKLOG)
+        listener = bind_tcp(ALL_ADDRESSES, port)
+        listener.listen(BACKLOG)
     except OSError as error:
         raise _cannot_listen(port, error, "--control-port") from error
+    return listener
 
 
 def _cannot_listen(port: int, error: OSError, flag: str) -> ServerError:
