@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, Final
 
-from simulated_nodes import Nodes, pod_of, status_of
+from simulated_nodes import Nodes, create_node, pod_of, status_of
 
 from minisgl.bench.report import Metric, report
 from minisgl_operator.api.crd import NAME as CRD_NAME
@@ -56,6 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, help="an API server without controllers (default: start one)")
     parser.add_argument("--models", type=int, default=1000, help="number of InferenceModels (default: 1000)")
+    parser.add_argument("--nodes", type=int, default=1000, help="number of Nodes that are watched (default: 1000)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
     if options.kubeconfig is not None:
@@ -66,7 +67,7 @@ def main() -> int:
 
 
 def _run(kubeconfig: Path, options: argparse.Namespace) -> int:
-    figures = asyncio.run(_measure(kubeconfig, options.models))
+    figures = asyncio.run(_measure(kubeconfig, options.models, options.nodes))
     longest = max(SECONDS_LIMIT, WRITE_TIMES_LIMIT * float(figures["api_server_write_s"] or 0))
     limits: dict[str, Metric] = {
         "cold_to_steady_s": longest,
@@ -80,12 +81,13 @@ def _run(kubeconfig: Path, options: argparse.Namespace) -> int:
     return 1 if exceeded else 0
 
 
-async def _measure(kubeconfig: Path, models: int) -> dict[str, Metric]:
+async def _measure(kubeconfig: Path, models: int, nodes: int) -> dict[str, Metric]:
     run = f"{os.getpid():x}"
     names = [f"m{number}" for number in range(models)]
     async with Client(await connection(kubeconfig)) as client:
         await _prepare(client, [f"bench-{run}", f"baseline-{run}"])
-        print(f"{models} models: writing the same objects without an operator", flush=True)
+        await _each(list(range(nodes)), lambda number: create_node(client, f"{run}-{number}"))
+        print(f"{models} models, {nodes} nodes: writing the same objects without an operator", flush=True)
         objects, written = await _baseline(client, f"baseline-{run}", names)
         namespace = f"bench-{run}"
         await _each(names, lambda name: client.apply(MODEL, model(namespace, name), manager="bench"))
@@ -100,6 +102,7 @@ async def _measure(kubeconfig: Path, models: int) -> dict[str, Metric]:
                 edits = await _edits_in_churn(kubeconfig, client, namespace, names)
                 return {
                     "models": models,
+                    "nodes": nodes,
                     "objects": objects,
                     "api_server_write_s": written,
                     "cold_to_steady_s": steady,

@@ -13,7 +13,7 @@ from minisgl_operator.api.objects import Manifest
 from minisgl_operator.render.names import COMPONENT_LABEL, ENGINE, MODEL_LABEL, POD_INDEX_LABEL
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.controller import CHILD_SELECTOR
-from minisgl_operator.shell.resources import POD, Resource, of_kind
+from minisgl_operator.shell.resources import NODE, POD, Resource, of_kind
 from support.cluster.simulated_pods import report, running_status
 
 _SINCE: Final = "2026-01-01T00:00:00Z"
@@ -47,6 +47,16 @@ def pod_of(controller: Manifest, index: int) -> Manifest:
         },
         "spec": template["spec"],
     }
+
+
+async def create_node(client: Client, name: str) -> None:
+    """Create a ready Node of 10 kB: like most of them, it lists 50 images."""
+    await client.request("POST", NODE.path(None), body={"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    registry = "registry.example.com/a-project-with-a-long-name/an-image-with-a-long-name"
+    images = [{"names": [f"{registry}-{n}@sha256:{n:064d}", f"{registry}-{n}:1.2"], "sizeBytes": n} for n in range(50)]
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": _SINCE, "lastHeartbeatTime": _SINCE}
+    body = {"status": {"conditions": [ready], "images": images}}
+    await client.request("PATCH", NODE.path(None, name, "status"), {}, body, "application/merge-patch+json")
 
 
 async def status_of(client: Client, resource: Resource, body: Manifest, ready: bool = True) -> Manifest:

@@ -14,7 +14,12 @@ from minisgl_operator.facts.observed import ObjectEvent
 from minisgl_operator.facts.pods import component, containers, is_unschedulable
 from minisgl_operator.render import names
 
-_IMAGE_REASONS: Final = frozenset({"ErrImageNeverPull", "ErrImagePull", "ImagePullBackOff", "InvalidImageName"})
+_IMAGE_REASONS: Final = frozenset(
+    {"ErrImageNeverPull", "ErrImagePull", "ImageInspectError", "ImagePullBackOff", "InvalidImageName"}
+)
+_START_REASONS: Final = frozenset(
+    {"CreateContainerError", "PostStartHookError", "PreCreateHookError", "PreStartHookError", "RunContainerError"}
+)
 
 _MISSING_OBJECT: Final = re.compile(r"\b(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
 _MISSING_KEY: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?([^/\s]+)$")
@@ -60,7 +65,7 @@ def failure_of_pod(pod: Manifest, events: Iterable[ObjectEvent], gpu_resource: s
             return PodFailure(Reason.IMAGE_PULL_FAILED, image, pod, pulled.group(1) if pulled else image)
         if reason == "CreateContainerConfigError":
             return _missing_reference(message) or _not_started(pod, message)
-        if reason in ("CreateContainerError", "RunContainerError"):
+        if reason in _START_REASONS:
             return _not_started(pod, message)
         if reason == "CrashLoopBackOff" and component(pod) == names.FRONTEND:
             return PodFailure(Reason.CRASHED, message, pod)

@@ -16,8 +16,12 @@ _FAILED_WAITING_REASONS: Final = frozenset(
         "CreateContainerError",
         "ErrImageNeverPull",
         "ErrImagePull",
+        "ImageInspectError",
         "ImagePullBackOff",
         "InvalidImageName",
+        "PostStartHookError",
+        "PreCreateHookError",
+        "PreStartHookError",
         "RunContainerError",
     }
 )

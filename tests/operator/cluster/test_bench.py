@@ -23,7 +23,7 @@ def test_it_prints_and_writes_its_figures(control_plane: LocalControlPlane, tmp_
         plane.stop("kube-controller-manager")
         command = [sys.executable, str(ROOT / "benchmarks/operator/bench.py"), f"--kubeconfig={plane.kubeconfig}"]
         done = subprocess.run(
-            [*command, "--models=5", f"--json={tmp_path / 'figures.json'}"],
+            [*command, "--models=5", "--nodes=3", f"--json={tmp_path / 'figures.json'}"],
             env={**os.environ, "PYTHONPATH": ":".join(str(ROOT / folder) for folder in FOLDERS)},
             text=True,
             capture_output=True,
@@ -32,5 +32,5 @@ def test_it_prints_and_writes_its_figures(control_plane: LocalControlPlane, tmp_
         )
     assert "cold_to_steady_s" in done.stdout, done.stdout + done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
-    assert figures["models"] == 5 and figures["objects"] == 5 * 11
+    assert figures["models"] == 5 and figures["nodes"] == 3 and figures["objects"] == 5 * 11
     assert 0 < figures["rss_mib"] < 300

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from minisgl_operator.shell.controller import Controller
 from support.cluster.control_plane import LocalControlPlane, control_plane_or_skip
 from support.cluster.operated_cluster import OperatedCluster, RunningOperator, pvc_model
 
@@ -72,6 +74,26 @@ def test_changes_missed_by_watches_are_found_by_the_full_list(
         operator = cluster._operators[-1]
         assert isinstance(operator, RunningOperator)
         cluster.until(lambda: not operator.call(lambda controller: controller.store.models()), "an empty store")
+
+
+def test_a_restored_database_of_the_api_server_is_noticed(own_plane: LocalControlPlane) -> None:
+    """Its versions are lower than those that the operator knows, and watches from these report nothing."""
+
+    def remember_later_versions(controller: Controller) -> None:
+        objects = controller.store._objects
+        for id, stored in objects.items():
+            objects[id] = replace(stored, version=stored.version + 10**9)
+
+    with OperatedCluster(own_plane) as cluster, cluster.operator(resync_seconds=1.0) as operator:
+        cluster.apply(pvc_model("restored"))
+        cluster.until(lambda: cluster.ready("restored"), "Ready")
+        cluster.until_quiet(operator)
+        operator.call(remember_later_versions)
+        cluster.delete("Service", "restored")
+        cluster.until(lambda: not operator.alive, "a restart")
+        assert operator.error is None
+        with cluster.operator():
+            cluster.until(lambda: cluster.get("Service", "restored"), "the Service")
 
 
 def test_a_permanently_broken_watch_ends_the_process_with_an_error(

@@ -134,3 +134,26 @@ def test_the_owner_of_an_object() -> None:
     assert store.put(free) is None
     assert store.put(free, KEY) == KEY
     assert [one.owner for one in store.of_model(KEY)] == [KEY]
+
+
+def test_after_a_restore_of_the_database_lower_versions_are_accepted() -> None:
+    store = Store()
+    services, pods = of_kind("Service"), of_kind("Pod")
+    store.put(body(version=900))
+    assert (store.newest(services), store.newest(pods)) == (900, 0)
+    assert store.put(body(version=50)) is None
+    store.forget_versions(services)
+    assert store.put(body(version=50)) == KEY
+    assert store.put(body(version=49)) is None
+    assert store.remove(body(version=51)) == KEY
+
+
+def test_objects_that_a_restored_database_does_not_have_are_removed_by_a_list() -> None:
+    store = Store()
+    services = of_kind("Service")
+    store.put(body(version=900))
+    store.sweep(services, set(), "ns", "50")
+    assert store.of_model(KEY)
+    store.forget_versions(services)
+    store.sweep(services, set(), "ns", "50")
+    assert store.of_model(KEY) == []
