@@ -30,6 +30,14 @@ _QUOTA: Final = re.compile(r"exceeded quota: .*")
 _REQUIRED_BY_QUOTA: Final = re.compile(r"failed quota: ([^:]+): must specify (.*)")
 # Such as `limits.cpu for: engine,frontend`; several of these are separated by semicolons.
 _REQUIRED_FIELD: Final = re.compile(r"([^\s;]+) for: ([^;]+)")
+_INVALID: Final = re.compile(r"Pod \"([^\"]+)\" is invalid: (.*)")
+_ABOVE_LIMIT: Final = re.compile(r"\.requests: Invalid value: \S+: must be less than or equal to (\S+) limit of")
+# Names that controllers give to pods, whose ends are short.
+_COMPONENT_OF_NAME: Final = {
+    names.ENGINE: re.compile(r"-r\d+-\d+$"),
+    names.FETCH: re.compile(r"-fetch-[0-9a-f]{16}-[^-]+$"),
+    names.FRONTEND: re.compile(r"-frontend-[^-]+-[^-]+$"),
+}
 _NOT_FOUND: Final = {"Secret": Reason.SECRET_NOT_FOUND, "ConfigMap": Reason.CONFIG_MAP_NOT_FOUND}
 _FORBIDDEN: Final = re.compile(r"is forbidden: (.*)")
 
@@ -40,7 +48,7 @@ class PodFailure:
 
     `message` quotes Kubernetes; for an image it is the container's, and for missing fields it lists them. `pod` is None
     when the failure is not about one pod. `subject` is the image that cannot be pulled, the object that is missing, the
-    one that lacks `key`, or the quota that requires fields.
+    one that lacks `key`, the quota that requires fields, or the field with a request above the limit.
     """
 
     reason: Reason
@@ -86,7 +94,17 @@ def creation_failure(messages: Iterable[str]) -> PodFailure | None:
             return PodFailure(Reason.QUOTA_EXCEEDED, quote(quota.group()))
         if forbidden := _FORBIDDEN.search(message):
             return PodFailure(Reason.POD_REFUSED, quote(forbidden.group(1)))
+        if invalid := _INVALID.search(message):
+            pod, problem = invalid.groups()
+            return PodFailure(Reason.POD_REFUSED, quote(problem), subject=_request_above_limit(pod, problem))
     return None
+
+
+def _request_above_limit(pod: str, problem: str) -> str:
+    """The spec's field with a request that a LimitRange does not allow; empty for other problems. `pod` is its name."""
+    above = _ABOVE_LIMIT.search(problem)
+    part = next((part for part, name in _COMPONENT_OF_NAME.items() if name.search(pod)), None)
+    return f"spec.{part}.resources.requests.{above.group(1)}" if above and part else ""
 
 
 def _fields_required_by_quota(messages: Iterable[str]) -> PodFailure | None:

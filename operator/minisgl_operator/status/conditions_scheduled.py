@@ -54,6 +54,11 @@ def _message(facts: Facts, failure: PodFailure) -> str:
                 f'ResourceQuota "{failure.subject}" counts resources that the pods do not set: set {failure.message}, '
                 "or create a LimitRange with defaults in the namespace."
             )
+        case Reason.POD_REFUSED if failure.subject:
+            return (
+                f"The API server rejects the pods: {failure.message}. The limit may be a LimitRange's: lower "
+                f"{failure.subject}, set a limit in the spec, or raise the default of the LimitRange."
+            )
     return f"The API server rejects the pods: {failure.message}. Change the spec or the policy of the namespace."
 
 

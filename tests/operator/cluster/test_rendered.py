@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from minisgl_operator.api.defaults import ModelDefaults
 from minisgl_operator.render import render
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.example_models import EXAMPLES
 from support.cluster.inference_models import DEFAULTS
 
 APPLY = ("apply", "--server-side", "--force-conflicts", "--field-manager=minisgl-operator", "--validate=strict")
+
+
+NAMESPACE_IDENTITY = replace(DEFAULTS, models=ModelDefaults(pod_identity="Namespace"))
+
+
+def test_pods_whose_user_the_namespace_chooses_pass_the_restricted_profile(control_plane: LocalControlPlane) -> None:
+    """Without user and groups, and with those that OpenShift's restricted-v2 sets."""
+    namespace = "rendered-without-users"
+    control_plane.kubectl("create", "namespace", namespace)
+    control_plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    for chosen in ({}, {"runAsUser": 1000650000, "fsGroup": 1000650000}):
+        for manifest in render(EXAMPLES["pod-templates"], NAMESPACE_IDENTITY):
+            if template := manifest.get("spec", {}).get("template"):
+                spec = {key: value for key, value in template["spec"].items() if key != "serviceAccountName"}
+                spec["securityContext"] = spec["securityContext"] | chosen
+                metadata = template["metadata"] | {"name": "tried", "namespace": namespace}
+                body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+                control_plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

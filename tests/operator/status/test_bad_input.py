@@ -261,6 +261,25 @@ def test_pods_rejected_by_a_policy_are_reported() -> None:
     expect(scene, "Scheduled", "PodRefused", "maximum memory usage per Container is 1Gi")
 
 
+def test_a_request_above_a_limit_of_the_namespace_is_reported() -> None:
+    """tests/operator/cluster reads the same message from an API server."""
+    scene = starting()
+    scene.no_pods("qwen-r0")
+    above = 'Invalid value: "8Gi": must be less than or equal to memory limit of 4Gi'
+    problem = f"spec.containers[0].resources.requests: {above}"
+    message = f'create Pod qwen-r0-0 in StatefulSet qwen-r0 failed error: Pod "qwen-r0-0" is invalid: {problem}'
+    scene.event(scene.child("StatefulSet", "qwen-r0"), "FailedCreate", message)
+    expect(scene, "Scheduled", "PodRefused", "memory limit of 4Gi", "lower spec.engine.resources.requests.memory")
+
+
+def test_an_invalid_pod_is_reported() -> None:
+    scene = starting()
+    scene.no_pods("qwen-r0")
+    message = 'Pod "qwen-r0-0" is invalid: spec.tolerations[0].effect: Invalid value: "NoSchedule"'
+    scene.event(scene.child("StatefulSet", "qwen-r0"), "FailedCreate", message)
+    expect(scene, "Scheduled", "PodRefused", "spec.tolerations[0].effect")
+
+
 @pytest.mark.parametrize(
     ("event", "message"),
     [
