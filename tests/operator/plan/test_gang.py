@@ -156,12 +156,23 @@ def test_models_that_compete_for_gpus_do_not_block_each_other(seed: int, replica
     assert until_complete(first.neighbours, 1200)
 
 
-@pytest.mark.parametrize("kind", ["scheduling gates"])
-def test_nothing_is_held_back_or_returned_when_a_queue_places_the_pods(kind: str) -> None:
-    cluster = cluster_with(0, {"replicas": 2})
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"schedulerName": "volcano"},
+        {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}},
+        {"annotations": {"scheduling.volcano.sh/queue-name": "gpus"}},
+        {},
+    ],
+    ids=["scheduler", "label", "annotation", "gates"],
+)
+def test_nothing_is_held_back_or_returned_when_a_queue_places_the_pods(template: dict[str, Any]) -> None:
+    cluster = cluster_with(0, {"replicas": 2, "engine": {"podTemplate": template}})
     cluster.settle()
-    for pod in cluster.pods.values():
-        pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    if not template:
+        for pod in cluster.pods.values():
+            pod["spec"]["schedulingGates"] = [{"name": "example.com/quota"}]
+        cluster.look()
     cluster.settle()
     assert pods(cluster) == {"qwen-r0": 8, "qwen-r1": 8}
     cluster.slots = 10

@@ -181,6 +181,8 @@ class Cluster(RuleBasedStateMachine):
         for ref in list(self.theirs):
             self.someone_gives_it_back(ref)
         self.cluster.silent.clear()
+        self.cluster.nodes = {node: NodeState() for node in NODES}
+        self.cluster.hanging.clear()
         if restarted:
             self.cluster.edit({"suspend": True})
             self.cluster.settle()
@@ -199,12 +201,9 @@ class Cluster(RuleBasedStateMachine):
         for ref in list(self.theirs):
             self.someone_gives_it_back(ref)
         self.cluster.silent.clear()
-<<<<<<< HEAD
         self.cluster.nodes = {node: NodeState() for node in NODES}
         self.cluster.hanging.clear()
-=======
         self.cluster.slots = None
->>>>>>> fcbb040 (plan: start replicas of several pods one after the other, and return partly placed ones)
         self.cluster.edit({"engine": {"image": image}})
         for _ in range(2):
             self.cluster.settle()

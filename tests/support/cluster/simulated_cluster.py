@@ -33,16 +33,12 @@ _IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
 class SimulatedCluster:
     """One model in its cluster. `broken` images never become ready: their launchers fail permanently. `files` has the
     tokenizer files of images that differ from the others; frontends cannot load `unusable` ones. `silent` has the names
-<<<<<<< HEAD
-    of pods whose launcher does not answer probes.
+    of pods whose launcher does not answer probes. `slots` is the number of engine pods for which nodes have room,
+    shared with the `neighbours`; None: enough for all. The scheduler places pods in the order of their names, or as
+    `placement` shuffles them.
 
     `nodes` are those that exist. The kubelet of one that is not ready does nothing, and `hanging` pods, by uid, are
     never ended by theirs. `sees_nodes`: the operator may read them."""
-=======
-    of pods whose launcher does not answer probes. `slots` is the number of engine pods for which nodes have room,
-    shared with the `neighbours`; None: enough for all. The scheduler places pods in the order of their names, or as
-    `placement` shuffles them."""
->>>>>>> fcbb040 (plan: start replicas of several pods one after the other, and return partly placed ones)
 
     def __init__(self, raw: Manifest, defaults: Defaults) -> None:
         self.raw = raw
@@ -53,15 +49,12 @@ class SimulatedCluster:
         self.files: dict[str, str] = {}
         self.unusable: set[str] = set()
         self.silent: set[str] = set()
-<<<<<<< HEAD
         self.nodes = {name: NodeState() for name in NODES}
         self.hanging: set[str] = set()
         self.sees_nodes = True
-=======
         self.slots: int | None = None
         self.neighbours: list[SimulatedCluster] = []
         self.placement: Random | None = None
->>>>>>> fcbb040 (plan: start replicas of several pods one after the other, and return partly placed ones)
         self.now = START
         self._frontend = SimulatedFrontend()
         self._uids = itertools.count(1)
@@ -196,16 +189,16 @@ class SimulatedCluster:
             self.placement.shuffle(waiting)
         for name in waiting:
             pod = self.pods[name]
-            if pod["spec"].get("nodeName") is None and not is_deleting(pod):
+            if pod["spec"]["nodeName"] is None and not is_deleting(pod):
                 fits = self.slots is None or self.slots > sum(each.placed for each in (self, *self.neighbours))
                 if fits:
-                    pod["spec"]["nodeName"] = "node-a"
+                    pod["spec"]["nodeName"] = self._free_node()
                 self._set_scheduled(pod, fits)
 
     @property
     def placed(self) -> int:
         """Number of pods on nodes. A terminating pod keeps its slot."""
-        return sum(pod["spec"].get("nodeName") is not None for pod in self.pods.values())
+        return sum(pod["spec"]["nodeName"] is not None for pod in self.pods.values())
 
     def _set_scheduled(self, pod: Manifest, fits: bool) -> None:
         said = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self.now.isoformat()}
@@ -221,6 +214,10 @@ class SimulatedCluster:
             pod = self.pods.get(name)
             if pod is None:
                 continue
+            if pod["spec"]["nodeName"] is None:
+                if is_deleting(pod):
+                    del self.pods[name]
+                continue
             node = self.nodes.get(pod["spec"]["nodeName"])
             if node is None or node.not_ready_since is not None:
                 continue
@@ -228,14 +225,12 @@ class SimulatedCluster:
                 if pod["metadata"]["uid"] not in self.hanging:
                     del self.pods[name]
                 continue
-            if pod["spec"].get("nodeName") is None:
-                continue
             pod["status"]["phase"] = "Running"
             pod["status"]["containerStatuses"] = [{"name": "main", "started": True}]
             group = [other for other in self.pods.values() if self._replica(other) == self._replica(pod)]
             alike = len({revision_of(other) for other in group}) == 1
             size = self._size(pod)
-            placed = all(other["spec"].get("nodeName") is not None for other in group)
+            placed = all(other["spec"]["nodeName"] is not None for other in group)
             up = alike and placed and len(group) >= size and self._image(pod) not in self.broken
             others = [each for each in pod["status"]["conditions"] if each["type"] != "Ready"]
             pod["status"]["conditions"] = [*others, {"type": "Ready", "status": "True" if up else "False"}]
@@ -320,14 +315,12 @@ class SimulatedCluster:
     def _make_pod(self, body: Manifest, index: int) -> Manifest:
         template = copy.deepcopy(body["spec"]["template"])
         template["metadata"]["labels"][names.POD_INDEX_LABEL] = str(index)
-        template["spec"]["nodeName"] = self._free_node()
+        template["spec"]["nodeName"] = self._free_node() if self.slots is None else None
         template["metadata"] |= {
             "name": f"{body['metadata']['name']}-{index}",
             "uid": self._uid(),
             "ownerReferences": [{"kind": "StatefulSet", "uid": body["metadata"]["uid"], "controller": True}],
         }
-        if self.slots is None:
-            template["spec"]["nodeName"] = "node-a"
         return {"kind": "Pod", **template, "status": {"phase": "Pending", "conditions": []}}
 
     def _make_frontend_pod(self) -> Manifest:
