@@ -166,4 +166,5 @@ def _pause(model_uid: str, count: int) -> timedelta:
     """The pause after this many partial starts: twice as long after each, and 50 to 150 % of that by model."""
     digest = hashlib.sha256(f"{model_uid}/{count}".encode()).digest()
     factor = 0.5 + int.from_bytes(digest[:4], "big") / 2**32
-    return min(_FIRST_PAUSE * 2 ** min(count - 1, 10), _LONGEST_PAUSE) * factor
+    doublings: int = min(count - 1, 10)
+    return min(_FIRST_PAUSE * (1 << doublings), _LONGEST_PAUSE) * factor
