@@ -20,7 +20,7 @@ _PAUSE: Final = 0.2
 _GIVE_UP: Final = 240.0
 """Seconds after which a request that is retried counts as not answered."""
 _TIMEOUT: Final = httpx.Timeout(60, connect=10)
-_LONG: Final = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1200, "ignore_eos": True}
+_LONG: Final = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 800, "ignore_eos": True}
 _SHORT: Final = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 60}
 
 
@@ -61,7 +61,7 @@ class Traffic:
         began = time.monotonic()
         while True:
             try:
-                text = _answer(self.url, _LONG if kind == "long" else _SHORT)
+                text = self._answer(_LONG if kind == "long" else _SHORT)
                 break
             except _Broken as error:
                 self.broken.append((kind, str(error)))
@@ -74,6 +74,31 @@ class Traffic:
                 self._end.wait(_PAUSE)
         assert kind == "long" or text == ANSWER, text
         self.answered.append(time.monotonic() - began)
+
+    def _answer(self, body: dict[str, object]) -> str:
+        """Text of a streamed answer; at the end, a long one is not read to its end. Raises _Broken, _Unanswered."""
+        found: list[str] = []
+        finished = False
+        try:
+            request = {"model": "demo", "stream": True, "temperature": 0, **body}
+            with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=request, timeout=_TIMEOUT) as response:
+                if response.status_code != 200:
+                    raise _Unanswered(f"{response.status_code} {response.read().decode()}")
+                for line in response.iter_lines():
+                    if found and body is _LONG and self._end.is_set():
+                        return ""
+                    if not line.startswith("data: {"):
+                        finished = finished or line == "data: [DONE]"
+                        continue
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise (_Broken if found else _Unanswered)(json.dumps(event["error"]))
+                    found += [c["delta"]["content"] for c in event["choices"] if c["delta"].get("content")]
+        except httpx.HTTPError as error:
+            raise (_Broken if found else _Unanswered)(f"{type(error).__name__} {error}") from error
+        if not finished:
+            raise (_Broken if found else _Unanswered)("the stream ended without [DONE]")
+        return "".join(found)
 
     def wait_for_answers(self, count: int = 3) -> None:
         """Wait until this many more requests were answered. Raises TimeoutError."""
@@ -109,27 +134,3 @@ def traffic(url: str, *, short: int = 2, long: int = 1, retry: bool = False) -> 
             sent.stop()
         for each in running:
             each.result()
-
-
-def _answer(url: str, body: dict[str, object]) -> str:
-    """Text of a streamed answer. Raises _Broken, _Unanswered."""
-    found: list[str] = []
-    finished = False
-    try:
-        request = {"model": "demo", "stream": True, "temperature": 0, **body}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=request, timeout=_TIMEOUT) as response:
-            if response.status_code != 200:
-                raise _Unanswered(f"{response.status_code} {response.read().decode()}")
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    finished = finished or line == "data: [DONE]"
-                    continue
-                event = json.loads(line.removeprefix("data: "))
-                if "error" in event:
-                    raise (_Broken if found else _Unanswered)(json.dumps(event["error"]))
-                found += [c["delta"]["content"] for c in event["choices"] if c["delta"].get("content")]
-    except httpx.HTTPError as error:
-        raise (_Broken if found else _Unanswered)(f"{type(error).__name__} {error}") from error
-    if not finished:
-        raise (_Broken if found else _Unanswered)("the stream ended without [DONE]")
-    return "".join(found)

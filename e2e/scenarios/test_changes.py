@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import OpenAI
 
 from harness import installation
 from harness.asking import ANSWER, ask
@@ -165,6 +166,29 @@ def test_a_frontend_edit_does_not_affect_the_engines(ready: Namespace, client: C
     assert uids(pods) == uids(engines)
     assert restarts(pods) == restarts(engines)
     assert ask(client.openai("demo"), "demo") == ANSWER
+
+
+def test_a_frontend_that_is_deleted_serves_clients_that_do_not_know_it_yet(
+    namespace: Namespace, client: ClientPod
+) -> None:
+    model = cpu_model("demo")
+    model["spec"]["frontend"]["leaveSeconds"] = 30
+    namespace.apply(model)
+    namespace.wait_for_condition("demo", "Ready")
+    (pod,) = namespace.pods("demo", "frontend")
+    name = pod["metadata"]["name"]
+    url = f"http://127.0.0.1:{client.port_to(pod['status']['podIP'] + ':8000')}/v1"
+    began = time.monotonic()
+    namespace.kubectl("delete", "pod", name, "--wait=false")
+    namespace.wait("a pod that is not ready", lambda: not _is_ready(namespace.get("pod", name)))
+    assert time.monotonic() - began < 30, "it was too late to ask"
+    # As a load balancer that still has the address of the pod.
+    assert ask(OpenAI(base_url=url, api_key="none", max_retries=0), "demo") == ANSWER
+
+
+def _is_ready(pod: dict[str, Any] | None) -> bool:
+    assert pod is not None, "the pod ended"
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
 
 
 def test_deleting_models_deletes_all_their_objects(namespace: Namespace, hub: Hub) -> None:

@@ -49,7 +49,7 @@ def one_device_each(images: dict[str, str]) -> Iterator[None]:
 
 def apply_spread(namespace: Namespace, *, devices: bool = False) -> None:
     """Apply the model "demo" with a replica and a frontend on each node, and wait until it serves."""
-    model = spread_model("demo", drainSeconds=0)
+    model = spread_model("demo", drainSeconds=1)
     model["spec"]["engine"]["tolerations"] = LEAVE_SOON
     if devices:
         resources = model["spec"]["engine"]["resources"]

@@ -18,6 +18,7 @@ from harness.namespace import Namespace
 from harness.traffic import traffic
 
 LIMITS = {"requests.cpu": "2", "requests.memory": "4Gi", "limits.cpu": "8", "limits.memory": "12Gi", "pods": "4"}
+TEAM = "example.com/team"
 DEFAULTS = {
     "type": "Container",
     "default": {"cpu": "2", "memory": "2Gi"},
@@ -78,7 +79,13 @@ class Team:
     release: str
 
     def install(self, images: dict[str, str]) -> None:
-        values = {"crds.enabled": False, "watchNamespaces": [self.namespace.name]}
+        values = {
+            "crds.enabled": False,
+            "watchNamespaces": [self.namespace.name],
+            # As on OpenShift: the images' own user, as no admission chooses one here.
+            "defaults.podIdentity": "Namespace",
+            "defaults.engine.labels": {TEAM: self.release},
+        }
         installation.install(images, values, release=self.release, namespace=self.namespace.name)
 
     def uninstall(self) -> None:
@@ -111,6 +118,9 @@ def test_two_releases_manage_their_own_namespaces(
         team.namespace.apply(cpu_model("demo"))
         team.install(images)
         team.namespace.wait_for_condition("demo", "Ready")
+        (engine,) = team.namespace.pods("demo", "engine")
+        assert engine["metadata"]["labels"][TEAM] == team.release
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & set(engine["spec"]["securityContext"])
         theirs = ClientPod.create(team.namespace, images["frontend"])
         assert ask(theirs.openai("demo"), "demo") == ANSWER
         own = set(writes.of_operators(began))
