@@ -49,6 +49,7 @@ class Reason(StrEnum):
     PENDING = "Pending"
     INSUFFICIENT_GPU = "InsufficientGPU"
     UNSCHEDULABLE = "Unschedulable"
+    PARTLY_SCHEDULED = "PartlyScheduled"
     QUOTA_EXCEEDED = "QuotaExceeded"
     FIELDS_REQUIRED = "FieldsRequired"
     POD_REFUSED = "PodRefused"

@@ -22,6 +22,7 @@ from minisgl_operator.api.text import quote
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts import fetch_status as fetches
 from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
+from minisgl_operator.facts.gang import GangStarts, is_placed_together
 from minisgl_operator.facts.lost_nodes import Ending, ending
 from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
@@ -111,6 +112,16 @@ class Facts:
     @cached_property
     def rollout_blockers(self) -> tuple[Replica, ...]:
         return rollout_blockers(self.replicas)
+
+    @cached_property
+    def gang(self) -> GangStarts:
+        """Starts of replicas with several pods."""
+        pods = self.model.spec.parallelism.pods
+        sets = (each for ref, each in self.desired.items() if ref.kind == "StatefulSet")
+        template = next((each["spec"]["template"] for each in sets), None)
+        engines = [pod for replica in self.replicas for pod in replica.pods]
+        managed = pods > 1 and template is not None and not is_placed_together(template, engines)
+        return GangStarts(self.replicas, pods, managed, self.model.metadata.uid, self.now)
 
     @cached_property
     def scaling_down(self) -> bool:

@@ -17,6 +17,7 @@ from minisgl_operator.facts.fetch_status import refetch_needed, retry_time
 from minisgl_operator.facts.lost_nodes import pods_to_force_delete
 from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.pods import node_of, replica_name, revision_of
+from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import storage
 from minisgl_operator.render.availability import engine_budget
 
@@ -88,10 +89,11 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
         budget = engine_budget(facts.model, ready_pods)
         result[ref_of(budget)] = budget
     counts = _pod_counts(facts)
+    annotations = {replica.name: facts.gang.annotations(replica) for replica in facts.replicas}
     for ref, manifest in facts.desired.items():
         if ref.kind == "StatefulSet":
             if ref.name in counts:
-                result[ref] = {**manifest, "spec": {**manifest["spec"], "replicas": counts[ref.name]}}
+                result[ref] = _with_count(manifest, counts[ref.name], annotations.get(ref.name, {}))
             else:
                 del result[ref]
         elif ref.kind == "PersistentVolumeClaim" and ref in children:
@@ -117,15 +119,31 @@ def _pod_counts(facts: Facts) -> dict[str, int]:
     if not facts.cached:
         return {}
     counts: dict[str, int] = {}
+    startable: list[Replica] = []
     for replica in facts.replicas:
         live = replica.stateful_set
-        if not replica.has_old_template:
+        if replica in facts.gang.to_release:
+            # With the current template, also for an old one: it does not serve.
+            counts[replica.name] = 0
+        elif not replica.has_old_template:
             others = any(revision_of(pod) != facts.revision for pod in replica.pods)
             emptying = live is not None and replica.size == 0 and not _has_no_pods(live)
-            counts[replica.name] = 0 if others or emptying else facts.model.spec.parallelism.pods
+            if replica.size == 0 and not (others or emptying):
+                startable.append(replica)
+            counts[replica.name] = 0 if others or replica.size == 0 else facts.model.spec.parallelism.pods
         elif replica in facts.replicas_to_replace:
             counts[replica.name] = 0
+    for replica in facts.gang.next_to_start(startable):
+        counts[replica.name] = facts.model.spec.parallelism.pods
     return counts
+
+
+def _with_count(stateful_set: Manifest, count: int, annotations: dict[str, str]) -> Manifest:
+    """The StatefulSet with this number of pods and these annotations in addition to its own."""
+    metadata = dict(stateful_set["metadata"])
+    if annotations:
+        metadata["annotations"] = metadata.get("annotations", {}) | annotations
+    return {**stateful_set, "metadata": metadata, "spec": {**stateful_set["spec"], "replicas": count}}
 
 
 def _has_no_pods(stateful_set: Manifest) -> bool:

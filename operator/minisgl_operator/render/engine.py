@@ -29,7 +29,12 @@ def stateful_set(model: InferenceModel, defaults: Defaults, index: int, revision
         "selector": {"matchLabels": selector},
         "template": template,
     }
-    return child(model, "apps/v1", "StatefulSet", name, names.ENGINE, {"spec": spec}, labels=_labels(name))
+    queue = {key: value for key, value in template["metadata"]["labels"].items() if key in names.KUEUE_LABELS}
+    manifest = child(model, "apps/v1", "StatefulSet", name, names.ENGINE, {"spec": spec}, labels=queue | _labels(name))
+    if template["spec"].get("schedulerName") == names.VOLCANO_SCHEDULER:
+        # The group that Volcano creates for a StatefulSet would start with one pod otherwise.
+        manifest["metadata"]["annotations"] = {names.VOLCANO_MIN_MEMBER: str(spec["replicas"])}
+    return manifest
 
 
 def peers_service(model: InferenceModel, index: int) -> Manifest:

@@ -21,6 +21,20 @@ REVISION_LABEL: Final = "serving.minisgl.io/revision"
 CACHE_KEY_ANNOTATION: Final = "serving.minisgl.io/cache-key"
 """Annotation of engine pods: the directory of the cache that they load."""
 
+PARTIAL_STARTS_ANNOTATION: Final = "serving.minisgl.io/partial-starts"
+"""Annotation of a StatefulSet: how often in succession only a part of its pods got nodes."""
+PAUSED_UNTIL_ANNOTATION: Final = "serving.minisgl.io/paused-until"
+"""Annotation of a StatefulSet: its pods are not created again before this time."""
+
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+VOLCANO_SCHEDULER: Final = "volcano"
+VOLCANO_MIN_MEMBER: Final = "scheduling.volcano.sh/group-min-member"
+"""Annotation of a StatefulSet: number of pods that Volcano starts together."""
+KUEUE_LABELS: Final = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class")
+"""Labels that Kueue reads from the StatefulSet, and not from the pods."""
+QUEUE_KEYS: Final = frozenset({KUEUE_LABELS[0], "scheduling.volcano.sh/queue-name"})
+"""Labels and annotations of pods that name a queue."""
+
 _REVISION_LENGTH: Final = 10
 
 ENGINE: Final = "engine"

@@ -96,7 +96,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
             if not complete:
                 due.append(0.0)
         status = derive_status(facts, previous)
-        due.append(seconds_until_fetch(facts))
+        due += [seconds_until_fetch(facts), facts.gang.seconds_until_change]
         if facts.conflicts:
             due.append(_RECHECK_CONFLICTS_SECONDS)
     terminating = any(each.reason == Reason.NAMESPACE_TERMINATING.value for each in observed.rejections)

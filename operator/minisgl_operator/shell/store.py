@@ -17,7 +17,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from minisgl_operator.api.objects import Manifest, controller_of
-from minisgl_operator.render.names import CACHE_KEY_ANNOTATION, MODEL_LABEL
+from minisgl_operator.render.names import (
+    CACHE_KEY_ANNOTATION,
+    MODEL_LABEL,
+    PARTIAL_STARTS_ANNOTATION,
+    PAUSED_UNTIL_ANNOTATION,
+)
 from minisgl_operator.shell.resources import MODEL, POD, Resource, of_kind
 
 
@@ -193,6 +198,7 @@ _METADATA: Final = (
     "labels",
     "ownerReferences",
 )
+_ANNOTATIONS: Final = (PARTIAL_STARTS_ANNOTATION, PAUSED_UNTIL_ANNOTATION)
 _POD_STATUS: Final = (
     "phase",
     "reason",
@@ -216,11 +222,13 @@ def trim(body: Manifest) -> Manifest:
     status = body.get("status", {})
     match body["kind"]:
         case "Pod":
-            small["spec"] = {"nodeName": body["spec"].get("nodeName")}
+            small["spec"] = {name: body["spec"].get(name) for name in ("nodeName", "schedulingGates")}
             if (key := (metadata.get("annotations") or {}).get(CACHE_KEY_ANNOTATION)) is not None:
                 kept_metadata["annotations"] = {CACHE_KEY_ANNOTATION: key}
             small["status"] = {name: status[name] for name in _POD_STATUS if name in status}
         case "StatefulSet" | "Deployment":
+            annotations = metadata.get("annotations") or {}
+            kept_metadata["annotations"] = {name: annotations[name] for name in _ANNOTATIONS if name in annotations}
             spec = body["spec"]
             metadata = spec["template"].get("metadata", {})
             template = {"metadata": {name: metadata[name] for name in ("labels", "annotations") if name in metadata}}

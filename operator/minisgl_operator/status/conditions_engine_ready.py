@@ -69,6 +69,9 @@ def _condition_of_replica(facts: Facts, replica: Replica) -> Condition:
     if replica.report is None:
         if not facts.cached and not replica.pods:
             return Condition("False", Reason.WAITING_FOR_MODEL, f"{name} starts when the model is cached.")
+        if (first := facts.gang.placing or facts.gang.paused) is not None and first is not replica and not replica.pods:
+            message = f"{name} starts when all pods of {first.name} are on nodes."
+            return Condition("False", Reason.WAITING_FOR_PODS, message)
         return Condition("False", Reason.WAITING_FOR_PODS, f"Pods of {name} have not started.")
     failure = replica.last_failure
     if failure is not None and (phase in ("Failed", "Restarting") or replica.report.get("restarts")):

@@ -6,6 +6,7 @@ from typing import Final
 
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.gang import PARTIAL_START_TIMEOUT
 from minisgl_operator.facts.pod_failures import PodFailure
 from minisgl_operator.facts.pods import component, node_of
 from minisgl_operator.render import names, single_node, wanted_replicas
@@ -27,6 +28,13 @@ def scheduled(facts: Facts) -> Condition:
     )
     if failure is not None:
         return Condition("False", failure.reason, _message(facts, failure))
+    if (paused := facts.gang.paused) is not None:
+        message = (
+            f"Only some of the {facts.gang.pods} pods of {paused.name} got a node within "
+            f"{PARTIAL_START_TIMEOUT.total_seconds():.0f} s. All were removed, so that others can use their GPUs, and "
+            "are created again after a pause. Free GPUs or add nodes for all of them, or lower spec.parallelism.tensor."
+        )
+        return Condition("False", Reason.PARTLY_SCHEDULED, message)
     for replica in facts.replicas:
         if sum(bool(node_of(pod)) for pod in replica.pods) < replica.size:
             return Condition("False", Reason.PENDING, f"Pods of {replica.name} wait for a node.")
@@ -71,12 +79,12 @@ def _pod_message(facts: Facts, failure: PodFailure, pod: str, part: str) -> str:
             return (
                 f"{pod} fits on no node with enough free {facts.model.spec.engine.gpu_resource_name}. The scheduler "
                 f"reports: {failure.message} Free GPUs, add a node, or lower spec.parallelism.gpusPerPod or "
-                "spec.replicas."
+                f"spec.replicas.{_release(facts, failure)}"
             )
         case Reason.UNSCHEDULABLE:
             return (
                 f"{pod} fits on no node. The scheduler reports: {failure.message} Change resources, nodeSelector, "
-                "affinity or tolerations in the spec, or the nodes."
+                f"affinity or tolerations in the spec, or the nodes.{_release(facts, failure)}"
             )
         case Reason.IMAGE_PULL_FAILED:
             part = "engine" if part == names.ENGINE else "frontend"
@@ -109,3 +117,13 @@ def _single_node_message(facts: Facts, failure: PodFailure, pod: str, claim: str
         f"The scheduler reports: {failure.message} Free resources there, use a larger node, lower spec.replicas (to 0, "
         "to move to another node), or use a claim that is ReadWriteMany."
     )
+
+
+def _release(facts: Facts, failure: PodFailure) -> str:
+    """What becomes of the other pods of the replica, if they have nodes."""
+    if facts.gang.is_partly_placed(failure.pod):
+        return (
+            f" If no other pod of its replica gets a node within {PARTIAL_START_TIMEOUT.total_seconds():.0f} s, all of "
+            "them are removed and created again after a pause."
+        )
+    return ""

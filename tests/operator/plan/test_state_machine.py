@@ -5,6 +5,8 @@ The simulated cluster asserts that no pod is forced off a node that is not known
 
 from __future__ import annotations
 
+from datetime import timedelta
+from random import Random
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -31,13 +33,19 @@ FOREIGN = (
 
 
 class Cluster(RuleBasedStateMachine):
-    @initialize(source=st.sampled_from((HUB, CLAIM)), parallelism=st.sampled_from(PARALLELISM), settled=st.booleans())
-    def begin(self, source: dict[str, Any], parallelism: dict[str, Any], settled: bool) -> None:
+    @initialize(
+        source=st.sampled_from((HUB, CLAIM)),
+        parallelism=st.sampled_from(PARALLELISM),
+        settled=st.booleans(),
+        seed=st.integers(0, 9),
+    )
+    def begin(self, source: dict[str, Any], parallelism: dict[str, Any], settled: bool, seed: int) -> None:
         spec = {"replicas": 3, "parallelism": parallelism, "engine": {"image": IMAGES[0]}}
         self.cluster = GuardedCluster(raw_model(spec, source=source), DEFAULTS)
         self.cluster.broken = {"engine:broken"}
         self.cluster.files = {"engine:2": "other", "engine:unusable": "unusable"}
         self.cluster.unusable = {"unusable"}
+        self.cluster.placement = Random(seed)
         self.theirs: dict[Ref, Any] = {}
         if settled:
             self.cluster.settle()
@@ -167,6 +175,26 @@ class Cluster(RuleBasedStateMachine):
     def frontends_look(self) -> None:
         self.cluster.run_frontends()
 
+    @rule(replicas=st.integers(1, 4), more=st.integers(0, 3), restarted=st.booleans())
+    def gpus_are_scarce(self, replicas: int, more: int, restarted: bool) -> None:
+        """With GPUs for one replica and a part of another, one becomes complete. GPUs stay scarce until all settles."""
+        for ref in list(self.theirs):
+            self.someone_gives_it_back(ref)
+        self.cluster.silent.clear()
+        self.cluster.nodes = {node: NodeState() for node in NODES}
+        self.cluster.hanging.clear()
+        if restarted:
+            self.cluster.edit({"suspend": True})
+            self.cluster.settle()
+        self.cluster.edit({"engine": {"image": IMAGES[0]}, "replicas": replicas, "suspend": False})
+        self.cluster.slots = self.cluster.model.spec.parallelism.pods + more
+        for _ in range(20):
+            self.cluster.settle()
+            if self.cluster.serving():
+                return
+            self.cluster.now += timedelta(seconds=60)
+        raise AssertionError("no replica became complete")
+
     @rule(image=st.sampled_from(IMAGES[:2]))
     def all_settles(self, image: str) -> None:
         """Once edits stop at a working spec without conflicts, all objects match the spec."""
@@ -175,7 +203,11 @@ class Cluster(RuleBasedStateMachine):
         self.cluster.silent.clear()
         self.cluster.nodes = {node: NodeState() for node in NODES}
         self.cluster.hanging.clear()
+        self.cluster.slots = None
         self.cluster.edit({"engine": {"image": image}})
+        for _ in range(2):
+            self.cluster.settle()
+            self.cluster.now += timedelta(minutes=10)
         self.cluster.settle()
         steps = self.cluster.plan()
         assert not [step for step in steps if isinstance(step, Delete)]

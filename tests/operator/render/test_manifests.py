@@ -397,3 +397,16 @@ def test_the_root_file_system_is_read_only_but_for_the_gpu_runtime() -> None:
 )
 def test_replica_indices_are_read_back_from_names(name: str, index: int | None) -> None:
     assert names.replica_index("qwen", name) == index
+
+
+def test_queues_find_their_fields_on_the_stateful_set() -> None:
+    """Kueue and Volcano form one group of the pods of a StatefulSet from its own metadata."""
+    labels = {"kueue.x-k8s.io/queue-name": "gpus", "team": "a"}
+    spec = {"parallelism": {"tensor": 4, "gpusPerPod": 1}, "engine": {"podTemplate": {"labels": labels}}}
+    live = find(render(inference_model(spec), DEFAULTS), "StatefulSet", "qwen-r0")
+    assert live["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert "team" not in live["metadata"]["labels"]
+    assert "annotations" not in live["metadata"]
+    spec["engine"] = {"podTemplate": {"schedulerName": "volcano"}}
+    live = find(render(inference_model(spec), DEFAULTS), "StatefulSet", "qwen-r0")
+    assert live["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "4"}

@@ -224,3 +224,34 @@ def test_a_draining_frontend_does_not_count() -> None:
     scene = Scene({"frontend": {"replicas": 2}}, source=CLAIM)
     scene.reports["frontend-1"] = {"kind": "frontend", "ready": False, "draining": True, "replicas": []}
     assert scene.status()["readyReplicas"] == 1
+
+
+def test_a_partly_placed_replica_and_its_pause_are_reported_with_the_next_step() -> None:
+    scene = Scene({"replicas": 2, **NETWORK}, source=CLAIM)
+    scene.unschedulable("qwen-r0-1", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
+    scene.pods["qwen-r0-1"]["status"]["conditions"][-1]["lastTransitionTime"] = "2026-01-01T11:59:30Z"
+    message = scene.conditions()["Scheduled"]["message"]
+    assert "within 60 s, all of them are removed" in message
+
+    stateful_set = scene.child("StatefulSet", "qwen-r0")
+    stateful_set["spec"]["replicas"] = 0
+    stateful_set["metadata"]["annotations"] = {
+        names.PARTIAL_STARTS_ANNOTATION: "1",
+        names.PAUSED_UNTIL_ANNOTATION: "2026-01-01T12:00:30Z",
+    }
+    scene.no_pods("qwen-r0")
+    scene.child("StatefulSet", "qwen-r1")["spec"]["replicas"] = 0
+    scene.no_pods("qwen-r1")
+    assert outcome(scene, "Scheduled") == ("False", "PartlyScheduled")
+    message = scene.conditions()["Scheduled"]["message"]
+    assert "2 pods of qwen-r0" in message and "Free GPUs" in message
+    assert scene.status()["phase"] == "Pending"
+    assert outcome(scene, "EngineReady") == ("False", "WaitingForPods")
+
+
+def test_a_replica_that_waits_for_the_start_of_another_one_says_so() -> None:
+    scene = Scene({"replicas": 2, **NETWORK}, source=CLAIM)
+    scene.child("StatefulSet", "qwen-r1")["spec"]["replicas"] = 0
+    scene.no_pods("qwen-r1")
+    scene.pods["qwen-r0-1"]["spec"]["nodeName"] = None
+    assert "qwen-r1 starts when all pods of qwen-r0 are on nodes" in scene.conditions()["EngineReady"]["message"]

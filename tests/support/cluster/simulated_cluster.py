@@ -10,6 +10,7 @@ import itertools
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 
 from minisgl_operator.api.objects import Manifest, Ref, controller_uid, is_deleting, ref_of
@@ -32,7 +33,9 @@ _IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
 class SimulatedCluster:
     """One model in its cluster. `broken` images never become ready: their launchers fail permanently. `files` has the
     tokenizer files of images that differ from the others; frontends cannot load `unusable` ones. `silent` has the names
-    of pods whose launcher does not answer probes.
+    of pods whose launcher does not answer probes. `slots` is the number of engine pods for which nodes have room,
+    shared with the `neighbours`; None: enough for all. The scheduler places pods in the order of their names, or as
+    `placement` shuffles them.
 
     `nodes` are those that exist. The kubelet of one that is not ready does nothing, and `hanging` pods, by uid, are
     never ended by theirs. `sees_nodes`: the operator may read them."""
@@ -49,6 +52,9 @@ class SimulatedCluster:
         self.nodes = {name: NodeState() for name in NODES}
         self.hanging: set[str] = set()
         self.sees_nodes = True
+        self.slots: int | None = None
+        self.neighbours: list[SimulatedCluster] = []
+        self.placement: Random | None = None
         self.now = START
         self._frontend = SimulatedFrontend()
         self._uids = itertools.count(1)
@@ -145,7 +151,7 @@ class SimulatedCluster:
             if ref.kind == "StatefulSet":
                 assert all(live["spec"][name] == manifest["spec"][name] for name in _IMMUTABLE)
             assert ref.kind != "Job" or live["spec"]["template"] == manifest["spec"]["template"], "immutable"
-            live["metadata"] |= copy.deepcopy(manifest["metadata"])
+            live["metadata"] |= {"annotations": {}} | copy.deepcopy(manifest["metadata"])
             live["metadata"]["generation"] += 1
             for field in manifest.keys() - {"metadata"}:
                 live[field] = copy.deepcopy(manifest[field])
@@ -158,7 +164,8 @@ class SimulatedCluster:
         fields = manifest.keys() - {"metadata", "kind", "apiVersion"}
         metadata = manifest["metadata"]
         return any(live.get(field) != manifest[field] for field in fields) or any(
-            live["metadata"].get(name) != metadata.get(name) for name in ("labels", "ownerReferences")
+            (live["metadata"].get(name) or {}) != (metadata.get(name) or {})
+            for name in ("annotations", "labels", "ownerReferences")
         )
 
     # Controllers, kubelets, pods.
@@ -175,11 +182,41 @@ class SimulatedCluster:
                 done = {"type": "Complete", "status": "True"}
                 body["status"] = {"conditions": [done], "completionTime": self.now.isoformat()}
 
+    def run_scheduler(self, order: Iterable[str] | None = None) -> None:
+        """Place pods on nodes while there are free slots, in this order; report the others as unschedulable."""
+        waiting = sorted(self.pods) if order is None else list(order)
+        if self.placement is not None:
+            self.placement.shuffle(waiting)
+        for name in waiting:
+            pod = self.pods[name]
+            if pod["spec"]["nodeName"] is None and not is_deleting(pod):
+                fits = self.slots is None or self.slots > sum(each.placed for each in (self, *self.neighbours))
+                if fits:
+                    pod["spec"]["nodeName"] = self._free_node()
+                self._set_scheduled(pod, fits)
+
+    @property
+    def placed(self) -> int:
+        """Number of pods on nodes. A terminating pod keeps its slot."""
+        return sum(pod["spec"]["nodeName"] is not None for pod in self.pods.values())
+
+    def _set_scheduled(self, pod: Manifest, fits: bool) -> None:
+        said = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self.now.isoformat()}
+        if not fits:
+            said |= {"status": "False", "reason": "Unschedulable", "message": "Insufficient nvidia.com/gpu."}
+        before = [each for each in pod["status"]["conditions"] if each["type"] == "PodScheduled"]
+        if not before or before[0]["status"] != said["status"]:
+            pod["status"]["conditions"] = [said]
+
     def run_kubelets(self, which: Iterable[str] | None = None) -> None:
         """Remove deleted pods; make the pods of complete groups with one revision ready."""
         for name in list(self.pods) if which is None else which:
             pod = self.pods.get(name)
             if pod is None:
+                continue
+            if pod["spec"]["nodeName"] is None:
+                if is_deleting(pod):
+                    del self.pods[name]
                 continue
             node = self.nodes.get(pod["spec"]["nodeName"])
             if node is None or node.not_ready_since is not None:
@@ -193,8 +230,10 @@ class SimulatedCluster:
             group = [other for other in self.pods.values() if self._replica(other) == self._replica(pod)]
             alike = len({revision_of(other) for other in group}) == 1
             size = self._size(pod)
-            up = alike and len(group) >= size and self._image(pod) not in self.broken
-            pod["status"]["conditions"] = [{"type": "Ready", "status": "True" if up else "False"}]
+            placed = all(other["spec"]["nodeName"] is not None for other in group)
+            up = alike and placed and len(group) >= size and self._image(pod) not in self.broken
+            others = [each for each in pod["status"]["conditions"] if each["type"] != "Ready"]
+            pod["status"]["conditions"] = [*others, {"type": "Ready", "status": "True" if up else "False"}]
 
     def lose_node(self, name: str) -> None:
         """Stop a node: its pods stay as they are, and are marked as not ready."""
@@ -246,6 +285,7 @@ class SimulatedCluster:
             self.look()
             self.reconcile()
             self.run_controllers()
+            self.run_scheduler()
             self.run_kubelets()
             self.run_frontends()
             if before == self._image_of_all():
@@ -275,7 +315,7 @@ class SimulatedCluster:
     def _make_pod(self, body: Manifest, index: int) -> Manifest:
         template = copy.deepcopy(body["spec"]["template"])
         template["metadata"]["labels"][names.POD_INDEX_LABEL] = str(index)
-        template["spec"]["nodeName"] = self._free_node()
+        template["spec"]["nodeName"] = self._free_node() if self.slots is None else None
         template["metadata"] |= {
             "name": f"{body['metadata']['name']}-{index}",
             "uid": self._uid(),

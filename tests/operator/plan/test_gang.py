@@ -1,0 +1,182 @@
+"""Starts of replicas with several pods on scarce GPUs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from minisgl_operator.api.objects import Ref
+from minisgl_operator.render import names
+from support.cluster.inference_models import CLAIM, DEFAULTS, raw_model
+from support.cluster.simulated_cluster import SimulatedCluster
+
+EIGHT_PODS = {"tensor": 8, "gpusPerPod": 1}
+
+
+def cluster_with(slots: int, spec: dict[str, Any], uid: int = 1) -> SimulatedCluster:
+    raw = raw_model(
+        {"parallelism": EIGHT_PODS} | spec, source=CLAIM, uid=f"00000000-0000-4000-8000-{uid:012d}"
+    )
+    cluster = SimulatedCluster(raw, DEFAULTS)
+    cluster.slots = slots
+    return cluster
+
+
+def pods(cluster: SimulatedCluster) -> dict[str, int]:
+    """Number of pods by replica that has any."""
+    found: dict[str, int] = {}
+    for pod in cluster.pods.values():
+        replica = pod["metadata"]["labels"][names.REPLICA_LABEL]
+        found[replica] = found.get(replica, 0) + 1
+    return found
+
+
+def pause_of(cluster: SimulatedCluster, replica: str = "qwen-r0") -> dict[str, str]:
+    return dict(cluster.objects[Ref("StatefulSet", replica)]["metadata"].get("annotations") or {})
+
+
+def test_replicas_start_one_after_the_other_and_one_stays_pending() -> None:
+    cluster = cluster_with(8, {"replicas": 3})
+    cluster.placement = Random(0)
+    cluster.settle()
+    assert list(cluster.serving()) == ["qwen-r0"]
+    assert pods(cluster) == {"qwen-r0": 8, "qwen-r1": 8}
+    cluster.now += timedelta(hours=1)
+    cluster.settle()
+    assert pods(cluster) == {"qwen-r0": 8, "qwen-r1": 8}, "it holds no GPU, and autoscalers see it"
+    cluster.slots = 16
+    cluster.settle()
+    assert sorted(cluster.serving()) == ["qwen-r0", "qwen-r1"]
+    assert pods(cluster)["qwen-r2"] == 8
+
+
+def test_a_partly_placed_replica_returns_its_gpus_after_a_minute_and_tries_again_after_growing_pauses() -> None:
+    cluster = cluster_with(5, {"replicas": 2})
+    pauses = []
+    for count in range(1, 7):
+        cluster.settle()
+        assert pods(cluster) == {"qwen-r0": 8}
+        assert cluster.placed == 5
+        cluster.now += timedelta(seconds=50)
+        cluster.reconcile()
+        assert pods(cluster) == {"qwen-r0": 8}, "not yet"
+        cluster.now += timedelta(seconds=10)
+        cluster.settle()
+        assert pods(cluster) == {}
+        assert pause_of(cluster)[names.PARTIAL_STARTS_ANNOTATION] == str(count)
+        before = cluster.now
+        while not pods(cluster):
+            cluster.now += timedelta(seconds=1)
+            cluster.reconcile()
+            cluster.run_controllers()
+        pauses.append((cluster.now - before).total_seconds())
+    longest = [30, 60, 120, 240, 300, 300]
+    assert all(0.3 * most < pause < 1.6 * most for pause, most in zip(pauses, longest, strict=True)), pauses
+    cluster.slots = 16
+    cluster.settle()
+    assert sorted(cluster.serving()) == ["qwen-r0", "qwen-r1"]
+    assert pause_of(cluster) == {}
+
+
+def test_each_pod_that_gets_a_node_postpones_the_end_of_the_attempt() -> None:
+    cluster = cluster_with(1, {"replicas": 1})
+    for slots in range(1, 9):
+        cluster.slots = slots
+        cluster.settle()
+        cluster.now += timedelta(seconds=50)
+    assert list(cluster.serving()) == ["qwen-r0"]
+
+
+def test_a_replica_that_lost_a_node_for_good_returns_the_other_gpus() -> None:
+    cluster = cluster_with(8, {"replicas": 1})
+    cluster.settle()
+    cluster.slots = 7
+    del cluster.pods["qwen-r0-3"]
+    cluster.settle()
+    cluster.now += timedelta(minutes=1)
+    cluster.settle()
+    assert pods(cluster) == {}
+
+
+def test_an_edit_ends_the_pause() -> None:
+    cluster = cluster_with(5, {"replicas": 1})
+    cluster.settle()
+    cluster.now += timedelta(minutes=1)
+    cluster.settle()
+    assert pods(cluster) == {}
+    cluster.edit({"parallelism": {"tensor": 4, "gpusPerPod": 1}})
+    cluster.settle()
+    assert list(cluster.serving()) == ["qwen-r0"]
+
+
+def test_annotations_that_a_user_has_edited_stop_nothing() -> None:
+    cluster = cluster_with(5, {"replicas": 1})
+    cluster.settle()
+    cluster.now += timedelta(minutes=1)
+    cluster.settle()
+    for value in ("soon", "2026-01-01"):
+        edited = {names.PAUSED_UNTIL_ANNOTATION: value, names.PARTIAL_STARTS_ANNOTATION: "many"}
+        cluster.objects[Ref("StatefulSet", "qwen-r0")]["metadata"]["annotations"] = edited
+        cluster.settle()
+        assert pods(cluster) == {"qwen-r0": 8}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 2**32), replicas=st.integers(1, 2), spare=st.integers(0, 3), uid=st.integers(1, 1000))
+def test_models_that_compete_for_gpus_do_not_block_each_other(seed: int, replicas: int, spare: int, uid: int) -> None:
+    order = Random(seed)
+    clusters = [cluster_with(8 + spare, {"replicas": replicas}, uid + each) for each in range(2)]
+    clusters[0].neighbours, clusters[1].neighbours = [clusters[1]], [clusters[0]]
+
+    def until_complete(some: list[SimulatedCluster], seconds: int) -> bool:
+        for _ in range(seconds):
+            for cluster in clusters:
+                cluster.look()
+                cluster.reconcile()
+                cluster.run_controllers()
+            waiting = [(cluster, name) for cluster in clusters for name in sorted(cluster.pods)]
+            order.shuffle(waiting)
+            for cluster, name in waiting:
+                cluster.run_scheduler([name])
+            for cluster in clusters:
+                cluster.run_kubelets()
+                cluster.run_frontends()
+            if any(cluster.serving() for cluster in some):
+                return True
+        return False
+
+    assert until_complete(clusters, 1200)
+    first = next(cluster for cluster in clusters if cluster.serving())
+    first.edit({"suspend": True})
+    assert until_complete(first.neighbours, 1200)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"schedulerName": "volcano"},
+        {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}},
+        {"annotations": {"scheduling.volcano.sh/queue-name": "gpus"}},
+        {},
+    ],
+    ids=["scheduler", "label", "annotation", "gates"],
+)
+def test_nothing_is_held_back_or_returned_when_a_queue_places_the_pods(template: dict[str, Any]) -> None:
+    cluster = cluster_with(0, {"replicas": 2, "engine": {"podTemplate": template}})
+    cluster.settle()
+    if not template:
+        for pod in cluster.pods.values():
+            pod["spec"]["schedulingGates"] = [{"name": "example.com/quota"}]
+        cluster.look()
+    cluster.settle()
+    assert pods(cluster) == {"qwen-r0": 8, "qwen-r1": 8}
+    cluster.slots = 10
+    cluster.settle()
+    cluster.now += timedelta(hours=1)
+    cluster.settle()
+    assert pods(cluster) == {"qwen-r0": 8, "qwen-r1": 8}
