@@ -23,7 +23,7 @@ _START_REASONS: Final = frozenset(
 
 _MISSING_OBJECT: Final = re.compile(r"\b(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
 _MISSING_KEY: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?([^/\s]+)$")
-_MISSING_MOUNTED_KEY: Final = re.compile(r"references non-existent secret key: (\S+)")
+_MISSING_MOUNTED_KEY: Final = re.compile(r"volume \"([^\"]+)\" : references non-existent (secret|config) key: (\S+)")
 _MISSING_PVC: Final = re.compile(r"persistentvolumeclaim \"([^\"]+)\" (not found|is being deleted)")
 _PULLED_IMAGE: Final = re.compile(r"image \"([^\"]+)\"")
 _QUOTA: Final = re.compile(r"exceeded quota: .*")
@@ -143,5 +143,8 @@ def _missing_reference(message: str) -> PodFailure | None:
         key, kind, name = found.groups()
         return PodFailure(_NOT_FOUND[kind], subject=f'{kind} "{name}"', key=key)
     if found := _MISSING_MOUNTED_KEY.search(message):
-        return PodFailure(Reason.SECRET_NOT_FOUND, subject="The Secret with the API keys", key=found.group(1))
+        volume, object, key = found.groups()
+        kind = "Secret" if object == "secret" else "ConfigMap"
+        subject = "The Secret with the API keys" if volume == names.KEYS_VOLUME else f'The {kind} of volume "{volume}"'
+        return PodFailure(_NOT_FOUND[kind], subject=subject, key=key)
     return None

@@ -76,7 +76,7 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         keys = frontend.auth.api_keys_secret_ref
         arguments += ["--api-keys", f"{_KEYS_DIRECTORY}/keys"]
         items = [{"key": keys.key, "path": "keys"}]
-        volumes.append({"name": "keys", "secret": {"secretName": keys.name, "items": items}})
+        volumes.append({"name": names.KEYS_VOLUME, "secret": {"secretName": keys.name, "items": items}})
         mounts.append(pods.mount(volumes[-1], _KEYS_DIRECTORY, read_only=True))
     arguments += frontend.args
     container = {

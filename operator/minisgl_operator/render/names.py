@@ -41,6 +41,9 @@ ENGINE: Final = "engine"
 FRONTEND: Final = "frontend"
 FETCH: Final = "fetch"
 
+KEYS_VOLUME: Final = "keys"
+"""Volume of a frontend with its API keys."""
+
 SERVICE_PORT: Final = 80
 """Port of a model's Service; `minisgl.wire.status` has the ports inside the pods."""
 

@@ -120,6 +120,21 @@ def test_missing_api_keys_are_reported(message: str, words: str) -> None:
     expect(scene, "Accepted", "SecretNotFound", words)
 
 
+@pytest.mark.parametrize(
+    ("message", "reason", "words"),
+    [
+        ('"ca" : configmap "company-ca" not found', "ConfigMapNotFound", 'ConfigMap "company-ca" does not exist'),
+        ('"ca" : references non-existent config key: a.pem', "ConfigMapNotFound", 'of volume "ca" has no key "a.pem"'),
+        ('"own" : references non-existent secret key: x', "SecretNotFound", 'The Secret of volume "own" has no key'),
+    ],
+)
+def test_a_missing_source_of_a_volume_is_reported(message: str, reason: str, words: str) -> None:
+    scene = starting()
+    scene.waiting("qwen-r0-0", "ContainerCreating")
+    scene.event(scene.pods["qwen-r0-0"], "FailedMount", f"MountVolume.SetUp failed for volume {message}")
+    expect(scene, "Accepted", reason, words)
+
+
 def test_a_missing_hub_token_is_reported() -> None:
     scene = fetch_scene(tokenSecretRef={"name": "hub"})
     waiting = {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
