@@ -43,6 +43,7 @@ e2e: install $(DEMO)  ## run the scenarios on a cluster with nodes (E2E_KEEP=1: 
 
 e2e-full: install $(DEMO)  ## run all scenarios, including the long ones
 	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) --timeout 3600 e2e/scenarios
+	MINISGL_CLUSTER=minisgl-e2e-ipv6 MINISGL_IP_FAMILY=6 $(PYTEST) --timeout 3600 e2e/ipv6
 
 images: install  ## build the images of operator, frontend and engine (for CPUs), without Docker
 	@PYTHONPATH=e2e .venv/bin/python -m image_builder

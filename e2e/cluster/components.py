@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.certificates import Authority, signing_key, write_if_changed
+from cluster.layout import in_url
 
 AUDIT_POLICY: Final = """{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
  "rules": [
@@ -31,7 +32,7 @@ class ControlPlane:
 
     @property
     def url(self) -> str:
-        return f"https://{self.ip}:{self.port}"
+        return f"https://{in_url(self.ip)}:{self.port}"
 
     @property
     def pki(self) -> Path:

@@ -11,7 +11,7 @@ from cluster import layout, tools
 from cluster.certificates import write_if_changed
 from cluster.components import ControlPlane
 from cluster.layout import CONTROL_IP, STATE
-from cluster.places import CONTROL, enter, hold, inside, shell, start, wait
+from cluster.places import CONTROL, NO_DAD, enter, hold, inside, shell, start, wait
 
 PLANE: Final = ControlPlane(
     directory=STATE,
@@ -41,11 +41,11 @@ subjects: [{kind: Group, name: "cluster:readers"}]
 """
 
 # A separate server block answers for external names: in one block, `template` would precede `kubernetes`.
-_COREFILE: Final = f"""cluster.local:53 in-addr.arpa:53 {{
+_COREFILE: Final = f"""cluster.local:53 in-addr.arpa:53 ip6.arpa:53 {{
   bind {CONTROL_IP}
   errors
   ready 127.0.0.1:8181
-  kubernetes cluster.local in-addr.arpa {{
+  kubernetes cluster.local in-addr.arpa ip6.arpa {{
     kubeconfig {PLANE.kubeconfig("coredns")}
     pods insecure
     ttl 2
@@ -73,7 +73,7 @@ def up() -> None:
         CONTROL,
         f"""sysctl ipv4/conf/default/send_redirects 0
 ip link add lan type bridge
-ip addr add {CONTROL_IP}/24 dev lan
+ip addr add {CONTROL_IP}/{layout.LAN_BITS} dev lan{NO_DAD}
 ip link set lan up""",
     )
     start(CONTROL, "etcd", *PLANE.etcd())

@@ -15,18 +15,43 @@ CACHE: Final = Path(os.environ.get("MINISGL_CACHE", Path.home() / ".cache/minisg
 STATE: Final = Path("/var/lib") / f"{NAME}-cluster"
 HOST_KUBECONFIG: Final = STATE / "host.kubeconfig"
 
-CONTROL_IP: Final = "10.243.0.1"
+IPV6: Final = os.environ.get("MINISGL_IP_FAMILY", "4") == "6"
+"""True for a cluster with IPv6 only. Its places have 127.0.0.1 for components that talk to themselves, and no other
+IPv4 address."""
+
+_LAN: Final = "fd00:10:243::" if IPV6 else "10.243.0."
+LAN_BITS: Final = 64 if IPV6 else 24
+"""Length of the prefix of the network of the nodes."""
+CONTROL_IP: Final = f"{_LAN}1"
 """Address of API server, DNS, and router between the nodes."""
-API: Final = f"https://{CONTROL_IP}:6443"
-PODS: Final = "10.244.0.0/16"
-SERVICES: Final = "10.96.0.0/16"
-SERVICE_API_IP: Final = "10.96.0.1"
+STORAGE_IP: Final = f"{_LAN}2"
+"""Second address of the place "control", for programs of tests."""
+PODS: Final = "fd00:10:244::/48" if IPV6 else "10.244.0.0/16"
+SERVICES: Final = "fd00:10:96::/112" if IPV6 else "10.96.0.0/16"
+SERVICE_API_IP: Final = "fd00:10:96::1" if IPV6 else "10.96.0.1"
+ADDRESS_BITS: Final = 128 if IPV6 else 32
+ANYWHERE: Final = "::/0" if IPV6 else "0.0.0.0/0"
 
 CGROUP: Final = f"/{STATE.name}"
 
 
 def node_ip(index: int) -> str:
-    return f"10.243.0.{10 + index}"
+    return f"{_LAN}{10 + index}"
+
+
+def node_pods(index: int) -> tuple[str, str]:
+    """Range of the pods of a node, and the address of the node's bridge in it."""
+    if IPV6:
+        return f"fd00:10:244:{index}::/64", f"fd00:10:244:{index}::1"
+    return f"10.244.{index}.0/24", f"10.244.{index}.1"
+
+
+def in_url(ip: str) -> str:
+    """An address as a URL contains it."""
+    return f"[{ip}]" if ":" in ip else ip
+
+
+API: Final = f"https://{in_url(CONTROL_IP)}:6443"
 
 
 def cgroup_hierarchies() -> list[Path]:

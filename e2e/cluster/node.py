@@ -13,8 +13,9 @@ from cluster.certificates import Authority, write_if_changed
 from cluster.containers import PAUSE, containerd, ctr
 from cluster.control_plane import PLANE, api, http
 from cluster.layout import CGROUP, CONTROL_IP, STATE, cgroup_hierarchies, node_ip
-from cluster.places import CONTROL, hold, pid_of, remove_cgroups, run, start, wait
+from cluster.places import CONTROL, NO_DAD, hold, pid_of, remove_cgroups, run, start, wait
 
+_IPTABLES: Final = "ip6tables" if layout.IPV6 else "iptables"
 QUEUE: Final = 98
 """Number of the NFQUEUE in which new connections wait for the decision of the network policies."""
 
@@ -22,7 +23,7 @@ QUEUE: Final = 98
 def up(index: int) -> None:
     """Start the components of node<index> that do not run, and wait until the node is Ready."""
     name, ip = f"node{index}", node_ip(index)
-    bridge, pods = f"10.244.{index}.1", f"10.244.{index}.0/24"
+    pods, bridge = layout.node_pods(index)
     here = STATE / name
     authority = Authority(PLANE.pki)
     authority.issue(f"{name}-serving", f"system:node:{name}", "system:nodes", [name, ip])
@@ -35,10 +36,10 @@ def up(index: int) -> None:
     hold(
         name,
         f"""ip link add cni0 type bridge
-ip addr add {bridge}/24 dev cni0
+ip addr add {bridge}/{pods.split("/")[1]} dev cni0{NO_DAD}
 ip link set cni0 up
-sysctl bridge/bridge-nf-call-iptables 1
-iptables -A FORWARD -m conntrack --ctstate NEW -j NFQUEUE --queue-num {QUEUE}""",
+sysctl bridge/bridge-nf-call-{_IPTABLES} 1
+{_IPTABLES} -A FORWARD -m conntrack --ctstate NEW -j NFQUEUE --queue-num {QUEUE}""",
     )
     _connect(name, ip, pods)
     write_if_changed(here / "cni/10-cluster.conflist", json.dumps(_network(bridge, pods)))
@@ -88,9 +89,16 @@ def _connect(name: str, ip: str, pods: str) -> None:
         return
     pid = pid_of(name)
     assert pid is not None
-    plug = f"ip link add {name} master lan up type veth peer name eth0 netns {pid}; ip route replace {pods} via {ip}"
+    family = "-6 " if layout.IPV6 else ""
+    plug = (
+        f"ip link add {name} master lan up type veth peer name eth0 netns {pid}; "
+        f"ip {family}route replace {pods} via {ip}"
+    )
     run(CONTROL, "sh", "-ec", plug)
-    address = f"ip addr add {ip}/24 dev eth0; ip link set eth0 up; ip route add default via {CONTROL_IP}"
+    address = (
+        f"ip addr add {ip}/{layout.LAN_BITS} dev eth0{NO_DAD}; ip link set eth0 up; "
+        f"ip {family}route add default via {CONTROL_IP}"
+    )
     run(name, "sh", "-ec", address)
 
 
@@ -113,7 +121,7 @@ def _network(bridge: str, pods: str) -> dict[str, object]:
         "type": "host-local",
         "dataDir": "/run/cni",
         "ranges": [[{"subnet": pods, "gateway": bridge}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
+        "routes": [{"dst": layout.ANYWHERE}],
     }
     plugin = {"type": "bridge", "bridge": "cni0", "isGateway": True, "hairpinMode": True, "ipMasq": False}
     return {"cniVersion": "1.0.0", "name": "cluster", "plugins": [plugin | {"ipam": addresses}]}
@@ -127,7 +135,7 @@ def _proxy(name: str, ip: str) -> dict[str, object]:
         "clusterCIDR": layout.PODS,
         "hostnameOverride": name,
         "bindAddress": ip,
-        "nodePortAddresses": [f"{ip}/32"],
+        "nodePortAddresses": [f"{ip}/{layout.ADDRESS_BITS}"],
         # Without CAP_SYS_RESOURCE, a process cannot lower its OOM score.
         "oomScoreAdj": 0,
         "conntrack": {"maxPerCore": 0},

@@ -21,11 +21,13 @@ from typing import Final, TypeVar
 
 from cluster import tools
 from cluster.certificates import write_if_changed
-from cluster.layout import STATE, cgroup_hierarchies
+from cluster.layout import IPV6, STATE, cgroup_hierarchies
 
 HOST: Final = ""
 CONTROL: Final = "control"
 SEED: Final = "seed"
+NO_DAD: Final = " nodad" if IPV6 else ""
+"""Option of `ip addr`: an address can be used without waiting until no other host has it."""
 T = TypeVar("T")
 
 # Settings in /proc/sys that a kubelet writes. In a place these are files; otherwise it would change the host's kernel.
@@ -202,6 +204,7 @@ for f in {" ".join(_TUNABLES)}; do mount --bind {here}/sys/$f /proc/sys/$f; done
 ip link set lo up
 sysctl() {{ echo $2 >/proc/sys/net/$1; }}
 sysctl ipv4/ip_forward 1
+{"sysctl ipv6/conf/all/forwarding 1" if IPV6 else ""}
 sysctl ipv4/conf/all/send_redirects 0
 {setup}
 exec env --ignore-signal=CHLD sleep infinity"""

@@ -15,8 +15,8 @@ from cluster.places import CONTROL, pid_of, start
 
 
 def expose(place: str, target: str) -> int:
-    """Forward a port on 127.0.0.1 to `target` ("10.96.1.2:80") in the network of the place; returns the port, which is
-    the same for the same arguments."""
+    """Forward a port on 127.0.0.1 to `target` ("10.96.1.2:80" or "[fd00::2]:80") in the network of the place; returns
+    the port, which is the same for the same arguments."""
     name, note = f"relay-{target}", STATE / place / f"relay-{target}.port"
     if not pid_of(name, place):
         # The socket is created on the host and accepts there; the process that connects runs in the place.
@@ -57,6 +57,7 @@ def host_kubeconfig() -> str:
 def relay(descriptor: int, target: str) -> None:
     """Accept connections from an inherited socket forever, and copy data in both directions."""
     ip, port = target.rsplit(":", 1)
+    ip = ip.strip("[]")
     listener = socket.socket(fileno=descriptor)
     while True:
         client = listener.accept()[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 import threading
 import time
 import urllib.parse
@@ -82,14 +83,15 @@ class FakeHub:
         `place` calls the function that creates the socket, for example in another network namespace.
         """
         handler = type("Handler", (_Handler,), {"hub": self})
-        server: ThreadingHTTPServer = place(lambda: ThreadingHTTPServer(("0.0.0.0", 0), handler))
+        make, everywhere = (_Ipv6Server, "::") if ":" in address else (ThreadingHTTPServer, "0.0.0.0")
+        server: ThreadingHTTPServer = place(lambda: make((everywhere, 0), handler))
         server.daemon_threads = True
         port = server.server_address[1]
-        self.storage_url = f"http://{storage_address}:{port}"
+        self.storage_url = f"http://{_in_url(storage_address)}:{port}"
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
-            yield f"http://{address}:{port}"
+            yield f"http://{_in_url(address)}:{port}"
         finally:
             server.shutdown()
             server.server_close()
@@ -104,6 +106,14 @@ class FakeHub:
     def record(self, method: str, path: str) -> None:
         with self._lock:
             self.requests[f"{method} {path}"] += 1
+
+
+class _Ipv6Server(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -8,6 +8,7 @@ from typing import Any, Final
 import httpx
 from openai import OpenAI
 
+from cluster.layout import in_url
 from cluster.relay import expose_from_pod
 from harness.namespace import PATIENCE, Namespace
 
@@ -43,7 +44,7 @@ class ClientPod:
         """URL on the host that is forwarded to port 80 of a Service's cluster IP."""
         found = self.namespace.get("service", service)
         assert found is not None, f"no Service {service}"
-        return f"http://127.0.0.1:{self.port_to(found['spec']['clusterIP'] + ':80')}"
+        return f"http://127.0.0.1:{self.port_to(in_url(found['spec']['clusterIP']) + ':80')}"
 
     def openai(self, service: str, api_key: str = "none") -> OpenAI:
         """Client without retries. Waits until the Service answers: nodes learn of its endpoints a moment after the API

@@ -6,17 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from cluster.layout import CONTROL_IP
+from cluster.layout import CONTROL_IP, LAN_BITS, STORAGE_IP
 from cluster.places import CONTROL, inside, run
 from fake_hub import FakeHub, Repository
 from harness import installation
 from harness.models import cpu_model
 from harness.namespace import Namespace
-
-_STORAGE_IP: Final = "10.243.0.2"
-"""Address of the storage host, which serves the Hub's large files."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,8 @@ def _writable_directory(namespace: Namespace, name: str) -> Path:
 def serving_hub() -> Iterator[Hub]:
     """Run a Hub with the demo checkpoint as org/demo."""
     fake = FakeHub()
-    run(CONTROL, "ip", "addr", "replace", f"{_STORAGE_IP}/24", "dev", "lan")
-    with fake.serve(CONTROL_IP, _STORAGE_IP, lambda make: inside(CONTROL, make)) as url:
+    run(CONTROL, "ip", "addr", "replace", f"{STORAGE_IP}/{LAN_BITS}", "dev", "lan")
+    with fake.serve(CONTROL_IP, STORAGE_IP, lambda make: inside(CONTROL, make)) as url:
         hub = Hub(fake, url)
         hub.add("org/demo", revisions=("main", "v1"))
         yield hub

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +15,7 @@ from harness.client import ClientPod
 from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
+from harness.ranks import kill_rank1, launcher_status
 
 BACK_SECONDS = 10
 SLACK = 3
@@ -30,21 +29,6 @@ PARTS = {
     "load": "weights are loaded",
     "serve": "the replica is ready",
 }
-KILL = """
-import os, pathlib, signal, time
-
-def is_rank1(process):
-    try:
-        return b"minisgl.launcher.child\\0rank1" in (process / "cmdline").read_bytes()
-    except OSError:
-        # It has just exited, like processes of other commands.
-        return False
-
-pids = [p.name for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and is_rank1(p)]
-assert len(pids) == 1, pids
-print(time.time())
-os.kill(int(pids[0]), signal.SIGKILL)
-"""
 
 
 def test_a_killed_rank_ends_streams_with_an_error_and_restarts_in_its_pod(
@@ -67,7 +51,7 @@ def test_a_killed_rank_ends_streams_with_an_error_and_restarts_in_its_pod(
         lines = stream.iter_lines()
         while '"content":"' not in next(lines):
             continue
-        killed = float(namespace.kubectl("exec", "demo-r0-1", "--", "python3", "-c", KILL))
+        killed = kill_rank1(namespace, "demo-r0-1")
         kill_operator()
         # The connection is closed after the error event, so that clients cannot take it for a complete stream.
         rest: list[str] = []
@@ -94,7 +78,7 @@ def test_a_killed_rank_ends_streams_with_an_error_and_restarts_in_its_pod(
 
 def _ready_after(namespace: Namespace, killed: float, answered: float, measurement: Callable[[str], None]) -> float:
     """Seconds until all ranks serve again; prints their parts. All processes use the clock of one machine."""
-    status = _launcher(namespace, "demo-r0-0")
+    status = launcher_status(namespace, "demo-r0-0")
     detected = datetime.fromisoformat(status["last_failure"]["at"]).timestamp()
     parts = [("the launchers detect it", detected - killed)]
     parts += [(what, status["timings"][part]) for part, what in PARTS.items()]
@@ -118,11 +102,4 @@ def _answer(openai: OpenAI) -> str:
 
 def _standbys(namespace: Namespace) -> bool:
     """True if each pod has a standby process."""
-    return all(_launcher(namespace, pod).get("standbys") for pod in ("demo-r0-0", "demo-r0-1"))
-
-
-def _launcher(namespace: Namespace, pod: str) -> dict[str, Any]:
-    """`/status` of the launcher of a pod."""
-    fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8080/status').read().decode())"
-    status: dict[str, Any] = json.loads(namespace.kubectl("exec", pod, "--", "python3", "-c", fetch))
-    return status
+    return all(launcher_status(namespace, pod).get("standbys") for pod in ("demo-r0-0", "demo-r0-1"))

@@ -1,0 +1,36 @@
+"""Ranks of engine pods: kill one of them, and ask the launcher about them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from harness.namespace import Namespace
+
+_KILL: Final = """
+import os, pathlib, signal, time
+
+def is_rank1(process):
+    try:
+        return b"minisgl.launcher.child\\0rank1" in (process / "cmdline").read_bytes()
+    except OSError:
+        # It has just exited, like processes of other commands.
+        return False
+
+pids = [p.name for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and is_rank1(p)]
+assert len(pids) == 1, pids
+print(time.time())
+os.kill(int(pids[0]), signal.SIGKILL)
+"""
+
+
+def kill_rank1(namespace: Namespace, pod: str) -> float:
+    """Kill the process of rank 1 in its pod with SIGKILL; returns the time."""
+    return float(namespace.kubectl("exec", pod, "--", "python3", "-c", _KILL))
+
+
+def launcher_status(namespace: Namespace, pod: str) -> dict[str, Any]:
+    """`/status` of the launcher of a pod."""
+    fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8080/status').read().decode())"
+    status: dict[str, Any] = json.loads(namespace.kubectl("exec", pod, "--", "python3", "-c", fetch))
+    return status
