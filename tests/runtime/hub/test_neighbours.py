@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fake_hub import FakeHub, Repository
 from minisgl.cli.main import main
@@ -18,7 +23,7 @@ from minisgl.hub import fetch as model_fetch
 from minisgl.hub import neighbours as model_neighbours
 from minisgl.hub.errors import FetchError
 from minisgl.hub.fetch import fetch
-from minisgl.hub.neighbours import Neighbours, try_lock
+from minisgl.hub.neighbours import FetchRecord, Neighbours, make_room, reclaimable_bytes, try_lock
 from minisgl.hub.repository import Source
 from minisgl.wire.status import FetchStatus
 
@@ -256,6 +261,43 @@ def test_partial_downloads_of_other_checkpoints_are_removed_for_room(hub: FakeHu
     disk.size = 3 * FILE_BYTES
     run(hub, NEW, volume / "new", prune="partial")
     assert names(volume) == {"new"}
+
+
+@given(
+    checkpoints=st.lists(
+        st.tuples(st.sampled_from(["qwen", "other", ""]), st.booleans(), st.integers(0, 8), st.booleans()), max_size=6
+    ),
+    free=st.integers(0, 40),
+    needed=st.integers(1, 60),
+)
+def test_only_unused_checkpoints_are_removed_and_only_for_enough_room(
+    checkpoints: list[tuple[str, bool, int, bool]], free: int, needed: int
+) -> None:
+    """Sizes are in blocks of 4 KiB. Each checkpoint has an owner, may be kept, and may share a file with the first."""
+    block = 4096
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        volume = Path(folder)
+        target = volume / "new.partial-0123456789ab"
+        target.mkdir()
+        disk = Disk(volume, patch)
+        for number, (owner, _, size, shared) in enumerate(checkpoints):
+            made = volume / f"old{number}"
+            made.mkdir()
+            (made / "own").write_bytes(bytes(size * block))
+            if shared and number:
+                os.link(volume / "old0" / "own", made / "shared")
+            record = FetchRecord(repository="org/old", revision="main", commit="0", owner=owner)
+            (made / "minisgl-fetch.json").write_bytes(msgspec.json.encode(record))
+        disk.size += free * block - disk.usage(volume).free
+        keep = tuple(f"old{number}" for number, (_, kept, *_) in enumerate(checkpoints) if kept)
+        settings = Neighbours(owner="qwen", prune="unused", keep=keep)
+        make_room(needed * block, target, settings)
+        removed = {f"old{number}" for number in range(len(checkpoints))} - names(volume)
+        obsolete = {f"old{number}" for number, (owner, kept, *_) in enumerate(checkpoints) if owner == "qwen"} - {*keep}
+        assert removed <= obsolete
+        enough = disk.usage(volume).free >= needed * block
+        assert enough or not removed
+        assert enough or reclaimable_bytes([volume / name for name in sorted(obsolete)]) + free * block < needed * block
 
 
 def test_an_open_file_of_a_removed_checkpoint_stays_readable(hub: FakeHub, volume: Path, disk: Disk) -> None:
