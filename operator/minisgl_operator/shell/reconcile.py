@@ -15,7 +15,7 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, Ref, parse_time, ref_of
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.lost_nodes import is_lost, seconds_until_next_deadline
+from minisgl_operator.facts.lost_nodes import ending, is_lost, seconds_until_next_deadline
 from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.observed import ObjectEvent, Observed, Rejection
 from minisgl_operator.facts.pods import node_of
@@ -119,6 +119,11 @@ async def _reconcile_deleted(context: Context, key: ModelKey, blocked: tuple[Rej
     reference or with the namespace; but it waits indefinitely for pods on a lost node."""
     pods = [one.body for one in context.store.of_model(key) if one.body["kind"] == POD.kind]
     nodes = _nodes_of(context, pods)
+    for pod in pods:
+        if ending(pod, nodes, now) in ("hangs", "unknown"):
+            # There may be no InferenceModel left that could have a condition.
+            where = (pod["metadata"]["namespace"], pod["metadata"]["name"], node_of(pod))
+            _log.warning("Pod %s/%s of a deleted model does not end, and its node %s is not known to be lost", *where)
     rejections, *_ = await _send(context, key, () if blocked else force_deletions(pods, nodes, now))
     return Result(failed=bool(rejections), after=seconds_until_next_deadline(pods, nodes, now))
 

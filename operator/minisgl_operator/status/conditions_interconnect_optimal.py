@@ -9,9 +9,10 @@ from minisgl_operator.facts.facts import Facts
 from minisgl_operator.render.engine import shm_in_memory
 from minisgl_operator.status.condition import Condition, shortened
 
-# Prefixes of transports that reach a GPU without a copy through host memory: of one node, and between nodes.
+# Prefixes of transports that reach a GPU without a copy through host memory: of one node, and between nodes. Networks
+# other than Socket are InfiniBand, RoCE, and those of cloud providers (NET/Libfabric, NET/GPUDirectTCPX).
 _DIRECT: Final = ("P2P", "NVLS")
-_RDMA: Final = ("NET/IB", "COLLNET")
+_RDMA: Final = ("NET/", "COLLNET")
 
 
 def interconnect_optimal(facts: Facts) -> Condition:

@@ -144,3 +144,15 @@ def test_a_namespace_with_a_model_can_be_deleted(control_plane: LocalControlPlan
             return control_plane.kubectl("get", "namespace", cluster.namespace, check=False).returncode != 0
 
         cluster.until(gone, "the namespace's end")
+
+
+def test_a_pod_of_a_deleted_model_that_a_live_node_does_not_end_is_logged(
+    control_plane: LocalControlPlane, caplog: pytest.LogCaptureFixture
+) -> None:
+    with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
+        hang(cluster, ready=True)
+        cluster.delete("InferenceModel", "hangs")
+        words = f"Pod {cluster.namespace}/hangs-r0-0 of a deleted model does not end, and its node {cluster.node}"
+        cluster.until(lambda: words in caplog.text, "the warning")
+        cluster.until_quiet(operator)
+        assert cluster.get("Pod", "hangs-r0-0") is not None

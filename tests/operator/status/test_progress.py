@@ -168,6 +168,7 @@ def test_a_model_without_replicas_is_suspended(spec: dict[str, Any], words: str)
         (NETWORK, "NET/Socket", ("False", "CrossPodTCP")),
         (NETWORK, "NET/Socket and P2P/IPC", ("False", "CrossPodTCP")),
         (NETWORK, "NET/IB and P2P/IPC", ("True", "Optimal")),
+        (NETWORK, "NET/Libfabric/0/GDRDMA", ("True", "Optimal")),
         (NETWORK, "SHM/direct", ("False", "NoPeerAccess")),
         (NETWORK, "", ("Unknown", "Unknown")),
         (NETWORK | {"engine": {"device": "cpu"}}, "gloo", ("True", "Optimal")),
