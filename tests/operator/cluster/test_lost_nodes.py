@@ -20,11 +20,11 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lost_nodes, "FORCE_DELETE_AFTER", timedelta(seconds=3))
 
 
-def hang(cluster: OperatedCluster, *, ready: bool) -> str:
-    """A model whose pod was deleted and does not end; returns the pod's uid."""
+def hang(cluster: OperatedCluster) -> str:
+    """A model whose pod was deleted, and whose node is ready but does not end it; returns the pod's uid."""
     cluster.apply(pvc_model("hangs"))
     cluster.until(lambda: cluster.ready("hangs"), "Ready")
-    cluster.place_on_node("hangs-r0-0", ready=ready)
+    cluster.place_on_node("hangs-r0-0", ready=True)
     pod = cluster.get("Pod", "hangs-r0-0")
     assert pod is not None
     cluster.end_soon("hangs-r0-0")
@@ -44,7 +44,7 @@ def says(cluster: OperatedCluster, reason: str, *words: str) -> bool:
 def test_a_pod_is_not_forced_off_a_live_node(control_plane: LocalControlPlane) -> None:
     """A process that hangs keeps its GPU. A user who says that the node is off has the pod replaced."""
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
-        uid = hang(cluster, ready=True)
+        uid = hang(cluster)
         words = ("Pod hangs-r0-0", cluster.node, "not deleted by force", "restart the node")
         cluster.until(lambda: says(cluster, "PodNotTerminating", *words), "the condition")
         cluster.until_quiet(operator)
@@ -60,7 +60,7 @@ def test_a_node_that_has_returned_is_asked_before_a_pod_is_forced_off_it(
     lost = NodeState(datetime(2026, 1, 1, tzinfo=UTC))
     monkeypatch.setattr(nodes.NodeWatch, "nodes", property(lambda watch: {cluster.node: lost}))
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
-        uid = hang(cluster, ready=True)
+        uid = hang(cluster)
         cluster.until(lambda: says(cluster, "NodeLost"), "the late news")
         cluster.until(lambda: asked(cluster), "the question")
         cluster.until_quiet(operator)
@@ -78,29 +78,18 @@ def asked(cluster: OperatedCluster) -> bool:
 
 def test_a_deleted_node_has_its_pods_replaced(control_plane: LocalControlPlane) -> None:
     with OperatedCluster(control_plane) as cluster, cluster.operator():
-        uid = hang(cluster, ready=True)
+        uid = hang(cluster)
         cluster.until(lambda: says(cluster, "PodNotTerminating"), "the condition")
         cluster.delete_node()
         cluster.until(lambda: replaced(cluster, uid), "another pod")
 
 
 def lose_all(cluster: OperatedCluster) -> None:
-    """A model whose pods are all on a node that does not report any more."""
+    """A model whose pods are all on a node that is lost. Their grace period, of minutes, does not count."""
     cluster.apply(pvc_model("lost"))
     cluster.until(lambda: cluster.ready("lost"), "Ready")
     for pod in cluster.list("Pod"):
         cluster.place_on_lost_node(pod["metadata"]["name"])
-
-
-def told_to_end(cluster: OperatedCluster) -> None:
-    """Wait until all pods are deleted, with a grace period that ends soon."""
-
-    def deleted() -> list[dict[str, Any]]:
-        found = cluster.list("Pod")
-        return found if all("deletionTimestamp" in pod["metadata"] for pod in found) else []
-
-    for pod in cluster.until(deleted, "deleted pods"):
-        cluster.end_soon(pod["metadata"]["name"])
 
 
 WAYS: dict[str, Callable[[OperatedCluster], Any]] = {
@@ -114,7 +103,6 @@ def test_a_deleted_model_is_removed_with_its_pods(control_plane: LocalControlPla
     with OperatedCluster(control_plane) as cluster, cluster.operator():
         lose_all(cluster)
         WAYS[way](cluster)
-        told_to_end(cluster)
         cluster.until(lambda: not cluster.list("Pod"), "the end of all pods")
         cluster.until(lambda: cluster.get("InferenceModel", "lost") is None, "the model's end")
 
@@ -126,7 +114,6 @@ def test_an_operator_that_starts_later_removes_the_pods_of_a_deleted_model(
         with cluster.operator():
             lose_all(cluster)
         cluster.delete("InferenceModel", "lost")
-        told_to_end(cluster)
         with cluster.operator():
             cluster.until(lambda: not cluster.list("Pod"), "the end of all pods")
 
@@ -138,7 +125,6 @@ def test_a_namespace_with_a_model_can_be_deleted(control_plane: LocalControlPlan
         # Once objects cannot be created any more, the operator does nothing more for the model.
         cluster.delete("Service", "lost")
         cluster.until(lambda: cluster.condition("lost", "Accepted").get("reason") == "NamespaceTerminating", "the end")
-        told_to_end(cluster)
 
         def gone() -> bool:
             return control_plane.kubectl("get", "namespace", cluster.namespace, check=False).returncode != 0
@@ -150,7 +136,7 @@ def test_a_pod_of_a_deleted_model_that_a_live_node_does_not_end_is_logged(
     control_plane: LocalControlPlane, caplog: pytest.LogCaptureFixture
 ) -> None:
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
-        hang(cluster, ready=True)
+        hang(cluster)
         cluster.delete("InferenceModel", "hangs")
         words = f"Pod {cluster.namespace}/hangs-r0-0 of a deleted model does not end, and its node {cluster.node}"
         cluster.until(lambda: words in caplog.text, "the warning")
