@@ -1,0 +1,50 @@
+"""Time alone changes the state of a deleted pod only at the moments for which a reconcile is planned."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minisgl_operator.api.objects import Manifest
+from minisgl_operator.facts.lost_nodes import ending, pods_to_force_delete, seconds_until_next_deadline
+from minisgl_operator.facts.nodes import Nodes, NodeState
+from minisgl_operator.render import names
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+seconds = st.integers(0, 700).map(lambda number: timedelta(seconds=number))
+states = st.builds(NodeState, st.none() | seconds.map(lambda since: START + since), st.booleans())
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Manifest:
+    part = draw(st.sampled_from((names.ENGINE, names.FETCH)))
+    metadata: Manifest = {"name": "p", "labels": names.labels("qwen", part)}
+    if draw(st.booleans()):
+        metadata["deletionTimestamp"] = (START + draw(seconds)).isoformat()
+        metadata["deletionGracePeriodSeconds"] = draw(st.sampled_from((0, 30, 330)))
+    return {"kind": "Pod", "metadata": metadata, "spec": {"nodeName": draw(st.none() | st.sampled_from(("a", "b")))}}
+
+
+@given(pods(), st.none() | st.dictionaries(st.sampled_from(("a", "b")), states), seconds, st.floats(0, 0.999))
+def test_nothing_changes_before_the_next_deadline(
+    pod: Manifest, nodes: Nodes | None, at: timedelta, part: float
+) -> None:
+    now = START + at
+    wait = seconds_until_next_deadline([pod], nodes, now)
+    later = now + timedelta(seconds=part * (3600.0 if wait is None else wait))
+    assert ending(pod, nodes, now) == ending(pod, nodes, later)
+    assert pods_to_force_delete([pod], nodes, now) == pods_to_force_delete([pod], nodes, later)
+
+
+@given(pods(), st.none() | st.dictionaries(st.sampled_from(("a", "b")), states), seconds)
+def test_only_deleted_pods_of_lost_nodes_are_forced(pod: Manifest, nodes: Nodes | None, at: timedelta) -> None:
+    now = START + at
+    for forced in pods_to_force_delete([pod], nodes, now):
+        assert nodes is not None and "deletionTimestamp" in forced["metadata"]
+        assert forced["metadata"]["labels"][names.COMPONENT_LABEL] != names.FETCH
+        node = nodes.get(forced["spec"]["nodeName"])
+        assert node is None or node.out_of_service or node.not_ready_since is not None
+        if node is not None and not node.out_of_service and node.not_ready_since is not None:
+            assert now - node.not_ready_since >= timedelta(seconds=300)
