@@ -23,7 +23,9 @@ _START_REASONS: Final = frozenset(
 
 _MISSING_OBJECT: Final = re.compile(r"\b(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
 _MISSING_KEY: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap) \S*?([^/\s]+)$")
-_MISSING_MOUNTED_KEY: Final = re.compile(r"volume \"([^\"]+)\" : references non-existent (secret|config) key: (\S+)")
+_MISSING_MOUNTED_KEY: Final = re.compile(
+    r"volume \"([^\"]+)\" : (?:configmap )?references non-existent (secret|config) key: (\S+)"
+)
 _MISSING_PVC: Final = re.compile(r"persistentvolumeclaim \"([^\"]+)\" (not found|is being deleted)")
 _PULLED_IMAGE: Final = re.compile(r"image \"([^\"]+)\"")
 _QUOTA: Final = re.compile(r"exceeded quota: .*")
@@ -35,8 +37,8 @@ _ABOVE_LIMIT: Final = re.compile(r"\.requests: Invalid value: \S+: must be less 
 # Names that controllers give to pods, whose ends are short.
 _COMPONENT_OF_NAME: Final = {
     names.ENGINE: re.compile(r"-r\d+-\d+$"),
-    names.FETCH: re.compile(r"-fetch-[0-9a-f]{16}-[^-]+$"),
-    names.FRONTEND: re.compile(r"-frontend-[^-]+-[^-]+$"),
+    names.FETCH: re.compile(r"-fetch-[0-9a-f]{16}-[^-]*$"),
+    names.FRONTEND: re.compile(r"-frontend-[^-]+-[^-]*$"),
 }
 _NOT_FOUND: Final = {"Secret": Reason.SECRET_NOT_FOUND, "ConfigMap": Reason.CONFIG_MAP_NOT_FOUND}
 _FORBIDDEN: Final = re.compile(r"is forbidden: (.*)")

@@ -17,9 +17,9 @@ from support.cluster.inference_models import DEFAULTS, inference_model
 NAMESPACE = "limited"
 # As their controllers name them.
 PODS = {
-    names.ENGINE: "a-frontend-x-r0-0",
-    names.FRONTEND: "a-frontend-x-frontend-6d5f7b9c4d-x7k2p",
-    names.FETCH: "a-frontend-x-fetch-35d630cdda6b6a85-x7k2p",
+    names.ENGINE: {"name": "a-frontend-x-r0-0"},
+    names.FRONTEND: {"generateName": "a-frontend-x-frontend-6d5f7b9c4d-"},
+    names.FETCH: {"generateName": "a-frontend-x-fetch-35d630cdda6b6a85-"},
 }
 
 
@@ -30,7 +30,7 @@ def pods(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
         template = manifest.get("spec", {}).get("template")
         if template is not None:
             component = template["metadata"]["labels"][names.COMPONENT_LABEL]
-            metadata = {**template["metadata"], "name": PODS[component]}
+            metadata = {**template["metadata"], **PODS[component]}
             del template["spec"]["serviceAccountName"]
             body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
             yield component, json.dumps(body)

@@ -215,6 +215,13 @@ MESSAGES: Final[tuple[Message, ...]] = (
         (("kubernetes/pkg/volume/secret/secret.go", '"references non-existent secret key: %s"'),),
     ),
     Message(
+        "FailedMount",
+        'MountVolume.SetUp failed for volume "ca" : configmap references non-existent config key: ca.pem',
+        Reason.CONFIG_MAP_NOT_FOUND,
+        ('The ConfigMap of volume "ca" has no key "ca.pem"',),
+        (("kubernetes/pkg/volume/configmap/configmap.go", '"configmap references non-existent config key: %s"'),),
+    ),
+    Message(
         "FailedAttachVolume",
         'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to one node and can\'t be '
         "attached to another",
@@ -253,6 +260,17 @@ MESSAGES: Final[tuple[Message, ...]] = (
         (
             ("apiserver/pkg/admission/plugin/resourcequota/controller.go", '"failed quota: %s: %v"'),
             ("kubernetes/pkg/quota/v1/evaluator/core/pods.go", '"must specify %s", strings.Join(errorMessages, "; ")'),
+        ),
+    ),
+    Message(
+        "FailedCreate",
+        'create Pod qwen-r0-0 in StatefulSet qwen-r0 failed error: Pod "qwen-r0-0" is invalid: spec.containers[0].'
+        'resources.requests: Invalid value: "8Gi": must be less than or equal to memory limit of 4Gi',
+        Reason.POD_REFUSED,
+        ("memory limit of 4Gi", "spec.engine.resources.requests.memory"),
+        (
+            ("apimachinery/pkg/api/errors/errors.go", '"%s %q is invalid: %v"'),
+            ("kubernetes/pkg/apis/core/validation/validation.go", '"must be less than or equal to %s limit of %s"'),
         ),
     ),
     Message(
