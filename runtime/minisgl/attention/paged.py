@@ -7,9 +7,10 @@ import torch
 from minisgl.attention.backend import DecodeBackend, PrefillBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade_backend import CascadeDecode
-from minisgl.attention.split_backend import SplitDecode
+from minisgl.attention.split_backend import MOST_ROWS, SplitDecode
 from minisgl.kernels.rotary import rotate_and_store
 from minisgl.kernels.rotation import Rotation
+from minisgl.wire.plan import IntArray
 
 
 class PagedAttention:
@@ -31,6 +32,17 @@ class PagedAttention:
     def most_graph_keys(self) -> int:
         """Most keys of all prompt segments of a captured step; 0: steps with prompts cannot be captured."""
         return self._prefill.most_graph_keys
+
+    def is_long(self, lengths: IntArray) -> bool:
+        """Whether steps of decode rows of these `lengths` [D] have graphs of their own, see `for_long_graph`."""
+        return isinstance(self._decode, SplitDecode) and self._decode.is_long(lengths)
+
+    def for_long_graph(self, rows: int) -> PagedAttention | None:
+        """Attention for captured steps of exactly `rows` decode rows that are `is_long`; None if there are none."""
+        if not isinstance(self._decode, SplitDecode) or self._decode.long is None or rows > MOST_ROWS:
+            return None
+        captured = PagedAttention(self._kv, self._prefill, self._decode.long)
+        return captured.for_graph(rows)
 
     def for_graph(self, rows: int, tokens: int = 0, *, segments: int = 0, prefix: bool = True) -> PagedAttention | None:
         """Attention for captured steps of exactly `rows` decode rows, and `tokens` prompt tokens in `segments`; None if

@@ -42,12 +42,14 @@ def _xqa(shape: AttentionShape) -> DecodeBackend:
 def _balanced(shape: AttentionShape) -> DecodeBackend:
     # Without a faster backend for few rows it serves all batches itself.
     few = None if xqa_backend.why_not(shape) else xqa_backend.XqaDecode(shape)
-    return _split(shape, BalancedDecode(shape, few))
+    # Behind a window no context is long.
+    long = BalancedDecode(shape, None) if shape.window is None else None
+    return _split(shape, BalancedDecode(shape, few), long)
 
 
-def _split(shape: AttentionShape, many: DecodeBackend) -> DecodeBackend:
+def _split(shape: AttentionShape, many: DecodeBackend, long: DecodeBackend | None = None) -> DecodeBackend:
     # For few rows all other backends spend their time in a long chain of dependent reads.
-    return many if split_backend.why_not(shape) else SplitDecode(shape, many)
+    return many if split_backend.why_not(shape) else SplitDecode(shape, many, long)
 
 
 # Fastest first: `auto` takes the first that supports the shape.

@@ -10,12 +10,15 @@ import torch
 from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.kernels.rotation import Rotation
+from minisgl.wire.plan import IntArray
 
 if TYPE_CHECKING:
     from minisgl.kernels.split_decode_triton import NewTokens
 
 MOST_ROWS: Final = 4
 """Above this number, kernels that split contexts less also occupy the whole GPU."""
+LONG_BYTES: Final = 64 << 20
+"""Keys and values of a layer from which the time is that of the bytes, which other kernels read faster."""
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -34,14 +37,18 @@ def why_not(shape: AttentionShape) -> str | None:
 
 
 class SplitDecode:
-    """Implements `DecodeBackend` for batches of up to MOST_ROWS rows; larger ones use `many`. In steps without prompts
-    it can also rotate queries and store keys and values, see `rotates`."""
+    """Implements `DecodeBackend` for batches of up to MOST_ROWS rows; larger ones use `many`, and those with long
+    contexts `long`. In steps without prompts it can also rotate queries and store keys and values, see `rotates`."""
 
-    def __init__(self, shape: AttentionShape, many: DecodeBackend) -> None:
+    def __init__(self, shape: AttentionShape, many: DecodeBackend, long: DecodeBackend | None = None) -> None:
+        """`long`: backend of batches that are `is_long`; None: there are none."""
         from minisgl.kernels import split_decode_triton as kernels
 
         self.name = many.name
+        self.long = long
         self._many = many
+        token_bytes = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+        self._long_tokens = -(-LONG_BYTES // token_bytes)
         self._kernels = kernels
         self._window = shape.window
         self._scale = shape.head_dim**-0.5 * math.log2(math.e)
@@ -51,28 +58,37 @@ class SplitDecode:
         self._batch: AttentionBatch
 
     def for_graph(self, size: int) -> DecodeBackend | None:
-        # It plans nothing, so all graphs can share this object.
+        # It plans nothing, so all graphs can share this object. Batches with long contexts have graphs of their own.
         return self if size <= MOST_ROWS else self._many.for_graph(size)
 
+    def is_long(self, lengths: IntArray) -> bool:
+        """Whether `long` serves the decode rows of these `lengths` [D]."""
+        return self.long is not None and len(lengths) <= MOST_ROWS and int(lengths.sum()) >= self._long_tokens
+
     def prepare(self, batch: AttentionBatch) -> None:
-        if batch.num_decode > MOST_ROWS:
-            self._many.prepare(batch)
+        if other := self._other(batch):
+            other.prepare(batch)
 
     def begin(self, batch: AttentionBatch) -> None:
         self._batch = batch
-        if batch.num_decode > MOST_ROWS:
-            self._many.begin(batch)
+        if other := self._other(batch):
+            other.begin(batch)
 
     def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
-        batch = self._batch
-        if batch.num_decode > MOST_ROWS:
-            self._many.decode(layer, kv, q, out)
+        if other := self._other(self._batch):
+            other.decode(layer, kv, q, out)
         else:
             self._run(layer, kv, q, out, None)
 
     def rotates(self, batch: AttentionBatch) -> bool:
         """Whether `rotate_and_decode` serves the whole `batch`."""
-        return batch.num_decode <= MOST_ROWS and not batch.num_segments
+        return not batch.num_segments and self._other(batch) is None
+
+    def _other(self, batch: AttentionBatch) -> DecodeBackend | None:
+        """The backend that serves `batch`; None: this one."""
+        if batch.num_decode > MOST_ROWS:
+            return self._many
+        return self.long if self.is_long(batch.host_decode_lengths) else None
 
     def rotate_and_decode(
         self,
@@ -106,4 +122,6 @@ class SplitDecode:
         )
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
-        return "split" if rows <= MOST_ROWS else self._many.backend_for(rows, mixed=mixed)
+        if rows > MOST_ROWS:
+            return self._many.backend_for(rows, mixed=mixed)
+        return "split" if self.long is None else f"split, {self.long.backend_for(rows, mixed=mixed)}"

@@ -57,12 +57,13 @@ def dummy_plan(
     start: int = 0,
     sample: bool = True,
     shared: bool = False,
+    long: bool = False,
     sampling: Sequence[Sampling] = (),
 ) -> StepPlan:
     """A step of `decode` rows and of segments of `prompts` tokens each, cut to the limits.
 
-    start: first position of the segments. sample: they end their prompts. shared: the decode rows share a page.
-    sampling: all rows join, and have these parameters in turn.
+    start: first position of the segments. sample: they end their prompts. shared: the decode rows share a page. long:
+    the decode rows have the longest context. sampling: all rows join, and have these parameters in turn.
     """
     decode = min(decode, limits.max_running - bool(prompts))
     start = max(min(start, limits.max_model_len - max(prompts, default=0)), 0)
@@ -70,7 +71,7 @@ def dummy_plan(
     lengths = _cut(prompts[: limits.max_running - decode], limits.max_step_tokens - decode, longest)
     rows = decode + len(lengths)
     joined = [(slot, sampling[slot % len(sampling)]) for slot in range(rows)] if sampling else []
-    position = min(limits.page_size, limits.max_model_len - 1)
+    position = limits.max_model_len - 1 if long else min(limits.page_size, limits.max_model_len - 1)
     # A row's own token is never shared.
     shared = shared and decode > 0 and position == limits.page_size
     groups = [SharedPrefix(1, np.arange(decode, dtype=np.int32))] if shared else []

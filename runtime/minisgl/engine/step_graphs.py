@@ -15,7 +15,7 @@ from minisgl.engine.capture import captured, padding_step
 from minisgl.engine.graph_sizes import StepSize, cascade_sizes, fitting_size, graph_sizes, prefers_cascade
 from minisgl.engine.runner import Runner
 from minisgl.engine.warm_up import representative_layers
-from minisgl.wire.plan import StepPlan
+from minisgl.wire.plan import IntArray, StepPlan
 
 
 class StepGraph:
@@ -55,12 +55,14 @@ class StepGraph:
 
 
 class StepGraphs:
-    """All captured steps: with and without shared prefixes, and with prompts."""
+    """All captured steps: of decode rows, with and without shared prefixes and long contexts, and with prompts."""
 
     def __init__(self) -> None:
         # In ascending order of size.
         self._plain: list[StepGraph] = []
         self._cascade: list[StepGraph] = []
+        self._long: list[StepGraph] = []
+        self._is_long: Callable[[IntArray], bool] = _never
         self._prefill: dict[StepSize, StepGraph] = {}
         self._most_keys = 0
         self._page_bytes = 0
@@ -79,16 +81,23 @@ class StepGraphs:
         pool = torch.cuda.graph_pool_handle()
         attention = runner.attention
         self._most_keys = attention.most_graph_keys
+        self._is_long = attention.is_long
         self._page_bytes = 2 * runner.kv.keys[0, 0].nbytes
         kinds: list[tuple[list[StepGraph], list[StepSize], CascadeLayout | None]]
         with_prompts: list[StepGraph] = []
-        kinds = [(with_prompts, list(prefill), None), (self._plain, list(map(StepSize, graph_sizes(largest))), None)]
+        decode = list(map(StepSize, graph_sizes(largest)))
+        kinds = [(with_prompts, list(prefill), None), (self._plain, decode, None)]
         if attention.cascade is not None:
             kinds.append((self._cascade, list(map(StepSize, cascade_sizes(largest))), attention.cascade.layout))
+        kinds.append((self._long, [size for size in decode if attention.for_long_graph(size.decode)], None))
         done, total = 0, sum(len(sizes) for _, sizes, _ in kinds)
         for graphs, sizes, cascade in kinds:
             for size in reversed(sizes):
-                captured = attention.for_graph(size.decode, size.tokens, segments=size.segments + 1, prefix=size.prefix)
+                captured = (
+                    attention.for_long_graph(size.decode)
+                    if graphs is self._long
+                    else attention.for_graph(size.decode, size.tokens, segments=size.segments + 1, prefix=size.prefix)
+                )
                 done += 1
                 if captured is None:
                     continue
@@ -104,19 +113,27 @@ class StepGraphs:
             size = None if eager else fitting_size(self._prefill, plan, self._most_keys)
             return None if size is None else self._prefill[size]
         rows = len(plan.decode_slots)
+        if self._is_long(plan.decode_positions + 1):
+            return _smallest(self._long, rows)
         shared = _smallest(self._cascade, rows) if len(plan.shared_prefixes) else None
         return shared or _smallest(self._plain, rows)
 
     @property
     def decode(self) -> list[StepGraph]:
         """Graphs of steps without prompts."""
-        return [*self._plain, *self._cascade]
+        return [*self._plain, *self._cascade, *self._long]
 
     def clear(self) -> None:
         """Drop all graphs: they refer to NCCL's communicator, so they must be freed before the group."""
         self._plain.clear()
         self._cascade.clear()
+        self._long.clear()
         self._prefill.clear()
+
+
+def _never(lengths: IntArray) -> bool:
+    """Return False: no graphs are captured yet."""
+    return False
 
 
 def _smallest(graphs: list[StepGraph], rows: int) -> StepGraph | None:

@@ -50,6 +50,7 @@ def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
         yield dummy_plan(limits, decode=limits.max_running, prompts=prompts, shared=True)
     for rows in (*_ROWS, limits.max_running):
         yield dummy_plan(limits, decode=rows)
+        yield dummy_plan(limits, decode=rows, long=True)
         for sampling in _SAMPLINGS:
             yield dummy_plan(limits, decode=rows, sampling=sampling)
         yield dummy_plan(limits, decode=rows, sampling=[PLAIN])
