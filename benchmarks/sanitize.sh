@@ -1,30 +1,32 @@
 #!/usr/bin/env bash
-# Runs the tests of our own kernels under compute-sanitizer's memcheck; its output goes to $OUT/sanitize.log.
+# Runs the tests of our own kernels under compute-sanitizer's memcheck; its output goes to $OUT/sanitize*.log.
 #
 #   OUT=results benchmarks/sanitize.sh [TEST-FILE...]
 #
 # torch's caching allocator, which puts many tensors into one allocation and so hides accesses out of bounds, is turned
 # off. Graphs cannot be captured without it, so the tests that capture graphs run separately, with the allocator.
-# PYTHON is an interpreter with pytest.
+# Files are checked at the same time, as most of it is work of the host. PYTHON is an interpreter with pytest.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:?set OUT to a directory for the results}
 PYTHON=${PYTHON:-python3}
-SECONDS_EACH=${SECONDS_EACH:-150}
+SECONDS_EACH=${SECONDS_EACH:-480}
 mkdir -p "$OUT"
 : >"$OUT/sanitize.log"
 
 checked() { # NAME MARKERS FILE...: pytest under the sanitizer
-  local name=$1 markers=$2 began code
+  local name=$1 markers=$2 log began code
   shift 2
+  log=$OUT/sanitize-$(basename "${name//[ :]/-}").log
   began=$(date +%s)
   timeout --kill-after=20 "$SECONDS_EACH" compute-sanitizer --tool memcheck --error-exitcode 9 --print-limit 20 \
-    "$PYTHON" -m pytest -q -m "$markers" -p no:cacheprovider -o addopts= --import-mode=importlib "$@" >"$OUT/one.log" 2>&1
+    "$PYTHON" -m pytest -q -m "$markers" -p no:cacheprovider -o addopts= --import-mode=importlib "$@" >"$log" 2>&1
   code=$?
-  [ $code -eq 0 ] || status=1
-  cat "$OUT/one.log" >>"$OUT/sanitize.log"
-  echo "$name: exit code $code after $(($(date +%s) - began)) s"
-  grep -E "ERROR SUMMARY|passed|failed|Invalid|out of bounds" "$OUT/one.log" | tail -n 5
+  {
+    echo "$name: exit code $code after $(($(date +%s) - began)) s"
+    grep -E "ERROR SUMMARY|passed|failed|Invalid|out of bounds" "$log" | tail -n 5
+  } | tee -a "$OUT/sanitize.log"
+  return $code
 }
 
 files=("$@")
@@ -33,10 +35,15 @@ files=("$@")
   # Ranks that wait for each other might wait forever.
   tests/gpu/test_one_shot_all_reduce.py::test_one_rank_alone
 )
-status=0
+running=()
 for file in "${files[@]}"; do
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 checked "$file" "gpu and not captures" "$file"
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 checked "$file" "gpu and not captures" "$file" &
+  running+=($!)
 done
-checked "tests that capture graphs" "gpu and captures" "${files[@]}"
-rm -f "$OUT/one.log"
+checked "tests that capture graphs" "gpu and captures" "${files[@]}" &
+running+=($!)
+status=0
+for each in "${running[@]}"; do
+  wait "$each" || status=1
+done
 exit $status
