@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.attention import split_backend
+from minisgl.attention import select
 from minisgl.attention.backend import BackendUnavailable
+from minisgl.attention.split_backend import LongContexts
 from minisgl.config import EngineConfig
 from minisgl.engine.engine import create_engine
 from minisgl.engine.errors import EngineError
@@ -100,11 +101,11 @@ def test_a_graph_of_any_architecture_is_bitwise_equal_to_an_eager_step(
 def test_graphs_of_long_contexts_are_bitwise_equal_to_eager_steps(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(split_backend, "LONG_BYTES", 1)
+    monkeypatch.setattr(select, "LongContexts", lambda backend, least_bytes: LongContexts(backend, 1))
     for plans, eager, replayed in _with_and_without_graphs(checkpoint, "auto"):
         assert_bitwise_equal(eager, replayed)
-        if len(plans[-1].decode_slots) == 1:
-            monkeypatch.setattr(split_backend, "LONG_BYTES", 1 << 40)
+        with monkeypatch.context() as context:
+            context.setattr(select, "LongContexts", LongContexts)
             assert_equal_where_the_gap_allows(plans, answer(_config(checkpoint), plans), replayed)
 
 

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from minisgl.attention import balanced_backend, fa3_backend, flashinfer_backend, split_backend, xqa_backend
 from minisgl.attention.backend import AttentionShape, BackendUnavailable, DecodeBackend, PrefillBackend
 from minisgl.attention.balanced_backend import BalancedDecode
-from minisgl.attention.split_backend import SplitDecode
+from minisgl.attention.split_backend import LongContexts, SplitDecode
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 
 logger = logging.getLogger(__name__)
@@ -42,12 +42,16 @@ def _xqa(shape: AttentionShape) -> DecodeBackend:
 def _balanced(shape: AttentionShape) -> DecodeBackend:
     # Without a faster backend for few rows it serves all batches itself.
     few = None if xqa_backend.why_not(shape) else xqa_backend.XqaDecode(shape)
-    # Behind a window no context is long.
-    long = BalancedDecode(shape, None) if shape.window is None else None
-    return _split(shape, BalancedDecode(shape, few), long)
+    many = BalancedDecode(shape, few)
+    if shape.window is not None:
+        # No context is long behind a window.
+        return _split(shape, many)
+    # Measured on an H200, 1 row of 100,000 tokens with 8 KV heads: 104 µs (xqa), 121 (balanced), 158 (split).
+    long = LongContexts(few, 64 << 20) if few else LongContexts(BalancedDecode(shape, None), 128 << 20)
+    return _split(shape, many, long)
 
 
-def _split(shape: AttentionShape, many: DecodeBackend, long: DecodeBackend | None = None) -> DecodeBackend:
+def _split(shape: AttentionShape, many: DecodeBackend, long: LongContexts | None = None) -> DecodeBackend:
     # For few rows all other backends spend their time in a long chain of dependent reads.
     return many if split_backend.why_not(shape) else SplitDecode(shape, many, long)
 

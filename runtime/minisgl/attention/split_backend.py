@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 MOST_ROWS: Final = 4
 """Above this number, kernels that split contexts less also occupy the whole GPU."""
-LONG_BYTES: Final = 64 << 20
-"""Keys and values of a layer from which the time is that of the bytes, which other kernels read faster."""
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -36,19 +34,27 @@ def why_not(shape: AttentionShape) -> str | None:
     return None
 
 
+class LongContexts(NamedTuple):
+    """Backend of few rows with long contexts, whose time is that of the bytes, which it reads faster."""
+
+    backend: DecodeBackend
+    least_bytes: int
+    """Keys and values of a layer from which it is faster."""
+
+
 class SplitDecode:
     """Implements `DecodeBackend` for batches of up to MOST_ROWS rows; larger ones use `many`, and those with long
     contexts `long`. In steps without prompts it can also rotate queries and store keys and values, see `rotates`."""
 
-    def __init__(self, shape: AttentionShape, many: DecodeBackend, long: DecodeBackend | None = None) -> None:
+    def __init__(self, shape: AttentionShape, many: DecodeBackend, long: LongContexts | None = None) -> None:
         """`long`: backend of batches that are `is_long`; None: there are none."""
         from minisgl.kernels import split_decode_triton as kernels
 
         self.name = many.name
-        self.long = long
+        self.long = None if long is None else long.backend
         self._many = many
         token_bytes = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
-        self._long_tokens = -(-LONG_BYTES // token_bytes)
+        self._long_tokens = 0 if long is None else -(-long.least_bytes // token_bytes)
         self._kernels = kernels
         self._window = shape.window
         self._scale = shape.head_dim**-0.5 * math.log2(math.e)

@@ -13,7 +13,7 @@ from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.overview import overview
 from minisgl.attention.select import select_backends
-from minisgl.attention.split_backend import LONG_BYTES, MOST_ROWS, SplitDecode
+from minisgl.attention.split_backend import MOST_ROWS, LongContexts, SplitDecode
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.kernels.build.triton import Architecture, Launches
 from support.kernels.dense_attention import attention_shape
@@ -49,10 +49,10 @@ def test_ranges_of_rows_are_those_that_each_backend_serves() -> None:
 
 def test_long_contexts_of_few_rows_have_a_backend_of_their_own() -> None:
     with Launches().recorded(Architecture.parse("9.0a")):
-        long = BalancedDecode(HOPPER, None)
+        tokens = 1000
+        long = LongContexts(BalancedDecode(HOPPER, None), tokens * 2 * HOPPER.kv_heads * HOPPER.head_dim * 2)
         decode = SplitDecode(HOPPER, TorchDecode(HOPPER), long)
         without = SplitDecode(HOPPER, TorchDecode(HOPPER))
-    tokens = LONG_BYTES // (2 * HOPPER.kv_heads * HOPPER.head_dim * 2)
     assert overview(TorchPrefill(HOPPER), decode, None, max_rows=4)["decode"] == "split, balanced"
     assert decode.is_long(np.array([tokens], np.int32)) and decode.is_long(np.array([1, tokens - 1], np.int32))
     assert not decode.is_long(np.array([tokens - 1], np.int32))

@@ -36,6 +36,7 @@ def random_plans(limits: StepLimits, count: int, seed: int) -> Iterator[StepPlan
             start=chance.choice([0, 0, chance.randint(1, limits.max_model_len)]),
             sample=chance.random() < 0.8,
             shared=chance.random() < 0.3,
+            long=chance.random() < 0.3,
             sampling=chance.choice([[], [PLAIN], samplings]),
         )
 
