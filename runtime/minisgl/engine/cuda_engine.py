@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.distributed.tensor_parallel import TensorParallel
@@ -74,6 +76,21 @@ class _Staging:
         return StepResult(step, tokens, *self._processors.unpack(report, prompt_report)), self._hashes.tolist()
 
 
+class _MaskViews(NamedTuple):
+    """Views of the memory of so many masks; a step makes none, as each takes the host microseconds."""
+
+    masks: IntArray
+    """Pinned memory [rows, words]"""
+    slots: NDArray[np.int64]
+    """Pinned memory [rows]"""
+    pinned: torch.Tensor
+    """Slots and masks, flat."""
+    on_device: torch.Tensor
+    """Like `pinned`, on the device."""
+    device_slots: torch.Tensor
+    device_masks: torch.Tensor
+
+
 class _Masks:
     """Memory for the masks of a late step, of which there is one at a time. They go to the device while the model of
     that step runs, on a stream of their own: steps that read earlier masks are all collected by then."""
@@ -81,29 +98,47 @@ class _Masks:
     def __init__(self, rows: int, vocab_size: int, device: torch.device) -> None:
         self._words = -(-vocab_size // 32)
         self._most = rows
-        self._pinned = torch.empty((min(rows, _MASKS), self._words), dtype=torch.int32, pin_memory=True)
-        self._pinned_slots = torch.empty(rows, dtype=torch.int64, pin_memory=True)
-        self._on_device = torch.empty((rows, self._words), dtype=torch.int32, device=device)
-        self._slots = torch.empty(rows, dtype=torch.int64, device=device)
+        self._pinned = self._pin(min(rows, _MASKS))
+        self._on_device = torch.empty(rows * (2 + self._words), dtype=torch.int32, device=device)
+        self._views: dict[int, _MaskViews] = {}
         self._stream = torch.cuda.Stream()
+        self._stored = torch.cuda.Event()
 
     def memory(self, rows: int) -> IntArray:
         """Pinned memory [rows, words]."""
-        if rows > len(self._pinned):
-            size = min(2 * rows, self._most)
-            self._pinned = torch.empty((size, self._words), dtype=torch.int32, pin_memory=True)
-        memory: IntArray = self._pinned[:rows].numpy()
-        return memory
+        return self._of(rows).masks
 
-    def store(self, tables: ProcessorTables, slots: IntArray, masks: IntArray) -> None:
-        """Store masks of `slots` in the tables, before later work of the current stream."""
-        rows = len(slots)
-        self._pinned_slots.numpy()[:rows] = slots
+    def store(self, tables: ProcessorTables, slots: IntArray) -> None:
+        """Store the masks in `memory` of `slots` in the tables, before later work of the current stream."""
+        views = self._of(len(slots))
+        views.slots[:] = slots
         with torch.cuda.stream(self._stream):
-            self._slots[:rows].copy_(self._pinned_slots[:rows], non_blocking=True)
-            self._on_device[:rows].copy_(torch.from_numpy(masks), non_blocking=True)
-            tables.set_bitmasks(self._slots[:rows], self._on_device[:rows])
-        torch.cuda.current_stream().wait_stream(self._stream)
+            views.on_device.copy_(views.pinned, non_blocking=True)
+            tables.set_bitmasks(views.device_slots, views.device_masks)
+            self._stored.record()
+        self._stored.wait()
+
+    def _of(self, rows: int) -> _MaskViews:
+        if (views := self._views.get(rows)) is not None:
+            return views
+        size = rows * (2 + self._words)
+        if size > len(self._pinned):
+            self._pinned = self._pin(min(2 * rows, self._most))
+            self._views.clear()
+        pinned, on_device = self._pinned[:size], self._on_device[:size]
+        self._views[rows] = views = _MaskViews(
+            pinned[2 * rows :].view(rows, self._words).numpy(),
+            pinned[: 2 * rows].view(torch.int64).numpy(),
+            pinned,
+            on_device,
+            on_device[: 2 * rows].view(torch.int64),
+            on_device[2 * rows :].view(rows, self._words),
+        )
+        return views
+
+    def _pin(self, rows: int) -> torch.Tensor:
+        """Pinned memory for `rows` slots and masks."""
+        return torch.empty(rows * (2 + self._words), dtype=torch.int32, pin_memory=True)
 
 
 def _to_host(report: torch.Tensor | None) -> torch.Tensor | None:
@@ -165,7 +200,10 @@ class CudaEngine:
             graph, plain = handle.unsampled
             handle.unsampled = None
             slots = plain.packed.processors.late_slots
-            self._masks.store(self.runner.tables.device_processors, slots, masks)
+            memory = self.mask_memory(len(slots))
+            if masks is not memory:
+                memory[:] = masks
+            self._masks.store(self.runner.tables.device_processors, slots)
             self._finish(handle, graph, plain)
 
     def collect(self, handle: _Staging) -> StepResult:
