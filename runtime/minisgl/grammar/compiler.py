@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from typing import Final
+from weakref import WeakSet
 
 import numpy as np
 from llguidance import LLMatcher
@@ -17,8 +19,13 @@ from minisgl.grammar.threads import deep_threads
 from minisgl.grammar.tokenizer import GrammarTokenizer
 
 CACHE_BYTES: Final = 256 << 20
-ANSWERS_PER_INSTANCE: Final = 8
-"""A mask takes 20 µs on average, and waking another thread about as long as five of them."""
+QUICK_SECONDS: Final = 0.02
+"""CPU time to compile a grammar up to which each answer gets an instance of its own. Masks of one instance wait for one
+another, which takes longer than to compute them: 64 masks of a schema of 20 fields take 1.1 ms on 16 threads with 8
+answers for each instance, 0.8 ms with one, and 2.4 ms on one thread (means, 16 cores)."""
+_ANSWERS_PER_SLOW_INSTANCE: Final = 8
+MOST_INSTANCES: Final = 64
+"""Instances of one grammar, each of a quarter of a megabyte."""
 _BASE_BYTES: Final = 256 << 10
 _BYTES_PER_CHARACTER: Final = 64
 
@@ -31,19 +38,37 @@ class _Grammar:
         self.instances: list[Future[Matcher]] = []
         self.bytes = 0
         """Approximate memory of the compiled instances."""
-        self._answers: list[int] = []
-        """Matchers that each instance has made."""
+        self.is_quick = False
+        """The newest instance was compiled within QUICK_SECONDS."""
+        self._answers: list[WeakSet[Matcher]] = []
+        """Matchers in use of each instance."""
+        self._joining: list[int] = []
+        """Answers of each instance that have no matcher yet."""
 
     def join(self, most: int) -> tuple[int, bool]:
-        """Number of the instance for another answer, and whether it is a new one, which the caller compiles."""
+        """Number of the instance for another answer, and whether it is a new one, which the caller compiles. `joined`
+        follows."""
         count = len(self.instances)
-        if count < most and sum(self._answers) >= ANSWERS_PER_INSTANCE * count:
+        if not self.is_quick:
+            most = min(most, 1 + sum(map(self._load, range(count))) // _ANSWERS_PER_SLOW_INSTANCE)
+        index = min(range(count), key=self._load, default=0)
+        is_new = count == 0 or (count < most and self._load(index) > 0)
+        if is_new:
+            index = count
             self.instances.append(Future())
-            self._answers.append(1)
-            return count, True
-        index = self._answers.index(min(self._answers))
-        self._answers[index] += 1
-        return index, False
+            self._answers.append(WeakSet())
+            self._joining.append(0)
+        self._joining[index] += 1
+        return index, is_new
+
+    def joined(self, index: int, matcher: Matcher | None) -> None:
+        """Count the matcher of an answer that joined; None: it has none, because of an error."""
+        self._joining[index] -= 1
+        if matcher is not None:
+            self._answers[index].add(matcher)
+
+    def _load(self, index: int) -> int:
+        return len(self._answers[index]) + self._joining[index]
 
 
 class GrammarCompiler:
@@ -51,7 +76,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: GrammarTokenizer, cache_bytes: int = CACHE_BYTES, most_instances: int = 1) -> None:
         """`cache_bytes`: most memory of grammars that are kept, as estimated from their texts. `most_instances`: those
-        of one grammar, as many as threads compute masks."""
+        of one grammar."""
         self._tokenizer = tokenizer
         self._cache_bytes = cache_bytes
         self._most_instances = most_instances
@@ -67,23 +92,39 @@ class GrammarCompiler:
             self._grammars.move_to_end(text)
             index, is_new = grammar.join(self._most_instances)
             instance = grammar.instances[index]
-        if is_new:
-            try:
-                instance.set_result(self._instance(text))
-            except GrammarError as error:
-                instance.set_exception(error)
-                self._drop(text, grammar)
-                raise
-            self._keep(text, grammar)
-        return instance.result().copy(index)
-
-    def _instance(self, text: str) -> Matcher:
+        matcher: Matcher | None = None
         try:
-            return deep_threads.submit(self._compile, text).result()
+            if is_new:
+                self._compile_instance(text, grammar, instance)
+            matcher = instance.result().copy(index)
+            return matcher
+        finally:
+            with self._lock:
+                grammar.joined(index, matcher)
+
+    def _compile_instance(self, text: str, grammar: _Grammar, instance: Future[Matcher]) -> None:
+        try:
+            compiled, seconds = self._instance(text)
+        except GrammarError as error:
+            instance.set_exception(error)
+            self._drop(text, grammar)
+            raise
+        grammar.is_quick = seconds <= QUICK_SECONDS
+        instance.set_result(compiled)
+        self._keep(text, grammar)
+
+    def _instance(self, text: str) -> tuple[Matcher, float]:
+        """Compile on a thread with a deep stack. Returns the matcher and the seconds of CPU time."""
+        try:
+            return deep_threads.submit(self._timed, text).result()
         except GrammarError:
             raise
         except BaseException as error:  # a panic of the library is no Exception
             raise GrammarError("invalid_grammar", f"the grammar cannot be compiled: {error}") from error
+
+    def _timed(self, text: str) -> tuple[Matcher, float]:
+        began = time.thread_time()
+        return self._compile(text), time.thread_time() - began
 
     def _compile(self, text: str) -> Matcher:
         raw = LLMatcher(self._tokenizer.tokens, text, log_level=0, limits=LIMITS)

@@ -11,7 +11,7 @@ import numpy as np
 from llguidance import LLExecutor
 from numpy.typing import NDArray
 
-from minisgl.grammar.compiler import GrammarCompiler
+from minisgl.grammar.compiler import MOST_INSTANCES, GrammarCompiler
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.matcher import Matcher
 from minisgl.grammar.tokenizer import GrammarTokenizer
@@ -40,7 +40,7 @@ class Grammars:
         """int32 words of one row of a mask."""
         if threads is None:
             threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-        self._compiler = GrammarCompiler(self._tokenizer, most_instances=threads)
+        self._compiler = GrammarCompiler(self._tokenizer, most_instances=1 if threads == 1 else MOST_INSTANCES)
         self._executor = LLExecutor(threads)
 
     def matcher(self, text: str) -> Matcher:

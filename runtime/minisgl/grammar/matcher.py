@@ -15,7 +15,7 @@ from minisgl.grammar.tokenizer import GrammarTokenizer
 class Matcher:
     """State of one answer. Copies are cheap and share what was computed of the grammar."""
 
-    __slots__ = ("_tokenizer", "instance", "raw")
+    __slots__ = ("__weakref__", "_tokenizer", "instance", "raw")
 
     def __init__(self, raw: LLMatcher, tokenizer: GrammarTokenizer, instance: int = 0) -> None:
         """Take over a matcher without errors. `instance`: number of the compiled instance of its grammar."""

@@ -179,3 +179,30 @@ def test_grammars_that_name_special_tokens_are_left_to_the_engine() -> None:
     with pytest.raises(GrammarError) as error:
         grammars().matcher(build(unknown))
     assert error.value.code == "invalid_grammar"
+
+
+def test_answers_at_once_get_instances_of_their_own_and_later_ones_reuse_them(compiled: list[str]) -> None:
+    vocabulary = new_compiler()._tokenizer
+    compiler = GrammarCompiler(vocabulary, most_instances=3)
+    for _ in range(4):
+        # Each is dropped before the next one is made.
+        compiler.compile(grammar("a"))
+    assert len(compiled) == 1
+    at_once = [compiler.compile(grammar("a")) for _ in range(6)]
+    assert len(compiled) == 3
+    assert sorted(matcher.instance for matcher in at_once) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_slow_grammar_gets_few_instances(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUICK_SECONDS", -1.0)
+    compiler = GrammarCompiler(new_compiler()._tokenizer, most_instances=64)
+    at_once = [compiler.compile(grammar("a")) for _ in range(20)]
+    assert len(compiled) == 3 and len({id(matcher) for matcher in at_once}) == 20
+
+
+def test_the_error_of_a_grammar_is_not_kept_as_an_answer(compiled: list[str]) -> None:
+    compiler = GrammarCompiler(new_compiler()._tokenizer, most_instances=2)
+    for _ in range(2):
+        with pytest.raises(GrammarError):
+            compiler.compile("start: /(/")
+    assert len(compiled) == 2
