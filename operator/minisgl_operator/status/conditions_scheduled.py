@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from minisgl_operator.api.conditions import Reason
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.gang import PARTIAL_START_TIMEOUT
 from minisgl_operator.facts.pod_failures import PodFailure
@@ -99,13 +100,19 @@ def _pod_message(facts: Facts, failure: PodFailure, pod: str, part: str) -> str:
                 f'Image "{failure.subject}" cannot be pulled for {pod}. Check {fields} and the registry; the events '
                 "of the pod contain the registry's response."
             )
+    if "Multi-Attach error" in failure.message and claim is None and part != names.FRONTEND:
+        field = "source.pvc" if facts.model.spec.model.source.pvc is not None else "cache"
+        return (
+            f"{pod} cannot start: {failure.message}. If its claim is ReadWriteOnce, set "
+            f"spec.model.{field}.accessMode: ReadWriteOnce, which holds the pods on one node."
+        )
     return f"{pod} cannot start: {failure.message}"
 
 
 def _single_node_message(facts: Facts, failure: PodFailure, pod: str, claim: str) -> str:
     """A pod that cannot follow the others to the node of their ReadWriteOnce claim."""
     spec = facts.model.spec
-    nodes = {node_of(each) for each in facts.observed.pods if component(each) in (names.ENGINE, names.FETCH)} - {None}
+    nodes = {node_of(each) for each in facts.observed.pods if _holds_claim(each)} - {None}
     node = f"node {min(map(str, nodes))}, where the claim is in use" if nodes else "one node"
     if spec.engine.device == "cpu":
         needed = "all replicas"
@@ -115,8 +122,13 @@ def _single_node_message(facts: Facts, failure: PodFailure, pod: str, claim: str
     return (
         f'{pod} cannot be placed: PersistentVolumeClaim "{claim}" is ReadWriteOnce, so {needed} must fit on {node}. '
         f"The scheduler reports: {failure.message} Free resources there, use a larger node, lower spec.replicas (to 0, "
-        "to move to another node), or use a claim that is ReadWriteMany."
+        f"to move to another node), or use a claim that is ReadWriteMany.{_release(facts, failure)}"
     )
+
+
+def _holds_claim(pod: Manifest) -> bool:
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return component(pod) in (names.ENGINE, names.FETCH) and not ended
 
 
 def _release(facts: Facts, failure: PodFailure) -> str:

@@ -12,6 +12,7 @@ import pytest
 from minisgl_operator.api.objects import Ref
 from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.facts.observed import Rejection, Unreachable
+from minisgl_operator.render import names
 from support.cluster.inference_models import CLAIM
 from support.cluster.scene import NOW, Scene, fetch_scene
 
@@ -161,7 +162,7 @@ def test_a_failed_mount_is_reported() -> None:
     scene = starting()
     scene.waiting("qwen-r0-0", "ContainerCreating")
     scene.event(scene.pods["qwen-r0-0"], "FailedAttachVolume", "Multi-Attach error for volume")
-    expect(scene, "Scheduled", "PodNotStarted", "Multi-Attach error")
+    expect(scene, "Scheduled", "PodNotStarted", "Multi-Attach error", "source.pvc.accessMode: ReadWriteOnce")
 
 
 @pytest.mark.parametrize(("text", "words"), [("not found", "does not exist"), ("is being deleted", "is being deleted")])
@@ -200,6 +201,11 @@ HELD_TEXT = (
 def test_a_replica_that_does_not_fit_on_the_node_of_a_single_node_claim_is_reported() -> None:
     spec = {"replicas": 2, "parallelism": {"tensor": 4}, "model": {"cache": {"accessMode": "ReadWriteOnce"}}}
     scene = Scene(spec)
+    # A fetch that has ended does not hold the claim.
+    ended = copy.deepcopy(scene.pods["qwen-r0-0"]) | {"spec": {"nodeName": "another"}}
+    ended["metadata"] |= {"name": "qwen-fetch-1", "uid": "ended", "labels": names.labels("qwen", names.FETCH)}
+    ended["status"] = {"phase": "Succeeded", "conditions": []}
+    scene.pods["ended"] = ended
     scene.unschedulable("qwen-r1-0", HELD_TEXT)
     found = scene.conditions()["Scheduled"]
     assert (found["status"], found["reason"]) == ("False", "InsufficientGPU")
