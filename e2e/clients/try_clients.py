@@ -20,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from functools import partial
@@ -162,6 +163,39 @@ def lm_eval(endpoint: Endpoint) -> str:
     return "local-completions with the remote tokenizer: loglikelihood, loglikelihood_rolling, generate_until"
 
 
+TASK = """
+task: local
+dataset_path: json
+dataset_kwargs: {data_files: {test: QUESTIONS}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 16, temperature: 0, do_sample: false}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+
+
+def lm_eval_tasks(endpoint: Endpoint) -> str:
+    """Evaluate a task of local files with the command, as users do."""
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+    with tempfile.TemporaryDirectory() as folder:
+        questions = Path(folder) / "questions.jsonl"
+        questions.write_text('{"question": "What is a page?", "answer": "A page"}\n' * 3)
+        (Path(folder) / "task.yaml").write_text(TASK.replace("QUESTIONS", str(questions)))
+        for model, path, options in (
+            ("local-completions", "completions", ["tokenizer_backend=remote", "max_length=256"]),
+            ("local-chat-completions", "chat/completions", []),
+        ):
+            arguments = [f"model={endpoint.model}", f"base_url={endpoint.api}/{path}", "max_retries=1", *options]
+            command = [sys.executable, "-m", "lm_eval", "--model", model, "--model_args", ",".join(arguments)]
+            command += ["--include_path", folder, "--tasks", "local"]
+            command += ["--apply_chat_template"] if "chat" in model else []
+            done = subprocess.run(command, check=False, env=os.environ | offline, capture_output=True, text=True)
+            assert done.returncode == 0 and "exact_match" in done.stdout, done.stderr[-2000:]
+    return "tasks of local files through local-completions and local-chat-completions"
+
+
 def curl(endpoint: Endpoint) -> str:
     body = json.dumps({"model": endpoint.model, "messages": QUESTION, "max_tokens": 4, "stream": True})
     command = ["curl", "-sSN", "--fail", f"{endpoint.api}/chat/completions", "-H", "Content-Type: application/json"]
@@ -189,6 +223,7 @@ CLIENTS: list[tuple[str, str, Callable[[Endpoint], str]]] = [
     ("pydantic-ai", "pydantic-ai-slim", agents.pydantic_ai),
     ("llm", "llm", agents.llm),
     ("lm-eval", "lm_eval", lm_eval),
+    ("lm-eval", "lm_eval", lm_eval_tasks),
     ("ai-sdk", "npm:ai", agents.ai_sdk),
     ("curl", "", curl),
 ]
