@@ -86,7 +86,8 @@ RESPONSES_TOOLS = st.fixed_dictionaries(
     optional={"tool_choice": st.sampled_from(["none", "auto", "required", "any", {"type": "mcp"}])},
 )
 BLOCK_TYPES = ["text", "tool_result", "tool_use", "thinking", "redacted_thinking", "image"]
-BLOCK = _some({"type": BLOCK_TYPES}, text=["a"], id=["1"], name=["f"], input=[{}], tool_use_id=["1"], content=["a"])
+RESULTS = ["a", [{"type": "tool_reference", "tool_name": "f"}], [{"type": "tool_reference"}], [{"type": "image"}]]
+BLOCK = _some({"type": BLOCK_TYPES}, text=["a"], id=["1"], name=["f"], input=[{}], tool_use_id=["1"], content=RESULTS)
 BLOCKS = st.builds(
     lambda role, content: {"messages": [{"role": role, "content": content}, *CHAT["messages"]]},
     st.sampled_from(["user", "assistant", "system", "boss"]),

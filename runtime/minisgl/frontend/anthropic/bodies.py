@@ -25,6 +25,8 @@ class ResultBlock(msgspec.Struct):
 
     type: str
     text: str | None = None
+    tool_name: str | None = None
+    """Tool that a search of the client has found."""
 
     # Accepted without effect.
     cache_control: Any = None

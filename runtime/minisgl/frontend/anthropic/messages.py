@@ -80,11 +80,20 @@ def _tool_result(block: Block, path: str) -> ChatMessage:
         raise missing(f"{path}.tool_use_id")
     content = block.content or ""
     if not isinstance(content, str):
-        content = "\n".join(_text(part, f"{path}.content[{i}]") for i, part in enumerate(content))
+        content = "\n".join(_result(part, f"{path}.content[{i}]") for i, part in enumerate(content))
     if block.is_error:
         # Templates have no other way to say so.
         content = f"Error: {content}"
     return ChatMessage("tool", content, tool_call_id=block.tool_use_id)
+
+
+def _result(block: ResultBlock, path: str) -> str:
+    if block.type != "tool_reference":
+        return _text(block, path)
+    if block.tool_name is None:
+        raise missing(f"{path}.tool_name")
+    # The definitions of all tools are in the prompt, also of those that the client would load later.
+    return f"The tool {block.tool_name} is available."
 
 
 def _assistant(content: str | Sequence[Block], path: str, ignored: list[str]) -> list[ChatMessage]:

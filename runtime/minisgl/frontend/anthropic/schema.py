@@ -24,11 +24,12 @@ def _content(*blocks: Schema) -> Schema:
 
 
 _TEXT_BLOCK: Final[Schema] = _object("type", "text", type={"const": "text"}, text=_TEXT)
+_TOOL_REFERENCE: Final[Schema] = _object("type", "tool_name", type={"const": "tool_reference"}, tool_name=_TEXT)
 _TOOL_RESULT: Final[Schema] = _object(
     *("type", "tool_use_id"),
     type={"const": "tool_result"},
     tool_use_id=_TEXT,
-    content={"anyOf": [{"type": "null"}, _content(_TEXT_BLOCK)]},
+    content={"anyOf": [{"type": "null"}, _content(_TEXT_BLOCK, _TOOL_REFERENCE)]},
 )
 _TOOL_USE: Final[Schema] = _object(
     *("type", "id", "name", "input"),

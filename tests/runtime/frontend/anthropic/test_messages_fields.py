@@ -208,6 +208,19 @@ IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image
             },
             "messages[0].content[0].content[0].type",
         ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "tool_reference"}]}
+                        ],
+                    }
+                ]
+            },
+            "messages[0].content[0].content[0].tool_name",
+        ),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].id"),
         (
             {
