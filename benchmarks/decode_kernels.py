@@ -213,7 +213,7 @@ def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
         return project_gated(block.norm, block.gate_up, silu_and_mul, x, residual)
 
     weights = [attention.qkv.weight, attention.out.weight, dense[0].gate_up.weight, dense[0].down.weight]
-    read = [weight.nbytes for weight in weights]
+    read = [weight.nbytes for weight in weights if isinstance(weight, torch.Tensor)]
     calls: dict[str, tuple[Call, float]] = {
         "norm + qkv": (attend, read[0] + 4 * x.nbytes + qkv.nbytes),
         "rotate + store": (rotate, 2 * qkv.nbytes),

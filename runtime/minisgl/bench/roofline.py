@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from minisgl.layers.quantization import Fp8Blocks
 from minisgl.models.config import ModelConfig, MoeConfig
 
 _BYTES: Final = 2
-"""Bytes of a weight, an activation, and an element of K or V: bfloat16."""
+"""Bytes of an activation, of an element of K or V, and of a weight that is not quantized: bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Hardware:
     bandwidth: float
     """Memory bandwidth in bytes/s, read plus write."""
     flops: float
-    """Dense bf16 operations in FLOP/s."""
+    """Dense bf16 operations in FLOP/s; FP8 ones take half the time."""
     link: float
     """Bandwidth to other devices in bytes/s, in one direction."""
 
@@ -81,13 +82,14 @@ class Roofline:
         rows, hidden, heads = step.tokens, model.hidden_size, model.num_heads // tp * model.head_dim
         kv_width = max(1, model.num_kv_heads // tp) * model.head_dim
         qkv = heads + 2 * kv_width
-        layer = self._linear(hidden, qkv, rows) + self._linear(heads, hidden, rows)
+        fp8 = model.quantization is not None and isinstance(model.quantization.format, Fp8Blocks)
+        layer = self._linear(hidden, qkv, rows, fp8=fp8) + self._linear(heads, hidden, rows, fp8=fp8)
         if model.moe is not None:
             layer += self._experts(model.moe, rows)
             pointwise_width = model.moe.experts_per_token * model.moe.intermediate_size / tp
         else:
-            layer += self._linear(hidden, 2 * model.intermediate_size // tp, rows)
-            layer += self._linear(model.intermediate_size // tp, hidden, rows)
+            layer += self._linear(hidden, 2 * model.intermediate_size // tp, rows, fp8=fp8)
+            layer += self._linear(model.intermediate_size // tp, hidden, rows, fp8=fp8)
             pointwise_width = model.intermediate_size / tp
         layer += self._operator(4 * step.pairs * heads, (step.kv_tokens * 2 * kv_width + 2 * rows * heads) * _BYTES)
         # Two add + norm (x and the residual in and out), qk-norm + RoPE + KV store (qkv in and out), SiLU · mul.
@@ -99,11 +101,13 @@ class Roofline:
         sampling = step.sampled * model.vocab_size / tp * 2 * _BYTES / self.hardware.bandwidth
         return model.num_layers * layer + head + sampling
 
-    def _operator(self, flop: float, bytes_moved: float) -> float:
-        return max(flop / self.hardware.flops, bytes_moved / self.hardware.bandwidth)
+    def _operator(self, flop: float, bytes_moved: float, speed: float = 1.0) -> float:
+        return max(flop / (self.hardware.flops * speed), bytes_moved / self.hardware.bandwidth)
 
-    def _linear(self, inputs: int, outputs: int, rows: int) -> float:
-        return self._operator(2 * rows * inputs * outputs, (inputs * outputs + rows * (inputs + outputs)) * _BYTES)
+    def _linear(self, inputs: int, outputs: int, rows: int, *, fp8: bool = False) -> float:
+        weights = inputs * outputs * (1 if fp8 else _BYTES)
+        moved = weights + rows * (inputs + outputs) * _BYTES
+        return self._operator(2 * rows * inputs * outputs, moved, speed=2.0 if fp8 else 1.0)
 
     def _experts(self, moe: MoeConfig, rows: int) -> float:
         """Experts of one layer with uniform routing."""

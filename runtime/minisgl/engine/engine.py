@@ -327,8 +327,7 @@ def _product_parameters(model: Decoder, ranks: int) -> int:
     """Parameters of this rank that take part in the matrix products of one prompt token."""
     config = model.config
     vocabularies = 1 if config.tied_embeddings else 2
-    parameters = model.parameter_bytes // model.parameters.dtype.itemsize
-    parameters -= vocabularies * model.vocab_local * config.hidden_size
+    parameters = model.parameters.num_elements - vocabularies * model.vocab_local * config.hidden_size
     if (moe := config.moe) is not None:
         experts = 3 * config.hidden_size * moe.intermediate_size * sum(moe.layers) // ranks
         parameters -= experts * (moe.num_experts - moe.experts_per_token)

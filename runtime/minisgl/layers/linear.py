@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.kernels.fp8_rows import Fp8Rows
+from minisgl.layers.fp8_weight import Activations, Fp8Weight, fp8_product
+from minisgl.layers.new_weight import Projection, Weight, new_weight
 from minisgl.layers.parameters import Parameters
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(x: Activations, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """[T, in], [out, in] and [out] to [T, out]."""
+    if isinstance(weight, Fp8Weight):
+        return fp8_product(x, weight, bias)
+    assert not isinstance(x, Fp8Rows), "only products with FP8 weights take FP8 activations"
     if x.is_cuda:
         from minisgl.kernels.batch_linear_gluon import batch_linear, batch_tile
         from minisgl.kernels.skinny_linear_triton import fits, fits_registers, skinny_linear
@@ -28,10 +33,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return F.linear(x, weight, bias)
 
 
-def linear_in_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def linear_in_parts(x: Activations, weight: Weight) -> torch.Tensor:
     """[T, in] and [out, in] to [T, out] or to partial sums [parts, T, out] in float32 for the next norm to add up: that
     gives a small product with few outputs enough programs for the whole GPU."""
-    if x.is_cuda:
+    if isinstance(weight, Fp8Weight):
+        return fp8_product(x, weight, in_parts=True)
+    if not isinstance(x, Fp8Rows) and x.is_cuda:
         from minisgl.kernels.batch_linear_gluon import batch_linear, batch_tile
         from minisgl.kernels.skinny_linear_triton import fits_registers
 
@@ -39,14 +46,6 @@ def linear_in_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if tile is not None:
             return batch_linear(x, weight, tile)
     return linear(x, weight)
-
-
-class Projection(NamedTuple):
-    """One projection of a checkpoint and this rank's rows of it."""
-
-    name: str
-    out_features: int
-    rows: slice
 
 
 class ColumnParallelLinear:
@@ -58,19 +57,21 @@ class ColumnParallelLinear:
     def __init__(
         self, parameters: Parameters, in_features: int, projections: Sequence[Projection], *, bias: bool
     ) -> None:
-        local = sum(p.rows.stop - p.rows.start for p in projections)
-        self.weight = parameters.new(local, in_features)
-        self.bias = parameters.new(local) if bias else None
-        begin = 0
-        for name, out_features, rows in projections:
-            end = begin + rows.stop - rows.start
-            parameters.add_weight(name, (out_features, in_features), self.weight[begin:end], rows)
-            if self.bias is not None:
-                parameters.add_source(f"{name}.bias", (out_features,), self.bias[begin:end], rows)
-            begin = end
+        self.weight = new_weight(parameters, projections, in_features)
+        self.bias = _new_bias(parameters, projections) if bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Activations) -> torch.Tensor:
         return linear(x, self.weight, self.bias)
+
+
+def _new_bias(parameters: Parameters, projections: Sequence[Projection]) -> torch.Tensor:
+    bias = parameters.new(sum(each.rows.stop - each.rows.start for each in projections))
+    begin = 0
+    for name, out_features, rows in projections:
+        end = begin + rows.stop - rows.start
+        parameters.add_source(f"{name}.bias", (out_features,), bias[begin:end], rows)
+        begin = end
+    return bias
 
 
 class RowParallelLinear:
@@ -89,11 +90,11 @@ class RowParallelLinear:
     ) -> None:
         self._parallel = parallel
         columns = parallel.shard(in_features)
-        self.weight = parameters.new(out_features, columns.stop - columns.start)
-        parameters.add_weight(name, (out_features, in_features), self.weight, slice(None), columns)
+        projection = Projection(name, out_features, slice(0, out_features))
+        self.weight = new_weight(parameters, [projection], in_features, columns)
         self.bias = parameters.replicated(f"{name}.bias", out_features) if bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Activations) -> torch.Tensor:
         if self._parallel.size == 1:
             return linear_in_parts(x, self.weight) if self.bias is None else linear(x, self.weight, self.bias)
         out = self._parallel.all_reduce_sum(linear(x, self.weight))

@@ -7,11 +7,11 @@ weights, the check of a checkpoint's headers and the writer of tiny checkpoints.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from minisgl.layers.quantization import Quantization, TensorSpec, WeightFormat
+from minisgl.layers.quantization import FLOATS, Quantization, TensorSpec, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,14 @@ class Source:
     """View of the parameter, with the shape of the part."""
     format: WeightFormat | None = None
     """Format of a quantized weight, which is dequantized while it is loaded."""
+    dtypes: tuple[str, ...] = FLOATS
+    """Element types that the tensor may have; unused with a format."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
         """Tensors of the checkpoint that are read, by name."""
         if self.format is None:
-            return {self.name: TensorSpec(self.shape)}
+            return {self.name: TensorSpec(self.shape, self.dtypes)}
         layer = self.name.removesuffix("weight")
         return {f"{layer}{suffix}": spec for suffix, spec in self.format.tensors(*self.shape).items()}
 
@@ -47,30 +49,36 @@ class Parameters:
         self.device = device
         self._quantization = quantization
         self.sources: list[Source] = []
+        self.num_elements = 0
         self.num_bytes = 0
 
-    def new(self, *shape: int) -> torch.Tensor:
-        """Allocate a parameter. The caller adds the sources that fill all of it."""
-        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+    def new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Allocate a parameter, of the model's dtype by default. The caller adds the sources that fill all of it."""
+        tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        self.num_elements += tensor.numel()
         self.num_bytes += tensor.numel() * tensor.element_size()
         return tensor
 
-    def add_source(self, name: str, shape: tuple[int, ...], into: torch.Tensor, *take: slice) -> None:
+    def format_of(self, layer: str) -> WeightFormat | None:
+        """Format in which the checkpoint stores the weight of a linear layer; None: it is not quantized."""
+        return None if self._quantization is None else self._quantization.format_of(layer)
+
+    def add_source(
+        self, name: str, shape: tuple[int, ...], into: torch.Tensor, *take: slice, dtypes: tuple[str, ...] = FLOATS
+    ) -> None:
         """Declare that the part `take` (default: all) of checkpoint tensor `name` fills `into`."""
-        self._add(name, shape, into, take, None)
+        self._add(Source(name, shape, take, into, dtypes=dtypes))
 
     def add_weight(self, layer: str, shape: tuple[int, int], into: torch.Tensor, *take: slice) -> None:
-        """As `add_source`, for the weight [out, in] of a linear layer, which the checkpoint may have quantized."""
-        quantized = None if self._quantization is None else self._quantization.format_of(layer)
-        self._add(f"{layer}.weight", shape, into, take, quantized)
+        """As `add_source`, for the weight [out, in] of a linear layer, which is dequantized if the checkpoint has
+        quantized it."""
+        self._add(Source(f"{layer}.weight", shape, take, into, self.format_of(layer)))
 
-    def _add(
-        self, name: str, shape: tuple[int, ...], into: torch.Tensor, take: tuple[slice, ...], kind: WeightFormat | None
-    ) -> None:
-        take += (slice(None),) * (len(shape) - len(take))
-        taken = tuple(len(range(*part.indices(size))) for part, size in zip(take, shape, strict=True))
-        assert taken == tuple(into.shape), f"{name}: {taken} does not fill {tuple(into.shape)}"
-        self.sources.append(Source(name, shape, take, into, kind))
+    def _add(self, source: Source) -> None:
+        take = source.take + (slice(None),) * (len(source.shape) - len(source.take))
+        taken = tuple(len(range(*part.indices(size))) for part, size in zip(take, source.shape, strict=True))
+        assert taken == tuple(source.into.shape), f"{source.name}: {taken} does not fill {tuple(source.into.shape)}"
+        self.sources.append(replace(source, take=take))
 
     def replicated(self, name: str, *shape: int) -> torch.Tensor:
         """Allocate a parameter that every rank holds whole."""

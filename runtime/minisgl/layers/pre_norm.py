@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.layers.activation import GatedActivation, silu_and_mul
+from minisgl.layers.fp8_weight import Activations, Fp8Weight
 from minisgl.layers.linear import ColumnParallelLinear, linear
 from minisgl.layers.norm import RMSNorm
 
@@ -15,6 +16,9 @@ def project(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`x` and `residual` [T, hidden] to the projection of their sum's norm, and the sum: the new residual stream.
     Without a residual `x` begins the stream. The caller must not use `residual` again."""
+    if isinstance(projection.weight, Fp8Weight):
+        rows, residual = norm.forward_fp8(x, residual)
+        return projection.forward(rows), residual
     if _is_one_kernel(x, projection.weight):
         return _in_one_kernel(norm, projection.weight, x, residual, bias=projection.bias)
     x, residual = norm.forward(x, residual)
@@ -27,11 +31,20 @@ def project_gated(
     activation: GatedActivation,
     x: torch.Tensor,
     residual: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`project`, then the `activation` of the projection's output."""
-    if activation is silu_and_mul and _is_one_kernel(x, projection.weight):
-        return _in_one_kernel(norm, projection.weight, x, residual, bias=projection.bias, gated=True)
+    *,
+    fp8: bool = False,
+) -> tuple[Activations, torch.Tensor]:
+    """`project`, then the `activation` of the projection's output; `fp8`: quantized for a product with FP8 weights."""
+    weight = projection.weight
+    one_kernel = not isinstance(weight, Fp8Weight) and activation is silu_and_mul and _is_one_kernel(x, weight)
+    if one_kernel and not fp8:
+        assert not isinstance(weight, Fp8Weight)
+        return _in_one_kernel(norm, weight, x, residual, bias=projection.bias, gated=True)
     x, residual = project(norm, projection, x, residual)
+    if fp8 and x.is_cuda and activation is silu_and_mul:
+        from minisgl.kernels.fp8_rows_triton import silu_and_mul_fp8
+
+        return silu_and_mul_fp8(x), residual
     return activation(x), residual
 
 

@@ -11,7 +11,9 @@ from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.rotation import Rotation
 from minisgl.layers.activation import GATED_ACTIVATIONS
-from minisgl.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
+from minisgl.layers.fp8_weight import Fp8Weight
+from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minisgl.layers.new_weight import Projection
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.parameters import Parameters
 from minisgl.layers.pre_norm import normalize_and_project, project, project_gated
@@ -89,8 +91,9 @@ class FeedForward:
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, residual = project_gated(self.norm, self.gate_up, self._activation, x, residual)
-        return self.down.forward(x), residual
+        fp8 = isinstance(self.down.weight, Fp8Weight)
+        inner, residual = project_gated(self.norm, self.gate_up, self._activation, x, residual, fp8=fp8)
+        return self.down.forward(inner), residual
 
 
 class SparseFeedForward:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Final
 
 import torch
 
-from minisgl.layers.parameters import Parameters
+from minisgl.kernels.fp8_rows import E4M3_MAX
+from minisgl.layers.parameters import Parameters, Source
+from minisgl.layers.quantization import BLOCK
+
+_FP8_SPREAD: Final = 100.0
+"""Standard deviation of random FP8 numbers, which reach 448."""
 
 
 def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -20,12 +26,24 @@ def fill_random(parameters: Parameters, seed: int = 0) -> None:
     """Fill every parameter. On a CPU the values do not depend on the split over ranks. On other devices each part is
     generated on the device, which takes seconds for any size, and depends on the split."""
     for source in parameters.sources:
-        if parameters.device.type == "cpu":
-            source.into.copy_(random_tensor(source.name, source.shape, seed)[source.take])
+        if source.name.endswith("weight_scale_inv"):
+            # A row has 128 inputs per scale.
+            source.into.fill_((source.shape[-1] * BLOCK) ** -0.5 / _FP8_SPREAD)
+        elif source.into.dtype == torch.float8_e4m3fn:
+            wide = torch.empty_like(source.into, dtype=parameters.dtype)
+            _fill_part(wide, source, seed)
+            source.into.copy_((wide * (_FP8_SPREAD * source.shape[-1] ** 0.5)).clamp(-E4M3_MAX, E4M3_MAX))
         else:
-            # Ranks that hold the same part (with fewer KV heads than ranks) must generate the same values.
-            part = "/".join(str(take.start) for take in source.take)
-            _fill(source.into, source.name, source.shape[-1], f"{seed}/{source.name}/{part}")
+            _fill_part(source.into, source, seed)
+
+
+def _fill_part(into: torch.Tensor, source: Source, seed: int) -> None:
+    if into.device.type == "cpu":
+        into.copy_(random_tensor(source.name, source.shape, seed)[source.take])
+    else:
+        # Ranks that hold the same part (with fewer KV heads than ranks) must generate the same values.
+        part = "/".join(str(take.start) for take in source.take)
+        _fill(into, source.name, source.shape[-1], f"{seed}/{source.name}/{part}")
 
 
 def _fill(tensor: torch.Tensor, name: str, fan_in: int, key: str) -> None:

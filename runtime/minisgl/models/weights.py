@@ -26,6 +26,8 @@ Progress = Callable[[int, int], None]
 """Callback with (bytes read, bytes to read) of this rank; called from any thread, one call at a time."""
 
 
+_E4M3_NAN: Final = 0x7F
+"""Bits of an FP8 number that is not a number, without its sign."""
 _CHUNK_WEIGHTS: Final = 1 << 24
 """Weights that are dequantized at a time: the numbers in between take many times the memory of the stored ones."""
 
@@ -103,9 +105,26 @@ def _read_batch(batch: Sequence[_Read], advance: Callable[[int], None]) -> None:
         for read in batch:
             if read.source.format is None:
                 read.source.into.copy_(files.read(read.stored, read.source.name, read.source.take))
+                _check_finite(read)
             else:
                 _dequantize(read, read.source.format, files)
             advance(read.num_bytes)
+
+
+def _check_finite(read: _Read) -> None:
+    """Raise ModelError for FP8 weights and scales that are not finite: they come from damaged files or tools, and
+    make every answer garbage."""
+    source = read.source
+    if source.into.dtype == torch.float8_e4m3fn:
+        finite = bool(((source.into.view(torch.uint8) & _E4M3_NAN) != _E4M3_NAN).all())
+    elif source.name.endswith("weight_scale_inv"):
+        finite = bool(source.into.isfinite().all())
+    else:
+        return
+    if not finite:
+        raise ModelError(
+            "corrupt_checkpoint", f"{read.file}: {source.name} has values that are not finite; download the file again"
+        )
 
 
 class _OpenFiles:

@@ -1,0 +1,57 @@
+"""Activations in FP8 with one scale per 128 inputs of a row."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+
+BLOCK: Final = 128
+"""Inputs that share a scale."""
+E4M3_MAX: Final = 448.0
+SMALLEST: Final = 1e-10
+"""Smallest scale times 448, for rows of zeros."""
+_ROWS_MULTIPLE: Final = 16
+"""Rows to which memory is padded: cuBLAS needs aligned columns of scales."""
+
+
+class Fp8Rows(NamedTuple):
+    """Rows [rows, K] of FP8 numbers (e4m3). Memory behind the rows is undefined."""
+
+    values: torch.Tensor
+    """[rows padded to a multiple of 16, K] float8_e4m3fn."""
+    scales: torch.Tensor
+    """[K / 128, rows padded] float32: what each value is multiplied with."""
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+def new_fp8_rows(rows: int, inputs: int, device: torch.device) -> Fp8Rows:
+    """Allocate rows whose content is undefined."""
+    padded = -(-rows // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
+    values = torch.empty((padded, inputs), dtype=torch.float8_e4m3fn, device=device)
+    scales = torch.empty((inputs // BLOCK, padded), dtype=torch.float32, device=device)
+    return Fp8Rows(values, scales, rows)
+
+
+def quantize_rows(x: torch.Tensor) -> Fp8Rows:
+    """Quantize [T, K] of any float type; the largest value of each 128 inputs becomes 448."""
+    if x.is_cuda:
+        from minisgl.kernels.fp8_rows_triton import quantize_rows_cuda
+
+        return quantize_rows_cuda(x)
+    count, inputs = x.shape
+    out = new_fp8_rows(count, inputs, x.device)
+    blocks = x.float().view(count, inputs // BLOCK, BLOCK)
+    scales = blocks.abs().amax(2).clamp(min=SMALLEST) / E4M3_MAX
+    out.scales[:, :count] = scales.T
+    out.values[:count] = (blocks / scales[..., None]).to(torch.float8_e4m3fn).view(count, inputs)
+    return out
+
+
+def dequantize_rows(x: Fp8Rows) -> torch.Tensor:
+    """[rows, K] in float32."""
+    scales = x.scales[:, : x.rows].T.repeat_interleave(BLOCK, 1)
+    return x.values[: x.rows].float() * scales

@@ -1,0 +1,73 @@
+"""Selection of tiles for products with FP8 weights, and compilation for Hopper. tests/gpu tests the results."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton.experimental.gluon import language as gl
+
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.config import EngineConfig
+from minisgl.engine.rehearsal import rehearse
+from minisgl.kernels.build.triton import Architecture, Launches
+from minisgl.kernels.fp8_linear_gluon import _fp8_linear, fp8_tile
+from minisgl.models.config import ModelConfig
+from support.kernels.compiled_kernel import compiled
+
+QWEN3_14B = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "down": (5120, 17408)}
+ODD = {"qkv": (1152, 896), "gate_up": (9728, 896), "one block": (128, 128)}
+SHARED_MEMORY = 227 << 10
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [*QWEN3_14B.values(), *ODD.values()])
+def test_a_tile_covers_the_product_and_two_fit_on_a_multiprocessor(outputs: int, inputs: int, in_parts: bool) -> None:
+    for rows in range(1, 257):
+        tile = fp8_tile(rows, outputs, inputs, in_parts=in_parts)
+        if tile is None:
+            assert rows > 64
+            continue
+        assert outputs % tile.outputs == 0
+        assert tile.splits == 1 or (in_parts and tile.splits <= inputs // 128)
+        assert 0 < tile.stages * (tile.rows + tile.outputs) * 128 + 1024 <= SHARED_MEMORY // 2
+
+
+def test_cublas_computes_products_of_many_rows() -> None:
+    assert fp8_tile(65, 34816, 5120, in_parts=False) is None
+    assert fp8_tile(129, 5120, 17408, in_parts=True) is None
+
+
+def test_a_model_with_fp8_weights_launches_their_kernels() -> None:
+    changes = {
+        "num_hidden_layers": 2,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
+    config = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-14b"], **changes})
+    for ranks in (1, 8):
+        launches = Launches()
+        with launches.recorded(Architecture.parse("9.0a")):
+            rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
+        kernels = {name.rpartition(".")[2] for name, _ in launches.keys}
+        assert {"_fp8_linear", "_add_rms_norm_fp8", "_quantize_rows"} <= kernels
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("rows", "name"), [(1, "qkv"), (64, "gate_up"), (128, "down")])
+def test_the_kernel_compiles_for_hopper(rows: int, name: str, bias: bool) -> None:
+    tile = fp8_tile(rows, *QWEN3_14B[name], in_parts=name == "down")
+    assert tile is not None
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    types = {
+        "x": f"tensordesc<fp8e4nv[{tile.rows}, 128],{layout!r}>",
+        "w": f"tensordesc<fp8e4nv[{tile.outputs}, 128],{layout!r}>",
+        "x_scale": "*fp32",
+        "w_scale": "*fp32",
+        "bias": "*bf16" if bias else "*fp32",
+        "out": "*bf16" if tile.splits == 1 else "*fp32",
+    }
+    constants = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "STAGES": tile.stages, "BIAS": bias, "PDL": True}
+    kernel = compiled(_fp8_linear, types, constants, default="i32", options={"num_warps": 4})
+    assert kernel.asm["cubin"]
+    assert kernel.metadata.shared <= SHARED_MEMORY // 2
