@@ -49,6 +49,7 @@ RESERVED_ENVIRONMENT: Final = (
     "RANK",
     "WORLD_SIZE",
 )
+RESERVED_FETCH_ENVIRONMENT: Final = ("HF_HOME", "HF_TOKEN")
 RESERVED_ARGUMENTS: Final = (
     "--control-port",
     "--device",
@@ -471,8 +472,20 @@ class FetchSpec(ApiModel):
 
     resources: Resources = Resources()
     """CPU and memory of the container; default: requests of 100m and 512Mi."""
+    env: Annotated[tuple[EnvironmentVariable, ...], Field(max_length=64), Unique("name")] = ()
+    """Environment variables of the container, for example SSL_CERT_FILE for a mirror with a certificate of your own."""
     pod_template: PodTemplate = PodTemplate()
     """Additional labels, annotations, volumes and resource claims of the pod."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"!has(self.env) || !self.env.exists(variable, variable.name in {list(RESERVED_FETCH_ENVIRONMENT)})",
+            message="the operator sets one of these variables itself: remove it (reserved: "
+            f"{', '.join(RESERVED_FETCH_ENVIRONMENT)}); a token goes to source.huggingFace.tokenSecretRef",
+            field=".env",
+            holds=lambda fetch: not any(variable.name in RESERVED_FETCH_ENVIRONMENT for variable in fetch.env),
+        ),
+    )
 
 
 class Recovery(ApiModel):

@@ -126,7 +126,7 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
             *("--control-port", str(CONTROL_PORT)),
             *("--termination-log", "/dev/termination-log"),
         ],
-        "env": variables,
+        "env": [*variables, *map(pods.variable, model.spec.fetch.env)],
         "ports": container_ports("control"),
         **pods.resources(model.spec.fetch.resources, defaults.models.fetch.resources, _LEAST_REQUESTS),
         "securityContext": pods.container_security(read_only_root=True),

@@ -154,7 +154,11 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
                 "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
                 "leaveSeconds": 60,
             },
-            "fetch": {"podTemplate": _POD_TEMPLATE, "resources": {"limits": {"memory": "2Gi"}}},
+            "fetch": {
+                "podTemplate": _POD_TEMPLATE,
+                "resources": {"limits": {"memory": "2Gi"}},
+                "env": [{"name": "SSL_CERT_FILE", "value": "/etc/ssl/own/ca.pem"}],
+            },
         },
         None,
     ),

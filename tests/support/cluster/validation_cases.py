@@ -135,7 +135,11 @@ EVERYTHING: Final[Object] = {
         "leaveSeconds": 60,
         "podTemplate": {"labels": {"team": "a"}},
     },
-    "fetch": {"resources": {"limits": {"cpu": 1}}, "podTemplate": {"schedulerName": "volcano"}},
+    "fetch": {
+        "resources": {"limits": {"cpu": 1}},
+        "env": [{"name": "SSL_CERT_FILE", "value": "/ca.pem"}],
+        "podTemplate": {"schedulerName": "volcano"},
+    },
     "drainSeconds": 1,
     "recovery": {"maxRestarts": 0, "windowSeconds": 60},
     "networkPolicy": {
@@ -427,6 +431,12 @@ _WRONG_TEMPLATES: Final = (
         smallest(frontend={"env": [{"name": "HOME", "value": "/"}]}),
         "spec.frontend.env[0].name",
         "the operator sets this",
+    ),
+    Case(
+        "reserved variable of fetches",
+        smallest(fetch={"env": [{"name": "A", "value": "b"}, {"name": "HF_TOKEN", "value": "a"}]}),
+        "spec.fetch.env",
+        "a token goes to source.huggingFace.tokenSecretRef",
     ),
     Case("no time to leave", smallest(frontend={"leaveSeconds": 0}), "spec.frontend.leaveSeconds"),
     Case("medium of /dev/shm", smallest(engine={"shmMedium": "Disk"}), "spec.engine.shmMedium"),
