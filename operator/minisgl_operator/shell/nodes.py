@@ -153,11 +153,13 @@ class NodeWatch:
         self._on_change(frozenset({name}))
 
     def _on_error(self, error: ApiError) -> None:
-        if error.status in (401, 403) and self._nodes is not None:
+        refused = error.status in (401, 403)
+        if refused and self._nodes is not None:
             self._nodes = None
             self._on_change(None)
         if error.message != self._logged:
-            _log.warning("Cannot read nodes; no pod is deleted by force until then: %s", error.message)
+            effect = "no pod is deleted by force" if refused else "trying again"
+            _log.warning("Cannot read nodes; %s: %s", effect, error.message)
             self._logged = error.message
 
 
