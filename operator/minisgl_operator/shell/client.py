@@ -42,7 +42,7 @@ _LONGEST_RETRY_AFTER: Final = 5.0
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=15, sock_connect=5)
 _MAX_RESPONSE: Final = 64 * 2**20
 _WATCH_SECONDS: Final = 300
-# Bookmarks come every minute; a connection without any is dead.
+# Bookmarks come every minute, unless no object of the kind has changed since the API server started.
 _WATCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=90)
 _PAGE: Final = 500
 
@@ -145,7 +145,8 @@ class Client:
             query["continue"] = metadata["continue"]
 
     async def watch(self, resource: Resource, resource_version: str) -> AsyncIterator[bytes]:
-        """Changes of the whole cluster since that version, each one line of JSON, until the server ends the watch.
+        """Changes of the whole cluster since that version, each one line of JSON, until the server ends the watch or is
+        silent for long, as a lost connection is.
 
         Not retried. Raises ApiError, with status 410 when the version has expired.
         """
@@ -167,7 +168,9 @@ class Client:
                     yield line
                 if len(rest) > _MAX_RESPONSE:
                     raise aiohttp.ClientPayloadError(f"an event is larger than {_MAX_RESPONSE} bytes")
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except TimeoutError:
+            return
+        except (aiohttp.ClientError, OSError) as error:
             raise _no_answer("GET", path, error) from error
         finally:
             response.close()

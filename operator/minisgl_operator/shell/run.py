@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
-    """Return 0 after SIGTERM or SIGINT; 1 when the Lease was lost, a watch broke, or another namespace may be watched,
-    all of which call for a restart."""
+    """Return 0 after SIGTERM or SIGINT; 1 when the Lease was lost, watches stayed broken, another namespace may be
+    watched, or the API server's database was restored, all of which call for a restart."""
     set_up("operator", level, format)
     # kopf logs one line for each watch event.
     logging.getLogger("kopf").setLevel("WARNING" if level == "info" else level.upper())

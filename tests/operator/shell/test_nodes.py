@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientTimeout, web
 
 from minisgl_operator.facts.nodes import NodeState
+from minisgl_operator.shell import client as client_module
 from minisgl_operator.shell import nodes as module
 from minisgl_operator.shell.client import ApiError, Client, Connection
 from minisgl_operator.shell.nodes import NodeWatch
@@ -160,6 +161,19 @@ async def test_a_watch_that_ends_continues_where_it_ended(cluster: Cluster) -> N
         cluster.send("ADDED", node("late"))
         await watched.until({"late": NodeState()})
         assert cluster.versions == ["5", "9"] and cluster.lists == 1
+
+
+async def test_a_silent_watch_continues_where_it_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost connection reports nothing, for as long as the network does not say that it is lost."""
+    monkeypatch.setattr(client_module, "_WATCH_TIMEOUT", ClientTimeout(sock_read=0.05))
+    async with watching(cluster) as watched:
+        cluster.send("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
+        async with asyncio.timeout(30):
+            while "9" not in cluster.versions:
+                await asyncio.sleep(0.01)
+        cluster.send("ADDED", node("late"))
+        await watched.until({"late": NodeState()})
+        assert cluster.lists == 1
 
 
 @pytest.mark.parametrize("code", [410, 500])
