@@ -6,8 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from minisgl_operator.api.defaults import ModelDefaults
+from minisgl_operator.api.types import InvalidSpec
 from minisgl_operator.render import names, render, revision, storage
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, inference_model
 
@@ -160,6 +164,41 @@ def test_frontends_get_arguments_variables_and_time_to_leave() -> None:
     assert pod["terminationGracePeriodSeconds"] >= 60 + 100
     default = templates({"drainSeconds": 100})[names.FRONTEND]["spec"]
     assert default["terminationGracePeriodSeconds"] == pod["terminationGracePeriodSeconds"] - 60 + 15
+
+
+KEYS = st.sampled_from(["team", "example.com/a", "app.kubernetes.io/name", "serving.minisgl.io/replica", "job-name"])
+VOLUMES = st.sampled_from(["own", "other", "models", "run", "shm", "tmp", "keys"])
+PATHS = st.sampled_from(["/own", "/models", "/models/own", "/run", "/run/minisgl", "/dev/shm", "/tmp", "/etc/own"])
+TEMPLATES = st.fixed_dictionaries(
+    {
+        "labels": st.dictionaries(KEYS, st.just("a"), max_size=3),
+        "annotations": st.dictionaries(KEYS, st.just("a"), max_size=3),
+        "volumes": st.lists(VOLUMES.map(lambda name: {"name": name, "emptyDir": {}}), max_size=3),
+        "volumeMounts": st.lists(st.fixed_dictionaries({"name": VOLUMES, "mountPath": PATHS}), max_size=3),
+    }
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(added=TEMPLATES, default=TEMPLATES)
+def test_additions_never_replace_what_the_operator_sets(added: dict[str, Any], default: dict[str, Any]) -> None:
+    """Every template is rejected, or leaves labels, volumes and mounts as they are without it."""
+    models = {part: {key: default[key] for key in ("labels", "annotations")} for part in COMPONENTS}
+    try:
+        found = templates({part: {"podTemplate": added} for part in COMPONENTS}, models)
+    except (InvalidSpec, ValidationError):
+        return
+    for part, plain in templates().items():
+        template = found[part]
+        volatile = {names.REVISION_LABEL}
+        labels = {key: value for key, value in plain["metadata"]["labels"].items() if key not in volatile}
+        assert labels.items() <= template["metadata"]["labels"].items()
+        for volume in plain["spec"]["volumes"]:
+            assert [each for each in template["spec"]["volumes"] if each["name"] == volume["name"]] == [volume]
+        [before], [after] = plain["spec"]["containers"], template["spec"]["containers"]
+        for mount in before["volumeMounts"]:
+            path = mount["mountPath"]
+            assert [each for each in after["volumeMounts"] if f"{each['mountPath']}/".startswith(f"{path}/")] == [mount]
 
 
 @pytest.mark.parametrize("part", [names.FRONTEND, names.FETCH])
