@@ -9,9 +9,10 @@ import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.fp8_linear_gluon import Tile, fp8_linear, fp8_tile
-from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows, dequantize_rows, quantize_rows
+from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows, dequantize_rows
 from minisgl.kernels.fp8_rows_triton import rms_norm_fp8, silu_and_mul_fp8
 from minisgl.kernels.norm_triton import rms_norm_cuda
+from minisgl.kernels.quantize_rows import quantize_rows
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.fp8_weight import Fp8Weight, fp8_product
 from minisgl.models.config import ModelConfig

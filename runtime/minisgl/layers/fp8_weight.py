@@ -7,7 +7,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows, dequantize_rows, quantize_rows
+from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows, dequantize_rows
+from minisgl.kernels.quantize_rows import quantize_rows
 
 
 class Fp8Weight(NamedTuple):

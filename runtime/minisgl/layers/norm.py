@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from minisgl.kernels.fp8_rows import Fp8Rows, quantize_rows
+from minisgl.kernels.fp8_rows import Fp8Rows
 from minisgl.kernels.norm import add_rms_norm
+from minisgl.kernels.quantize_rows import quantize_rows
 from minisgl.layers.parameters import Parameters
 
 

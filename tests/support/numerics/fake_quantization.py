@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from minisgl.kernels.fp8_rows import dequantize_rows, quantize_rows
+from minisgl.kernels.fp8_rows import dequantize_rows
+from minisgl.kernels.quantize_rows import quantize_rows
 from minisgl.layers.linear import linear
 from minisgl.models.decoder import Decoder, FeedForward
 from support.numerics.ranks import load
