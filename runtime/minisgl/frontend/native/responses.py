@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from minisgl.frontend.errors import ApiError
+from minisgl.frontend.generation.event_json import event_json
 from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, EventFormat, error_event
 from minisgl.frontend.native.logprobs import Lists
 from minisgl.frontend.server.response_stream import Delta
@@ -130,7 +131,7 @@ class NativeEvents:
         event = self._format.choice(self._id, delta.index, progress)
         if self._format.is_list:
             event["index"] = delta.index
-        return b"data: " + _json(event) + b"\n\n"
+        return b"data: " + event_json(event) + b"\n\n"
 
     def last(self, ends: Sequence[Finished]) -> bytes:
         return DONE

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from minisgl.frontend.errors import ApiError
+from minisgl.frontend.generation.event_json import event_json
 from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, error_event
 from minisgl.frontend.openai.logprobs import chat_logprobs, completion_logprobs
 from minisgl.frontend.openai.message_parts import full_tool_calls, reasoning_fields, streamed_tool_calls
@@ -142,7 +143,7 @@ class OpenAIEvents:
         """Token ids of an event that has no new ones."""
         self._header = format.header(response_id, model, "chat.completion.chunk" if chat else "text_completion")
         # {"id": …, "model": …} without its closing brace, then the one choice of the event.
-        self._begin = b"data: " + _json(self._header)[:-1] + b',"choices":['
+        self._begin = b"data: " + event_json(self._header)[:-1] + b',"choices":['
         before = b',"delta":{"content":' if chat else b',"text":'
         self._before_text = [self._begin + b'{"index":%d' % index + before for index in range(len(prompt_tokens))]
         self._end = (b',"usage":null}' if format.include_usage else b"}") + b"\n\n"
@@ -176,14 +177,15 @@ class OpenAIEvents:
         """End a complete response."""
         if not self._format.include_usage:
             return DONE
-        return b"data: " + _json({**self._header, "choices": [], "usage": self._format.usage(ends)}) + b"\n\n" + DONE
+        usage = event_json({**self._header, "choices": [], "usage": self._format.usage(ends)})
+        return b"data: " + usage + b"\n\n" + DONE
 
     def error(self, error: ApiError) -> bytes:
         return error_event(error)
 
     def _text_event(self, text: str, index: int = 0) -> bytes:
         """Render a text without logprobs, in a stream without continuous usage."""
-        return self._before_text[index] + _json(text) + self._after_text
+        return self._before_text[index] + event_json(text) + self._after_text
 
     def _contents(self, delta: Delta, has_ids: bool) -> Iterator[tuple[dict[str, Any], str | None, dict[str, Any]]]:
         """Yield content, finish reason and other fields of each event."""
@@ -241,12 +243,12 @@ class OpenAIEvents:
         if logprobs is None and self._format.token_ids:
             # Clients that read ids read the log-probabilities of each event, too.
             logprobs = self._format.logprobs(())
-        choice = _json({"index": index, **content, "logprobs": logprobs, "finish_reason": reason, **(more or {})})
-        begin = self._begin if header is None else b"data: " + _json(header)[:-1] + b',"choices":['
+        choice = event_json({"index": index, **content, "logprobs": logprobs, "finish_reason": reason, **(more or {})})
+        begin = self._begin if header is None else b"data: " + event_json(header)[:-1] + b',"choices":['
         return begin + choice + b"]" + self._usage_so_far()
 
     def _usage_so_far(self) -> bytes:
         """Render the end of an event, with the usage so far if the client wants it."""
         if not self._format.continuous_usage:
             return self._end
-        return b',"usage":' + _json(_token_counts(self._prompt_tokens, sum(self._tokens))) + b"}\n\n"
+        return b',"usage":' + event_json(_token_counts(self._prompt_tokens, sum(self._tokens))) + b"}\n\n"

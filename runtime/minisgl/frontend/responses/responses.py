@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from minisgl.frontend.errors import ApiError
+from minisgl.frontend.generation.event_json import event_json
 from minisgl.frontend.generation.response_format import KEEPALIVE
 from minisgl.frontend.responses.output import Output, OutputOptions
 from minisgl.frontend.responses.output_items import Event
@@ -113,5 +114,5 @@ class ResponsesEvents:
     def _render(self, event: Event) -> bytes:
         number = self._count
         self._count += 1
-        data = _json({"type": event["type"], "sequence_number": number, **event})
+        data = event_json({"type": event["type"], "sequence_number": number, **event})
         return b"event: %s\ndata: %s\n\n" % (event["type"].encode(), data)
