@@ -41,7 +41,6 @@ async def _run(config: Config) -> int:
     assert this is not None
 
     def take_signals() -> None:
-        # kopf installs its own handlers while it runs, and leaves them behind.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, this.cancel)
 

@@ -37,20 +37,21 @@ async def watch(
     connection: Connection,
     namespaces: Sequence[str],
     on_event: OnEvent,
-    on_retry: Callable[[], None] = lambda: None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> None:
-    """Pass every event to `on_event` until cancelled, or until SIGTERM or SIGINT.
+    """Pass every event to `on_event` until cancelled.
 
     An error that breaks a watch, as of an API server that loses its database for a moment, ends all of them. They begin
-    again with new lists, five times, with growing delays; `on_retry` is called before each delay, in which kopf handles
-    no signals. Then the error is raised, as is one that waiting does not cure, and the process must restart.
+    again with new lists, five times, with growing delays. Then the error is raised, as is one that waiting does not
+    cure, and the process must restart. `on_start` is called whenever they have begun: kopf has installed its own
+    handlers of signals by then, which would wait five seconds for tasks that were started after it.
     """
     clock = asyncio.get_running_loop().time
     delay = _FIRST_RETRY_SECONDS
     while True:
         began = clock()
         try:
-            await _watch(connection, namespaces, on_event)
+            await _watch(connection, namespaces, on_event, on_start)
             return
         except Exception as error:
             if clock() - began > _HEALTHY_SECONDS:
@@ -58,12 +59,13 @@ async def watch(
             if delay > _LAST_RETRY_SECONDS or getattr(error, "status", None) in _PERMANENT:
                 raise
             _log.warning("A watch broke; all of them begin again in %g s: %s", delay, error)
-            on_retry()
         await asyncio.sleep(delay)
         delay *= 2
 
 
-async def _watch(connection: Connection, namespaces: Sequence[str], on_event: OnEvent) -> None:
+async def _watch(
+    connection: Connection, namespaces: Sequence[str], on_event: OnEvent, on_start: Callable[[], None]
+) -> None:
     registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=registry)
@@ -76,12 +78,23 @@ async def _watch(connection: Connection, namespaces: Sequence[str], on_event: On
 
     for resource in WATCHED:
         _register(registry, resource, on_event)
-    await kopf.operator(
-        registry=registry,
-        clusterwide=not namespaces,
-        namespaces=namespaces,
-        standalone=True,
-    )
+    ready = asyncio.Event()
+
+    async def started() -> None:
+        await ready.wait()
+        on_start()
+
+    starting = asyncio.create_task(started(), name="start of the watches")
+    try:
+        await kopf.operator(
+            registry=registry,
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+            standalone=True,
+            ready_flag=ready,
+        )
+    finally:
+        starting.cancel()
 
 
 class NoDifferences(kopf.DiffBaseStorage):

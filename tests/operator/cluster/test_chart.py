@@ -60,6 +60,8 @@ def test_the_operator_has_exactly_the_permissions_that_it_uses(installed: LocalC
     assert not may("update", lease)
     assert not may("update", "leases.coordination.k8s.io/of-another-release", namespace=NAMESPACE)
     assert not may("patch", "inferencemodels.serving.minisgl.io")
+    assert may("get", "nodes") and may("watch", "nodes")
+    assert not may("patch", "nodes")
     assert not may("get", "secrets")
     assert not may("create", "pods")
 
