@@ -30,7 +30,10 @@ class Hub:
 
     def model(self, namespace: Namespace, name: str, repo: str = "org/demo", **source: Any) -> dict[str, Any]:
         """Model that is fetched from this Hub into a directory of the host, which all nodes mount."""
-        return self.model_in(namespace, name, _writable_directory(namespace, name), repo, **source)
+        directory = installation.MODELS.parent / f"cache-{namespace.name}-{name}"
+        directory.mkdir(exist_ok=True)
+        directory.chmod(0o777)
+        return self.model_in(namespace, name, directory, repo, **source)
 
     def model_in(
         self, namespace: Namespace, name: str, directory: Path, repo: str = "org/demo", **source: Any
@@ -45,27 +48,6 @@ class Hub:
             "cache": {"claimName": claim},
         }
         return model
-
-    def model_on_one_node(
-        self, namespace: Namespace, name: str, repo: str = "org/demo", **source: Any
-    ) -> dict[str, Any]:
-        """Model that is fetched from this Hub onto a claim of its own with ReadWriteOnce."""
-        directory = _writable_directory(namespace, name)
-        namespace.provide_volume(f"{name}-cache", directory, "ReadWriteOnce")
-        model = cpu_model(name)
-        model["spec"]["model"] = {
-            "source": {"huggingFace": {"repo": repo, "endpoint": self.url, **source}},
-            "dtype": "float32",
-            "cache": {"accessMode": "ReadWriteOnce", "size": "1Gi"},
-        }
-        return model
-
-
-def _writable_directory(namespace: Namespace, name: str) -> Path:
-    directory = installation.MODELS.parent / f"cache-{namespace.name}-{name}"
-    directory.mkdir(exist_ok=True)
-    directory.chmod(0o777)
-    return directory
 
 
 @contextmanager

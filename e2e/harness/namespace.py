@@ -19,9 +19,6 @@ PATIENCE: Final = 600.0
 """Timeout of waits in seconds, far longer than they take even on a busy machine."""
 
 
-_SIZE: Final = "1Gi"
-
-
 @dataclass(frozen=True)
 class Namespace:
     name: str
@@ -116,28 +113,34 @@ class Namespace:
 
     def mount_directory(self, claim: str, directory: Path, *, writable: bool = False) -> None:
         """Create a claim for a directory of the host, which all nodes mount."""
-        mode = "ReadWriteMany" if writable else "ReadOnlyMany"
-        self.provide_volume(claim, directory, mode)
-        spec = {
-            "accessModes": [mode],
-            "storageClassName": "",
-            "volumeName": f"{self.name}-{claim}",
-            "resources": {"requests": {"storage": _SIZE}},
-        }
-        self.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": spec})
-
-    def provide_volume(self, claim: str, directory: Path, mode: str) -> None:
-        """Create a volume for a claim of this name, from a directory of the host."""
-        spec = {
-            "capacity": {"storage": _SIZE},
-            "accessModes": [mode],
-            "storageClassName": "",
-            "persistentVolumeReclaimPolicy": "Retain",
-            "hostPath": {"path": str(directory), "type": "Directory"},
-            "claimRef": {"namespace": self.name, "name": claim},
-        }
-        metadata = {"name": f"{self.name}-{claim}", "labels": {"e2e": self.name}}
-        self.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec})
+        volume = f"{self.name}-{claim}"
+        size, modes = "1Gi", ["ReadWriteMany" if writable else "ReadOnlyMany"]
+        self.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": volume, "labels": {"e2e": self.name}},
+                "spec": {
+                    "capacity": {"storage": size},
+                    "accessModes": modes,
+                    "storageClassName": "",
+                    "persistentVolumeReclaimPolicy": "Retain",
+                    "hostPath": {"path": str(directory), "type": "Directory"},
+                    "claimRef": {"namespace": self.name, "name": claim},
+                },
+            },
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": claim},
+                "spec": {
+                    "accessModes": modes,
+                    "storageClassName": "",
+                    "volumeName": volume,
+                    "resources": {"requests": {"storage": size}},
+                },
+            },
+        )
 
     def report(self) -> str:
         """Objects, status, events and the last lines of all logs, to understand a failure."""

@@ -7,7 +7,6 @@ from harness.client import ClientPod
 from harness.hub import Hub
 from harness.installation import kill_operator
 from harness.namespace import Namespace
-from harness.nodes import of_pods
 
 
 def test_a_hub_model_is_fetched_once_for_two_replicas(namespace: Namespace, client: ClientPod, hub: Hub) -> None:
@@ -32,23 +31,4 @@ def test_a_token_gives_access_to_a_gated_repository(namespace: Namespace, client
     namespace.wait("the fetch pod", lambda: namespace.pods("demo", "fetch"))
     kill_operator()
     namespace.wait_for_condition("demo", "Ready")
-    assert ask(client.openai("demo"), "demo") == ANSWER
-
-
-def test_all_pods_of_a_claim_for_one_node_share_a_node(namespace: Namespace, client: ClientPod, hub: Hub) -> None:
-    model = hub.model_on_one_node(namespace, "demo", revision="v1")
-    model["spec"]["replicas"] = 2
-    namespace.apply(model)
-    namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
-    first = of_pods(namespace.pods("demo", "engine"))
-    assert len(set(first.values())) == 1, first
-    # Another revision is fetched while the replicas of the first one serve.
-    namespace.patch("inferencemodel", "demo", {"spec": {"model": {"source": {"huggingFace": {"revision": "main"}}}}})
-
-    def updated() -> bool:
-        status = namespace.status("demo")
-        return (status["observedGeneration"], status["updatedReplicas"], status["readyReplicas"]) == (2, 2, 2)
-
-    namespace.wait("two replicas of the other revision", updated)
-    assert set(of_pods(namespace.pods("demo", "engine")).values()) == set(first.values())
     assert ask(client.openai("demo"), "demo") == ANSWER
