@@ -61,7 +61,9 @@ def _int4(weights: Int4Groups, read: ReadTensor, rows: slice, columns: slice) ->
         else:
             _check_order(read("g_idx", columns), columns, size)
             numbers = _cut(_unpack(read("qweight", _blocks(columns, _PACKED), rows), 0), 0, columns, _PACKED).T
-            zeros = _cut(_unpack(qzeros, 1), 1, rows, _PACKED).T + (0 if weights.plain_zeros else 1)
+            zeros = _cut(_unpack(qzeros, 1), 1, rows, _PACKED).T
+            # A zero point of 0 is stored as 15.
+            zeros = zeros if weights.plain_zeros else (zeros + 1) & 15
     shifted = numbers - _spread(zeros, 1, columns, size)
     return shifted.to(scale.dtype) * _spread(scale, 1, columns, size)
 

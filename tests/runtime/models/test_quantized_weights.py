@@ -95,6 +95,33 @@ def test_any_part_of_a_weight_can_be_dequantized(layout: str, symmetric: bool) -
         assert torch.equal(dequantize(weights, read, rows, columns), stored.dense[rows, columns])
 
 
+@pytest.mark.parametrize("layout", ["compressed-tensors", "awq", "gptq"])
+def test_weights_packed_by_the_tool_of_a_format_are_bitwise_those_that_it_dequantizes(layout: str) -> None:
+    """The files are written by support.numerics.packed_tensors."""
+    file = Path(__file__).parent / "packed" / f"{layout}.safetensors"
+    weights = Int4Groups(layout, 64, symmetric=False, plain_zeros=layout != "gptq")  # type: ignore[arg-type]
+    tensors = load_file(file)
+    dense = tensors.pop("dense")
+    rows, columns = dense.shape
+    specs = weights.tensors(rows, columns)
+    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
+        name: spec.shape for name, spec in specs.items()
+    }
+    ours = dequantize(weights, lambda suffix, *take: tensors[suffix][take], slice(0, rows), slice(0, columns))
+    assert ours.dtype == dense.dtype == torch.float16
+    assert torch.equal(ours, dense)
+    assert len(dense.unique()) > 500
+
+
+@pytest.mark.parametrize("plain_zeros", [True, False])
+def test_a_zero_point_of_zero_is_read(plain_zeros: bool) -> None:
+    weights = Int4Groups("gptq", 64, symmetric=False, plain_zeros=plain_zeros)
+    stored = quantize(weights, torch.rand(16, 128) + 0.1, torch.float16)
+    ours = dequantize(weights, lambda suffix, *take: stored.tensors[suffix][take], slice(0, 16), slice(0, 128))
+    assert torch.equal(ours, stored.dense)
+    assert float(ours.min()) >= 0
+
+
 def test_layers_in_ignore_stay_as_they_are(tmp_path: Path) -> None:
     """By name, by a part of the name and by regular expression."""
     config = dict(QUANTIZATION_CONFIGS["fp8-channel"])
