@@ -15,6 +15,7 @@ from cluster.places import CommandFailed
 Manifest = Mapping[str, Any]
 T = TypeVar("T")
 PSA: Final = "pod-security.kubernetes.io/enforce"
+_VOLUME_SIZE: Final = "1Gi"
 PATIENCE: Final = 600.0
 """Timeout of waits in seconds, far longer than they take even on a busy machine."""
 
@@ -113,34 +114,28 @@ class Namespace:
 
     def mount_directory(self, claim: str, directory: Path, *, writable: bool = False) -> None:
         """Create a claim for a directory of the host, which all nodes mount."""
-        volume = f"{self.name}-{claim}"
-        size, modes = "1Gi", ["ReadWriteMany" if writable else "ReadOnlyMany"]
-        self.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": volume, "labels": {"e2e": self.name}},
-                "spec": {
-                    "capacity": {"storage": size},
-                    "accessModes": modes,
-                    "storageClassName": "",
-                    "persistentVolumeReclaimPolicy": "Retain",
-                    "hostPath": {"path": str(directory), "type": "Directory"},
-                    "claimRef": {"namespace": self.name, "name": claim},
-                },
-            },
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "metadata": {"name": claim},
-                "spec": {
-                    "accessModes": modes,
-                    "storageClassName": "",
-                    "volumeName": volume,
-                    "resources": {"requests": {"storage": size}},
-                },
-            },
-        )
+        mode = "ReadWriteMany" if writable else "ReadOnlyMany"
+        self.provide_volume(claim, directory, mode)
+        spec = {
+            "accessModes": [mode],
+            "storageClassName": "",
+            "volumeName": f"{self.name}-{claim}",
+            "resources": {"requests": {"storage": _VOLUME_SIZE}},
+        }
+        self.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": spec})
+
+    def provide_volume(self, claim: str, directory: Path, mode: str) -> None:
+        """Create a volume for a claim of this name, from a directory of the nodes."""
+        spec = {
+            "capacity": {"storage": _VOLUME_SIZE},
+            "accessModes": [mode],
+            "storageClassName": "",
+            "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": str(directory), "type": "Directory"},
+            "claimRef": {"namespace": self.name, "name": claim},
+        }
+        metadata = {"name": f"{self.name}-{claim}", "labels": {"e2e": self.name}}
+        self.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec})
 
     def report(self) -> str:
         """Objects, status, events and the last lines of all logs, to understand a failure."""

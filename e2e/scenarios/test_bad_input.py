@@ -9,7 +9,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from cluster.places import nodes, run
 from harness import installation
 from harness.asking import ANSWER, ask
 from harness.client import ClientPod
+from harness.disk import small_disk
 from harness.hub import Hub
 from harness.models import cpu_model
 from harness.namespace import Namespace
@@ -190,19 +190,6 @@ def test_a_full_disk(namespace: Namespace, hub: Hub) -> None:
             run(node, "mount", "-o", "remount,size=64m", directory)
         namespace.wait_for_condition("bad", "ModelCached", reason="Cached")
         namespace.delete()
-
-
-@contextmanager
-def small_disk(directory: Path, size: str) -> Iterator[None]:
-    """Mount a small file system on each node, writable for all users."""
-    for node in nodes():
-        run(node, "mkdir", "-p", directory)
-        run(node, "mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "small", directory)
-    try:
-        yield
-    finally:
-        for node in nodes():
-            run(node, "umount", "--lazy", directory)
 
 
 def test_a_missing_permission_of_the_operator(namespace: Namespace) -> None:

@@ -99,7 +99,10 @@ def _too_small(facts: Facts, fetch: FetchStatus) -> str:
         f'PersistentVolumeClaim "{claim}"'
     )
     if cache.claim_name is not None:
-        return f"{missing}, which spec.model.cache.claimName names: expand the claim, or free space on it."
+        return (
+            f"{missing}, which spec.model.cache.claimName names: expand the claim itself, to which "
+            "spec.model.cache.size does not apply, or free space on it."
+        )
     live = facts.observed.child("PersistentVolumeClaim", claim)
     size = cache.size if live is None else live["spec"]["resources"]["requests"]["storage"]
     # A twentieth is for the file system's own data.

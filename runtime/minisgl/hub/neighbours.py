@@ -118,7 +118,7 @@ def _candidates(file: HubFile, records: dict[Path, dict[str, str]]) -> Iterator[
     """Files that may be identical, those with a recorded digest first."""
     for directory, digests in records.items():
         for name, digest in digests.items():
-            if digest == file.digest and _size(directory / name) == file.size:
+            if digest == file.digest and "/" not in name and _size(directory / name) == file.size:
                 yield directory / name
     for directory, digests in records.items():
         if file.name not in digests and _size(directory / file.name) == file.size:
@@ -134,10 +134,14 @@ def _size(path: Path) -> int | None:
 
 def _has_digest(path: Path, file: HubFile, checking: Callable[[], None]) -> bool:
     digest = file.hasher()
-    with path.open("rb") as content:
-        while chunk := content.read(_READ_BYTES):
-            digest.update(chunk)
-            checking()
+    try:
+        with path.open("rb") as content:
+            while chunk := content.read(_READ_BYTES):
+                digest.update(chunk)
+                checking()
+    except OSError as error:
+        logger.info("cannot read %s: %s", path, error)
+        return False
     return bool(digest.hexdigest() == file.digest)
 
 

@@ -356,7 +356,7 @@ NO_SPACE = {
     [
         ({}, ("Revisions that replicas use are kept", "Raise spec.model.cache.size to 138Gi or more")),
         ({"retain": True, "size": "200Gi"}, ("Nothing is removed", "spec.model.cache.size to 238Gi or more")),
-        ({"claimName": "theirs"}, ("spec.model.cache.claimName names", "expand the claim")),
+        ({"claimName": "theirs"}, ("claimName names", "expand the claim itself", "cache.size does not apply")),
     ],
     ids=str,
 )

@@ -158,6 +158,30 @@ def test_a_file_system_without_links_is_used_with_copies(
     assert_content(hub, NEW, volume / "new")
 
 
+def test_files_that_cannot_be_read_or_lie_outside_are_downloaded(
+    hub: FakeHub, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests may run as root, whom permissions do not stop."""
+
+    def refuse(path: Path, *args: Any, **options: Any) -> Any:
+        if path == volume / "copied" / KEPT:
+            raise PermissionError("Permission denied")
+        return opened(path, *args, **options)
+
+    shutil.copytree(hub.repositories[OLD].directory, volume / "copied")
+    outside = volume.parent / "outside"
+    shutil.copy(hub.repositories[OLD].file(KEPT), outside)
+    run(hub, OLD, volume / "old", share_files=False)
+    record = json.loads((volume / "old" / "minisgl-fetch.json").read_text())
+    record["files"] = {"../../outside": record["files"][KEPT], KEPT: "0", CHANGED: "0"}
+    (volume / "old" / "minisgl-fetch.json").write_text(json.dumps(record))
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", refuse)
+    run(hub, NEW, volume / "new")
+    assert hub.downloads(NEW) == 2
+    assert_content(hub, NEW, volume / "new")
+
+
 def test_files_of_an_interrupted_download_of_another_commit_are_linked(hub: FakeHub, volume: Path) -> None:
     partial = volume / "new.partial-0123456789ab"
     partial.mkdir()
