@@ -489,7 +489,7 @@ class FetchSpec(ApiModel):
 
 
 class Recovery(ApiModel):
-    """Limit of automatic restarts of a replica's ranks."""
+    """Limit of automatic restarts of a replica's ranks. An edit restarts nothing: it applies to pods created later."""
 
     max_restarts: Integer = Field(default=5, ge=0, le=1000)
     """Restarts of a replica's ranks within windowSeconds before the replica fails permanently."""

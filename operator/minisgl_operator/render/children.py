@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.api.types import InferenceModel, Recovery
 from minisgl_operator.render import availability, engine, frontend, model_files, names, network, storage
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
@@ -23,8 +23,12 @@ def render(
 
 
 def revision(model: InferenceModel, defaults: Defaults) -> str:
-    """Revision of the engine's pod template. All replicas share it, though each template names its own replica."""
-    return names.revision(engine.pod_template(model, defaults, 0))
+    """Revision of the engine's pod template. All replicas share it, though each template names its own replica.
+
+    `spec.recovery` has no part in it: an edit restarts nothing, and applies to pods that are created after it.
+    """
+    unaffected = model.spec.model_copy(update={"recovery": Recovery()})
+    return names.revision(engine.pod_template(model.model_copy(update={"spec": unaffected}), defaults, 0))
 
 
 def wanted_replicas(model: InferenceModel) -> int:

@@ -101,8 +101,11 @@ def _after_failure(facts: Facts, replica: Replica, failure: Report, *, failed: b
     if not failed:
         return Condition("False", Reason.RESTARTING, f"{cause} {next_step}")
     recovery = facts.model.spec.recovery
+    # Pods from before an edit of spec.recovery have another limit.
+    reported = None if replica.report is None else replica.report.get("max_restarts")
+    limit = reported if isinstance(reported, int) else recovery.max_restarts
     budget = (
-        f"It has used its {recovery.max_restarts} restarts within {recovery.window_seconds} s, or failed in a way that "
+        f"It has used its {limit} restarts within {recovery.window_seconds} s, or failed in a way that "
         "a restart does not cure."
     )
     return Condition("False", Reason.RESTART_BUDGET_EXHAUSTED, f"{cause} {budget} {next_step}")

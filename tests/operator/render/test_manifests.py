@@ -410,3 +410,11 @@ def test_queues_find_their_fields_on_the_stateful_set() -> None:
     spec["engine"] = {"podTemplate": {"schedulerName": "volcano"}}
     live = find(render(inference_model(spec), DEFAULTS), "StatefulSet", "qwen-r0")
     assert live["metadata"]["annotations"] == {"scheduling.volcano.sh/group-min-member": "4"}
+
+
+def test_an_edit_of_recovery_changes_arguments_but_not_the_revision() -> None:
+    edited = inference_model({"recovery": {"maxRestarts": 9, "windowSeconds": 60}})
+    assert revision(edited, DEFAULTS) == revision(inference_model(), DEFAULTS)
+    live = find(render(edited, DEFAULTS), "StatefulSet", "qwen-r0")
+    arguments = live["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert arguments[arguments.index("--max-restarts") + 1] == "9"

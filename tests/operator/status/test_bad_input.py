@@ -512,7 +512,7 @@ def test_a_rank_that_restarts_is_reported() -> None:
 
 def test_an_exhausted_restart_budget_is_reported() -> None:
     scene = starting({"recovery": {"maxRestarts": 2, "windowSeconds": 60}})
-    scene.leader_reports("qwen-r0", phase="Failed", restarts=3, last_failure=failure("Error"))
+    scene.leader_reports("qwen-r0", phase="Failed", restarts=3, max_restarts=2, last_failure=failure("Error"))
     words = ("2 restarts within 60 s", "exit code 1", "kubectl delete pod -l serving.minisgl.io/replica=qwen-r0")
     expect(scene, "EngineReady", "RestartBudgetExhausted", *words, phase="Failed")
     scene.leader_reports("qwen-r0", phase="Failed")
