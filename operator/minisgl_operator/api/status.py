@@ -144,6 +144,9 @@ class InferenceModelStatus(ApiModel):
     """Fetch of the model from the Hub."""
     revision: Text | None = None
     """Current revision of the engine pods' template."""
+    failed_revision: Text | None = None
+    """The current revision, if it does not start while an older one serves. Replicas that serve keep their revision
+    until the spec changes, or a new replica of this one serves."""
     replica_statuses: Annotated[tuple[ReplicaStatus, ...], Field(max_length=1000), Unique("name")] | None = None
     """Replicas, as their leaders report them."""
     frontend: FrontendStatus | None = None

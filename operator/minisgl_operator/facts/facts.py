@@ -28,7 +28,7 @@ from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
 from minisgl_operator.facts.pods import cannot_run, component, containers_started, replica_name, serves_status
 from minisgl_operator.facts.replicas import Replica
-from minisgl_operator.facts.rollout import replicas_to_replace, rollout_blockers
+from minisgl_operator.facts.rollout import replicas_to_replace, revision_has_failed, rollout_blockers
 from minisgl_operator.facts.routing import Routing
 from minisgl_operator.facts.selection import Selection, select
 from minisgl_operator.render import model_files, names, render, revision, wanted_replicas
@@ -98,7 +98,8 @@ class Facts:
 
     @cached_property
     def _selection(self) -> Selection:
-        return select(self.model.name, self.observed, self.routing, wanted_replicas(self.model), self.revision)
+        wanted = wanted_replicas(self.model)
+        return select(self.model.name, self.observed, self.routing, wanted, self.revision, self._is_known_to_fail)
 
     @cached_property
     def routable(self) -> int:
@@ -107,7 +108,17 @@ class Facts:
 
     @cached_property
     def replicas_to_replace(self) -> tuple[Replica, ...]:
-        return replicas_to_replace(self.replicas)
+        return replicas_to_replace(self.replicas, self.revision_has_failed)
+
+    @property
+    def _is_known_to_fail(self) -> bool:
+        """Whether the last status names the current revision as failed. The replica that showed it may be gone."""
+        return bool((self.observed.model_object.get("status") or {}).get("failedRevision") == self.revision)
+
+    @cached_property
+    def revision_has_failed(self) -> bool:
+        """True if the current revision does not start, while an older one serves."""
+        return revision_has_failed(self.replicas, self._is_known_to_fail)
 
     @cached_property
     def rollout_blockers(self) -> tuple[Replica, ...]:

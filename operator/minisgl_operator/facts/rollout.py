@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from minisgl_operator.facts.pods import cannot_run, is_unschedulable
 from minisgl_operator.facts.replicas import Replica
 
 
-def replicas_to_replace(replicas: tuple[Replica, ...]) -> tuple[Replica, ...]:
+def revision_has_failed(replicas: tuple[Replica, ...], known: bool) -> bool:
+    """True if no replica of the current revision is rollout-ready, older ones serve, and a replica of the current
+    revision cannot start. `known`: this was seen before, and that replica may have been removed since."""
+    current = [replica for replica in replicas if replica.revision == replica.current_revision]
+    if any(replica.rollout_ready for replica in current):
+        return False
+    serving = any(replica.has_old_template and replica.serves is not False for replica in replicas)
+    return serving and (known or any(map(_cannot_start, current)))
+
+
+def _cannot_start(replica: Replica) -> bool:
+    """True if it has failed for another reason than a lack of nodes."""
+    if replica.report is not None and replica.report.get("phase") == "Failed":
+        return True
+    return any(cannot_run(pod) and not is_unschedulable(pod) for pod in replica.pods)
+
+
+def replicas_to_replace(replicas: tuple[Replica, ...], failed: bool) -> tuple[Replica, ...]:
     """Replicas with an old template whose turn it is to get the current one.
 
     A replica that serves, or that restarts after it has served, is replaced only when all others are rollout-ready: so
     at most one is down, and a revision that does not become ready stops at the first replica. A replica that has never
     served is replaced immediately, as nothing is lost, unless a replica of the current revision is not rollout-ready:
-    the current revision may be broken, and then the old one is the better one to keep.
+    the current revision may be broken, and then the old one is the better one to keep. With `failed` it is known to be.
     """
+    if failed:
+        return ()
     old = [replica for replica in replicas if replica.has_old_template]
     unproven = any(replica.revision == replica.current_revision and not replica.rollout_ready for replica in replicas)
     if not unproven and (idle := [replica for replica in old if replica.out_of_service]):

@@ -104,10 +104,20 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
     if await context.applier.apply_status(key, model_object, status) and not terminating:
         for event in events_for(previous, status):
             context.recorder.record(model_object, event)
+    stored = context.store.model(key)
+    if stored is not None and _failed_revision(stored.body) != previous.get("failedRevision"):
+        # The plan depends on it, and no event reports our own write.
+        due.append(0.0)
     if terminating:
         return Result(after=_RECHECK_NAMESPACE_AFTER.total_seconds())
     after = _earliest(*due, seconds_until_next_deadline(observed.pods, observed.nodes, now))
     return Result(failed=bool(observed.rejections) and not blocked, after=after)
+
+
+def _failed_revision(model_object: Manifest) -> str | None:
+    """The revision as the API server has stored it; an older definition of InferenceModel drops it."""
+    found = model_object.get("status", {}).get("failedRevision")
+    return None if found is None else str(found)
 
 
 def _earliest(*seconds: float | None) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.render import names
+from minisgl_operator.render import names, wanted_replicas
 from minisgl_operator.status.condition import Condition, shortened, suspended
 
 
@@ -12,6 +12,8 @@ def progressing(facts: Facts) -> Condition:
     outdated = [replica.name for replica in facts.replicas if replica.outdated]
     if outdated:
         message = f"Replicas with an old revision: {shortened(outdated)}. {_rollout_blocker_message(facts)}"
+        if len(facts.replicas) > wanted_replicas(facts.model):
+            message += " Replicas beyond spec.replicas are removed when the others have the current revision."
         return Condition("True", Reason.ROLLING_OUT, message)
     if _frontends_roll_out(facts):
         message = "Frontend pods are being replaced; engines are not changed."
@@ -32,6 +34,11 @@ def _rollout_blocker_message(facts: Facts) -> str:
     """The state that the rollout waits for."""
     if not facts.cached:
         return "The rollout begins when the model is cached."
+    if facts.revision_has_failed:
+        return (
+            "The current revision does not start, so replicas that serve keep theirs: see EngineReady and Scheduled. "
+            "Correct the spec, or add a replica with `kubectl scale` to try the revision again."
+        )
     blockers = facts.rollout_blockers
     if blockers and not facts.replicas_to_replace:
         first = min(blockers, key=lambda replica: (replica.outdated, replica.index))

@@ -56,6 +56,8 @@ def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
         "replicaStatuses": replicas,
         "frontend": {"replicas": facts.model.spec.frontend.replicas, "readyReplicas": facts.ready_frontends},
     }
+    if facts.revision_has_failed:
+        status["failedRevision"] = facts.revision
     if facts.fetch is not None:
         cached = facts.cached
         status["cache"] = {

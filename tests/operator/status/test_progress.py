@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from minisgl_operator.api.objects import Ref
 from minisgl_operator.facts.observed import Unreachable
 from minisgl_operator.render import names
 from support.cluster.inference_models import CLAIM, HUB
@@ -256,3 +257,23 @@ def test_a_replica_that_waits_for_the_start_of_another_one_says_so() -> None:
     scene.no_pods("qwen-r1")
     scene.pods["qwen-r0-1"]["spec"]["nodeName"] = None
     assert "qwen-r1 starts when all pods of qwen-r0 are on nodes" in scene.conditions()["EngineReady"]["message"]
+
+
+def test_a_revision_that_fails_beside_one_that_serves_is_reported_and_remembered() -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    scene.outdate("qwen-r1")
+    scene.waiting("qwen-r0-0", "ImagePullBackOff")
+    scene.frontends_report("qwen-r0")
+    status = scene.status()
+    assert status["failedRevision"] == scene.revision
+    message = scene.conditions()["Progressing"]["message"]
+    assert "does not start" in message and "Correct the spec" in message
+
+    scene.raw["status"] = status
+    del scene.children[Ref("StatefulSet", "qwen-r0")]
+    scene.no_pods("qwen-r0")
+    assert scene.status()["failedRevision"] == scene.revision
+    scene.outdate()
+    labels = scene.child("StatefulSet", "qwen-r1")["spec"]["template"]["metadata"]["labels"]
+    labels[names.REVISION_LABEL] = scene.revision
+    assert "failedRevision" not in scene.status()

@@ -122,6 +122,9 @@ class SimulatedCluster:
         """Plan and send; a crash after `calls` requests loses the rest."""
         for step in self.plan()[:calls]:
             self.send(step)
+        if calls is None:
+            facts = Facts(self.model, self.observed(), self.defaults, self.now)
+            self.raw = {**self.raw, "status": {"failedRevision": facts.revision} if facts.revision_has_failed else {}}
 
     def send(self, step: Step) -> None:
         if isinstance(step, Apply):
@@ -300,7 +303,7 @@ class SimulatedCluster:
         return found
 
     def _image_of_all(self) -> str:
-        return json.dumps([list(self.objects.values()), self.pods, self._frontend.report()])
+        return json.dumps([self.raw, list(self.objects.values()), self.pods, self._frontend.report()])
 
     def _run_stateful_set(self, body: Manifest) -> None:
         name, uid, count = body["metadata"]["name"], body["metadata"]["uid"], body["spec"]["replicas"]
