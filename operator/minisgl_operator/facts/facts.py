@@ -98,8 +98,10 @@ class Facts:
 
     @cached_property
     def _selection(self) -> Selection:
+        # Before the model is cached no replica is replaced, so a scale-down need not wait for the download.
+        rolls_out = self.cached and not self._is_known_to_fail
         wanted = wanted_replicas(self.model)
-        return select(self.model.name, self.observed, self.routing, wanted, self.revision, self._is_known_to_fail)
+        return select(self.model.name, self.observed, self.routing, wanted, self.revision, rolls_out=rolls_out)
 
     @cached_property
     def routable(self) -> int:

@@ -34,9 +34,9 @@ class Selection:
 
 
 def select(
-    model: str, observed: Observed, routing: Routing, wanted: int, current_revision: str, failed: bool
+    model: str, observed: Observed, routing: Routing, wanted: int, current_revision: str, *, rolls_out: bool
 ) -> Selection:
-    """`failed`: the current revision is known not to start.
+    """`rolls_out`: replicas that serve may be replaced by ones of the current revision.
 
     Keep replicas in this order: those that serve, those that might, the others; among equals those of the current
     revision; then the oldest. New ones take the lowest free indices. A replica that is being removed is never kept, so
@@ -45,7 +45,7 @@ def select(
     ranked = sorted(existing, key=_rank)
     staying = [replica for replica in ranked if not _is_leaving(replica, observed)]
     kept = staying[:wanted]
-    if not failed and any(replica.has_old_template and replica.serves is not False for replica in kept):
+    if rolls_out and any(replica.has_old_template and replica.serves is not False for replica in kept):
         kept += [replica for replica in staying[wanted:] if replica.serves is not False or _is_proving(replica)]
     free = islice((index for index in count() if index not in taken), max(0, wanted - len(kept)))
     new = [replica_at(index, model, observed, routing, current_revision) for index in free]

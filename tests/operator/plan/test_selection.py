@@ -82,6 +82,13 @@ def test_something_serves_throughout_an_edit_and_a_scale_down_at_once(image: str
     assert len({ref for ref in cluster.objects if ref.kind == "StatefulSet"}) == 1
 
 
+def test_a_scale_down_does_not_wait_for_the_download_of_another_model() -> None:
+    cluster = SimulatedCluster(raw_model({"replicas": 2}), DEFAULTS)
+    cluster.settle()
+    cluster.edit({"replicas": 1, "model": {"source": {"huggingFace": {"repo": "owner/other"}}}})
+    assert deleted(cluster) == ["qwen-r1"]
+
+
 def test_a_failed_revision_is_tried_again_by_a_new_replica() -> None:
     cluster = settled({"replicas": 2})
     cluster.edit({"engine": {"image": "engine:broken"}})
