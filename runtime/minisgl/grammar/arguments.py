@@ -1,4 +1,5 @@
-"""Arguments of tool calls that need not be exactly those that a schema allows."""
+"""Arguments of tool calls: exactly those that a schema allows, or as far as that can be enforced. Agents send the same
+tools with each request, so their expressions are kept."""
 
 from __future__ import annotations
 
@@ -23,12 +24,23 @@ _KEPT_LARGE: Final = 128
 def lenient_json(schema: Schema) -> str:
     """Return an expression for JSON under the schema as far as that can be enforced: all of it, or without keywords
     that are not supported, or else any JSON. Never raises."""
+    return _kept(schema, is_exact=False)
+
+
+def strict_json(schema: Schema) -> str:
+    """Return an expression for JSON that is valid under the schema. Raises GrammarError."""
+    return _kept(schema, is_exact=True)
+
+
+def _kept(schema: Schema, *, is_exact: bool) -> str:
     text = msgspec.json.encode(schema)
-    return _small(text) if len(text) < _LARGE_BYTES else _large(text)
+    return (_small if len(text) < _LARGE_BYTES else _large)(text, is_exact)
 
 
-def _expression(text: bytes) -> str:
+def _expression(text: bytes, is_exact: bool) -> str:
     schema: Schema = msgspec.json.decode(text, type=dict[str, object] | bool)
+    if is_exact:
+        return lark.json_schema(schema)
     for read in (exact, lenient):
         try:
             result = read(schema).schema

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from minisgl.grammar import lark
-from minisgl.grammar.arguments import lenient_json
+from minisgl.grammar.arguments import lenient_json, strict_json
 from minisgl.grammar.errors import GrammarError
 from minisgl.parsing import hermes, mistral, qwen_xml
 from minisgl.parsing.answer_format import AnswerFormat
@@ -35,7 +35,7 @@ class CallableTool(NamedTuple):
 
     def value(self, schema: Mapping[str, Any]) -> str:
         """Return an expression for a JSON value under this schema. Raises GrammarError for a strict tool."""
-        return lark.json_schema(dict(schema)) if self.is_strict else lenient_json(dict(schema))
+        return strict_json(dict(schema)) if self.is_strict else lenient_json(dict(schema))
 
 
 class CallRules(NamedTuple):

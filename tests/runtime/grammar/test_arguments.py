@@ -1,4 +1,4 @@
-"""Arguments of tools whose schemas cannot be enforced exactly."""
+"""Arguments of tools, whether or not their schemas can be enforced exactly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from minisgl.grammar import lark
-from minisgl.grammar.arguments import lenient_json
+from minisgl.grammar.arguments import lenient_json, strict_json
+from minisgl.grammar.errors import GrammarError
 from support.grammar.walk import grammars, tokenizer
 
 
@@ -47,3 +48,17 @@ def test_a_schema_that_makes_no_sense_allows_any_object() -> None:
         assert not allows(lenient_json(schema), "1")
     assert allows(lenient_json({"$ref": "#"}), "1")
     assert allows(lenient_json(False), "null")
+
+
+def test_expressions_of_strict_tools_are_kept_and_their_errors_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent sends its tools with each request."""
+    schema: dict[str, Any] = {"type": "object", "properties": {"kept": {"type": "integer"}}}
+    expression = strict_json(schema)
+    assert expression == lark.json_schema(schema)
+    refused = {"type": "object", "properties": {"a": {"not": {}}}}
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="not"):
+            strict_json(refused)
+        assert lenient_json(refused)
+    monkeypatch.setattr(lark, "json_schema", None)
+    assert strict_json({**schema}) is expression
