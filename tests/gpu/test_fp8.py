@@ -9,7 +9,7 @@ import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.fp8_linear_gluon import Tile, fp8_linear, fp8_tile
-from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows, dequantize_rows
+from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX, Fp8Rows, dequantize_rows
 from minisgl.kernels.fp8_rows_triton import rms_norm_fp8, silu_and_mul_fp8
 from minisgl.kernels.norm_triton import rms_norm_cuda
 from minisgl.kernels.quantize_rows import quantize_rows
@@ -27,7 +27,9 @@ CUDA = torch.device("cuda")
 
 
 def weight_of(outputs: int, inputs: int) -> Fp8Weight:
-    values = draw(outputs, inputs, dtype=torch.bfloat16, device=CUDA, scale=100.0).to(torch.float8_e4m3fn)
+    # Torch turns what exceeds the largest number into NaN.
+    wide = draw(outputs, inputs, dtype=torch.bfloat16, device=CUDA, scale=100.0).clamp(-E4M3_MAX, E4M3_MAX)
+    values = wide.to(torch.float8_e4m3fn)
     scales = draw(outputs // BLOCK, inputs // BLOCK, dtype=torch.float32, device=CUDA).abs() * 0.01 * inputs**-0.5
     return Fp8Weight(values, scales + 1e-4)
 

@@ -116,7 +116,8 @@ def run(model: str, sizes: Sizes, options: OfflineOptions, engine: Mapping[str, 
                     measured |= _trace(llm, name, sizes, variant, options.seeds().stop + 1, path)
                 metrics |= {options.metric_name(name, variant, key): value for key, value in measured.items()}
                 if options.record is not None and known is not None:
-                    key = bench_record.model_key(model, llm.tensor_parallel)
+                    quantization = None if config.quantization is None else config.quantization.name
+                    key = bench_record.model_key(model, llm.tensor_parallel, quantization)
                     results = _results(key, name, variant, sizes, {**start, **measured})
                     compiled = options.run_name(key), llm.stats.compiled_after_ready
                     bench_record.update(options.record, known, results, compiled)

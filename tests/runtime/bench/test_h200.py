@@ -128,3 +128,7 @@ def test_an_older_tree_and_this_one_run_in_turn(tmp_path: Path) -> None:
 def test_names_of_models_in_results() -> None:
     assert model_key("llama-3.2-1b") == "llama_3.2_1b"
     assert model_key("models/Qwen3-14B", tensor_parallel=2) == "qwen3_14b_tp2"
+    # Results of a quantized model must not replace those of its original.
+    names = [model_key("qwen3-14b", quantization=each) for each in ("fp8-block", "fp8", "int4")]
+    assert names == ["qwen3_14b_fp8", "qwen3_14b_fp8_channel", "qwen3_14b_int4"]
+    assert model_key("qwen3-14b", 2, "fp8-block") == "qwen3_14b_fp8_tp2"

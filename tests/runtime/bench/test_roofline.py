@@ -56,6 +56,14 @@ def test_shared_prefix(name: str, prefill: float, decode: float) -> None:
     assert seconds == pytest.approx(prefill + decode, rel=0.01)
 
 
+@pytest.mark.parametrize(("batch", "milliseconds"), [(1, 3.48), (256, 15.37)])
+def test_weights_in_fp8_blocks_are_read_and_multiplied_in_half_the_time(batch: int, milliseconds: float) -> None:
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-14b"], "quantization_config": quantization})
+    seconds = Roofline(model, H200).decode(batch, context=1024)
+    assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.02)
+
+
 def test_hardware_is_found_by_the_name_that_the_driver_reports() -> None:
     assert hardware_of("NVIDIA H200") is H200
     assert hardware_of("NVIDIA H100 80GB HBM3") is HARDWARE["h100"]

@@ -15,6 +15,8 @@ from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.fp8_linear_gluon import _fp8_linear, fp8_tile
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled
+from support.kernels.interpreted_fp8_rows import CASES
+from support.kernels.interpreter import interpreted
 
 QWEN3_14B = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "down": (5120, 17408)}
 ODD = {"qkv": (1152, 896), "gate_up": (9728, 896), "one block": (128, 128)}
@@ -71,3 +73,7 @@ def test_the_kernel_compiles_for_hopper(rows: int, name: str, bias: bool) -> Non
     kernel = compiled(_fp8_linear, types, constants, default="i32", options={"num_warps": 4})
     assert kernel.asm["cubin"]
     assert kernel.metadata.shared <= SHARED_MEMORY // 2
+
+
+def test_activations_are_quantized_as_torch_does() -> None:
+    assert interpreted("support.kernels.interpreted_fp8_rows") == dict.fromkeys(CASES, True)
