@@ -7,7 +7,8 @@
     PYTHONPATH=e2e python -m clients.try_clients http://127.0.0.1:8000
 
 The exit code is 1 if a client is not installed or fails. Some of these packages need different versions of others: name
-the clients of one environment behind the URL.
+the clients of one environment behind the URL. Most answers are cut after a few tokens: serve a model that thinks with
+`--reasoning-parser none`, else they have reasoning and no text.
 """
 
 from __future__ import annotations
