@@ -6,7 +6,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -24,6 +24,7 @@ from harness.hub import Hub
 from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
+from harness.traffic import traffic
 
 
 @pytest.fixture
@@ -56,6 +57,53 @@ def test_scaling_does_not_affect_the_frontend(ready: Namespace, client: ClientPo
     pods = ready.pods("demo", "frontend")
     assert uids(pods) == uids(frontend)
     assert restarts(pods) == restarts(frontend)
+
+
+def test_a_scale_down_keeps_the_replica_that_serves(namespace: Namespace, client: ClientPod) -> None:
+    namespace.apply(cpu_model("demo", replicas=2))
+    namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
+    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in namespace.pods("demo", "engine")}
+    with traffic(client.service_url("demo")) as sent:
+        namespace.patch("inferencemodel", "demo", {"spec": {"engine": {"image": "localhost/not-there:1"}}})
+        namespace.wait_for_condition("demo", "Scheduled", "False", reason="ImagePullFailed")
+        now = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in _engines(namespace)}
+        (kept,) = before.items() & now.items()
+        namespace.kubectl("scale", "inferencemodel/demo", "--replicas=1")
+        kill_operator()
+        namespace.wait("the smaller number in the status", lambda: namespace.status("demo")["observedGeneration"] == 3)
+        sent.wait_for_answers()
+        # Back to the image of the replica that serves.
+        namespace.patch("inferencemodel", "demo", {"spec": {"engine": {"image": None}}})
+        namespace.wait("one pod", lambda: len(_engines(namespace)) == 1)
+        namespace.wait_for_condition("demo", "Ready")
+    (pod,) = _engines(namespace)
+    assert (pod["metadata"]["name"], pod["metadata"]["uid"]) == kept
+    sent.check()
+
+
+def test_an_edit_with_a_scale_down_serves_all_the_time(
+    namespace: Namespace, client: ClientPod, measurement: Callable[[str], None]
+) -> None:
+    namespace.apply(cpu_model("demo", replicas=2))
+    namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
+    before = uids(_engines(namespace))
+    with traffic(client.service_url("demo")) as sent:
+        change = {"replicas": 1, "engine": {"args": ["--max-running=4", "--num-pages=256"]}}
+        namespace.patch("inferencemodel", "demo", {"spec": change})
+        namespace.wait("another pod", lambda: uids(_engines(namespace)) - before)
+        kill_operator()
+
+        def done() -> bool:
+            return len(_engines(namespace)) == 1 and not uids(_engines(namespace)) & before
+
+        namespace.wait("one pod of the new revision", done)
+        namespace.wait_for_condition("demo", "Ready")
+    measurement(f"an edit with a scale-down: {sent.summary()}")
+    sent.check()
+
+
+def _engines(namespace: Namespace) -> list[dict[str, Any]]:
+    return namespace.objects("pods", "app.kubernetes.io/component=engine")
 
 
 def _engine_pods(namespace: Namespace) -> set[tuple[str, bool]]:

@@ -48,6 +48,10 @@ def test_an_upgrade_and_a_rollback_lose_no_request(
     with traffic(client.service_url("demo")) as upgrade:
         installation.install(images)
         namespace.wait("two replicas of today's version", lambda: _runs(namespace, images))
+        # Fields that the previous version does not have.
+        added = {"engine": {"podTemplate": {"labels": {"example.com/team": "a"}}}, "frontend": {"leaveSeconds": 20}}
+        namespace.patch("inferencemodel", "demo", {"spec": added})
+        namespace.wait("two replicas with the label", lambda: _updated(namespace, 2))
     measurement(f"helm upgrade from {build.PREVIOUS}: {upgrade.summary()}")
     with traffic(client.service_url("demo")) as rollback:
         installation.helm("rollback", installation.RELEASE, "1", "--wait", "--timeout=600s")
