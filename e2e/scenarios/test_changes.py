@@ -81,6 +81,7 @@ def test_a_scale_down_keeps_the_replica_that_serves(namespace: Namespace, client
     sent.check()
 
 
+@pytest.mark.soak
 def test_an_edit_with_a_scale_down_serves_all_the_time(
     namespace: Namespace, client: ClientPod, measurement: Callable[[str], None]
 ) -> None:
