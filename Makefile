@@ -11,7 +11,7 @@ KUBERNETES_TESTS = tests/operator/cluster tests/chart
 # Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-down run chromium test test-kubernetes e2e e2e-full images image-engine lint cluster-tools bench bench-operator test-gpu lock clean install
+.PHONY: help demo demo-down run chromium prometheus test test-kubernetes e2e e2e-full images image-engine lint cluster-tools bench bench-operator test-gpu lock clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,14 +34,14 @@ test: install chromium $(DEMO) lint  ## install dependencies, check style and ty
 		{ echo "error: less than $${part#*:} % of the lines of $${part%:*} are covered" >&2; exit 1; }; \
 	done
 
-test-kubernetes: cluster-tools  ## test operator and chart on a real API server and with helm; builds both the first time, in 5 to 10 minutes
+test-kubernetes: cluster-tools prometheus  ## test operator and chart on a real API server and with helm; builds both the first time, in 5 to 10 minutes
 	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(KUBERNETES_TESTS)
 
 # A separate cluster beside the demo's.
-e2e: install $(DEMO)  ## run the scenarios on a cluster with nodes (E2E_KEEP=1: keep the cluster for inspection)
+e2e: install prometheus $(DEMO)  ## run the scenarios on a cluster with nodes (E2E_KEEP=1: keep the cluster for inspection)
 	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) -m 'not soak' --timeout 900 $(E2E_ARGS) e2e/scenarios
 
-e2e-full: install $(DEMO)  ## run all scenarios, including the long ones
+e2e-full: install prometheus $(DEMO)  ## run all scenarios, including the long ones
 	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) --timeout 3600 e2e/scenarios
 	MINISGL_CLUSTER=minisgl-e2e-ipv6 MINISGL_IP_FAMILY=6 $(PYTEST) --timeout 3600 e2e/ipv6
 
@@ -66,6 +66,9 @@ $(DEMO): $(wildcard runtime/minisgl/toy/demo*) runtime/minisgl/toy/tiny_tokenize
 
 chromium:
 	@.ci/chromium
+
+prometheus:
+	@.ci/prometheus
 
 bench: install $(DEMO)  ## measure scheduler and frontend CPU time and the demo model's speed on this machine
 	.venv/bin/python benchmarks/scheduler.py

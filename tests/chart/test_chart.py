@@ -21,7 +21,7 @@ from support.cluster.chart import CHART, MATRIX, NAMESPACE, HelmError, Object, h
 
 KUBERNETES = "1.36"
 # Their CRDs are not part of Kubernetes; tests on the API server check the first.
-OTHER_KINDS = ("CustomResourceDefinition", "ServiceMonitor")
+OTHER_KINDS = ("CustomResourceDefinition", "ServiceMonitor", "PodMonitor", "PrometheusRule")
 
 
 @pytest.fixture(scope="module", params=MATRIX, ids=str)

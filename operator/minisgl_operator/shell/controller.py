@@ -324,7 +324,7 @@ class Controller:
         return metrics.render(
             self._counts,
             self.queue,
-            models=len(self.store.models()),
+            models=[stored.body for key in self.store.models() if (stored := self.store.model(key)) is not None],
             resync_age=self._resync_age(),
             loop_lag=self._lag.seconds,
             leader=self._is_leader(),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
+from minisgl_operator.api.objects import Manifest, condition_of
 from minisgl_operator.shell.workqueue import WorkQueue
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -33,9 +35,15 @@ class Metrics:
 
 
 def render(
-    metrics: Metrics, work: WorkQueue[Any], *, models: int, resync_age: float, loop_lag: float, leader: bool
+    metrics: Metrics,
+    work: WorkQueue[Any],
+    *,
+    models: Sequence[Manifest],
+    resync_age: float,
+    loop_lag: float,
+    leader: bool,
 ) -> str:
-    """Text in the Prometheus format 0.0.4. Times are in seconds."""
+    """Text in the Prometheus format 0.0.4. Times are in seconds. `models`: all InferenceModels as last seen."""
     page = _Page()
     queue, controller = 'name="inferencemodel"', 'controller="inferencemodel"'
     page.gauge("workqueue_depth", "Models that wait for a worker.", work.depth, queue)
@@ -59,11 +67,21 @@ def render(
     page.counter("minisgl_operator_apply_total", "Children applied, skipped without a change, or rejected.", applies)
     probes = {f'result="{result}"': count for result, count in metrics.probes.items()}
     page.counter("minisgl_operator_probes_total", "Status probes of launchers and frontends by result.", probes)
-    page.gauge("minisgl_operator_models", "InferenceModels that the operator manages.", models)
+    page.gauge("minisgl_operator_models", "InferenceModels that the operator manages.", len(models))
+    text = "1 if the condition Ready of the InferenceModel is True, with its reason."
+    page.gauges("minisgl_operator_model_ready", text, dict(map(_ready, models)))
     page.gauge("minisgl_operator_resync_age_seconds", "Time since the last full list.", resync_age)
     page.gauge("minisgl_operator_event_loop_lag_seconds", "Delay of the event loop.", loop_lag)
     page.gauge("minisgl_operator_leader", "1 while this process holds the Lease.", int(leader))
     return page.text()
+
+
+def _ready(model: Manifest) -> tuple[str, int]:
+    """Labels and value for the condition Ready of a model."""
+    metadata, ready = model["metadata"], condition_of(model, "Ready") or {"status": "Unknown", "reason": "Unknown"}
+    # None of these can contain a character that needs an escape.
+    labels = f'namespace="{metadata["namespace"]}",name="{metadata["name"]}",reason="{ready["reason"]}"'
+    return labels, int(ready["status"] == "True")
 
 
 class _Page:
@@ -76,8 +94,14 @@ class _Page:
         self._metric(name, "gauge", text)
         self._lines.append(f"{name}{{{labels}}} {value:g}" if labels else f"{name} {value:g}")
 
+    def gauges(self, name: str, text: str, values: dict[str, int]) -> None:
+        self._many(name, "gauge", text, values)
+
     def counter(self, name: str, text: str, values: dict[str, int]) -> None:
-        self._metric(name, "counter", text)
+        self._many(name, "counter", text, values)
+
+    def _many(self, name: str, type: str, text: str, values: dict[str, int]) -> None:
+        self._metric(name, type, text)
         self._lines += [f"{name}{{{labels}}} {value:g}" for labels, value in values.items()]
 
     def histogram(self, name: str, text: str, labels: str, counts: list[int], total: float) -> None:

@@ -83,7 +83,14 @@ def test_prometheus_can_parse_the_metrics() -> None:
     counts.applies["Service", "skipped"] += 3
     counts.probes["unreachable"] += 1
     queue: Any = SimpleNamespace(depth=4, adds=9, retries=2, longest_running=lambda: 1.5)
-    page = render(counts, queue, models=7, resync_age=12, loop_lag=0.25, leader=True)
+    ready = [{"type": "Ready", "status": "True", "reason": "Ready"}]
+    failed = [{"type": "Ready", "status": "False", "reason": "NoReplicaReady"}]
+    models = [
+        {"metadata": {"namespace": "team-a", "name": "new"}},
+        {"metadata": {"namespace": "team-a", "name": "good"}, "status": {"conditions": ready}},
+        {"metadata": {"namespace": "team-b", "name": "bad"}, "status": {"conditions": failed}},
+    ]
+    page = render(counts, queue, models=models, resync_age=12, loop_lag=0.25, leader=True)
     families = {family.name: family for family in text_string_to_metric_families(page)}
     values = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -98,4 +105,14 @@ def test_prometheus_can_parse_the_metrics() -> None:
     assert values["workqueue_depth", (("name", "inferencemodel"),)] == 4
     assert values["rest_client_requests_total", (("code", "200"), ("method", "PATCH"))] == 1
     assert values["minisgl_operator_apply_total", (("kind", "Service"), ("result", "skipped"))] == 3
-    assert values["minisgl_operator_leader", ()] == 1 and values["minisgl_operator_models", ()] == 7
+    assert values["minisgl_operator_leader", ()] == 1 and values["minisgl_operator_models", ()] == 3
+    found = {
+        (labels["namespace"], labels["name"], labels["reason"]): value
+        for (name, pairs), value in values.items()
+        if name == "minisgl_operator_model_ready" and (labels := dict(pairs))
+    }
+    assert found == {
+        ("team-a", "new", "Unknown"): 0,
+        ("team-a", "good", "Ready"): 1,
+        ("team-b", "bad", "NoReplicaReady"): 0,
+    }

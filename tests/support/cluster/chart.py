@@ -68,7 +68,12 @@ MATRIX: Final[dict[str, Object]] = {
             "fetch": {"annotations": {"a": "b"}},
         },
         "serviceAccount": {"annotations": {"a": "b"}},
-        "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+        "metrics": {
+            "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+            "podMonitor": {"enabled": True, "interval": "10s", "labels": {"release": "prometheus"}},
+            "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+            "dashboards": {"enabled": True},
+        },
         "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
         "test": {"model": "demo", "apiKeysSecret": "keys"},
     },

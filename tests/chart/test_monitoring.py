@@ -1,0 +1,76 @@
+"""Alerts, dashboard and monitors of the chart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.prometheus import CHART, PROGRAMS, queries
+from support.cluster.chart import MATRIX, of_kind, rendered
+
+RULES = CHART / "rules/minisgl.yaml"
+MOST_CONFIG_MAP_BYTES = 1 << 20
+
+
+def promtool(*arguments: str | Path) -> str:
+    """Output of promtool. `make test-kubernetes` unpacks it."""
+    done = subprocess.run([PROGRAMS / "promtool", *arguments], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_promtool_accepts_the_rules() -> None:
+    assert "SUCCESS" in promtool("check", "rules", RULES)
+
+
+def test_alerts_fire_for_faults_and_for_nothing_else(tmp_path: Path) -> None:
+    text = (Path(__file__).parent / "alerts_test.yaml").read_text()
+    (tmp_path / "test.yaml").write_text(text.replace("RULES", str(RULES)))
+    promtool("test", "rules", tmp_path / "test.yaml")
+
+
+def test_each_alert_says_what_to_do() -> None:
+    for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]:
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert set(rule["annotations"]) == {"summary", "description"}
+
+
+def test_the_chart_has_the_rules_and_the_dashboard_unchanged() -> None:
+    objects = rendered(MATRIX["everything"])
+    [rule] = of_kind(objects, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load(RULES.read_text())
+    [dashboard] = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"].endswith("-dashboards")]
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+    text = dashboard["data"]["minisgl.json"]
+    assert len(text) < MOST_CONFIG_MAP_BYTES
+    assert json.loads(text) == json.loads((CHART / "dashboards/minisgl.json").read_text())
+
+
+def test_panels_of_the_dashboard_do_not_overlap_and_have_descriptions() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads((CHART / "dashboards/minisgl.json").read_text())["panels"]:
+        assert panel["description"]
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken and max(x for x, _ in cells) < 24
+        taken |= cells
+    assert len(queries()) > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("default", {"any": True}), ("namespaced", {"matchNames": ["team-a", "team-b"]})],
+)
+def test_frontends_of_the_watched_namespaces_are_scraped(name: str, expected: dict[str, object]) -> None:
+    [monitor] = of_kind(rendered(MATRIX[name] | {"metrics": {"podMonitor": {"enabled": True}}}), "PodMonitor")
+    assert monitor["spec"]["namespaceSelector"] == expected
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "http", "interval": "30s"}]
+
+
+def test_the_operators_metrics_keep_the_namespaces_of_models() -> None:
+    [monitor] = of_kind(rendered(MATRIX["everything"]), "ServiceMonitor")
+    assert monitor["spec"]["endpoints"][0]["honorLabels"] is True
