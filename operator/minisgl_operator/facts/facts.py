@@ -133,7 +133,7 @@ class Facts:
         sets = (each for ref, each in self.desired.items() if ref.kind == "StatefulSet")
         template = next((each["spec"]["template"] for each in sets), None)
         engines = [pod for replica in self.replicas for pod in replica.pods]
-        managed = pods > 1 and template is not None and not is_placed_together(template, engines)
+        managed = template is not None and not is_placed_together(template, engines)
         return GangStarts(self.replicas, pods, managed, self.model.metadata.uid, self.now)
 
     @cached_property

@@ -34,8 +34,8 @@ _LONGEST_PAUSE: Final = timedelta(seconds=300)
 @dataclass(frozen=True)
 class GangStarts:
     """Decides about starts of the model's replicas. `replicas` are the wanted ones; `pods` is the number of pods that
-    each of them gets. `managed`: False if something other than the default scheduler places the pods of a replica
-    together, or if each replica is one pod: then replicas start at any time."""
+    each of them gets; replicas with an old template may have another number. `managed`: False if something other than
+    the default scheduler places the pods of a replica together: then replicas start at any time."""
 
     replicas: tuple[Replica, ...]
     pods: int
@@ -52,7 +52,7 @@ class GangStarts:
     def placing(self) -> Replica | None:
         """The replica of the current revision whose pods wait for nodes. Others start after it. One with an old
         template does not count: it may never fit, and its replacement may wait for the others."""
-        if not self.managed:
+        if not self._in_turn:
             return None
         waiting = (replica for replica in self.replicas if not replica.has_old_template and _lacks_nodes(replica))
         return next(waiting, None)
@@ -60,7 +60,7 @@ class GangStarts:
     @cached_property
     def paused(self) -> Replica | None:
         """The replica whose pods were removed, while the pause lasts."""
-        ends = {replica.index: _pause_end(replica) for replica in self.replicas} if self.managed else {}
+        ends = {replica.index: _pause_end(replica) for replica in self.replicas} if self._in_turn else {}
         return next(
             (
                 replica
@@ -72,7 +72,7 @@ class GangStarts:
 
     def next_to_start(self, candidates: Iterable[Replica]) -> tuple[Replica, ...]:
         """The replicas without pods that get them now. `candidates` are those that could, by index."""
-        if not self.managed:
+        if not self._in_turn:
             return tuple(candidates)
         if self.to_release or self.placing is not None or self.paused is not None:
             return ()
@@ -81,7 +81,7 @@ class GangStarts:
     def annotations(self, replica: Replica) -> dict[str, str]:
         """Annotations of the replica's StatefulSet: a new pause, the current one, or none once all pods have nodes.
         An edit of the template ends the pause."""
-        if not self.managed:
+        if not self._in_turn:
             return {}
         if replica in self.to_release:
             count = 1 + max(_partial_starts(each) for each in self.replicas)
@@ -107,6 +107,11 @@ class GangStarts:
         moments = [moment for each in self.replicas for moment in (self._deadline(each), _pause_end(each)) if moment]
         coming = [moment for moment in moments if moment > self.now]
         return (min(coming) - self.now).total_seconds() if coming else None
+
+    @property
+    def _in_turn(self) -> bool:
+        """True if replicas start one after the other. One of a single pod never holds a part of its GPUs."""
+        return self.managed and self.pods > 1
 
     def _deadline(self, replica: Replica) -> datetime | None:
         """The time at which a partly placed replica goes back to no pods; None for any other replica. Each pod that

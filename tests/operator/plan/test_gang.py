@@ -114,6 +114,21 @@ def test_an_edit_ends_the_pause() -> None:
     assert list(cluster.serving()) == ["qwen-r0"]
 
 
+def test_a_partly_placed_replica_does_not_keep_its_gpus_from_one_of_a_single_pod() -> None:
+    cluster = cluster_with(2, {"replicas": 1, "parallelism": {"tensor": 2, "gpusPerPod": 1}})
+    cluster.settle()
+    del cluster.pods["qwen-r0-0"]
+    cluster.slots = 1
+    cluster.settle()
+    assert pods(cluster) == {"qwen-r0": 2}
+    cluster.edit({"replicas": 2, "parallelism": {"tensor": 1}})
+    cluster.apply(next(step.manifest for step in cluster.plan() if step.ref == Ref("StatefulSet", "qwen-r1")))
+    for _ in range(3):
+        cluster.settle()
+        cluster.now += timedelta(minutes=1)
+    assert len(cluster.serving()) == 1
+
+
 def test_annotations_that_a_user_has_edited_stop_nothing() -> None:
     cluster = cluster_with(5, {"replicas": 1})
     cluster.settle()
