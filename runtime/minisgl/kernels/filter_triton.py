@@ -29,20 +29,24 @@ _LOWEST = tl.constexpr(-0x7F800001)
 
 
 @triton.jit
-def _filters(table, table_stride, slot):
-    """Temperature and its inverse, top-k, top-p and min-p of a row."""
+def _filters(table, table_stride, slot, TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr):
+    """Temperature and its inverse, top-k, top-p and min-p of a row.
+
+    The columns are parameters: if a function that two kernels call used constants of this file, the names of the
+    kernels in Triton's cache would depend on which of them is compiled first.
+    """
     temperature = tl.load(table + slot).to(tl.float32, bitcast=True)
-    top_k = tl.load(table + _TOP_K * table_stride + slot)
-    top_p = tl.load(table + _TOP_P * table_stride + slot).to(tl.float32, bitcast=True)
-    min_p = tl.load(table + _MIN_P * table_stride + slot).to(tl.float32, bitcast=True)
+    top_k = tl.load(table + TOP_K * table_stride + slot)
+    top_p = tl.load(table + TOP_P * table_stride + slot).to(tl.float32, bitcast=True)
+    min_p = tl.load(table + MIN_P * table_stride + slot).to(tl.float32, bitcast=True)
     return temperature, tl.div_rn(1.0, temperature), top_k, top_p, min_p
 
 
 @triton.jit
-def _keys(table, table_stride, slot, position):
+def _keys(table, table_stride, slot, position, SEED_LOW: tl.constexpr, SEED_HIGH: tl.constexpr):
     """`row_keys` of a row's seed."""
-    low = tl.load(table + _SEED_LOW * table_stride + slot)
-    return row_keys(low, tl.load(table + _SEED_HIGH * table_stride + slot), position)
+    low = tl.load(table + SEED_LOW * table_stride + slot)
+    return row_keys(low, tl.load(table + SEED_HIGH * table_stride + slot), position)
 
 
 @triton.jit
@@ -113,7 +117,7 @@ def sample_candidates(
         open = 1
         changed = changes != 0
         changed_logits += row.to(tl.int64) * columns
-        temperature, inverse, top_k, top_p, min_p = _filters(table, table_stride, slot)
+        temperature, inverse, top_k, top_p, min_p = _filters(table, table_stride, slot, _TOP_K, _TOP_P, _MIN_P)
         limited = (top_k > 0) & (top_k < columns)
         shift = tl.where(changed, 0, SHIFT)
 
@@ -187,7 +191,7 @@ def sample_candidates(
                 if known:
                     limit = tl.minimum(tl.maximum(limit, bound), largest)
                 if everything | known | (limit >= bound):
-                    first, second = _keys(table, table_stride, slot, position)
+                    first, second = _keys(table, table_stride, slot, position, _SEED_LOW, _SEED_HIGH)
                     _, token = _best(logit, column, valid & (logit >= limit), inverse, first, second)
                     open = 0
     else:
@@ -261,8 +265,8 @@ def sample_whole_rows(
     shift = tl.where(changed, 0, SHIFT)
     logits += row.to(tl.int64) * row_stride
     changed_logits += row.to(tl.int64) * columns
-    temperature, inverse, top_k, top_p, min_p = _filters(table, table_stride, slot)
-    first, second = _keys(table, table_stride, slot, position)
+    temperature, inverse, top_k, top_p, min_p = _filters(table, table_stride, slot, _TOP_K, _TOP_P, _MIN_P)
+    first, second = _keys(table, table_stride, slot, position, _SEED_LOW, _SEED_HIGH)
 
     group = tl.arange(0, GROUPS)
     at = row.to(tl.int64) * groups + group
