@@ -20,7 +20,7 @@ from minisgl_operator.shell.config import add_arguments
 from support.cli_reference import CONFIGURATION_PAGE, PAGE, commands, flags, render, render_configuration
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def test_cli_page_is_what_the_program_says() -> None:
