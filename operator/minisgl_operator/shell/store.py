@@ -235,7 +235,8 @@ def trim(body: Manifest) -> Manifest:
             small["spec"] = {"replicas": spec.get("replicas", 1), "template": template}
             small["status"] = status
         case "PersistentVolumeClaim":
-            small["spec"] = {"resources": body["spec"]["resources"]}
+            claimed = ("resources", "storageClassName")
+            small["spec"] = {name: body["spec"][name] for name in claimed if name in body["spec"]}
             small["status"] = status
         case "Job":
             small["status"] = status

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from minisgl_operator.api.defaults import ModelDefaults
+from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.render import storage
 from minisgl_operator.shell.resources import MODEL, of_kind
 from minisgl_operator.shell.store import Id, ModelKey, Store, model_of, object_id, spec_hash
+from support.cluster.inference_models import DEFAULTS, HUB, raw_model
 
 KEY = ModelKey("ns", "m")
 
@@ -157,3 +162,15 @@ def test_objects_that_a_restored_database_does_not_have_are_removed_by_a_list() 
     store.forget_versions(services)
     store.sweep(services, set(), "ns", "50")
     assert store.of_model(KEY) == []
+
+
+def test_the_class_of_a_claim_is_known_when_a_new_default_is_rendered() -> None:
+    """The class is immutable, so an apply must repeat that of the live claim, which the store has."""
+    live = {"resources": {"requests": {"storage": "100Gi"}}, "storageClassName": "slow", "accessModes": ["X"]}
+    store = Store()
+    store.put(body("PersistentVolumeClaim", "m-cache", spec=live))
+    stored = store.get("PersistentVolumeClaim", "ns", "m-cache")
+    assert stored is not None
+    model = InferenceModel.parse(raw_model({}, source=HUB))
+    wanted = storage.claim(model, replace(DEFAULTS, models=ModelDefaults(storage_class_name="fast")))
+    assert storage.adjusted(model, wanted, stored.body)["spec"]["storageClassName"] == "slow"
