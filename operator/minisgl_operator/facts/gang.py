@@ -117,7 +117,10 @@ class GangStarts:
         """The time at which a partly placed replica goes back to no pods; None for any other replica. Each pod that
         gets a node postpones it."""
         pods = replica.pods
-        if not self.managed or any(map(is_deleting, pods)) or not any(map(is_unschedulable, pods)):
+        # Pods of one that has no size any more are about to be deleted.
+        if not self.managed or replica.size == 0 or any(map(is_deleting, pods)):
+            return None
+        if not any(map(is_unschedulable, pods)):
             return None
         if not 0 < sum(map(_has_node, pods)) < (replica.size if replica.has_old_template else self.pods):
             return None

@@ -103,6 +103,20 @@ def test_a_replica_that_lost_a_node_for_good_returns_the_other_gpus() -> None:
     assert pods(cluster) == {}
 
 
+def test_a_return_to_no_pods_counts_once_however_late_the_controller_is() -> None:
+    cluster = cluster_with(5, {"replicas": 2})
+    cluster.settle()
+    cluster.now += timedelta(minutes=1)
+    cluster.reconcile()
+    first = pause_of(cluster)
+    for _ in range(3):
+        cluster.now += timedelta(seconds=1)
+        cluster.reconcile()
+    assert pods(cluster) == {"qwen-r0": 8}, "the controller has not deleted them yet"
+    assert pause_of(cluster) == first
+    assert first[names.PARTIAL_STARTS_ANNOTATION] == "1"
+
+
 def test_an_edit_ends_the_pause() -> None:
     cluster = cluster_with(5, {"replicas": 1})
     cluster.settle()
