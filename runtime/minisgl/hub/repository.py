@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import Any, Final
@@ -14,8 +15,8 @@ from minisgl.models.checkpoint import served_weights
 
 CONFIG_FILES: Final = ("*.json", "*.jinja")
 """Patterns of the small files that a server reads."""
-_TEMPLATES: Final = "additional_chat_templates/*.jinja"
-"""The only files of a subfolder."""
+_TEMPLATE: Final = re.compile(r"additional_chat_templates/[^/]+\.jinja")
+"""Path of the only files of a subfolder. A path with `..` would lead out of the checkpoint."""
 WEIGHT_FILES: Final = "*.safetensors"
 
 _TIMEOUT_SECONDS: Final = 30.0
@@ -70,7 +71,7 @@ def list_checkpoint(source: Source) -> tuple[str, list[HubFile]]:
                 is_large=entry.lfs is not None,
             )
             for entry in api.list_repo_tree(source.repository, revision=commit, recursive=True)
-            if isinstance(entry, RepoFile) and ("/" not in entry.path or fnmatch(entry.path, _TEMPLATES))
+            if isinstance(entry, RepoFile) and ("/" not in entry.path or _TEMPLATE.fullmatch(entry.path))
         ]
     )
     names = {file.name for file in files}

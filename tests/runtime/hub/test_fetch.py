@@ -23,7 +23,7 @@ from minisgl.cli.main import main
 from minisgl.hub import fetch as model_fetch
 from minisgl.hub.errors import FetchError, HubError
 from minisgl.hub.fetch import fetch
-from minisgl.hub.repository import HubFile, Source, files_to_download
+from minisgl.hub.repository import HubFile, Source, files_to_download, list_checkpoint
 from minisgl.wire.status import FetchStatus
 from support.launcher.ports import free_port
 
@@ -118,6 +118,24 @@ def test_chat_templates_in_a_folder_are_fetched(hub: FakeHub, tmp_path: Path, ch
     run_fetch(hub, tmp_path / "model")
     assert (tmp_path / "model" / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
     assert not (tmp_path / "model" / "original").exists()
+
+
+class HostileRepository(Repository):
+    """Lists files outside of its directory, as a malicious mirror may."""
+
+    def names(self) -> list[str]:
+        folder = "additional_chat_templates"
+        return [*super().names(), f"{folder}/../../outside.jinja", f"{folder}/deep/er.jinja"]
+
+
+def test_no_file_is_written_outside_of_the_checkpoint(hub: FakeHub, tmp_path: Path, checkpoint: Path) -> None:
+    (checkpoint / "additional_chat_templates" / "deep").mkdir(parents=True)
+    (checkpoint / "additional_chat_templates" / "deep" / "er.jinja").write_text("{{ tools }}")
+    (checkpoint.parent / "outside.jinja").write_text("{{ tools }}")
+    hub.repositories[REPOSITORY] = HostileRepository(checkpoint)
+    endpoint: str = hub.url  # type: ignore[attr-defined]
+    _, files = list_checkpoint(Source(repository=REPOSITORY, revision="main", endpoint=endpoint))
+    assert {Path(file.name).parent for file in files} == {Path()}
 
 
 def test_an_existing_checkpoint_is_not_fetched_again(hub: FakeHub, tmp_path: Path, repository: Repository) -> None:
