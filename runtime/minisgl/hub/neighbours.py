@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,10 +127,13 @@ def _candidates(file: HubFile, records: dict[Path, dict[str, str]]) -> Iterator[
 
 
 def _size(path: Path) -> int | None:
+    """Size of a regular file; None for anything else. A hard link to a symbolic link would be a symbolic link too, to a
+    file that others may remove."""
     try:
-        return path.stat().st_size
+        found = path.lstat()
     except OSError:
         return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _has_digest(path: Path, file: HubFile, checking: Callable[[], None]) -> bool:
@@ -204,8 +208,8 @@ def reclaimable_bytes(directories: Sequence[Path]) -> int:
     links: dict[tuple[int, int], tuple[int, int, int]] = {}
     for directory in directories:
         for path in directory.iterdir():
-            stat = path.lstat()
-            key = (stat.st_dev, stat.st_ino)
+            found = path.lstat()
+            key = (found.st_dev, found.st_ino)
             seen = links.get(key, (0, 0, 0))[0]
-            links[key] = (seen + 1, stat.st_nlink, stat.st_blocks * 512)
+            links[key] = (seen + 1, found.st_nlink, found.st_blocks * 512)
     return sum(size for seen, count, size in links.values() if seen == count)

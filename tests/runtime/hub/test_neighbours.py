@@ -106,6 +106,18 @@ def names(volume: Path) -> set[str]:
     return {path.name for path in volume.iterdir() if path.is_dir()}
 
 
+def test_a_symbolic_link_is_never_linked(hub: FakeHub, volume: Path, tmp_path: Path) -> None:
+    """As in a copy of the Hub's cache, whose blobs a user may remove."""
+    run(hub, OLD, volume / "old")
+    blob = tmp_path / "blob"
+    (volume / "old" / KEPT).rename(blob)
+    (volume / "old" / KEPT).symlink_to(blob)
+    run(hub, NEW, volume / "new")
+    assert not (volume / "new" / KEPT).is_symlink()
+    blob.unlink()
+    assert_content(hub, NEW, volume / "new")
+
+
 def test_files_of_an_earlier_revision_are_linked_and_not_downloaded(hub: FakeHub, volume: Path) -> None:
     run(hub, OLD, volume / "old")
     published = run(hub, NEW, volume / "new")
