@@ -95,6 +95,8 @@ class NodeWatch:
                 version = await self._list()
                 while True:
                     version = await self._watch(version)
+                    # A server that stops ends watches immediately.
+                    await asyncio.sleep(_RELIST_SECONDS)
             except ApiError as error:
                 if error.status == _GONE:
                     # The version has expired: another list has a new one.

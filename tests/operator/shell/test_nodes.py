@@ -163,6 +163,18 @@ async def test_a_watch_that_ends_continues_where_it_ended(cluster: Cluster) -> N
         assert cluster.versions == ["5", "9"] and cluster.lists == 1
 
 
+async def test_a_watch_that_ends_immediately_is_not_begun_again_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RELIST_SECONDS", 3600)
+    async with watching(cluster) as watched:
+        for _ in range(5):
+            cluster.end_watch()
+        for _ in range(20):
+            await watched.watch.read("any")
+        assert cluster.versions == ["5"]
+
+
 async def test_a_silent_watch_continues_where_it_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost connection reports nothing, for as long as the network does not say that it is lost."""
     monkeypatch.setattr(client_module, "_WATCH_TIMEOUT", ClientTimeout(sock_read=0.05))
