@@ -8,12 +8,16 @@ from minisgl_operator.facts.replicas import Replica
 
 def revision_has_failed(replicas: tuple[Replica, ...], known: bool) -> bool:
     """True if no replica of the current revision is rollout-ready, older ones serve, and a replica of the current
-    revision cannot start. `known`: this was seen before, and that replica may have been removed since."""
+    revision cannot start. `known`: this was seen before, and that replica may have been removed since. Then it also
+    holds while the older ones restart, or start on another node: the revision would not serve in their place."""
     current = [replica for replica in replicas if replica.revision == replica.current_revision]
     if any(replica.rollout_ready for replica in current):
         return False
-    serving = any(replica.has_old_template and replica.serves is not False for replica in replicas)
-    return serving and (known or any(map(_cannot_start, current)))
+    older = [replica for replica in replicas if replica.has_old_template]
+    serving = any(replica.serves is not False for replica in older)
+    if known:
+        return serving or any(replica.size > 0 and not _cannot_start(replica) for replica in older)
+    return serving and any(map(_cannot_start, current))
 
 
 def _cannot_start(replica: Replica) -> bool:

@@ -105,6 +105,24 @@ def test_a_failed_revision_is_tried_again_by_a_new_replica() -> None:
     assert set(cluster.routed().values()).isdisjoint(old.values())
 
 
+@pytest.mark.parametrize("event", ["restart", "another node"])
+def test_a_failed_revision_does_not_replace_the_last_old_replica_while_that_starts_again(event: str) -> None:
+    cluster = settled({"replicas": 2})
+    cluster.edit({"engine": {"image": "engine:broken"}})
+    cluster.settle()
+    cluster.edit({"replicas": 1})
+    cluster.settle()
+    old = cluster.routed()
+    if event == "restart":
+        make_unready(cluster, "qwen-r1")
+    else:
+        del cluster.pods["qwen-r1-0"]
+    cluster.look()
+    cluster.reconcile()
+    cluster.settle()
+    assert cluster.routed() == old
+
+
 def test_an_unknown_replica_is_kept_rather_than_one_that_does_not_serve() -> None:
     cluster = settled({"replicas": 3})
     cluster.silent = {"qwen-r1-0"}
