@@ -134,7 +134,8 @@ class Facts:
         template = next((each["spec"]["template"] for each in sets), None)
         engines = [pod for replica in self.replicas for pod in replica.pods]
         managed = template is not None and not is_placed_together(template, engines)
-        return GangStarts(self.replicas, pods, managed, self.model.metadata.uid, self.now)
+        uid = self.model.metadata.uid
+        return GangStarts(self.replicas, pods, managed, uid, self.now, self.revision_has_failed)
 
     @cached_property
     def scaling_down(self) -> bool:

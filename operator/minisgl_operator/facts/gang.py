@@ -42,6 +42,7 @@ class GangStarts:
     managed: bool
     model_uid: str
     now: datetime
+    revision_has_failed: bool = False
 
     @cached_property
     def to_release(self) -> tuple[Replica, ...]:
@@ -120,7 +121,7 @@ class GangStarts:
         # Pods of one that has no size any more are about to be deleted.
         if not self.managed or replica.size == 0 or any(map(is_deleting, pods)):
             return None
-        if not any(map(is_unschedulable, pods)):
+        if not any(map(is_unschedulable, pods)) or (self.revision_has_failed and replica.has_old_template):
             return None
         if not 0 < sum(map(_has_node, pods)) < (replica.size if replica.has_old_template else self.pods):
             return None

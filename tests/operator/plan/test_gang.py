@@ -117,6 +117,26 @@ def test_a_return_to_no_pods_counts_once_however_late_the_controller_is() -> Non
     assert first[names.PARTIAL_STARTS_ANNOTATION] == "1"
 
 
+def test_the_last_old_replica_waits_for_its_node_rather_than_get_a_failed_revision() -> None:
+    cluster = cluster_with(16, {"replicas": 2})
+    cluster.broken = {"engine:broken"}
+    cluster.settle()
+    cluster.edit({"engine": {"image": "engine:broken"}})
+    cluster.settle()
+    cluster.edit({"replicas": 1})
+    cluster.settle()
+    old = cluster.serving()
+    assert list(old) == ["qwen-r1"]
+    cluster.slots = 7
+    del cluster.pods["qwen-r1-3"]
+    cluster.settle()
+    cluster.now += timedelta(minutes=10)
+    cluster.settle()
+    cluster.slots = 8
+    cluster.settle()
+    assert cluster.serving() == old
+
+
 def test_an_edit_ends_the_pause() -> None:
     cluster = cluster_with(5, {"replicas": 1})
     cluster.settle()
