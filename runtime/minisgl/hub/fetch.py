@@ -75,13 +75,23 @@ def fetch(
 
 
 def _share(directory: Path, neighbours: Neighbours, publish: Callable[[FetchStatus], None]) -> FetchStatus:
-    """Use an existing checkpoint. That of another owner gets none, because several models use it from now on."""
-    record = read_record(directory)
-    if record is not None and record.owner not in ("", neighbours.owner):
+    """Use an existing checkpoint."""
+    if (record := _foreign_record(directory, neighbours)) is not None:
         with _locked(directory, waiting=lambda: publish(FetchStatus())):
             # The owner may have removed it in the meantime; the next attempt then fetches it.
-            write_record(directory, msgspec.structs.replace(record, owner=""))
+            _end_ownership(directory, record)
     return _existing_status(directory)
+
+
+def _foreign_record(directory: Path, neighbours: Neighbours) -> FetchRecord | None:
+    """The record of a checkpoint with another owner; None for any other checkpoint."""
+    record = read_record(directory)
+    return None if record is None or record.owner in ("", neighbours.owner) else record
+
+
+def _end_ownership(directory: Path, record: FetchRecord) -> None:
+    """Let a checkpoint have no owner, because several models use it from now on. Its lock must be held."""
+    write_record(directory, msgspec.structs.replace(record, owner=""))
 
 
 def _existing_status(directory: Path) -> FetchStatus:
@@ -110,6 +120,9 @@ class _Fetch:
         self._directory.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self._directory, waiting=self._progress.repeat):
             if (self._directory / "config.json").is_file():
+                # Another model may have fetched it in the meantime.
+                if (record := _foreign_record(self._directory, self._neighbours)) is not None:
+                    _end_ownership(self._directory, record)
                 return _existing_status(self._directory)
             partial = self._directory.with_name(f"{self._directory.name}.partial-{commit[:12]}")
             partial.mkdir(exist_ok=True)

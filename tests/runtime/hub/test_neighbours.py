@@ -23,7 +23,7 @@ from minisgl.hub import fetch as model_fetch
 from minisgl.hub import neighbours as model_neighbours
 from minisgl.hub.errors import FetchError
 from minisgl.hub.fetch import fetch
-from minisgl.hub.neighbours import FetchRecord, Neighbours, make_room, reclaimable_bytes, try_lock
+from minisgl.hub.neighbours import FetchRecord, Neighbours, make_room, read_record, reclaimable_bytes, try_lock
 from minisgl.hub.repository import Source
 from minisgl.wire.status import FetchStatus
 
@@ -104,6 +104,24 @@ def same_file(*paths: Path) -> bool:
 
 def names(volume: Path) -> set[str]:
     return {path.name for path in volume.iterdir() if path.is_dir()}
+
+
+def test_a_checkpoint_that_another_model_fetches_at_the_same_time_has_no_owner(
+    hub: FakeHub, volume: Path, tmp_path: Path
+) -> None:
+    """Otherwise that model could remove it, while this one uses it."""
+    run(hub, OLD, tmp_path / "other", owner="other")
+
+    def publish(status: FetchStatus) -> None:
+        if status.phase == "Downloading" and not (volume / "old").exists():
+            # The other model is faster.
+            shutil.copytree(tmp_path / "other", volume / "old")
+
+    endpoint: str = hub.url  # type: ignore[attr-defined]
+    source = Source(repository=OLD, revision="main", endpoint=endpoint)
+    assert fetch(source, volume / "old", publish, Neighbours(owner="qwen")).phase == "Done"
+    record = read_record(volume / "old")
+    assert record is not None and record.owner == ""
 
 
 def test_a_symbolic_link_is_never_linked(hub: FakeHub, volume: Path, tmp_path: Path) -> None:
