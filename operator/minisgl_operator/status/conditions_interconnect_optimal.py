@@ -59,7 +59,7 @@ def _using(transports: dict[str, str], *prefixes: str) -> list[str]:
 
 
 def _no_nvlink_between_pods(facts: Facts) -> str:
-    """What a tmpfs costs between pods; empty if none is used."""
+    """Cost of a tmpfs between pods; empty if none is used."""
     spec = facts.model.spec
     if spec.parallelism.pods == 1 or not shm_in_memory(spec.engine, spec.parallelism):
         return ""
@@ -70,7 +70,7 @@ def _no_nvlink_between_pods(facts: Facts) -> str:
 
 
 def _shm_on_disk(facts: Facts) -> str:
-    """What the node's disk costs within a pod; empty if it is not used."""
+    """Cost of the node's disk within a pod; empty if it is not used."""
     spec = facts.model.spec
     if shm_in_memory(spec.engine, spec.parallelism):
         return ""

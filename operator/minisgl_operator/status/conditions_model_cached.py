@@ -92,7 +92,7 @@ def _fetch_failed(facts: Facts, fetch: FetchStatus) -> Condition:
 
 
 def _too_small(facts: Facts, fetch: FetchStatus) -> str:
-    """What is missing before a download, and the size to set."""
+    """Bytes that are missing before a download, and the size to set."""
     claim, cache = model_files.cache_claim(facts.model), facts.model.spec.model.hub_cache
     missing = (
         f"The download needs {_size(fetch.needed_bytes)}, and {_size(fetch.free_bytes)} are free on "

@@ -132,7 +132,7 @@ def _holds_claim(pod: Manifest) -> bool:
 
 
 def _release(facts: Facts, failure: PodFailure) -> str:
-    """What becomes of the other pods of the replica, if they have nodes."""
+    """Fate of the other pods of the replica, if they have nodes."""
     if facts.gang.is_partly_placed(failure.pod):
         return (
             f" If no other pod of its replica gets a node within {PARTIAL_START_TIMEOUT.total_seconds():.0f} s, all of "
