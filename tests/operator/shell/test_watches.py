@@ -104,17 +104,20 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 async def test_a_watch_that_breaks_begins_again(serve: Serve) -> None:
     """An API server that loses its database for a moment ends watches with an error that is not 410."""
+    server = BreakingServer(errors=2)
     starts: list[None] = []
 
     def on_event(type: str | None, body: dict[str, Any]) -> None:
         assert body["metadata"]["name"] == "found"
         task.cancel()
 
-    watch = watches.watch(serve(BreakingServer(errors=2)), (), on_event, lambda: starts.append(None))
+    watch = watches.watch(serve(server), (), on_event, lambda: starts.append(None))
     task = asyncio.create_task(watch)
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert len(starts) == 3
+    assert server.errors == 0
+    # A watch may break, or the event arrive, before kopf reports that all of them have begun.
+    assert len(starts) <= 3
 
 
 async def test_a_watch_that_stays_broken_ends_with_its_error(serve: Serve) -> None:
