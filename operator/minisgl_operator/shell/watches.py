@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import kopf
 
@@ -29,8 +29,14 @@ _FIRST_RETRY_SECONDS: Final = 1.0
 _LAST_RETRY_SECONDS: Final = 16.0
 # Watches that have lasted longer were healthy, so the next error is a new one.
 _HEALTHY_SECONDS: Final = 60.0
+_END_SECONDS: Final = 3.0
+_END_ATTEMPTS: Final = 5
 # A service account's token is rotated; it is read again before it expires.
 _CREDENTIALS: Final = timedelta(minutes=10)
+
+
+class WatchesHang(Exception):
+    """Watches that broke cannot be ended, so only a new process can begin them again."""
 
 
 async def watch(
@@ -56,7 +62,8 @@ async def watch(
         except Exception as error:
             if clock() - began > _HEALTHY_SECONDS:
                 delay = _FIRST_RETRY_SECONDS
-            if delay > _LAST_RETRY_SECONDS or getattr(error, "status", None) in _PERMANENT:
+            permanent = isinstance(error, WatchesHang) or getattr(error, "status", None) in _PERMANENT
+            if permanent or delay > _LAST_RETRY_SECONDS:
                 raise
             _log.warning("A watch broke; all of them begin again in %g s: %s", delay, error)
         await asyncio.sleep(delay)
@@ -78,23 +85,69 @@ async def _watch(
 
     for resource in WATCHED:
         _register(registry, resource, on_event)
-    ready = asyncio.Event()
+    ready, stop_flag = asyncio.Event(), _StopFlag()
 
     async def started() -> None:
         await ready.wait()
         on_start()
 
-    starting = asyncio.create_task(started(), name="start of the watches")
-    try:
-        await kopf.operator(
+    # kopf cancels all tasks that began after it.
+    helpers = [
+        asyncio.create_task(started(), name="start of the watches"),
+        asyncio.create_task(stop_flag.stopping.wait(), name="end of the watches"),
+    ]
+    running = asyncio.create_task(
+        kopf.operator(
             registry=registry,
             clusterwide=not namespaces,
             namespaces=namespaces,
             standalone=True,
             ready_flag=ready,
-        )
+            stop_flag=stop_flag,
+        ),
+        name="watches",
+    )
+    others = asyncio.all_tasks()
+    try:
+        await asyncio.wait((running, helpers[1]), return_when=asyncio.FIRST_COMPLETED)
+        await _end(running, others)
+    except asyncio.CancelledError:
+        running.cancel()
+        await asyncio.wait((running,))
+        raise
     finally:
-        starting.cancel()
+        for helper in helpers:
+            helper.cancel()
+    await running
+
+
+async def _end(running: asyncio.Task[None], others: set[asyncio.Task[Any]]) -> None:
+    """Wait until kopf has stopped. It cancels each of its tasks once, and waits without limit for those that a lost
+    connection made ignore that, so they are cancelled again. `others` are not kopf's.
+
+    Raises:
+        WatchesHang: they do not end even then.
+    """
+    for _ in range(_END_ATTEMPTS):
+        if running.done() or (await asyncio.wait((running,), timeout=_END_SECONDS))[0]:
+            return
+        for task in asyncio.all_tasks() - others:
+            task.cancel()
+    raise WatchesHang(f"broken watches have not ended within {_END_ATTEMPTS * _END_SECONDS:g} s")
+
+
+class _StopFlag(asyncio.Event):
+    """Flag that is never set. kopf cancels who waits for it when it stops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopping = asyncio.Event()
+
+    async def wait(self) -> Literal[True]:
+        try:
+            return await super().wait()
+        finally:
+            self.stopping.set()
 
 
 class NoDifferences(kopf.DiffBaseStorage):
