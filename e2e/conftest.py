@@ -12,7 +12,7 @@ import pytest
 
 from cluster import lifecycle
 from cluster.tools import say
-from harness import installation
+from harness import installation, nodes
 from harness.client import ClientPod
 from harness.hub import Hub, serving_hub
 from harness.namespace import Namespace
@@ -54,6 +54,12 @@ def namespace(images: dict[str, str], request: pytest.FixtureRequest) -> Iterato
 @pytest.fixture
 def client(images: dict[str, str], namespace: Namespace) -> ClientPod:
     return ClientPod.create(namespace, images["frontend"])
+
+
+@pytest.fixture
+def victim(images: dict[str, str]) -> str:
+    """Node without the operator, to which something happens."""
+    return nodes.other_than(nodes.of_operator())
 
 
 @pytest.fixture

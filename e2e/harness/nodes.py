@@ -55,18 +55,21 @@ def drained(node: str) -> Iterator[None]:
 def without_kubelet(node: str) -> Iterator[None]:
     """Kill a kubelet, whose containers continue, and wait until the node is NotReady."""
     stop("kubelet", node, seconds=0)
-    try:
-        _wait_for_ready(node, "Unknown")
+    with _not_ready(node):
         yield
-    finally:
-        lifecycle.up()
-        _wait_for_ready(node, "True")
 
 
 @contextmanager
 def powered_off(node: str) -> Iterator[None]:
     """Kill a node with all its processes, and wait until it is NotReady."""
     kill(node)
+    with _not_ready(node):
+        yield
+
+
+@contextmanager
+def _not_ready(node: str) -> Iterator[None]:
+    """Wait until a node whose kubelet was killed is NotReady; bring it back afterwards."""
     try:
         _wait_for_ready(node, "Unknown")
         yield

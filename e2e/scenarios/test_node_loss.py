@@ -27,12 +27,6 @@ LEAVE_SOON: Final = [
 
 
 @pytest.fixture
-def victim(images: dict[str, str]) -> str:
-    """Node without the operator, to which something happens."""
-    return nodes.other_than(nodes.of_operator())
-
-
-@pytest.fixture
 def client(images: dict[str, str], namespace: Namespace, victim: str) -> ClientPod:
     """Client on the other node."""
     return ClientPod.create(namespace, images["frontend"], node=nodes.other_than(victim))
