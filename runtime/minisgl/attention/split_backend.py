@@ -62,6 +62,8 @@ class SplitDecode:
         self._sums = torch.empty(sums, dtype=torch.float32, device=shape.device)
         self._parts = torch.empty((*sums, shape.head_dim), dtype=torch.float32, device=shape.device)
         self._batch: AttentionBatch
+        self._serving: DecodeBackend | None = None
+        """The backend that serves the batch; None: this one."""
 
     def for_graph(self, size: int) -> DecodeBackend | None:
         # It plans nothing, so all graphs can share this object. Batches with long contexts have graphs of their own.
@@ -77,18 +79,19 @@ class SplitDecode:
 
     def begin(self, batch: AttentionBatch) -> None:
         self._batch = batch
-        if other := self._other(batch):
-            other.begin(batch)
+        self._serving = self._other(batch)
+        if self._serving is not None:
+            self._serving.begin(batch)
 
     def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
-        if other := self._other(self._batch):
-            other.decode(layer, kv, q, out)
+        if self._serving is not None:
+            self._serving.decode(layer, kv, q, out)
         else:
             self._run(layer, kv, q, out, None)
 
     def rotates(self, batch: AttentionBatch) -> bool:
-        """Whether `rotate_and_decode` serves the whole `batch`."""
-        return not batch.num_segments and self._other(batch) is None
+        """Whether `rotate_and_decode` serves the whole `batch`, which has begun."""
+        return not batch.num_segments and self._serving is None
 
     def _other(self, batch: AttentionBatch) -> DecodeBackend | None:
         """The backend that serves `batch`; None: this one."""

@@ -18,6 +18,8 @@ _TOKENS: Final = (1, 2, 3, 5, 9, 17, 33, 65, 129, 193, 257, 513, 1025, 2049)
 Odd numbers, so that the parts of a step's inputs are not aligned."""
 _ROWS: Final = (1, 2, 5, 9, 17)
 """Decode rows: attention and sampling have other kernels for few rows."""
+_LONG_ROWS: Final = (1, 2)
+"""Decode rows with long contexts: only few rows have another kernel for them."""
 _ALL: Final = Sampling(filters=True, penalties=True, lists=True, masks=True, logprobs=True)
 _SAMPLINGS: Final = (
     *([Sampling(filters=True)], [Sampling(penalties=True)], [Sampling(lists=True)]),
@@ -46,11 +48,13 @@ def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
     for rows in _ROWS:
         yield dummy_plan(limits, decode=rows, prompts=[40])
         yield dummy_plan(limits, decode=rows, prompts=[40], start=limits.page_size)
+    for rows in _LONG_ROWS:
+        yield dummy_plan(limits, decode=rows, long=True)
+        yield dummy_plan(limits, decode=rows, prompts=[40], long=True)
     for prompts in ([], [40]):
         yield dummy_plan(limits, decode=limits.max_running, prompts=prompts, shared=True)
     for rows in (*_ROWS, limits.max_running):
         yield dummy_plan(limits, decode=rows)
-        yield dummy_plan(limits, decode=rows, long=True)
         for sampling in _SAMPLINGS:
             yield dummy_plan(limits, decode=rows, sampling=sampling)
         yield dummy_plan(limits, decode=rows, sampling=[PLAIN])
