@@ -13,7 +13,7 @@ are lost, the next attempt comes earlier, and nothing else changes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -117,17 +117,37 @@ class GangStarts:
     def _deadline(self, replica: Replica) -> datetime | None:
         """The time at which a partly placed replica goes back to no pods; None for any other replica. Each pod that
         gets a node postpones it."""
-        pods = replica.pods
+        pods = [pod for pod in replica.pods if not is_deleting(pod)]
         # Pods of one that has no size any more are about to be deleted.
-        if not self.managed or replica.size == 0 or any(map(is_deleting, pods)):
-            return None
-        if not any(map(is_unschedulable, pods)) or (self.revision_has_failed and replica.has_old_template):
+        if not self.managed or replica.size == 0 or (self.revision_has_failed and replica.has_old_template):
             return None
         if not 0 < sum(map(_has_node, pods)) < (replica.size if replica.has_old_template else self.pods):
             return None
-        changes = [condition_of(pod, "PodScheduled") or {} for pod in pods]
-        times = [parse_time(each["lastTransitionTime"]) for each in changes if "lastTransitionTime" in each]
+        times = _waits(replica, pods)
         return max(times) + PARTIAL_START_TIMEOUT if times else None
+
+
+def _waits(replica: Replica, live: Sequence[Manifest]) -> list[datetime]:
+    """Times of the last changes after which the replica waits for a pod; empty if it waits for none. `live`: its pods
+    that are not deleted."""
+    placed = [found for pod in live if (found := _changed(condition_of(pod, "PodScheduled"))) is not None]
+    ends = [parse_time(pod["metadata"]["deletionTimestamp"]) for pod in replica.pods if is_deleting(pod)]
+    if ends:
+        # Until then a deleted pod drains. One that stays longer keeps its successor from being created.
+        return [*placed, *ends]
+    if any(map(is_unschedulable, live)):
+        return placed
+    # A quota, or another admission plugin, may refuse the rest. The others are not ready since a pod went missing.
+    if len(live) < replica.size and not any(has_condition(pod, "Ready") for pod in live):
+        readiness = (_changed(condition_of(pod, "Ready")) for pod in live)
+        return [*placed, *(found for found in readiness if found is not None)]
+    return []
+
+
+def _changed(condition: Mapping[str, Any] | None) -> datetime | None:
+    """The time of the condition's last change; None without one."""
+    stamp = (condition or {}).get("lastTransitionTime")
+    return None if stamp is None else parse_time(stamp)
 
 
 def is_placed_together(template: Mapping[str, Any], pods: Iterable[Manifest]) -> bool:

@@ -154,7 +154,10 @@ def _has_no_pods(stateful_set: Manifest) -> bool:
 
 
 def _deletions(facts: Facts) -> Iterator[Delete]:
-    """Owned children that are no longer desired, in the order in which `facts.surplus` lists their replicas."""
+    """Owned children that are no longer desired, in the order in which `facts.surplus` lists their replicas. During a
+    download also replicas that go back to no pods: a StatefulSet with the new template would say that its files are
+    there."""
+    released = () if facts.cached else tuple(Ref("StatefulSet", replica.name) for replica in facts.gang.to_release)
     order = {replica.name: position for position, replica in enumerate(facts.surplus)}
     found: list[tuple[int, Ref, Manifest]] = []
     for ref, live in facts.observed.children.items():
@@ -166,7 +169,7 @@ def _deletions(facts: Facts) -> Iterator[Delete]:
         ):
             continue
         if ref in facts.desired:
-            if ref.kind == "Job" and _must_be_replaced(facts, live, facts.desired[ref]):
+            if ref in released or (ref.kind == "Job" and _must_be_replaced(facts, live, facts.desired[ref])):
                 found.append((len(order), ref, live))
         # The pods of a replica need their names until they have drained.
         elif ref.kind != "Service" or all(replica_name(pod) != ref.name for pod in facts.observed.pods):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from minisgl_operator.api.objects import Ref
 from minisgl_operator.render import names
-from support.cluster.inference_models import CLAIM, DEFAULTS, raw_model
+from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
 from support.cluster.simulated_cluster import SimulatedCluster
 
 EIGHT_PODS = {"tensor": 8, "gpusPerPod": 1}
@@ -115,6 +115,88 @@ def test_a_return_to_no_pods_counts_once_however_late_the_controller_is() -> Non
     assert pods(cluster) == {"qwen-r0": 8}, "the controller has not deleted them yet"
     assert pause_of(cluster) == first
     assert first[names.PARTIAL_STARTS_ANNOTATION] == "1"
+
+
+def test_a_replica_whose_missing_pods_a_quota_refuses_returns_its_gpus() -> None:
+    cluster = cluster_with(8, {"replicas": 1})
+    cluster.quota = 5
+    cluster.settle()
+    assert pods(cluster) == {"qwen-r0": 5}
+    cluster.now += timedelta(seconds=50)
+    cluster.settle()
+    assert pods(cluster) == {"qwen-r0": 5}, "not yet"
+    cluster.now += timedelta(seconds=10)
+    cluster.settle()
+    assert pods(cluster) == {}
+    assert pause_of(cluster)[names.PARTIAL_STARTS_ANNOTATION] == "1"
+    cluster.quota = None
+    cluster.now += timedelta(minutes=1)
+    cluster.settle()
+    assert list(cluster.serving()) == ["qwen-r0"]
+
+
+def test_a_pod_that_has_just_gone_does_not_end_a_replica_that_served_for_long() -> None:
+    cluster = cluster_with(8, {"replicas": 1})
+    cluster.settle()
+    cluster.now += timedelta(hours=1)
+    del cluster.pods["qwen-r0-3"]
+    others = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+    for kubelets_know in (False, True):
+        if kubelets_know:
+            cluster.run_kubelets()
+        cluster.look()
+        cluster.reconcile()
+        cluster.run_controllers()
+        cluster.pods.pop("qwen-r0-3")
+    cluster.settle()
+    assert list(cluster.serving()) == ["qwen-r0"]
+    assert others.items() <= {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}.items()
+
+
+def test_a_replica_with_a_pod_that_never_ends_returns_the_other_gpus() -> None:
+    cluster = cluster_with(8, {"replicas": 1})
+    cluster.settle()
+    pod = cluster.pods["qwen-r0-3"]
+    cluster.hanging.add(pod["metadata"]["uid"])
+    end = cluster.now + timedelta(seconds=330)
+    pod["metadata"] |= {"deletionTimestamp": end.isoformat(), "deletionGracePeriodSeconds": 330}
+    cluster.settle()
+    cluster.now = end + timedelta(seconds=40)
+    cluster.settle()
+    assert pods(cluster) == {"qwen-r0": 8}, "its kubelet may still be about to confirm"
+    cluster.now += timedelta(seconds=20)
+    cluster.settle()
+    assert pods(cluster) == {"qwen-r0": 1}, "the others are back on no node"
+    cluster.now += timedelta(hours=1)
+    cluster.settle()
+    assert pods(cluster) == {"qwen-r0": 1}, "none is created while one of them would lack its name"
+    cluster.hanging.clear()
+    cluster.settle()
+    assert list(cluster.serving()) == ["qwen-r0"]
+
+
+def test_a_partly_placed_old_replica_returns_its_gpus_during_a_download() -> None:
+    spec = {"parallelism": EIGHT_PODS, "replicas": 1}
+    cluster = SimulatedCluster(raw_model(spec, source=HUB), DEFAULTS)
+    cluster.slots = 8
+    cluster.settle()
+    assert list(cluster.serving()) == ["qwen-r0"]
+    cluster.downloads = False
+    cluster.edit({"model": {"source": {"huggingFace": {"repo": "Qwen/Qwen3-14B"}}}})
+    cluster.settle()
+    assert list(cluster.serving()) == ["qwen-r0"], "it serves until the new model is there"
+    cluster.slots = 7
+    del cluster.pods["qwen-r0-3"]
+    cluster.settle()
+    cluster.now += timedelta(minutes=1)
+    cluster.settle()
+    assert pods(cluster) == {}
+    cluster.now += timedelta(hours=1)
+    cluster.settle()
+    assert pods(cluster) == {}, "the new model is not there yet"
+    cluster.slots, cluster.downloads = 8, True
+    cluster.settle()
+    assert len(cluster.serving()) == 1
 
 
 def test_the_last_old_replica_waits_for_its_node_rather_than_get_a_failed_revision() -> None:

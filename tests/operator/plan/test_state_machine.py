@@ -171,6 +171,10 @@ class Cluster(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.cluster.pass_time(seconds)
 
+    @rule(pods=st.none() | st.integers(0, 6))
+    def a_quota_is_set(self, pods: int | None) -> None:
+        self.cluster.quota = pods
+
     @rule()
     def frontends_look(self) -> None:
         self.cluster.run_frontends()
@@ -183,6 +187,7 @@ class Cluster(RuleBasedStateMachine):
         self.cluster.silent.clear()
         self.cluster.nodes = {node: NodeState() for node in NODES}
         self.cluster.hanging.clear()
+        self.cluster.quota = None
         if restarted:
             self.cluster.edit({"suspend": True})
             self.cluster.settle()
@@ -203,7 +208,7 @@ class Cluster(RuleBasedStateMachine):
         self.cluster.silent.clear()
         self.cluster.nodes = {node: NodeState() for node in NODES}
         self.cluster.hanging.clear()
-        self.cluster.slots = None
+        self.cluster.slots = self.cluster.quota = None
         self.cluster.edit({"engine": {"image": image}})
         for _ in range(2):
             self.cluster.settle()

@@ -35,7 +35,8 @@ class SimulatedCluster:
     tokenizer files of images that differ from the others; frontends cannot load `unusable` ones. `silent` has the names
     of pods whose launcher does not answer probes. `slots` is the number of engine pods for which nodes have room,
     shared with the `neighbours`; None: enough for all. The scheduler places pods in the order of their names, or as
-    `placement` shuffles them.
+    `placement` shuffles them. `quota` is the number of engine pods that may exist; None: any. `downloads`: fetch Jobs
+    complete.
 
     `nodes` are those that exist. The kubelet of one that is not ready does nothing, and `hanging` pods, by uid, are
     never ended by theirs. `sees_nodes`: the operator may read them."""
@@ -53,6 +54,8 @@ class SimulatedCluster:
         self.hanging: set[str] = set()
         self.sees_nodes = True
         self.slots: int | None = None
+        self.quota: int | None = None
+        self.downloads = True
         self.neighbours: list[SimulatedCluster] = []
         self.placement: Random | None = None
         self.now = START
@@ -181,7 +184,7 @@ class SimulatedCluster:
                 continue
             if ref.kind == "StatefulSet":
                 self._run_stateful_set(body)
-            elif ref.kind == "Job" and "status" not in body:
+            elif ref.kind == "Job" and "status" not in body and self.downloads:
                 done = {"type": "Complete", "status": "True"}
                 body["status"] = {"conditions": [done], "completionTime": self.now.isoformat()}
 
@@ -204,12 +207,17 @@ class SimulatedCluster:
         return sum(pod["spec"]["nodeName"] is not None for pod in self.pods.values())
 
     def _set_scheduled(self, pod: Manifest, fits: bool) -> None:
-        said = {"type": "PodScheduled", "status": "True", "lastTransitionTime": self.now.isoformat()}
+        said = {"type": "PodScheduled", "status": "True"}
         if not fits:
             said |= {"status": "False", "reason": "Unschedulable", "message": "Insufficient nvidia.com/gpu."}
-        before = [each for each in pod["status"]["conditions"] if each["type"] == "PodScheduled"]
-        if not before or before[0]["status"] != said["status"]:
-            pod["status"]["conditions"] = [said]
+        self._set_condition(pod, said)
+
+    def _set_condition(self, pod: Manifest, said: dict[str, str]) -> None:
+        """Replace the condition of this type, unless it has the same status."""
+        before = {each["type"]: each for each in pod["status"]["conditions"]}
+        if before.get(said["type"], {}).get("status") != said["status"]:
+            said = {**said, "lastTransitionTime": self.now.isoformat()}
+            pod["status"]["conditions"] = [*(before | {said["type"]: said}).values()]
 
     def run_kubelets(self, which: Iterable[str] | None = None) -> None:
         """Remove deleted pods; make the pods of complete groups with one revision ready."""
@@ -235,8 +243,7 @@ class SimulatedCluster:
             size = self._size(pod)
             placed = all(other["spec"]["nodeName"] is not None for other in group)
             up = alike and placed and len(group) >= size and self._image(pod) not in self.broken
-            others = [each for each in pod["status"]["conditions"] if each["type"] != "Ready"]
-            pod["status"]["conditions"] = [*others, {"type": "Ready", "status": "True" if up else "False"}]
+            self._set_condition(pod, {"type": "Ready", "status": "True" if up else "False"})
 
     def lose_node(self, name: str) -> None:
         """Stop a node: its pods stay as they are, and are marked as not ready."""
@@ -308,7 +315,8 @@ class SimulatedCluster:
     def _run_stateful_set(self, body: Manifest) -> None:
         name, uid, count = body["metadata"]["name"], body["metadata"]["uid"], body["spec"]["replicas"]
         for index in range(count):
-            self.pods.setdefault(f"{name}-{index}", self._make_pod(body, index))
+            if self.quota is None or len(self.pods) < self.quota:
+                self.pods.setdefault(f"{name}-{index}", self._make_pod(body, index))
         own = [pod for pod in self.pods.values() if controller_uid(pod) == uid]
         for pod in own:
             if int(pod["metadata"]["labels"][names.POD_INDEX_LABEL]) >= count:
