@@ -76,6 +76,7 @@ class Reason(StrEnum):
 
     READY = "Ready"
     SUSPENDED = "Suspended"
+    SCALED_TO_ZERO = "ScaledToZero"
     UNREACHABLE = "Unreachable"
 
     UP_TO_DATE = "UpToDate"

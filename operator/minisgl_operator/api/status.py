@@ -19,7 +19,7 @@ Text = Annotated[str, Field(max_length=1024)]
 Message = Annotated[str, Field(max_length=MAX_MESSAGE)]
 Count = Annotated[Integer, Field(ge=0, le=_MAX_COUNT)]
 
-Phase = Literal["Pending", "Caching", "Starting", "Ready", "Updating", "Degraded", "Suspended", "Failed"]
+Phase = Literal["Pending", "Caching", "Starting", "Ready", "Updating", "Degraded", "Idle", "Suspended", "Failed"]
 
 
 class Condition(ApiModel):
@@ -117,6 +117,18 @@ class FrontendStatus(ApiModel):
     """Number of ready frontend pods."""
 
 
+class AutoscalingStatus(ApiModel):
+    """Decision of the autoscaler."""
+
+    target_replicas: Count
+    """Number of replicas that the operator has decided on, within minReplicas and maxReplicas."""
+    fewer_replicas: Count | None = None
+    """Number of replicas that has sufficed since fewerSince; absent while targetReplicas are needed, or while the load
+    is unknown."""
+    fewer_since: datetime | None = None
+    """Time since which fewer replicas suffice."""
+
+
 class InferenceModelStatus(ApiModel):
     """Observed state of the InferenceModel."""
 
@@ -130,6 +142,8 @@ class InferenceModelStatus(ApiModel):
     """Number of replicas that exist, ready or not."""
     ready_replicas: Count | None = None
     """Number of routable replicas."""
+    autoscaling: AutoscalingStatus | None = None
+    """Decision of the autoscaler; absent without spec.autoscaling."""
     updated_replicas: Count | None = None
     """Number of replicas with the current revision."""
     ranks: Text | None = None

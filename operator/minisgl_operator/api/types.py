@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from minisgl_operator.api.autoscaling import Autoscaling
 from minisgl_operator.api.base import (
     ApiModel,
     Boolean,
@@ -547,7 +548,9 @@ class InferenceModelSpec(ApiModel):
     parallelism: Parallelism = Parallelism()
     """Distribution of one replica over ranks, and of ranks over pods."""
     replicas: Integer = Field(default=1, ge=0, le=1000)
-    """Number of replicas, each a complete copy of the model. `kubectl scale` sets it."""
+    """Number of replicas, each a complete copy of the model. `kubectl scale` sets it. Ignored with autoscaling."""
+    autoscaling: Autoscaling | None = None
+    """Let the operator set the number of replicas by their load; default: replicas."""
     suspend: Boolean = False
     """Delete all engine pods. Frontends and the cache stay, but no frontend is ready, so the Service accepts no
     connections; false creates the engine pods again."""

@@ -13,6 +13,7 @@ from minisgl_operator.api.objects import (
     Manifest,
     Ref,
     controller_of,
+    controller_uid,
     has_condition,
     is_deleting,
     ref_of,
@@ -21,8 +22,10 @@ from minisgl_operator.api.objects import (
 from minisgl_operator.api.text import quote
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts import fetch_status as fetches
+from minisgl_operator.facts.autoscaling import Decision, Load, until_next_decision
 from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
 from minisgl_operator.facts.gang import GangStarts, is_placed_together
+from minisgl_operator.facts.load import load_of
 from minisgl_operator.facts.lost_nodes import Ending, ending
 from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
@@ -31,7 +34,8 @@ from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.facts.rollout import replicas_to_replace, revision_has_failed, rollout_blockers
 from minisgl_operator.facts.routing import Routing
 from minisgl_operator.facts.selection import Selection, select
-from minisgl_operator.render import model_files, names, render, revision, wanted_replicas
+from minisgl_operator.facts.wanted import autoscaled, wanted_replicas
+from minisgl_operator.render import model_files, names, render, revision
 from minisgl_operator.render.defaults import Defaults
 
 # Conditions of a PVC whose volume driver could not expand the volume.
@@ -100,8 +104,33 @@ class Facts:
     def _selection(self) -> Selection:
         # Before the model is cached no replica is replaced, so a scale-down need not wait for the download.
         rolls_out = self.cached and not self._is_known_to_fail
-        wanted = wanted_replicas(self.model)
-        return select(self.model.name, self.observed, self.routing, wanted, self.revision, rolls_out=rolls_out)
+        return select(self.model.name, self.observed, self.routing, self.wanted, self.revision, rolls_out=rolls_out)
+
+    @cached_property
+    def wanted(self) -> int:
+        """Number of replicas that the model shall have."""
+        return wanted_replicas(self.model, self.autoscaling)
+
+    @cached_property
+    def load(self) -> Load:
+        return load_of(self.observed)
+
+    @cached_property
+    def autoscaling(self) -> Decision | None:
+        """The autoscaler's decision; None without spec.autoscaling."""
+        uid = self.model.metadata.uid
+        sets = (live for ref, live in self.observed.children.items() if ref.kind == "StatefulSet")
+        existing = sum(controller_uid(live) == uid and not is_deleting(live) for live in sets)
+        return autoscaled(self.model, self.observed.model_object.get("status") or {}, existing, self.load, self.now)
+
+    @property
+    def seconds_until_scaling(self) -> float | None:
+        """Seconds until the autoscaler must decide again without an event; None if it need not."""
+        settings, decision = self.model.spec.autoscaling, self.autoscaling
+        if settings is None or decision is None or self.model.spec.suspend:
+            return None
+        due = until_next_decision(settings, decision, self.load, self.now)
+        return None if due is None else due.total_seconds()
 
     @cached_property
     def routable(self) -> int:

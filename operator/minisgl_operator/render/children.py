@@ -11,15 +11,13 @@ from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
 
 
-def render(
-    model: InferenceModel, defaults: Defaults, indices: Iterable[int] | None = None
-) -> tuple[Manifest, ...]:
+def render(model: InferenceModel, defaults: Defaults, indices: Iterable[int] | None = None) -> tuple[Manifest, ...]:
     """Everything that the spec asks for, as if no transition were in progress. `indices` are those of the replicas; by
     default, those of a new model.
 
     Objects that pods need come before objects that create pods. The order helps readers; nothing depends on it.
     """
-    return tuple(_render(model, defaults, range(wanted_replicas(model)) if indices is None else tuple(indices)))
+    return tuple(_render(model, defaults, range(initial_replicas(model)) if indices is None else tuple(indices)))
 
 
 def revision(model: InferenceModel, defaults: Defaults) -> str:
@@ -31,8 +29,11 @@ def revision(model: InferenceModel, defaults: Defaults) -> str:
     return names.revision(engine.pod_template(model.model_copy(update={"spec": unaffected}), defaults, 0))
 
 
-def wanted_replicas(model: InferenceModel) -> int:
-    return 0 if model.spec.suspend else model.spec.replicas
+def initial_replicas(model: InferenceModel) -> int:
+    """Number of replicas of a new model."""
+    if model.spec.suspend:
+        return 0
+    return model.spec.replicas if model.spec.autoscaling is None else model.spec.autoscaling.min_replicas
 
 
 def _render(model: InferenceModel, defaults: Defaults, replicas: Sequence[int]) -> Iterator[Manifest]:

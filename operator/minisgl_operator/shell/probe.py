@@ -34,7 +34,7 @@ _CONCURRENT: Final = 32
 _RATE: Final = 200.0
 # Pods of a model that starts do not wait for their turn in a round of thousands: a user may be waiting.
 _LOOK_SECONDS: Final = 0.5
-_SETTLED: Final = ("Ready", "Suspended")
+_SETTLED: Final = ("Ready", "Idle", "Suspended")
 _IGNORED_FIELDS: Final = ("running", "waiting", "reason")
 # One failed probe of a busy node does not change the state yet.
 _FAILURES: Final = 2

@@ -89,14 +89,16 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
         status = status_of_invalid_spec(error, observed, previous, now)
     else:
         if not blocked:
+            wanted = facts.wanted
             rejections, changed, complete = await _send(context, key, plan(facts), model_object)
             if changed or rejections:
                 observed = _observe(context, key, model_object, events, rejections)
                 facts = replace(facts, observed=observed)
-            if not complete:
+            # A report that came meanwhile may change the autoscaler's decision, and no event reports our own write.
+            if not complete or facts.wanted != wanted:
                 due.append(0.0)
         status = derive_status(facts, previous)
-        due += [seconds_until_fetch(facts), facts.gang.seconds_until_change]
+        due += [seconds_until_fetch(facts), facts.gang.seconds_until_change, facts.seconds_until_scaling]
         if facts.conflicts:
             due.append(_RECHECK_CONFLICTS_SECONDS)
     terminating = any(each.reason == Reason.NAMESPACE_TERMINATING.value for each in observed.rejections)

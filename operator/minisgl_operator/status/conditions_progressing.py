@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.render import names, wanted_replicas
+from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition, shortened, suspended
 
 
@@ -12,8 +12,8 @@ def progressing(facts: Facts) -> Condition:
     outdated = [replica.name for replica in facts.replicas if replica.outdated]
     if outdated:
         message = f"Replicas with an old revision: {shortened(outdated)}. {_rollout_blocker_message(facts)}"
-        if len(facts.replicas) > wanted_replicas(facts.model):
-            message += " Replicas beyond spec.replicas are removed when the others have the current revision."
+        if len(facts.replicas) > facts.wanted:
+            message += " Replicas beyond the wanted number are removed when the others have the current revision."
         return Condition("True", Reason.ROLLING_OUT, message)
     if _frontends_roll_out(facts):
         message = "Frontend pods are being replaced; engines are not changed."

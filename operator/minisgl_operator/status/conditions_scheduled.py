@@ -10,7 +10,7 @@ from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.gang import PARTIAL_START_TIMEOUT
 from minisgl_operator.facts.pod_failures import PodFailure
 from minisgl_operator.facts.pods import component, node_of
-from minisgl_operator.render import names, single_node, wanted_replicas
+from minisgl_operator.render import names, single_node
 from minisgl_operator.status.condition import Condition, pod_title
 
 _UNPLACED: Final = (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE)
@@ -117,8 +117,8 @@ def _single_node_message(facts: Facts, failure: PodFailure, pod: str, claim: str
     if spec.engine.device == "cpu":
         needed = "all replicas"
     else:
-        gpus = wanted_replicas(facts.model) * spec.parallelism.tensor
-        needed = f"{wanted_replicas(facts.model)} replicas with {gpus} {spec.engine.gpu_resource_name} in all"
+        gpus = facts.wanted * spec.parallelism.tensor
+        needed = f"{facts.wanted} replicas with {gpus} {spec.engine.gpu_resource_name} in all"
     return (
         f'{pod} cannot be placed: PersistentVolumeClaim "{claim}" is ReadWriteOnce, so {needed} must fit on {node}. '
         f"The scheduler reports: {failure.message} Free resources there, use a larger node, lower spec.replicas (to 0, "

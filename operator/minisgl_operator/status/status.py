@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from minisgl_operator.api.conditions import ConditionType, Reason
@@ -35,7 +35,7 @@ def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
     reported_before = [each["name"] for each in previous.get("replicaStatuses") or () if "epoch" in each]
     if previous and not facts.observed.rejections and facts.awaits_first_report(reported_before):
         # Without those reports the status would show that nothing serves, and a moment later that everything does.
-        return dict(previous)
+        return dict(previous) | _autoscaling(facts)
     generation = facts.model.metadata.generation
     conditions = all_conditions(facts)
     replicas = [_replica_status(facts, replica, previous) for replica in facts.replicas]
@@ -56,6 +56,7 @@ def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
         "replicaStatuses": replicas,
         "frontend": {"replicas": facts.model.spec.frontend.replicas, "readyReplicas": facts.ready_frontends},
     }
+    status |= _autoscaling(facts)
     if facts.revision_has_failed:
         status["failedRevision"] = facts.revision
     if facts.fetch is not None:
@@ -91,7 +92,7 @@ def _phase(facts: Facts, conditions: Conditions) -> str:
     """Summary of the conditions in one word."""
     status = {type: condition.status for type, condition in conditions.items()}
     if not facts.replicas:
-        return "Suspended"
+        return "Suspended" if facts.model.spec.suspend or facts.model.spec.autoscaling is None else "Idle"
     if status[ConditionType.READY] == "True":
         if status[ConditionType.DEGRADED] == "True":
             return "Degraded"
@@ -106,6 +107,20 @@ def _phase(facts: Facts, conditions: Conditions) -> str:
     if status[ConditionType.SCHEDULED] == "False":
         return "Pending"
     return "Degraded" if status[ConditionType.DEGRADED] == "True" else "Starting"
+
+
+def _autoscaling(facts: Facts) -> dict[str, Any]:
+    """The autoscaler's decision, from which the next one follows."""
+    decision = facts.autoscaling
+    if decision is None:
+        return {}
+    since = decision.fewer_since
+    fields = {
+        "targetReplicas": decision.target,
+        "fewerReplicas": decision.fewer,
+        "fewerSince": None if since is None else since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    return {"autoscaling": {name: value for name, value in fields.items() if value is not None}}
 
 
 def _selector(model: InferenceModel) -> str:

@@ -24,6 +24,7 @@ _IN_PROGRESS_REASONS: Final = frozenset(
         Reason.STARTING,
         Reason.NO_REPLICA_ROUTABLE,
         Reason.SUSPENDED,
+        Reason.SCALED_TO_ZERO,
         Reason.UP_TO_DATE,
         Reason.UNKNOWN,
     }

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from minisgl_operator.api.objects import Ref, ref_of
 from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.plan.plan import Apply, Delete
-from minisgl_operator.render import names, render, wanted_replicas
+from minisgl_operator.render import initial_replicas, names, render
 from support.cluster.guarded_cluster import GuardedCluster
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
 from support.cluster.simulated_cluster import NODES
@@ -218,7 +218,7 @@ class Cluster(RuleBasedStateMachine):
         assert not [step for step in steps if isinstance(step, Delete)]
         assert not [step for step in steps if isinstance(step, Apply) and self.cluster.changes(step.manifest)]
         indices = {names.replica_index("qwen", ref.name) for ref in self.cluster.objects if ref.kind == "StatefulSet"}
-        assert len(indices) == wanted_replicas(self.cluster.model)
+        assert len(indices) == initial_replicas(self.cluster.model)
         manifests = render(self.cluster.model, DEFAULTS, sorted(index for index in indices if index is not None))
         wanted = {ref_of(manifest): manifest for manifest in manifests}
         kept = {ref for ref in self.cluster.objects if ref.kind == "PersistentVolumeClaim"}

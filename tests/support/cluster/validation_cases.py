@@ -93,6 +93,13 @@ EVERYTHING: Final[Object] = {
     },
     "parallelism": {"tensor": 4, "gpusPerPod": 2, "interconnect": "Network"},
     "replicas": 0,
+    "autoscaling": {
+        "minReplicas": 0,
+        "maxReplicas": 4,
+        "target": {"runningPerReplica": 16},
+        "scaleDownDelaySeconds": 60,
+        "idleSecondsToZero": 600,
+    },
     "suspend": True,
     "engine": {
         "device": "cpu",
@@ -255,6 +262,29 @@ _WRONG_SHAPES: Final = (
     Case("interconnect", smallest(parallelism={"interconnect": "RDMA"}), "spec.parallelism.interconnect"),
     Case("negative replicas", smallest(replicas=-1), "spec.replicas"),
     Case("too many replicas", smallest(replicas=1001), "spec.replicas"),
+    Case(
+        "two autoscaling targets",
+        smallest(autoscaling={"maxReplicas": 2, "target": {"queueTimeMs": 1, "kvCacheUsage": 80}}),
+        "spec.autoscaling.target",
+        "set exactly one of queueTimeMs, runningPerReplica and kvCacheUsage",
+    ),
+    Case(
+        "no autoscaling target",
+        smallest(autoscaling={"maxReplicas": 2, "target": {}}),
+        "spec.autoscaling.target",
+        "set exactly one of",
+    ),
+    Case(
+        "more replicas at least than at most",
+        smallest(autoscaling={"minReplicas": 3, "maxReplicas": 2, "target": {"queueTimeMs": 1}}),
+        "spec.autoscaling.minReplicas",
+        "minReplicas exceeds maxReplicas",
+    ),
+    Case(
+        "the default of minReplicas and a maximum of none",
+        smallest(autoscaling={"maxReplicas": 0, "target": {"queueTimeMs": 1}}),
+        "spec.autoscaling.maxReplicas",
+    ),
     Case("suspend as text", smallest(suspend="true"), "spec.suspend"),
     Case("unknown field", smallest(scaling={"maxReplicas": 3}), "spec.scaling"),
     Case("unknown field within", smallest(engine={"imagee": "x"}), "spec.engine.imagee"),
