@@ -20,6 +20,7 @@ from minisgl_operator.api.objects import (
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.observed import Observed, Report
 from minisgl_operator.facts.pods import component, last_terminations
+from minisgl_operator.facts.unknown_flags import unknown_flags
 from minisgl_operator.render import model_files, names
 
 RETRY_FETCH_AFTER: Final = timedelta(minutes=10)
@@ -34,7 +35,8 @@ _PHASES: Final[tuple[FetchPhase, ...]] = get_args(FetchPhase)
 @dataclass(frozen=True)
 class FetchStatus:
     """`failed`: the Job has failed, and a retry needs a new Job. `percent` is in steps of 5. `needed_bytes`: bytes to
-    download that do not fit into the `free_bytes` of the claim; 0 if they fit."""
+    download that do not fit into the `free_bytes` of the claim; 0 if they fit. `unknown_flags`: arguments that the
+    image refused."""
 
     phase: FetchPhase | Literal["Pending"]
     percent: int = 0
@@ -44,6 +46,7 @@ class FetchStatus:
     failed: bool = False
     needed_bytes: int = 0
     free_bytes: int = 0
+    unknown_flags: str = ""
 
 
 def fetch_job(model: InferenceModel, observed: Observed) -> Manifest | None:
@@ -69,6 +72,7 @@ def fetch_status(job: Manifest | None, observed: Observed) -> FetchStatus:
         failed=failed,
         needed_bytes=_bytes(report.get("needed_bytes")),
         free_bytes=_bytes(report.get("free_bytes")),
+        unknown_flags="" if report else _refused_flags(job, observed),
     )
 
 
@@ -132,10 +136,7 @@ def _last_report(job: Manifest, observed: Observed) -> Report:
     termination message. A pod that has just started reports nothing yet; the previous pod's reason stays until then.
     """
     started: Report = {}
-    own = [
-        pod for pod in observed.pods if component(pod) == names.FETCH and controller_uid(pod) == job["metadata"]["uid"]
-    ]
-    for pod in sorted(own, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True):
+    for pod in _pods_of(job, observed):
         for ended in last_terminations(pod):
             if left := _decode_report(str(ended.get("message") or "")):
                 return left
@@ -146,6 +147,20 @@ def _last_report(job: Manifest, observed: Observed) -> Report:
             return report
         started = started or report
     return started
+
+
+def _pods_of(job: Manifest, observed: Observed) -> list[Manifest]:
+    """The Job's pods, the youngest first."""
+    own = [
+        pod for pod in observed.pods if component(pod) == names.FETCH and controller_uid(pod) == job["metadata"]["uid"]
+    ]
+    return sorted(own, key=lambda pod: str(pod["metadata"].get("creationTimestamp")), reverse=True)
+
+
+def _refused_flags(job: Manifest, observed: Observed) -> str:
+    """Arguments that the image of the youngest pod that ended does not know; empty without any."""
+    ends = (ended for pod in _pods_of(job, observed) for ended in last_terminations(pod))
+    return unknown_flags(str(next(ends, {}).get("message") or ""))
 
 
 def _decode_report(message: str) -> Mapping[str, Any]:

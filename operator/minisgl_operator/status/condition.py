@@ -9,6 +9,7 @@ from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.text import quote
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.pods import component, last_terminations
+from minisgl_operator.facts.unknown_flags import unknown_flags
 from minisgl_operator.render import names
 
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -49,9 +50,19 @@ def pod_title(pod: Manifest) -> str:
 
 def crash_message(pod: Manifest) -> str:
     """Exit code and last output of a container that keeps terminating."""
-    how = ""
+    how, remedy = "", "See its log; correct the spec."
     for ended in last_terminations(pod)[:1]:
         reason = f" ({ended['reason']})" if ended.get("reason") else ""
         output = quote(str(ended.get("message") or ""))
+        if flags := unknown_flags(str(ended.get("message") or "")):
+            remedy = f"Correct spec.{component(pod)}.args. {older_image(flags, component(pod) or '')}"
         how = f" with exit code {ended.get('exitCode')}{reason}" + (f": {output}" if output else "")
-    return f"{pod_title(pod)} keeps terminating{how}. See its log; correct the spec."
+    return f"{pod_title(pod)} keeps terminating{how}. {remedy}"
+
+
+def older_image(flags: str, component: str) -> str:
+    """The remedy where a component's image does not know `flags`."""
+    return (
+        f"If the operator has set {quote(flags)}, the image is of an earlier version than the operator: set "
+        f"spec.{component}.image to one of the operator's version, or remove it."
+    )

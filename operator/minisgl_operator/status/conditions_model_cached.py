@@ -14,7 +14,7 @@ from minisgl_operator.facts.fetch_status import FetchStatus
 from minisgl_operator.facts.pods import node_of
 from minisgl_operator.render import model_files, names
 from minisgl_operator.render.quantity import amount
-from minisgl_operator.status.condition import Condition
+from minisgl_operator.status.condition import Condition, older_image
 
 _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
     "AuthRequired": (
@@ -84,6 +84,8 @@ def _fetch_failed(facts: Facts, fetch: FetchStatus) -> Condition:
     reason, remedy = _FETCH_REMEDIES.get(fetch.reason, (Reason.FETCH_FAILED, "See the log of the fetch pod."))
     if fetch.reason == "NoSpace" and fetch.needed_bytes:
         cause, remedy = "", _too_small(facts, fetch)
+    if fetch.unknown_flags:
+        remedy = older_image(fetch.unknown_flags, names.FRONTEND)
     retry = "It is retried automatically."
     if fetch.failed:
         job = names.fetch(facts.model.name, model_files.cache_key(facts.model))

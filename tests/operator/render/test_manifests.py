@@ -399,6 +399,24 @@ def test_replica_indices_are_read_back_from_names(name: str, index: int | None) 
     assert names.replica_index("qwen", name) == index
 
 
+@pytest.mark.parametrize(
+    ("own", "seconds"),
+    [
+        ([], {"not-ready": 30, "unreachable": 30}),
+        ([{"key": "team", "operator": "Exists"}], {"not-ready": 30, "unreachable": 30}),
+        ([{"key": "node.kubernetes.io/unreachable", "operator": "Exists", "tolerationSeconds": 5}], {"not-ready": 30}),
+        ([{"operator": "Exists"}], {}),
+    ],
+    ids=["none", "another taint", "one of its own", "all taints"],
+)
+def test_frontends_leave_a_node_that_stopped_after_30_s(own: list[dict[str, Any]], seconds: dict[str, int]) -> None:
+    model = inference_model({"frontend": {"tolerations": own}})
+    found = find(render(model, DEFAULTS), "Deployment", "qwen-frontend")["spec"]["template"]["spec"]["tolerations"]
+    assert found[: len(own)] == own
+    added = {each["key"].removeprefix("node.kubernetes.io/"): each["tolerationSeconds"] for each in found[len(own) :]}
+    assert added == seconds
+
+
 def test_queues_find_their_fields_on_the_stateful_set() -> None:
     """Kueue and Volcano form one group of the pods of a StatefulSet from its own metadata."""
     labels = {"kueue.x-k8s.io/queue-name": "gpus", "team": "a"}

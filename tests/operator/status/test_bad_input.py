@@ -377,6 +377,36 @@ def test_a_full_claim_is_reported_by_its_current_size() -> None:
     expect(scene, "ModelCached", "NoSpace", "0.7 GiB, and 100.0 MiB are free", "spec.model.cache.size to 1025Gi")
 
 
+REFUSED = "minisgl {}: error: unrecognized arguments: {} (see minisgl {} --help)\n"
+"""Last output of an image of version 0.1.0 with a flag that it does not have."""
+
+
+def test_an_image_that_is_too_old_to_fetch_is_reported() -> None:
+    scene = fetch_scene()
+    output = REFUSED.format("models fetch", "--owner qwen --share-files", "models fetch")
+    ended = {"exitCode": 2, "reason": "Error", "message": output}
+    scene.not_ready("fetch-pod", phase="Failed", containerStatuses=[{"name": "fetch", "state": {"terminated": ended}}])
+    job = next(body for ref, body in scene.children.items() if ref.kind == "Job")
+    failed = {"type": "Failed", "status": "True", "lastTransitionTime": NOW.isoformat()}
+    job["status"] = {"failed": 1, "conditions": [failed]}
+    condition = scene.conditions()["ModelCached"]
+    assert condition["reason"] == "FetchFailed"
+    assert "--owner qwen --share-files" in condition["message"]
+    assert "spec.frontend.image" in condition["message"]
+    assert "within 10 minutes" in condition["message"]
+
+
+def test_a_frontend_image_that_is_too_old_for_a_flag_is_reported() -> None:
+    scene = Scene()
+    ended = {"exitCode": 2, "reason": "Error", "message": REFUSED.format("frontend", "--leave-timeout 20", "frontend")}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    container = {"name": "frontend", "state": waiting, "lastState": {"terminated": ended}}
+    scene.not_ready("frontend-0", containerStatuses=[container])
+    message = scene.conditions()["FrontendReady"]["message"]
+    assert "--leave-timeout 20" in message
+    assert "spec.frontend.image" in message
+
+
 def test_a_delayed_fetch_is_reported_with_its_reason() -> None:
     scene = fetch_scene()
     report = {"kind": "fetch", "phase": "Downloading", "percent": 40, "reason": "RateLimited", "message": "429"}
