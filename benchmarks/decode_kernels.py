@@ -210,7 +210,7 @@ def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
 
     def feed(layer: int) -> object:
         block = dense[layer]
-        return project_gated(block.norm, block.gate_up, silu_and_mul, x, residual)
+        return project_gated(block.norm, block.gate_up, silu_and_mul, x, residual, consumer=block.down.weight)
 
     weights = [attention.qkv.weight, attention.out.weight, dense[0].gate_up.weight, dense[0].down.weight]
     read = [weight.nbytes for weight in weights if isinstance(weight, torch.Tensor)]

@@ -18,6 +18,7 @@ Device = Literal["cpu", "cuda"]
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 CacheKind = Literal["radix", "naive"]
+QuantizationChoice = Literal["fp8", "fp8-block", "int4"]
 
 MAX_RUNNING: Final = 1 << 16
 """Largest number of rows of the tables, which are allocated at the start."""
@@ -69,6 +70,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             default="auto, that of config.json, but bfloat16 for float32 on a GPU, and float32 on a CPU",
         ),
     ] = "auto"
+    quantization: Annotated[
+        QuantizationChoice | None,
+        option(
+            "quantize the weights of a float16 or bfloat16 checkpoint while they are loaded: fp8, with one scale per "
+            "output channel. Quantized checkpoints need no flag. fp8-block and int4 only with --dummy-weights",
+            default="the format of the checkpoint",
+        ),
+    ] = None
     hf_overrides: Annotated[
         dict[str, Any] | None,
         option("JSON object with changes of the checkpoint's config.json", default="none", metavar="JSON"),
@@ -143,6 +152,7 @@ class EngineArgs(TypedDict, total=False):
 
     tp: int
     dtype: DType
+    quantization: QuantizationChoice | None
     hf_overrides: dict[str, Any] | None
     max_running: int
     max_model_len: int | None
@@ -188,7 +198,8 @@ def engine_config(model: str, options: Mapping[str, object]) -> EngineConfig:
     for name, value in options.items():
         if name not in known:
             raise ConfigError(f"{name}: unknown option; did you mean {closest(name, known)}?")
-        if (choices := known[name].choices) and value not in choices:
+        # None stands for the default of an option that has one.
+        if (choices := known[name].choices) and value is not None and value not in choices:
             raise ConfigError(f"{name}: expected one of {', '.join(choices)}, got {value!r:.60}")
     return _convert({"model": model, **options}, EngineConfig)
 

@@ -94,7 +94,7 @@ def run(model: str, sizes: Sizes, options: OfflineOptions, engine: Mapping[str, 
     sizes.check()
     known = bench_record.read(options.record) if options.record is not None else None
     with _model_directory(model) as (directory, builtin):
-        config = ModelConfig.read(directory, engine.get("hf_overrides"))
+        config = ModelConfig.read(directory, engine.get("hf_overrides"), engine.get("quantization"))
         with LLM(directory, detokenize=False, **{**engine, **({"dummy_weights": True} if builtin else {})}) as llm:
             start = _measure_start(llm)
             metrics: dict[str, Metric] = {

@@ -8,13 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from minisgl.layers.quantization import Fp8Blocks
+from minisgl.layers.quantization import Int4Groups, Quantization
 from minisgl.models.config import ModelConfig, MoeConfig
 
 _BYTES: Final = 2
 """Bytes of an activation, of an element of K or V, and of a weight that is not quantized: bfloat16."""
+
+
+class _Weights(NamedTuple):
+    """Weights of linear layers."""
+
+    item_bytes: float
+    """Bytes of a weight, with its share of the scales of a group."""
+    speed: float
+    """Operations per second, relative to bf16."""
+
+
+_PLAIN: Final = _Weights(_BYTES, 1.0)
+
+
+def _weights(quantization: Quantization | None) -> _Weights:
+    if quantization is None:
+        return _PLAIN
+    if isinstance(quantization.format, Int4Groups):
+        return _Weights(0.5 + _BYTES / quantization.format.group_size, 1.0)
+    return _Weights(1.0, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +102,14 @@ class Roofline:
         rows, hidden, heads = step.tokens, model.hidden_size, model.num_heads // tp * model.head_dim
         kv_width = max(1, model.num_kv_heads // tp) * model.head_dim
         qkv = heads + 2 * kv_width
-        fp8 = model.quantization is not None and isinstance(model.quantization.format, Fp8Blocks)
-        layer = self._linear(hidden, qkv, rows, fp8=fp8) + self._linear(heads, hidden, rows, fp8=fp8)
+        kind = _weights(model.quantization)
+        layer = self._linear(hidden, qkv, rows, kind) + self._linear(heads, hidden, rows, kind)
         if model.moe is not None:
-            layer += self._experts(model.moe, rows)
+            layer += self._experts(model.moe, rows, kind)
             pointwise_width = model.moe.experts_per_token * model.moe.intermediate_size / tp
         else:
-            layer += self._linear(hidden, 2 * model.intermediate_size // tp, rows, fp8=fp8)
-            layer += self._linear(model.intermediate_size // tp, hidden, rows, fp8=fp8)
+            layer += self._linear(hidden, 2 * model.intermediate_size // tp, rows, kind)
+            layer += self._linear(model.intermediate_size // tp, hidden, rows, kind)
             pointwise_width = model.intermediate_size / tp
         layer += self._operator(4 * step.pairs * heads, (step.kv_tokens * 2 * kv_width + 2 * rows * heads) * _BYTES)
         # Two add + norm (x and the residual in and out), qk-norm + RoPE + KV store (qkv in and out), SiLU · mul.
@@ -104,18 +124,18 @@ class Roofline:
     def _operator(self, flop: float, bytes_moved: float, speed: float = 1.0) -> float:
         return max(flop / (self.hardware.flops * speed), bytes_moved / self.hardware.bandwidth)
 
-    def _linear(self, inputs: int, outputs: int, rows: int, *, fp8: bool = False) -> float:
-        weights = inputs * outputs * (1 if fp8 else _BYTES)
-        moved = weights + rows * (inputs + outputs) * _BYTES
-        return self._operator(2 * rows * inputs * outputs, moved, speed=2.0 if fp8 else 1.0)
+    def _linear(self, inputs: int, outputs: int, rows: int, kind: _Weights = _PLAIN) -> float:
+        moved = inputs * outputs * kind.item_bytes + rows * (inputs + outputs) * _BYTES
+        return self._operator(2 * rows * inputs * outputs, moved, kind.speed)
 
-    def _experts(self, moe: MoeConfig, rows: int) -> float:
+    def _experts(self, moe: MoeConfig, rows: int, kind: _Weights) -> float:
         """Experts of one layer with uniform routing."""
         hidden, width = self.model.hidden_size, moe.intermediate_size / self.tensor_parallel
         used = moe.num_experts * (1 - (1 - moe.experts_per_token / moe.num_experts) ** rows)
         weights = 3 * hidden * width
         activations = rows * moe.experts_per_token * (2 * hidden + 3 * width)
-        return self._operator(2 * rows * moe.experts_per_token * weights, (used * weights + activations) * _BYTES)
+        moved = used * weights * kind.item_bytes + activations * _BYTES
+        return self._operator(2 * rows * moe.experts_per_token * weights, moved, kind.speed)
 
     def decode(self, batch: int, context: int) -> float:
         """One decode step of `batch` requests with `context` tokens each."""

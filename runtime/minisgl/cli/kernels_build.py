@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of ranks; skipped for models that cannot be split over them (default: 1 2 4 8 ranks)",
     )
     defaults = EngineConfig(model="", page_size=DEFAULT_PAGE_SIZE["cuda"])
-    add_options(parser, defaults, only=("page_size", "max_running", "hf_overrides"))
+    add_options(parser, defaults, only=("page_size", "max_running", "quantization", "hf_overrides"))
     parser.add_argument(
         "--jobs", type=integer(1), metavar="N", help="compilers that run at the same time (default: one per core)"
     )
@@ -71,7 +71,7 @@ def _architecture(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    configs = [_config(model, args.hf_overrides) for model in args.models or BUILTIN_CONFIGS]
+    configs = [_config(model, args.hf_overrides, args.quantization) for model in args.models or BUILTIN_CONFIGS]
     split = [(config, ranks) for config in configs for ranks in args.tp if ranks in config.tensor_parallel_sizes()]
     flashinfer = [] if args.own_only else _flashinfer_kernels(split, args.page_size)
     if args.list:
@@ -105,13 +105,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _config(model: str, overrides: Mapping[str, Any] | None) -> ModelConfig:
+def _config(model: str, overrides: Mapping[str, Any] | None, quantization: str | None) -> ModelConfig:
     from minisgl.models.config import ModelConfig
 
     known = BUILTIN_CONFIGS.get(model)
     if known is not None and not Path(model).exists():
-        return ModelConfig.parse(known, overrides=overrides)
-    return ModelConfig.read(model, overrides)
+        return ModelConfig.parse(known, overrides=overrides, quantization=quantization)
+    return ModelConfig.read(model, overrides, quantization)
 
 
 def _flashinfer_kernels(split: Sequence[tuple[ModelConfig, int]], page_size: int) -> list[FlashInferKernel]:

@@ -64,7 +64,13 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
     report = progress or (lambda phase, share: None)
     clock = StartClock()
     device = _device(config)
-    model_config = ModelConfig.read(config.model, config.hf_overrides)
+    model_config = ModelConfig.read(config.model, config.hf_overrides, config.quantization)
+    if config.quantization not in (None, "fp8") and not config.dummy_weights:
+        raise EngineError(
+            "quantization_needs_checkpoint",
+            f"--quantization {config.quantization} only makes dummy weights in this format; a checkpoint in it needs "
+            "no flag. To quantize a float16 or bfloat16 checkpoint while it is loaded, use --quantization fp8",
+        )
     max_model_len = config.max_model_len or model_config.max_model_len
     if max_model_len > model_config.max_model_len:
         raise EngineError(
@@ -93,7 +99,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
 def planned_attention(config: EngineConfig) -> dict[str, str]:
     """Attention backends that a start would use on this machine, as `EngineStats.attention`. It creates the backends,
     but loads no model. Raises as `create_engine`."""
-    model, device = ModelConfig.read(config.model, config.hf_overrides), _device(config)
+    model, device = ModelConfig.read(config.model, config.hf_overrides, config.quantization), _device(config)
     model.check_tensor_parallel(config.tensor_parallel)
     shape = attention_shape(
         model,

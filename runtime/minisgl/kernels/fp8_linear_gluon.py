@@ -1,5 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""x W^T in FP8 on Hopper, with a scale per 128 inputs of a row of x and per block of 128 × 128 weights.
+"""x W^T in FP8 on Hopper, with a scale per 128 inputs of a row of x and per block of 128 × 128 weights, or per row and
+per output.
 
 A step of the tensor cores is one block of inputs. Its result is scaled and added in float32 by ordinary instructions,
 since the tensor cores keep only 14 bits of a sum of FP8 products. Up to 64 rows the product is one read of W and this
@@ -51,10 +52,12 @@ class Tile(NamedTuple):
 @gluon.jit(do_not_specialize=["rows", "scale_rows", "steps"])
 def _fp8_linear(
     x, w, x_scale, w_scale, bias, out, rows, scale_rows, inputs, outputs, steps,
-    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, STAGES: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, STAGES: gl.constexpr, CHANNELS: gl.constexpr, BIAS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """`x` and `w` are tensor maps, padded with zeros; `x_scale` [inputs / 128, scale_rows], `w_scale` [outputs / 128,
-    inputs / 128]. The tensor cores take 64 rows of W at a time, and all rows of x beside them."""
+    inputs / 128], or with CHANNELS [1, scale_rows] and [outputs, 1]. The tensor cores take 64 rows of W at a time, and
+    all rows of x beside them."""
     INPUTS: gl.constexpr = 128
     BYTES: gl.constexpr = (ROWS + OUTPUTS) * INPUTS
     warps: gl.constexpr = gl.num_warps()
@@ -94,17 +97,18 @@ def _fp8_linear(
     w_scales = w_scale + n // INPUTS * blocks
     total = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
     zero = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
-    scale = gl.load(x_scale + begin * scale_rows + row, mask=there, other=0.0) * gl.load(w_scales + begin)
+    scale = gl.load(x_scale + (0 if CHANNELS else begin * scale_rows) + row, mask=there, other=0.0)
+    if not CHANNELS:
+        scale *= gl.load(w_scales + begin)
     for step in range(steps):
         slot = step % STAGES
         # Scales of the next block are on their way while this one is multiplied.
         following = begin + gl.minimum(step + 1, steps - 1)
-        next_x = gl.load(x_scale + following * scale_rows + row, mask=there, other=0.0)
-        next_w = gl.load(w_scales + following)
+        if not CHANNELS:
+            next_scale = gl.load(x_scale + following * scale_rows + row, mask=there, other=0.0)
+            next_w = gl.load(w_scales + following)
         mbarrier.wait(arrived.index(slot), step // STAGES & 1)
-        part = warpgroup_mma(
-            w_ring.index(slot), x_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True
-        )
+        part = warpgroup_mma(w_ring.index(slot), x_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
         part = warpgroup_mma_wait(0, deps=[part])
         # All warps have read the stage before it is filled again.
         gl.thread_barrier()
@@ -113,9 +117,14 @@ def _fp8_linear(
         mbarrier.expect(arrived.index(slot), BYTES, pred=more)
         tma.async_copy_global_to_shared(w, [n, k], arrived.index(slot), w_ring.index(slot), pred=more)
         tma.async_copy_global_to_shared(x, [m, k], arrived.index(slot), x_ring.index(slot), pred=more)
-        total += part * gl.expand_dims(scale, 0)
-        scale = next_x * next_w
+        if CHANNELS:
+            total += part
+        else:
+            total += part * gl.expand_dims(scale, 0)
+            scale = next_scale * next_w
     columns = n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
+    if CHANNELS:
+        total *= gl.expand_dims(scale, 0) * gl.expand_dims(gl.load(w_scale + columns), 1)
     if BIAS:
         total += gl.expand_dims(gl.load(bias + columns).to(gl.float32), 1)
     place = out + (split * rows + gl.expand_dims(row, 0)) * outputs + gl.expand_dims(columns, 1)
@@ -142,17 +151,18 @@ def fp8_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Tile | 
 def fp8_linear(
     x: Fp8Rows, weight: torch.Tensor, scales: torch.Tensor, tile: Tile, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x W^T + bias of `x` [M, K], `weight` [N, K] with `scales` [N / 128, K / 128] in float32, and `bias` [N]: [M, N]
-    in bfloat16; with several splits their partial sums, [splits, M, N] in float32, which have no bias."""
+    """x W^T + bias of `x` [M, K], `weight` [N, K] with `scales` [N / 128, K / 128] or [N, 1] in float32, and `bias`
+    [N]: [M, N] in bfloat16; with several splits their partial sums, [splits, M, N] in float32, which have no bias."""
     inputs, outputs = weight.shape[1], len(weight)
     assert inputs % BLOCK == 0 and outputs % tile.outputs == 0 and (bias is None or tile.splits == 1)
+    assert x.per_row == (len(scales) == outputs) or inputs == BLOCK
     shape = (x.rows, outputs) if tile.splits == 1 else (tile.splits, x.rows, outputs)
     dtype = torch.bfloat16 if tile.splits == 1 else torch.float32
     out = torch.empty(shape, dtype=dtype, device=weight.device)
     _fp8_linear[(triton.cdiv(x.rows, tile.rows) * (outputs // tile.outputs), tile.splits)](
         _tiles(x.values, tile.rows), _tiles(weight, tile.outputs), x.scales, scales, scales if bias is None else bias,
         out, x.rows, x.scales.shape[1], inputs, outputs, triton.cdiv(inputs // BLOCK, tile.splits), ROWS=tile.rows,
-        OUTPUTS=tile.outputs, STAGES=tile.stages, BIAS=bias is not None, num_warps=4,
+        OUTPUTS=tile.outputs, STAGES=tile.stages, CHANNELS=len(scales) == outputs, BIAS=bias is not None, num_warps=4,
         **dependent_launch(weight.device),
     )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""Activations in FP8 with one scale per 128 inputs of a row."""
+"""Activations in FP8 with one scale per 128 inputs of a row, or per row."""
 
 from __future__ import annotations
 
@@ -21,22 +21,26 @@ class Fp8Rows(NamedTuple):
     values: torch.Tensor
     """[rows padded to a multiple of 16, K] float8_e4m3fn."""
     scales: torch.Tensor
-    """[K / 128, rows padded] float32: what each value is multiplied with."""
+    """[K / 128, rows padded] or, with one per row, [1, rows padded] float32: what each value is multiplied with."""
     rows: int
+
+    @property
+    def per_row(self) -> bool:
+        return len(self.scales) == 1 and self.values.shape[1] > BLOCK
 
     def __len__(self) -> int:
         return self.rows
 
 
-def new_fp8_rows(rows: int, inputs: int, device: torch.device) -> Fp8Rows:
+def new_fp8_rows(rows: int, inputs: int, device: torch.device, *, per_row: bool = False) -> Fp8Rows:
     """Allocate rows whose content is undefined."""
     padded = -(-rows // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
     values = torch.empty((padded, inputs), dtype=torch.float8_e4m3fn, device=device)
-    scales = torch.empty((inputs // BLOCK, padded), dtype=torch.float32, device=device)
+    scales = torch.empty((1 if per_row else inputs // BLOCK, padded), dtype=torch.float32, device=device)
     return Fp8Rows(values, scales, rows)
 
 
 def dequantize_rows(x: Fp8Rows) -> torch.Tensor:
     """[rows, K] in float32."""
-    scales = x.scales[:, : x.rows].T.repeat_interleave(BLOCK, 1)
+    scales = x.scales[:, : x.rows].T.repeat_interleave(x.values.shape[1] // len(x.scales), 1)
     return x.values[: x.rows].float() * scales

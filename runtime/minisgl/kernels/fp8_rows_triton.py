@@ -18,7 +18,8 @@ def store_fp8(
     value, values, scales, row, column, width, scale_rows,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
-    """Store COLUMNS values of a row from `column` on as FP8, with their scales."""
+    """Store COLUMNS values of a row from `column` on as FP8, with a scale per BLOCK of them: 128, or all of a row that
+    is padded with zeros."""
     blocks = tl.reshape(value.to(tl.float32), (COLUMNS // BLOCK, BLOCK))
     scale = tl.maximum(tl.max(tl.abs(blocks), 1), SMALLEST) / LARGEST
     block = column // BLOCK + tl.arange(0, COLUMNS // BLOCK)
@@ -26,7 +27,7 @@ def store_fp8(
     tl.store(scales + block * scale_rows + row, scale, there)
     place = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     quantized = (blocks / scale[:, None]).to(values.dtype.element_ty)
-    tl.store(values + row * width + place, quantized, there[:, None])
+    tl.store(values + row * width + place, quantized, place < width if BLOCK == COLUMNS else there[:, None])
 
 
 @triton.jit(do_not_specialize=["scale_rows"])
@@ -77,39 +78,43 @@ def _add_rms_norm_fp8(
     store_fp8(normed, values, scales, row, 0, width, scale_rows, COLUMNS, BLOCK, LARGEST, SMALLEST)
 
 
-def quantize_rows_cuda(x: torch.Tensor) -> Fp8Rows:
+def quantize_rows_cuda(x: torch.Tensor, *, per_row: bool = False) -> Fp8Rows:
     """[T, K] to FP8; rows of `x` need not be contiguous."""
-    return _quantize(x, x.shape[1], gated=False)
+    return _quantize(x, x.shape[1], gated=False, per_row=per_row)
 
 
-def silu_and_mul_fp8(gate_up: torch.Tensor) -> Fp8Rows:
+def silu_and_mul_fp8(gate_up: torch.Tensor, *, per_row: bool = False) -> Fp8Rows:
     """SiLU(gate) × up of [T, 2 n] in FP8 [T, n]."""
-    return _quantize(gate_up, gate_up.shape[1] // 2, gated=True)
+    return _quantize(gate_up, gate_up.shape[1] // 2, gated=True, per_row=per_row)
 
 
-def _quantize(x: torch.Tensor, width: int, *, gated: bool) -> Fp8Rows:
+def _quantize(x: torch.Tensor, width: int, *, gated: bool, per_row: bool) -> Fp8Rows:
     assert x.stride(-1) == 1 and width % BLOCK == 0
-    out = new_fp8_rows(len(x), width, x.device)
+    out = new_fp8_rows(len(x), width, x.device, per_row=per_row)
     if len(x):
-        _quantize_rows[(len(x), triton.cdiv(width, _COLUMNS))](
-            x, out.values, out.scales, x.stride(0), width, out.scales.shape[1], GATED=gated, COLUMNS=_COLUMNS,
-            BLOCK=BLOCK, LARGEST=E4M3_MAX, SMALLEST=SMALLEST, num_warps=4, **dependent_launch(x.device),
+        columns = triton.next_power_of_2(width) if per_row else _COLUMNS
+        _quantize_rows[(len(x), triton.cdiv(width, columns))](
+            x, out.values, out.scales, x.stride(0), width, out.scales.shape[1], GATED=gated, COLUMNS=columns,
+            BLOCK=columns if per_row else BLOCK, LARGEST=E4M3_MAX, SMALLEST=SMALLEST,
+            num_warps=min(max(columns // 512, 4), 16), **dependent_launch(x.device),
         )  # fmt: skip
     return out
 
 
-def rms_norm_fp8(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> Fp8Rows:
+def rms_norm_fp8(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, *, per_row: bool = False
+) -> Fp8Rows:
     """As `norm_triton.rms_norm_cuda`, in FP8 [T, h]."""
     count, width = x.shape[-2:]
     parts = len(x) if x.dim() == 3 else 1
     assert x.stride(-1) == 1 and weight.is_contiguous() and (residual is None or residual.is_contiguous())
-    out = new_fp8_rows(count, width, x.device)
+    out = new_fp8_rows(count, width, x.device, per_row=per_row)
     if count:
         columns = triton.next_power_of_2(width)
         _add_rms_norm_fp8[(count,)](
             x, x if residual is None else residual, weight, out.values, out.scales, x.stride(0), x.stride(-2), width,
-            out.scales.shape[1], eps, PARTS=parts, ADD=residual is not None, COLUMNS=columns, BLOCK=BLOCK,
-            LARGEST=E4M3_MAX, SMALLEST=SMALLEST, num_warps=min(max(columns // 512, 1), 16),
-            **dependent_launch(x.device),
+            out.scales.shape[1], eps, PARTS=parts, ADD=residual is not None, COLUMNS=columns,
+            BLOCK=columns if per_row else BLOCK, LARGEST=E4M3_MAX, SMALLEST=SMALLEST,
+            num_warps=min(max(columns // 512, 1), 16), **dependent_launch(x.device),
         )  # fmt: skip
     return out

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX, SMALLEST, Fp8Rows, new_fp8_rows
+from minisgl.kernels.fp8_rows import E4M3_MAX, SMALLEST, Fp8Rows, new_fp8_rows
 
 
-def quantize_rows(x: torch.Tensor) -> Fp8Rows:
-    """Quantize [T, K] of any float type; the largest value of each 128 inputs becomes 448."""
+def quantize_rows(x: torch.Tensor, *, per_row: bool = False) -> Fp8Rows:
+    """Quantize [T, K] of any float type; the largest value of each 128 inputs, or of each row, becomes 448."""
     if x.is_cuda:
         from minisgl.kernels.fp8_rows_triton import quantize_rows_cuda
 
-        return quantize_rows_cuda(x)
+        return quantize_rows_cuda(x, per_row=per_row)
     count, inputs = x.shape
-    out = new_fp8_rows(count, inputs, x.device)
-    blocks = x.float().view(count, inputs // BLOCK, BLOCK)
+    out = new_fp8_rows(count, inputs, x.device, per_row=per_row)
+    blocks = x.float().reshape(count, len(out.scales), -1) if count else x.new_empty(0, len(out.scales), 1).float()
     scales = blocks.abs().amax(2).clamp(min=SMALLEST) / E4M3_MAX
     out.scales[:, :count] = scales.T
     out.values[:count] = (blocks / scales[..., None]).to(torch.float8_e4m3fn).view(count, inputs)

@@ -54,7 +54,7 @@ def checkpoint_grammars(config: EngineConfig) -> GrammarThreads | None:
 
     if not Path(config.model, "tokenizer.json").is_file():
         return None
-    model = ModelConfig.read(config.model, config.hf_overrides)
+    model = ModelConfig.read(config.model, config.hf_overrides, config.quantization)
 
     def create() -> Grammars:
         from minisgl.grammar.grammars import Grammars

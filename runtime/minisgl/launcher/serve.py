@@ -39,8 +39,9 @@ class ServeOptions(EndpointOptions, frozen=True, kw_only=True):
 def serve(options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM. Raises LauncherError and ModelError; no process is left running."""
     # Find errors in config.json before a rank starts.
-    ModelConfig.read(options.engine.model, options.engine.hf_overrides).check_options(
-        options.engine.tensor_parallel, options.engine.max_model_len
+    engine = options.engine
+    ModelConfig.read(engine.model, engine.hf_overrides, engine.quantization).check_options(
+        engine.tensor_parallel, engine.max_model_len
     )
     began = time.monotonic()
 

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels, Int4Groups, WeightFormat
+from minisgl.layers.quantize_channels import quantize_channels
 
 Part = tuple[slice, ...]
 ReadTensor = Callable[..., torch.Tensor]
@@ -28,6 +29,9 @@ def dequantize(weights: WeightFormat, read: ReadTensor, rows: slice, columns: sl
     """
     if isinstance(weights, Fp8Blocks):
         return _fp8_blocks(read, rows, columns)
+    if isinstance(weights, Fp8Channels) and weights.while_loading:
+        values, scales = quantize_channels(read("weight", rows, columns))
+        return values.float() * scales
     if isinstance(weights, Fp8Channels):
         scale = _finite(read("weight_scale", *(() if weights.per_tensor else (rows, _ALL))), "weight_scale")
         return read("weight", rows, columns).to(scale.dtype) * scale

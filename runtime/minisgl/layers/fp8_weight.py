@@ -12,16 +12,27 @@ from minisgl.kernels.quantize_rows import quantize_rows
 
 
 class Fp8Weight(NamedTuple):
-    """W [out, in] with one scale per block of 128 × 128."""
+    """W [out, in] with one scale per block of 128 × 128, or one per output channel."""
 
     values: torch.Tensor
     """[out, in] float8_e4m3fn."""
     scales: torch.Tensor
-    """[out / 128, in / 128] float32: what each value is multiplied with."""
+    """[out / 128, in / 128] or [out, 1] float32: what each value is multiplied with."""
 
     @property
     def shape(self) -> torch.Size:
         return self.values.shape
+
+    @property
+    def per_channel(self) -> bool:
+        """One scale per output channel; inputs have one per row."""
+        return len(self.scales) == len(self.values)
+
+    def dequantized(self) -> torch.Tensor:
+        """[out, in] in float32."""
+        if self.per_channel:
+            return self.values.float() * self.scales
+        return self.values.float() * self.scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
 
 
 Activations: TypeAlias = torch.Tensor | Fp8Rows
@@ -35,20 +46,25 @@ def fp8_product(
     float32. Activations that are not quantized are quantized first."""
     if not isinstance(x, Fp8Rows) and not len(x):
         return x.new_empty(0, len(weight.values))
-    rows = x if isinstance(x, Fp8Rows) else quantize_rows(x)
+    rows = x if isinstance(x, Fp8Rows) else quantize_rows(x, per_row=weight.per_channel)
     if not weight.values.is_cuda:
-        blocks = weight.scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-        return F.linear(dequantize_rows(rows), weight.values.float() * blocks, bias)
+        return F.linear(dequantize_rows(rows), weight.dequantized(), bias)
     from minisgl.kernels.fp8_linear_gluon import fp8_linear, fp8_tile
 
     tile = fp8_tile(rows.rows, *weight.shape, in_parts=in_parts and bias is None)
     if tile is not None:
         return fp8_linear(rows, weight.values, weight.scales, tile, bias)
+    if weight.per_channel:
+        values, scales = rows.values[: rows.rows], rows.scales[:, : rows.rows]
+    else:
+        # Blocks need aligned columns of scales.
+        values, scales = rows.values, rows.scales
     out: torch.Tensor = torch._scaled_mm(
-        rows.values,
+        values,
         weight.values.T,
-        scale_a=rows.scales.T,
+        scale_a=scales.T,
         scale_b=weight.scales.T,
         out_dtype=torch.bfloat16,
+        use_fast_accum=weight.per_channel,
     )[: rows.rows]
     return out if bias is None else out + bias

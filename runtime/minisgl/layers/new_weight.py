@@ -9,7 +9,7 @@ import torch
 
 from minisgl.layers.fp8_weight import Fp8Weight
 from minisgl.layers.parameters import Parameters
-from minisgl.layers.quantization import BLOCK, Fp8Blocks
+from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels
 
 Weight: TypeAlias = torch.Tensor | Fp8Weight
 
@@ -25,16 +25,18 @@ class Projection(NamedTuple):
 def new_weight(
     parameters: Parameters, projections: Sequence[Projection], in_features: int, columns: slice | None = None
 ) -> Weight:
-    """Allocate the weight [rows of all projections, columns] and declare what fills it. FP8 blocks stay as they are if
-    every projection has them and none is cut within a block; everything else becomes the model's dtype."""
+    """Allocate the weight [rows of all projections, columns] and declare what fills it. FP8 stays as it
+    is if every projection has the same kind and no block is cut; everything else becomes the model's dtype."""
     columns = slice(0, in_features) if columns is None else columns
     shape = sum(each.rows.stop - each.rows.start for each in projections), columns.stop - columns.start
-    if _stays_fp8(parameters, projections, in_features, columns):
+    kept = _kept_format(parameters, projections, in_features, columns)
+    if kept is not None:
+        scales = (shape[0] // BLOCK, shape[1] // BLOCK) if isinstance(kept, Fp8Blocks) else (shape[0], 1)
         weight = Fp8Weight(
-            parameters.new(*shape, dtype=torch.float8_e4m3fn),
-            parameters.new(shape[0] // BLOCK, shape[1] // BLOCK, dtype=torch.float32),
+            parameters.new(*shape, dtype=torch.float8_e4m3fn), parameters.new(*scales, dtype=torch.float32)
         )
-        _declare_fp8(parameters, weight, projections, in_features, columns)
+        declare = _declare_blocks if isinstance(kept, Fp8Blocks) else _declare_channels
+        declare(parameters, weight, projections, in_features, columns)
         return weight
     dense = parameters.new(*shape)
     begin = 0
@@ -45,16 +47,20 @@ def new_weight(
     return dense
 
 
-def _stays_fp8(
+def _kept_format(
     parameters: Parameters, projections: Sequence[Projection], in_features: int, columns: slice
-) -> bool:
+) -> Fp8Blocks | Fp8Channels | None:
+    """Format in which the weight stays; None: it becomes the model's dtype."""
+    first, *others = (parameters.format_of(each.name) for each in projections)
+    if not has_fp8_kernels(parameters) or any(other != first for other in others):
+        return None
+    if isinstance(first, Fp8Channels):
+        rows = sum(each.rows.stop - each.rows.start for each in projections)
+        whole = rows % BLOCK == 0 and (columns.stop - columns.start) % BLOCK == 0
+        return first if whole and not first.per_tensor and not first.static_inputs else None
     bounds = [in_features, columns.start, columns.stop]
     bounds += [bound for each in projections for bound in (each.out_features, each.rows.start, each.rows.stop)]
-    return (
-        has_fp8_kernels(parameters)
-        and all(isinstance(parameters.format_of(each.name), Fp8Blocks) for each in projections)
-        and all(bound % BLOCK == 0 for bound in bounds)
-    )
+    return first if isinstance(first, Fp8Blocks) and all(bound % BLOCK == 0 for bound in bounds) else None
 
 
 def has_fp8_kernels(parameters: Parameters) -> bool:
@@ -67,7 +73,7 @@ def has_fp8_kernels(parameters: Parameters) -> bool:
     )
 
 
-def _declare_fp8(
+def _declare_blocks(
     parameters: Parameters, weight: Fp8Weight, projections: Sequence[Projection], in_features: int, columns: slice
 ) -> None:
     begin = 0
@@ -83,6 +89,22 @@ def _declare_fp8(
             _blocks(rows),
             _blocks(columns),
         )
+        begin = end
+
+
+def _declare_channels(
+    parameters: Parameters, weight: Fp8Weight, projections: Sequence[Projection], in_features: int, columns: slice
+) -> None:
+    begin = 0
+    for name, out_features, rows in projections:
+        end = begin + rows.stop - rows.start
+        values, scales = weight.values[begin:end], weight.scales[begin:end]
+        shape, kept = (out_features, in_features), parameters.format_of(name)
+        if isinstance(kept, Fp8Channels) and kept.while_loading:
+            parameters.add_quantized(name, shape, values, scales, rows, columns)
+        else:
+            parameters.add_source(f"{name}.weight", shape, values, rows, columns, dtypes=("F8_E4M3",))
+            parameters.add_source(f"{name}.weight_scale", (out_features, 1), scales, rows)
         begin = end
 
 

@@ -19,11 +19,14 @@ class RMSNorm:
         """Add `x` to the residual stream, and normalize it for the next block. Without a stream `x` begins it."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
-    def forward_fp8(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[Fp8Rows, torch.Tensor]:
+    def forward_fp8(
+        self, x: torch.Tensor, residual: torch.Tensor | None, *, per_row: bool
+    ) -> tuple[Fp8Rows, torch.Tensor]:
         """As `forward`, with the norm quantized for a product with FP8 weights."""
         if x.is_cuda:
             from minisgl.kernels.fp8_rows_triton import rms_norm_fp8
 
-            return rms_norm_fp8(x, residual, self.weight, self.eps), x if residual is None else residual
+            rows = rms_norm_fp8(x, residual, self.weight, self.eps, per_row=per_row)
+            return rows, x if residual is None else residual
         normed, residual = self.forward(x, residual)
-        return quantize_rows(normed), residual
+        return quantize_rows(normed, per_row=per_row), residual

@@ -30,6 +30,8 @@ class Source:
     """Format of a quantized weight, which is dequantized while it is loaded."""
     dtypes: tuple[str, ...] = FLOATS
     """Element types that the tensor may have; unused with a format."""
+    scales: torch.Tensor | None = None
+    """[rows of the part, 1] float32: `into` is FP8, and the loader quantizes the part and writes its scales here."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
@@ -73,6 +75,12 @@ class Parameters:
         """As `add_source`, for the weight [out, in] of a linear layer, which is dequantized if the checkpoint has
         quantized it."""
         self._add(Source(f"{layer}.weight", shape, take, into, self.format_of(layer)))
+
+    def add_quantized(
+        self, layer: str, shape: tuple[int, int], into: torch.Tensor, scales: torch.Tensor, *take: slice
+    ) -> None:
+        """As `add_source`, for the weight [out, in] of a linear layer, which is quantized to FP8 while it is loaded."""
+        self._add(Source(f"{layer}.weight", shape, take, into, scales=scales))
 
     def _add(self, source: Source) -> None:
         take = source.take + (slice(None),) * (len(source.shape) - len(source.take))

@@ -8,6 +8,7 @@ import torch
 from minisgl.layers.activation import GatedActivation, silu_and_mul
 from minisgl.layers.fp8_weight import Activations, Fp8Weight
 from minisgl.layers.linear import ColumnParallelLinear, linear
+from minisgl.layers.new_weight import Weight
 from minisgl.layers.norm import RMSNorm
 
 
@@ -17,7 +18,7 @@ def project(
     """`x` and `residual` [T, hidden] to the projection of their sum's norm, and the sum: the new residual stream.
     Without a residual `x` begins the stream. The caller must not use `residual` again."""
     if isinstance(projection.weight, Fp8Weight):
-        rows, residual = norm.forward_fp8(x, residual)
+        rows, residual = norm.forward_fp8(x, residual, per_row=projection.weight.per_channel)
         return projection.forward(rows), residual
     if _is_one_kernel(x, projection.weight):
         return _in_one_kernel(norm, projection.weight, x, residual, bias=projection.bias)
@@ -32,19 +33,19 @@ def project_gated(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     *,
-    fp8: bool = False,
+    consumer: Weight,
 ) -> tuple[Activations, torch.Tensor]:
-    """`project`, then the `activation` of the projection's output; `fp8`: quantized for a product with FP8 weights."""
+    """`project`, then the `activation` of the projection's output, quantized if its `consumer` has FP8 weights."""
     weight = projection.weight
     one_kernel = not isinstance(weight, Fp8Weight) and activation is silu_and_mul and _is_one_kernel(x, weight)
-    if one_kernel and not fp8:
+    if one_kernel and not isinstance(consumer, Fp8Weight):
         assert not isinstance(weight, Fp8Weight)
         return _in_one_kernel(norm, weight, x, residual, bias=projection.bias, gated=True)
     x, residual = project(norm, projection, x, residual)
-    if fp8 and x.is_cuda and activation is silu_and_mul:
+    if isinstance(consumer, Fp8Weight) and x.is_cuda and activation is silu_and_mul:
         from minisgl.kernels.fp8_rows_triton import silu_and_mul_fp8
 
-        return silu_and_mul_fp8(x), residual
+        return silu_and_mul_fp8(x, per_row=consumer.per_channel), residual
     return activation(x), residual
 
 

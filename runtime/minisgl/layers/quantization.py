@@ -39,8 +39,12 @@ class Fp8Channels(msgspec.Struct, frozen=True, tag="fp8"):
     per_tensor: bool = False
     static_inputs: bool = False
     """The checkpoint has a scale of each layer's input."""
+    while_loading: bool = False
+    """The checkpoint is not quantized; its weights are, while they are loaded."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        if self.while_loading:
+            return {"weight": TensorSpec((out_features, in_features))}
         scale = {"weight_scale": TensorSpec((1,) if self.per_tensor else (out_features, 1))}
         inputs = {"input_scale": TensorSpec((1,))} if self.static_inputs else {}
         return {"weight": TensorSpec((out_features, in_features), ("F8_E4M3",)), **scale, **inputs}

@@ -16,7 +16,7 @@ from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.errors import ModelError
 from minisgl.models.fields import Fields
 from minisgl.models.overrides import override
-from minisgl.models.quantization_fields import read_quantization
+from minisgl.models.quantization_fields import read_quantization, requested_quantization
 from minisgl.models.rope_fields import read_rope
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -179,9 +179,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return sizes if all(self.moe.layers) else [*sizes, self.intermediate_size]
 
     @staticmethod
-    def read(directory: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-        """Read a checkpoint directory. `overrides`: changes of config.json, see `overrides.override`. Raises ModelError
-        with the problem and the remedy."""
+    def read(
+        directory: str | Path, overrides: Mapping[str, Any] | None = None, quantization: str | None = None
+    ) -> ModelConfig:
+        """Read a checkpoint directory. `overrides`: changes of config.json, see `overrides.override`; `quantization`:
+        format in which to quantize the weights. Raises ModelError with the problem and the remedy."""
         folder = Path(directory)
         if not folder.is_dir():
             raise ModelError("model_not_found", f"{folder} is not a directory; give that of a downloaded checkpoint")
@@ -193,7 +195,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         generation = folder / "generation_config.json"
         return ModelConfig.parse(
-            read_json(folder / "config.json"), read_json(generation) if generation.is_file() else None, overrides
+            read_json(folder / "config.json"),
+            read_json(generation) if generation.is_file() else None,
+            overrides,
+            quantization,
         )
 
     @staticmethod
@@ -201,12 +206,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         config: Mapping[str, Any],
         generation: Mapping[str, Any] | None = None,
         overrides: Mapping[str, Any] | None = None,
+        quantization: str | None = None,
     ) -> ModelConfig:
-        """Parse the contents of config.json, with `overrides`, and generation_config.json."""
+        """Parse the contents of config.json, with `overrides`, and generation_config.json. `quantization`: format in
+        which to quantize the weights, see `requested_quantization`."""
         if overrides:
             config = override(config, overrides)
         name, architecture = _architecture(config)
-        quantization = read_quantization(config)
+        stored = read_quantization(config)
+        if quantization is not None:
+            stored = requested_quantization(quantization, stored)
         fields = Fields(config)
         hidden = fields.count("hidden_size")
         heads = fields.count("num_attention_heads")
@@ -246,7 +255,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             partial_window=None if every_layer else window,
             dual_chunk_after=_dual_chunk_after(config),
             moe=_moe(fields, layers) if architecture.moe else None,
-            quantization=quantization,
+            quantization=stored,
         )
 
 

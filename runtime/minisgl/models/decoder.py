@@ -11,7 +11,6 @@ from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.rotation import Rotation
 from minisgl.layers.activation import GATED_ACTIVATIONS
-from minisgl.layers.fp8_weight import Fp8Weight
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minisgl.layers.new_weight import Projection
 from minisgl.layers.norm import RMSNorm
@@ -91,8 +90,9 @@ class FeedForward:
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        fp8 = isinstance(self.down.weight, Fp8Weight)
-        inner, residual = project_gated(self.norm, self.gate_up, self._activation, x, residual, fp8=fp8)
+        inner, residual = project_gated(
+            self.norm, self.gate_up, self._activation, x, residual, consumer=self.down.weight
+        )
         return self.down.forward(inner), residual
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels, Int4Groups, Quantization
+from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels, Int4Groups, Quantization, WeightFormat
 from minisgl.models.errors import ModelError
 
 SUPPORTED: Final = (
@@ -14,6 +14,24 @@ SUPPORTED: Final = (
     "groups of 64 or 128 (compressed-tensors pack-quantized, awq, gptq without desc_act)"
 )
 _GROUP_SIZES: Final = (64, 128)
+_REQUESTED: Final[Mapping[str, WeightFormat]] = {
+    "fp8": Fp8Channels(while_loading=True),
+    "fp8-block": Fp8Blocks(),
+    "int4": Int4Groups("compressed-tensors", 128, symmetric=True),
+}
+"""Formats by the value of `--quantization`."""
+
+
+def requested_quantization(name: str, found: Quantization | None) -> Quantization:
+    """Quantization that `--quantization` asks for; `found` is that of the checkpoint. Raises ModelError
+    `already_quantized`."""
+    if found is not None:
+        raise ModelError(
+            "already_quantized",
+            f"--quantization {name}: the checkpoint is quantized already, as {found.name}, which is found without the "
+            f"flag; remove the flag, or use the model's float16 or bfloat16 checkpoint. Supported are {SUPPORTED}",
+        )
+    return Quantization(format=_REQUESTED[name])
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:

@@ -9,7 +9,6 @@ import torch
 
 from minisgl.kernels.fp8_rows import E4M3_MAX
 from minisgl.layers.parameters import Parameters, Source
-from minisgl.layers.quantization import BLOCK
 
 _FP8_SPREAD: Final = 100.0
 """Standard deviation of random FP8 numbers, which reach 448."""
@@ -25,11 +24,15 @@ def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 def fill_random(parameters: Parameters, seed: int = 0) -> None:
     """Fill every parameter. On a CPU the values do not depend on the split over ranks. On other devices each part is
     generated on the device, which takes seconds for any size, and depends on the split."""
+    inputs = 1
     for source in parameters.sources:
-        if source.name.endswith("weight_scale_inv"):
-            # A row has 128 inputs per scale.
-            source.into.fill_((source.shape[-1] * BLOCK) ** -0.5 / _FP8_SPREAD)
+        if source.name.endswith(("weight_scale_inv", "weight_scale")):
+            # The scales of a weight follow it.
+            source.into.fill_(inputs**-0.5 / _FP8_SPREAD)
         elif source.into.dtype == torch.float8_e4m3fn:
+            inputs = source.shape[-1]
+            if source.scales is not None:
+                source.scales.fill_(inputs**-0.5 / _FP8_SPREAD)
             wide = torch.empty_like(source.into, dtype=parameters.dtype)
             _fill_part(wide, source, seed)
             source.into.copy_((wide * (_FP8_SPREAD * source.shape[-1] ** 0.5)).clamp(-E4M3_MAX, E4M3_MAX))

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from minisgl.layers.dequantize import dequantize
 from minisgl.layers.parameters import Parameters, Source
 from minisgl.layers.quantization import BLOCK, WeightFormat
+from minisgl.layers.quantize_channels import quantize_channels
 from minisgl.models.checkpoint import StoredTensor, check_tensor, stored_tensors
 from minisgl.models.errors import ModelError
 
@@ -103,7 +104,9 @@ def _read_batch(batch: Sequence[_Read], advance: Callable[[int], None]) -> None:
     with torch.inference_mode(), ExitStack() as stack:
         files = _OpenFiles(stack)
         for read in batch:
-            if read.source.format is None:
+            if read.source.scales is not None:
+                _quantize(read, read.source.scales, files)
+            elif read.source.format is None:
                 read.source.into.copy_(files.read(read.stored, read.source.name, read.source.take))
                 _check_finite(read)
             else:
@@ -117,7 +120,7 @@ def _check_finite(read: _Read) -> None:
     source = read.source
     if source.into.dtype == torch.float8_e4m3fn:
         finite = bool(((source.into.view(torch.uint8) & _E4M3_NAN) != _E4M3_NAN).all())
-    elif source.name.endswith("weight_scale_inv"):
+    elif source.name.endswith(("weight_scale_inv", "weight_scale")):
         finite = bool(source.into.isfinite().all())
     else:
         return
@@ -177,6 +180,25 @@ def _dequantize(read: _Read, weights: WeightFormat, files: _OpenFiles) -> None:
                 "again",
             )
         source.into[begin - rows.start : part.stop - rows.start].copy_(values)
+
+
+def _quantize(read: _Read, scales: torch.Tensor, files: _OpenFiles) -> None:
+    """Fill a parameter with weights that are quantized on its device, some rows at a time. Raises ModelError."""
+    source = read.source
+    rows, columns = (slice(*part.indices(size)[:2]) for part, size in zip(source.take, source.shape, strict=True))
+    step = max(_CHUNK_WEIGHTS // source.shape[1], 1)
+    for begin in range(rows.start, rows.stop, step):
+        part = slice(begin, min(begin + step, rows.stop))
+        place = slice(begin - rows.start, part.stop - rows.start)
+        weight = files.read(read.stored, source.name, (part, columns)).to(source.into.device)
+        try:
+            quantized = quantize_channels(weight)
+        except ValueError as error:
+            raise ModelError(
+                "corrupt_checkpoint", f"{read.file}: {source.name} cannot be quantized: {error}; download it again"
+            ) from error
+        source.into[place].copy_(quantized.values)
+        scales[place].copy_(quantized.scales)
 
 
 def _warn_of_unknown(tensors: dict[str, StoredTensor], parameters: Parameters) -> None:

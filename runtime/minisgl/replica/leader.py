@@ -118,7 +118,7 @@ class Leader:
         """Find errors that are visible in the checkpoint's small files before any rank starts. Raises ModelError."""
         folder = Path(self._options.engine.model)
         engine = self._options.engine
-        model = ModelConfig.read(folder, engine.hf_overrides)
+        model = ModelConfig.read(folder, engine.hf_overrides, engine.quantization)
         model.check_options(engine.tensor_parallel, engine.max_model_len)
         self._architecture = model.architecture
         self._hashes = hash_tokenizer_files(folder)

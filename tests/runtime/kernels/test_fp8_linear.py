@@ -41,12 +41,10 @@ def test_cublas_computes_products_of_many_rows() -> None:
     assert fp8_tile(129, 5120, 17408, in_parts=True) is None
 
 
-def test_a_model_with_fp8_weights_launches_their_kernels() -> None:
-    changes = {
-        "num_hidden_layers": 2,
-        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    }
-    config = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-14b"], **changes})
+@pytest.mark.parametrize("quantization", ["fp8", "fp8-block"])
+def test_a_model_with_fp8_weights_launches_their_kernels(quantization: str) -> None:
+    changes = {"num_hidden_layers": 2}
+    config = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-14b"], **changes}, quantization=quantization)
     for ranks in (1, 8):
         launches = Launches()
         with launches.recorded(Architecture.parse("9.0a")):
@@ -55,9 +53,10 @@ def test_a_model_with_fp8_weights_launches_their_kernels() -> None:
         assert {"_fp8_linear", "_add_rms_norm_fp8", "_quantize_rows"} <= kernels
 
 
+@pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("rows", "name"), [(1, "qkv"), (64, "gate_up"), (128, "down")])
-def test_the_kernel_compiles_for_hopper(rows: int, name: str, bias: bool) -> None:
+def test_the_kernel_compiles_for_hopper(rows: int, name: str, bias: bool, channels: bool) -> None:
     tile = fp8_tile(rows, *QWEN3_14B[name], in_parts=name == "down")
     assert tile is not None
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
@@ -69,7 +68,8 @@ def test_the_kernel_compiles_for_hopper(rows: int, name: str, bias: bool) -> Non
         "bias": "*bf16" if bias else "*fp32",
         "out": "*bf16" if tile.splits == 1 else "*fp32",
     }
-    constants = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "STAGES": tile.stages, "BIAS": bias, "PDL": True}
+    constants = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "STAGES": tile.stages, "PDL": True}
+    constants |= {"CHANNELS": channels, "BIAS": bias}
     kernel = compiled(_fp8_linear, types, constants, default="i32", options={"num_warps": 4})
     assert kernel.asm["cubin"]
     assert kernel.metadata.shared <= SHARED_MEMORY // 2

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.layers import new_weight
 from minisgl.layers.fp8_weight import Fp8Weight
+from minisgl.layers.new_weight import Weight
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import Decoder
+from minisgl.models.decoder import Decoder, DecoderLayer, FeedForward
 from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import fill_random
 from minisgl.toy.tiny import write_tiny_checkpoint
@@ -126,3 +127,107 @@ def test_random_weights_give_finite_logits(tmp_path: Path, stays_fp8: Callable[[
     logits = all_logits(model, SEQUENCES)
     assert logits.isfinite().all()
     assert float(logits.std()) > 0.1
+
+
+def write_plain(folder: Path, arch: str, **sizes: int) -> Path:
+    sizes = {"hidden": 256, "intermediate": 512, "heads": 4, "kv_heads": 2, "head_dim": 64} | sizes
+    return write_tiny_checkpoint(folder / f"{arch}-plain", arch, **sizes)  # type: ignore[arg-type]
+
+
+def copy_weights(dense: DecoderLayer, kept: DecoderLayer) -> None:
+    """Fill the weights of `dense` with those of `kept`, from which they differ by rounding."""
+    for ours, theirs in zip(weights_of(dense), weights_of(kept), strict=True):
+        assert isinstance(ours, torch.Tensor) and isinstance(theirs, Fp8Weight)
+        exact = theirs.dequantized()
+        assert (ours - exact).norm() < 3e-3 * exact.norm()
+        ours.copy_(exact)
+
+
+def weights_of(layer: DecoderLayer) -> list[Weight]:
+    assert isinstance(layer.feed_forward, FeedForward)
+    layers = layer.attention.qkv, layer.attention.out, layer.feed_forward.gate_up, layer.feed_forward.down
+    return [each.weight for each in layers]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_channels_and_weights_quantized_while_loading_give_the_logits_of_fake_quantization(
+    arch: str, size: int, tmp_path: Path, stays_fp8: Callable[[bool], None]
+) -> None:
+    sizes = {"hidden": 256, "intermediate": 512, "heads": 4, "kv_heads": 2, "head_dim": 64}
+    stored = write_tiny_checkpoint(tmp_path / "stored", arch, quantization="fp8-channel", **sizes)  # type: ignore[arg-type]
+    plain = write_plain(tmp_path, arch)
+    for checkpoint, quantization in ((stored, None), (plain, "fp8")):
+        config = ModelConfig.read(checkpoint, quantization=quantization)
+        stays_fp8(False)
+        fake = fake_quantized(checkpoint, config, per_row=True)
+        stays_fp8(True)
+        for dense, kept in zip(fake.layers, load(checkpoint, config=config).layers, strict=True):
+            # The format's tool rounds weights to the type of their scales.
+            copy_weights(dense, kept)
+        expected = all_logits(fake, SEQUENCES)
+
+        def logits(
+            parallel: TensorParallel, checkpoint: Path = checkpoint, config: ModelConfig = config
+        ) -> torch.Tensor:
+            model = load(checkpoint, parallel, config=config)
+            weight = model.layers[0].attention.qkv.weight
+            assert isinstance(weight, Fp8Weight) and weight.per_channel
+            return all_logits(model, SEQUENCES, parallel)
+
+        exact = all_logits(load(plain), SEQUENCES)
+        for ours in run_ranks(size, tmp_path, logits):
+            if size == 1:
+                assert (ours - expected).norm() < 1e-5 * expected.norm()
+            # Ranks quantize their part of each row of the inputs, and their columns of weights, by themselves.
+            assert (ours - exact).norm() < 1.2 * (expected - exact).norm()
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3-moe"])
+def test_weights_quantized_while_loading_are_near_the_original(arch: str, tmp_path: Path) -> None:
+    checkpoint = write_plain(tmp_path, arch)
+    expected = all_logits(load(checkpoint), SEQUENCES)
+    quantized = load(checkpoint, config=ModelConfig.read(checkpoint, quantization="fp8"))
+    logits = all_logits(quantized, SEQUENCES)
+    assert 0.003 < (logits - expected).norm() / expected.norm() < 0.2
+    assert torch.equal(quantized.head.weight, load(checkpoint).head.weight)
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
+    message = "--quantization fp8: the checkpoint is quantized already, as fp8-block"
+    with pytest.raises(ModelError, match=message) as caught:
+        ModelConfig.read(write(tmp_path), quantization="fp8")
+    assert caught.value.code == "already_quantized"
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_weights_that_are_not_finite_are_not_quantized(
+    on: bool, tmp_path: Path, stays_fp8: Callable[[bool], None]
+) -> None:
+    checkpoint = write_plain(tmp_path, "llama")
+    name = "model.layers.1.mlp.up_proj.weight"
+    for file in checkpoint.glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            tensors[name][3, 4] = torch.nan
+            save_file(tensors, file)
+    stays_fp8(on)
+    with pytest.raises(ModelError, match=f"{name} can.* be .*not finite") as caught:
+        load(checkpoint, config=ModelConfig.read(checkpoint, quantization="fp8"))
+    assert caught.value.code == "corrupt_checkpoint"
+
+
+@pytest.mark.parametrize("kind", ["fp8-channel", "fp8"])
+def test_random_channels_give_finite_logits(kind: str, tmp_path: Path, stays_fp8: Callable[[bool], None]) -> None:
+    stays_fp8(True)
+    if kind == "fp8":
+        config = ModelConfig.read(write_plain(tmp_path, "qwen3"), quantization="fp8")
+    else:
+        sizes = {"hidden": 256, "intermediate": 512, "heads": 4, "kv_heads": 2, "head_dim": 64}
+        config = ModelConfig.read(write_tiny_checkpoint(tmp_path, "qwen3", quantization=kind, **sizes))  # type: ignore[arg-type]
+    model = Decoder(config, TensorParallel(), torch.float32, "cpu")
+    fill_random(model.parameters)
+    for weight in (model.layers[0].feed_forward.gate_up.weight, model.layers[0].feed_forward.down.weight):
+        assert isinstance(weight, Fp8Weight)
+        assert 0.5 < float(weight.dequantized().std() * weight.shape[1] ** 0.5) < 2
+    assert all_logits(model, SEQUENCES).isfinite().all()

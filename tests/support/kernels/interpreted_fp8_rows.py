@@ -12,22 +12,22 @@ from collections.abc import Callable
 
 import torch
 
-from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows
+from minisgl.kernels.fp8_rows import Fp8Rows
 from minisgl.kernels.quantize_rows import quantize_rows
 
 EPS = 1e-6
 
 
-def same(ours: Fp8Rows, expected: torch.Tensor) -> bool:
+def same(ours: Fp8Rows, expected: torch.Tensor, *, per_row: bool = False) -> bool:
     """Equal scales, and numbers as near as torch's.
 
     The interpreter rounds ties up, and halves numbers that are rounded up to a power of two: it loses the carry into
     the exponent.
     """
-    reference = quantize_rows(expected)
+    reference = quantize_rows(expected, per_row=per_row)
     count = ours.rows
     numbers, wanted = ours.values[:count].float(), reference.values[:count].float()
-    scales = reference.scales[:, :count].T.repeat_interleave(BLOCK, 1)
+    scales = reference.scales[:, :count].T.repeat_interleave(expected.shape[1] // len(reference.scales), 1)
     exact = expected.float() / scales
     near = ((numbers - exact).abs() <= 1.001 * (wanted - exact).abs()) | (2 * numbers == wanted)
     return (
@@ -47,14 +47,21 @@ def quantizes() -> bool:
 
     wide = draw(5, 3 * 1408)
     wide[2, 1408:1536] = 0
-    return all(same(quantize_rows_cuda(x), x) for x in (wide[:, 1408:2816], draw(1, 128), draw(17, 1152)))
+    inputs = wide[:, 1408:2816], draw(1, 128), draw(17, 1152)
+    return all(
+        same(quantize_rows_cuda(x, per_row=per_row), x, per_row=per_row) for x in inputs for per_row in (False, True)
+    )
 
 
 def multiplies() -> bool:
     from minisgl.kernels.activation_triton import silu_and_mul_cuda
     from minisgl.kernels.fp8_rows_triton import silu_and_mul_fp8
 
-    return all(same(silu_and_mul_fp8(x), silu_and_mul_cuda(x)) for x in (draw(3, 2 * 1408), draw(1, 256)))
+    return all(
+        same(silu_and_mul_fp8(x, per_row=per_row), silu_and_mul_cuda(x), per_row=per_row)
+        for x in (draw(3, 2 * 1408), draw(1, 256))
+        for per_row in (False, True)
+    )
 
 
 def normalizes() -> bool:
@@ -69,7 +76,9 @@ def normalizes() -> bool:
         results += [same(ours, rms_norm_cuda(x, residual, gain, EPS)), torch.equal(stream, residual)]
         parts = torch.stack([draw(rows, width).float(), draw(rows, width).float() / 2])
         for each in (x, parts):
-            results.append(same(rms_norm_fp8(each, None, gain, EPS), rms_norm_cuda(each, None, gain, EPS)))
+            expected = rms_norm_cuda(each, None, gain, EPS)
+            results.append(same(rms_norm_fp8(each, None, gain, EPS), expected))
+            results.append(same(rms_norm_fp8(each, None, gain, EPS, per_row=True), expected, per_row=True))
     return all(results)
 
 

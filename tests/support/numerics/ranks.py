@@ -45,8 +45,10 @@ def load(
     parallel: TensorParallel | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    config: ModelConfig | None = None,
 ) -> Decoder:
-    model = Decoder(ModelConfig.read(checkpoint), parallel or TensorParallel(), dtype, device)
+    """`config`: that of the checkpoint by default."""
+    model = Decoder(config or ModelConfig.read(checkpoint), parallel or TensorParallel(), dtype, device)
     load_weights(model.parameters, checkpoint, threads=2)
     return model
 
