@@ -65,7 +65,10 @@ class Controller:
         self._on_restart = on_restart
         self.store = Store()
         self.queue: WorkQueue[ModelKey] = WorkQueue()
-        self._prober = Prober(self.store, self.queue.add, counts, config.probe_seconds, address)
+        self._prober = Prober(
+            *(self.store, self.queue.add, counts, config.probe_seconds, address),
+            on_request=lambda key: self.queue.add(key, urgent=True),
+        )
         self._nodes = NodeWatch(client, self._on_node_change)
         self._recorder = Recorder(client, identity)
         self._context = Context(

@@ -1,7 +1,10 @@
 """Status probes: GET /status of leaders, frontends and running fetch pods.
 
 The last report of each pod is kept. Only a changed report queues the model; fields that change all the time (running
-requests, seconds of silence) do not count.
+requests, seconds of silence) do not count. Each request tells a frontend whether its model takes requests.
+
+A frontend of a model that the next request starts answers later: when a request comes, or after `_WAIT_SECONDS`. These
+long polls have their own connections, as there may be many, and each lasts.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from minisgl.wire.status import CONTROL_PORT
+from minisgl.wire.status import CONTROL_PORT, SERVING_HEADER, WAIT_PARAMETER
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.observed import Report, Unreachable
-from minisgl_operator.facts.pods import serves_status
+from minisgl_operator.facts.pods import component, serves_status
+from minisgl_operator.facts.wanted import is_at_zero, takes_requests
+from minisgl_operator.render import names
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.store import ModelKey, Store
 
@@ -34,8 +39,12 @@ _CONCURRENT: Final = 32
 _RATE: Final = 200.0
 # Pods of a model that starts do not wait for their turn in a round of thousands: a user may be waiting.
 _LOOK_SECONDS: Final = 0.5
+_WAIT_SECONDS: Final = 20
+"""Frontends that have heard nothing from the operator for 30 s hold requests of a suspended model too."""
+_WAIT_TIMEOUT: Final = aiohttp.ClientTimeout(total=_WAIT_SECONDS + 5.0)
 _SETTLED: Final = ("Ready", "Idle", "Suspended")
-_IGNORED_FIELDS: Final = ("running", "waiting", "reason")
+_IGNORED_FIELDS: Final = frozenset({"running", "waiting", "reason", "queue_ms", "kv_usage"})
+_IGNORED_OF_FRONTENDS: Final = frozenset({"running", "idle_seconds", "held", "replicas"})
 # One failed probe of a busy node does not change the state yet.
 _FAILURES: Final = 2
 
@@ -49,7 +58,8 @@ def pod_address(pod: Manifest) -> str | None:
 
 
 class Prober:
-    """`on_change` is called with the model of a pod whose report has changed. `address` differs for simulated pods."""
+    """`on_change` is called with the model of a pod whose report has changed, and `on_request` with a model without
+    replicas for which a request waits. `address` differs for simulated pods."""
 
     def __init__(
         self,
@@ -58,16 +68,19 @@ class Prober:
         metrics: Metrics,
         seconds: float,
         address: Callable[[Manifest], str | None] = pod_address,
+        on_request: Callable[[ModelKey], None] | None = None,
     ) -> None:
         self.reports: dict[str, Report | Unreachable] = {}
         self._store = store
         self._on_change = on_change
+        self._on_request = on_request or on_change
         self._metrics = metrics
         self._seconds = seconds
         self._address = address
         self._failures: dict[str, int] = {}
         self._probed_at: dict[str, float] = {}
         self._slots = asyncio.Semaphore(_CONCURRENT)
+        self._long_polls: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Probe every pod every `seconds`, spread over that time, until cancelled."""
@@ -78,9 +91,10 @@ class Prober:
             asyncio.TaskGroup() as tasks,
         ):
             clock = asyncio.get_running_loop().time
+            tasks.create_task(self._run_long_polls())
             while True:
                 targets = self._targets()
-                self._forget({_uid(pod) for _, pod in targets})
+                self._forget({_uid(pod) for _, pod in targets} | self._long_polls.keys())
                 step = max(self._seconds / max(len(targets), 1), 1 / _RATE)
                 if not targets:
                     await asyncio.sleep(min(step, _LOOK_SECONDS))
@@ -92,7 +106,46 @@ class Prober:
                     await asyncio.sleep(step * random.uniform(0.8, 1.2))
 
     def _targets(self) -> list[Target]:
-        return [(key, pod) for key, pod in self._store.pods() if serves_status(pod)]
+        return [
+            (key, pod) for key, pod in self._store.pods() if serves_status(pod) and _uid(pod) not in self._long_polls
+        ]
+
+    async def _run_long_polls(self) -> None:
+        """Keep one long poll for each frontend of the models that the next request starts."""
+        async with (
+            aiohttp.ClientSession(timeout=_WAIT_TIMEOUT, connector=aiohttp.TCPConnector(limit=0)) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
+            while True:
+                wanted = self._frontends_at_zero()
+                for uid in self._long_polls.keys() - wanted.keys():
+                    self._long_polls.pop(uid).cancel()
+                for uid in wanted.keys() - self._long_polls.keys():
+                    self._long_polls[uid] = tasks.create_task(self._long_poll(session, *wanted[uid]))
+                    await asyncio.sleep(1 / _RATE)
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    def _frontends_at_zero(self) -> dict[str, Target]:
+        """Frontends of models that the next request starts, by uid. An unknown one is probed first: a long poll says
+        nothing for a while."""
+        found: dict[str, Target] = {}
+        for key in self._store.models():
+            model = self._store.model(key)
+            if model is None or not is_at_zero(model.body):
+                continue
+            pods = (each.body for each in self._store.of_model(key) if each.body["kind"] == "Pod")
+            for pod in pods:
+                if component(pod) == names.FRONTEND and serves_status(pod) and _uid(pod) in self.reports:
+                    found[_uid(pod)] = key, pod
+        return found
+
+    async def _long_poll(self, session: aiohttp.ClientSession, key: ModelKey, pod: Manifest) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            self._received(key, pod, await self._request(session, key, pod, wait=True))
+            # Frontends of version 0.1.0 answer at once, as do those that hold a request until the model is started.
+            await asyncio.sleep(max(0.0, began + self._seconds - clock()))
 
     def _urgent_first(self, targets: Sequence[Target]) -> Iterator[Target]:
         """All targets; in between, for at most half of the time, pods that have become urgent."""
@@ -118,29 +171,40 @@ class Prober:
 
     async def _probe(self, session: aiohttp.ClientSession, key: ModelKey, pod: Manifest) -> None:
         try:
-            uid = _uid(pod)
-            report = await self._request(session, pod)
-            if isinstance(report, Unreachable):
-                self._metrics.probes["unreachable"] += 1
-                self._failures[uid] = self._failures.get(uid, 0) + 1
-                if uid in self.reports and self._failures[uid] < _FAILURES:
-                    return
-            else:
-                self._metrics.probes["answered"] += 1
-                self._failures.pop(uid, None)
-            before = self.reports.get(uid)
-            self.reports[uid] = report
-            if before is None or _significant_fields(before) != _significant_fields(report):
-                self._on_change(key)
+            self._received(key, pod, await self._request(session, key, pod))
         finally:
             self._slots.release()
 
-    async def _request(self, session: aiohttp.ClientSession, pod: Manifest) -> Report | Unreachable:
+    def _received(self, key: ModelKey, pod: Manifest, report: Report | Unreachable) -> None:
+        uid = _uid(pod)
+        if isinstance(report, Unreachable):
+            self._metrics.probes["unreachable"] += 1
+            self._failures[uid] = self._failures.get(uid, 0) + 1
+            if uid in self.reports and self._failures[uid] < _FAILURES:
+                return
+        else:
+            self._metrics.probes["answered"] += 1
+            self._failures.pop(uid, None)
+        before = self.reports.get(uid)
+        self.reports[uid] = report
+        if before is None or _significant_fields(before) != _significant_fields(report):
+            waits = not isinstance(report, Unreachable) and bool(report.get("held"))
+            (self._on_request if waits else self._on_change)(key)
+
+    async def _request(
+        self, session: aiohttp.ClientSession, key: ModelKey, pod: Manifest, wait: bool = False
+    ) -> Report | Unreachable:
         address = self._address(pod)
         if address is None:
             return Unreachable("the pod has no address")
+        headers, parameters = {}, {WAIT_PARAMETER: str(_WAIT_SECONDS)} if wait else {}
+        model = self._store.model(key)
+        if model is not None and component(pod) == names.FRONTEND:
+            headers[SERVING_HEADER] = "true" if takes_requests(model.body) else "false"
         try:
-            async with session.get(f"{address}/status", allow_redirects=False) as response:
+            async with session.get(
+                f"{address}/status", params=parameters, headers=headers, allow_redirects=False
+            ) as response:
                 body = await response.content.read(_MAX_BODY + 1)
                 while len(body) <= _MAX_BODY and (part := await response.content.read(_MAX_BODY + 1)):
                     body += part
@@ -168,14 +232,16 @@ def _uid(pod: Manifest) -> str:
 
 
 def _significant_fields(report: Report | Unreachable) -> object:
-    """The report without the fields that change all the time and that the operator does not use."""
+    """The report without the fields that change all the time: what they mean for the number of replicas is looked at
+    from time to time. The first held request counts, as it may start the model."""
     if isinstance(report, Unreachable):
         return None
     replicas = report.get("replicas")
     if not isinstance(replicas, list):
         return report
     return {
-        **report,
+        **{name: value for name, value in report.items() if name not in _IGNORED_OF_FRONTENDS},
+        "held": bool(report.get("held")),
         "replicas": [
             {name: value for name, value in entry.items() if name not in _IGNORED_FIELDS}
             if isinstance(entry, dict)

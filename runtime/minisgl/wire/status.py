@@ -23,6 +23,14 @@ RENDEZVOUS_PORT: Final = 5552
 PLANS_PORT: Final = 5560
 """Step plans for rank 0 of the other pods' ranks: each of them listens on this port plus its rank."""
 
+SERVING_HEADER: Final = "x-minisgl-serving"
+"""Request header with which the operator tells a frontend whether its model shall serve: `true`, or `false` for one
+that is suspended or has no replicas and no autoscaling."""
+WAIT_PARAMETER: Final = "wait"
+"""Query parameter of a frontend's `/status`: seconds to wait for a held request before the answer."""
+MAX_WAIT_SECONDS: Final = 30.0
+"""Longest such wait."""
+
 EnginePhase = Literal["Waiting", "Rendezvous", "Loading", "Ready", "Restarting", "Draining", "Failed"]
 FailureReason = Literal["Killed", "OutOfMemory", "InvalidModel", "TensorDoesNotDivideHeads", "StartupTimeout", "Error"]
 FetchPhase = Literal["Resolving", "Downloading", "Done", "Failed"]

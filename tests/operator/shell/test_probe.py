@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from minisgl.wire.status import SERVING_HEADER, WAIT_PARAMETER
 from minisgl_operator.facts.observed import Unreachable
 from minisgl_operator.facts.pods import serves_status
 from minisgl_operator.shell.metrics import Metrics
@@ -45,9 +46,19 @@ class Pods:
         self.answer: Callable[[], web.StreamResponse] = lambda: web.json_response({"kind": "engine", "ready": True})
         self.asked = 0
         self.url = ""
+        self.waiting = 0
+        self.waited: list[str] = []
+        self.serving: list[str | None] = []
+        self.held = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
+        self.serving.append(request.headers.get(SERVING_HEADER))
+        if WAIT_PARAMETER in request.query:
+            self.waited.append(request.query[WAIT_PARAMETER])
+            self.waiting += 1
+            await self.held.wait()
+            self.waiting -= 1
         return self.answer()
 
 
@@ -222,3 +233,86 @@ def test_pod_addresses_of_both_ip_families() -> None:
     assert pod_address(one) == "http://[fd00::7]:8080"
     del one["status"]["podIP"]
     assert pod_address(one) is None
+
+
+def scaled_model(target: int | None = None, version: int = 1, **spec: Any) -> Any:
+    """A model; `target`: replicas that its autoscaler has decided on."""
+    if target is not None:
+        spec["autoscaling"] = {"minReplicas": 0, "maxReplicas": 2, "target": {"runningPerReplica": 4}}
+    return {
+        "apiVersion": "serving.minisgl.io/v1alpha1",
+        "kind": "InferenceModel",
+        "metadata": {"name": "m", "namespace": "ns", "uid": "uid-m", "resourceVersion": str(version)},
+        "spec": spec,
+        "status": {} if target is None else {"autoscaling": {"targetReplicas": target}},
+    }
+
+
+def frontend_report(held: int = 0) -> web.Response:
+    return web.json_response({"kind": "frontend", "replicas": [], "held": held, "idle_seconds": 1.5})
+
+
+async def test_a_frontend_of_a_model_at_zero_is_asked_once_until_a_request_comes() -> None:
+    store, pods = Store(), Pods()
+    store.put(scaled_model(target=0))
+    store.put(pod("m-frontend-1", "frontend"))
+    store.put(pod("m-r0-0"))
+    pods.answer = frontend_report
+    async with probing(pods, store) as (prober, woken):
+        await until(lambda: pods.waiting == 1)
+        asked = pods.asked
+        await until(lambda: pods.asked > asked + 5)
+        assert (pods.waiting, len(pods.waited)) == (1, 1), "other pods are asked meanwhile"
+        woken.clear()
+        pods.answer = lambda: frontend_report(held=1)
+        pods.held.set()
+        await until(lambda: woken)
+        assert prober.reports["uid-m-frontend-1"]["held"] == 1  # type: ignore[index]
+
+
+async def test_a_model_that_has_left_zero_is_probed_as_others_are() -> None:
+    store, pods = Store(), Pods()
+    store.put(scaled_model(target=0))
+    store.put(pod("m-frontend-1", "frontend"))
+    pods.answer = frontend_report
+    async with probing(pods, store):
+        await until(lambda: pods.waiting == 1)
+        asked = pods.asked
+        store.put(scaled_model(target=1, version=2))
+        await until(lambda: pods.asked > asked + 5)
+        assert len(pods.waited) == 1
+
+
+async def test_long_polls_that_are_answered_at_once_keep_the_pace_of_probes() -> None:
+    store, pods = Store(), Pods()
+    store.put(scaled_model(target=0))
+    store.put(pod("m-frontend-1", "frontend"))
+    pods.held.set()
+    pods.answer = frontend_report
+    async with probing(pods, store):
+        clock = asyncio.get_running_loop().time
+        await until(lambda: pods.waited)
+        began, count = clock(), len(pods.waited)
+        await until(lambda: len(pods.waited) >= count + 10)
+        assert clock() - began >= 9 * 0.02
+
+
+@pytest.mark.parametrize(("spec", "serving"), [({}, "true"), ({"suspend": True}, "false"), ({"replicas": 0}, "false")])
+async def test_frontends_hear_whether_their_model_takes_requests(spec: dict[str, Any], serving: str) -> None:
+    store, pods = Store(), Pods()
+    store.put(scaled_model(**spec))
+    store.put(pod("m-frontend-1", "frontend"))
+    pods.answer = frontend_report
+    async with probing(pods, store):
+        await until(lambda: pods.asked > 2)
+        assert set(pods.serving) == {serving}
+
+
+async def test_the_first_held_request_is_a_change_and_the_next_ones_are_none() -> None:
+    store, pods = Store(), Pods()
+    store.put(scaled_model())
+    store.put(pod("m-frontend-1", "frontend"))
+    pods.answer = lambda: frontend_report(held=pods.asked // 5)
+    async with probing(pods, store) as (_, woken):
+        await until(lambda: pods.asked > 20)
+        assert len(woken) == 2
