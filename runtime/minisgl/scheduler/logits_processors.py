@@ -15,7 +15,7 @@ def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntAr
 
     Empty when the row samples from the model's logits as they are and reports no log-probabilities: most rows do.
     """
-    params, slot, late = request.params, request.slot, request.constraint is not None
+    params, slot, late = request.params, request.slot, request.is_late
     assert slot is not None
     penalized = params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
     # The masks of a late row have its minimum length as well.

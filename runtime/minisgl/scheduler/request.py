@@ -69,10 +69,17 @@ class Request(msgspec.Struct, kw_only=True):
     """`Scheduler.now` at the first admission to a row."""
     slot: int | None = None
     constraint: Constraint | None = None
-    """Behind all tokens that are known. None: any token may be generated."""
+    """Behind all tokens that are known. None: any token may be generated, unless the request `awaits_grammar`."""
+    awaits_grammar: bool = False
+    """Its grammar is being compiled: all of its prompt but the last token may be computed."""
     cached: int | None = None
     """Prompt tokens that the first admission found in the cache; reported as usage."""
     preemptions: int = 0
+
+    @property
+    def is_late(self) -> bool:
+        """True when it has a constraint, or will have one."""
+        return self.constraint is not None or self.awaits_grammar
 
     @property
     def cacheable_tokens(self) -> IntArray:
@@ -189,7 +196,7 @@ class RequestTable:
         if request.preemptions:
             self._resumed.add(slot)
         self.num_in_use += 1
-        self.late[slot] = is_late = request.constraint is not None
+        self.late[slot] = is_late = request.is_late
         self.num_late += is_late
         self._may_end[list(request.stop_token_ids)] += 1
         return slot

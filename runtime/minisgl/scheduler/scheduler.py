@@ -49,6 +49,11 @@ BACKLOG_PATIENCE = 1.8
 every prompt that waits loses that time."""
 BACKLOG_STEPS = 5
 """Number of steps of the target's time, filled with waiting prompt tokens, from which on steps take longer."""
+COMPILE_PATIENCE = 0.002
+"""Seconds that a request waits for its grammar before its prompt is computed without it. Grammars that are known take
+less, and a prompt whose last token waits for its grammar takes one more step."""
+AHEAD_TOKENS = 512
+"""Least tokens of such a prompt: shorter ones are computed together with their last token, in about the same time."""
 RETRY_STEPS = 64
 """Steps after which a queue head that did not fit is tried again even if no page was released."""
 
@@ -97,7 +102,11 @@ class Scheduler:
         self._grammars = grammars
         self._vocabulary = Vocabulary(config.vocab_size, config.eos_token_ids)
         self._compiling: dict[bytes, tuple[Request, Future[Constraint]]] = {}
-        """Requests whose grammars are compiled; they are queued then."""
+        """Requests whose grammars are being compiled."""
+        self._held: dict[bytes, Request] = {}
+        """Those of them that are not queued yet."""
+        self._long: deque[Request] = deque()
+        """Requests that were held with long prompts, by arrival; they are queued when COMPILE_PATIENCE has passed."""
         self._notices = StepOutput.without_tokens([], [])
         """Failures and acceptances that clients are not told yet."""
         self._unfinished: dict[bytes, Request] = {}
@@ -124,12 +133,12 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests without a row."""
-        return len(self.queue) + len(self._compiling)
+        return len(self.queue) + len(self._held)
 
     @property
-    def num_compiling(self) -> int:
-        """Those of them whose grammars are being compiled."""
-        return len(self._compiling)
+    def num_held(self) -> int:
+        """Those of them that wait only until their grammars are compiled."""
+        return len(self._held)
 
     @property
     def num_late_rows(self) -> int:
@@ -142,7 +151,7 @@ class Scheduler:
         return self.table.has_free_row and not self.table.in_prefill and not len(self.queue)
 
     def submit(self, message: Submit, client: int = 0) -> bool:
-        """Queue a request, whose deadline is `remaining_ms` from now. False: its grammar is compiled first;
+        """Accept a request, whose deadline is `remaining_ms` from now. False: its grammar is being compiled;
         `StepOutput` reports the end of that. Raises RequestError."""
         if message.id in self._unfinished:
             raise RequestError("duplicate_request", "a request with this id is already running")
@@ -153,7 +162,12 @@ class Scheduler:
         if message.grammar:
             if self._grammars is None:
                 raise RequestError("grammar_unavailable", "this engine has no tokenizer files for grammars")
+            request.awaits_grammar = True
             self._compiling[request.id] = request, self._grammars.start(request, message, self._vocabulary)
+            self._held[request.id] = request
+            # Log-probabilities of a prompt would be output of a request that may still be refused.
+            if len(request.tokens) >= AHEAD_TOKENS and request.prompt_logprobs_from == request.prompt_length:
+                self._long.append(request)
         else:
             if message.is_constrained:
                 request.constraint = Constraint(message, self._vocabulary, None)
@@ -173,14 +187,13 @@ class Scheduler:
         request = self._unfinished.pop(request_id, None)
         if request is None:
             return False
-        if request.slot is None:
-            if (compiling := self._compiling.pop(request_id, None)) is not None:
-                # The threads are for requests that somebody waits for.
-                compiling[1].cancel()
-            else:
-                self.queue.remove(request_id)
-        else:
+        if (compiling := self._compiling.pop(request_id, None)) is not None:
+            # The threads are for requests that somebody waits for.
+            compiling[1].cancel()
+        if request.slot is not None:
             self.table.end(request.slot)
+        elif self._held.pop(request_id, None) is None:
+            self.queue.remove(request_id)
         return True
 
     def drop_client(self, client: int) -> None:
@@ -209,7 +222,8 @@ class Scheduler:
         for slot in self.table.settled():
             self._release(slot)
         if self._grammars is not None and self._grammars.finished:
-            self._queue_compiled(self._grammars)
+            self._take_compiled(self._grammars)
+        self._queue_long_prompts()
         if self._step % RETRY_STEPS == 0:
             self._blocked_head = None
         updates: list[IntArray] = []
@@ -352,8 +366,8 @@ class Scheduler:
         if self._compiling and self._grammars is not None:
             self._grammars.wait(seconds)
 
-    def _queue_compiled(self, grammars: GrammarThreads) -> None:
-        """Queue the requests whose grammars are compiled; others fail."""
+    def _take_compiled(self, grammars: GrammarThreads) -> None:
+        """Let requests continue whose grammars are compiled; others fail."""
         while grammars.finished:
             request, compiled = grammars.finished.popleft()
             expected = self._compiling.get(request.id)
@@ -363,12 +377,22 @@ class Scheduler:
             del self._compiling[request.id]
             if (error := compiled.exception()) is None:
                 request.constraint = compiled.result()
-                self.queue.push(request)
+                request.awaits_grammar = False
+                if self._held.pop(request.id, None) is not None:
+                    self.queue.push(request)
                 self._notices.accepted.append((request.client, request.id))
                 continue
-            del self._unfinished[request.id]
+            self.abort(request.id)
             code = error.code if isinstance(error, CodedError) else "grammar_failed"
             self._notices.failures.append(Failure(request.client, request.id, code, describe(error)))
+
+    def _queue_long_prompts(self) -> None:
+        """Queue requests whose prompts are computed while their grammars are compiled."""
+        while self._long and self.now - self._long[0].queued_at >= COMPILE_PATIENCE:
+            request = self._long.popleft()
+            # Otherwise it has ended, or its grammar is compiled.
+            if self._held.get(request.id) is request:
+                self.queue.push(self._held.pop(request.id))
 
     def _started(self, done: Completed) -> dict[int, tuple[float, float]]:
         """`StepOutput.started` of the rows with first tokens."""
@@ -463,7 +487,9 @@ class Scheduler:
         table, slot = self.table, request.slot
         assert slot is not None
         start = int(table.computed[slot])
-        length = budget.grant(start, int(table.prefill_end[slot]) - start)
+        # The step of the last token samples the next one, for which the grammar is needed.
+        wanted = int(table.prefill_end[slot]) - start - request.awaits_grammar
+        length = budget.grant(start, wanted) if wanted else 0
         if not length:
             return
         sample = table.launch_prefill(slot, length)

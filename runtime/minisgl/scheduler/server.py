@@ -87,7 +87,7 @@ def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
         reported[name] = tuple(reported[name])
     return Status(
         waiting=scheduler.num_waiting,
-        deferred=scheduler.num_compiling,
+        deferred=scheduler.num_held,
         running=scheduler.table.num_in_use,
         used_pages=scheduler.config.num_pages - scheduler.pages.available,
         num_pages=scheduler.config.num_pages,

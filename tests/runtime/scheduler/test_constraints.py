@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minisgl.scheduler import scheduler
 from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, consume_tokens, fill_masks
+from minisgl.scheduler.scheduler import COMPILE_PATIENCE
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit, Thinking
 from support.constrained import ToyGrammar, ToyGrammars, ToyMatcher, allowed_tokens, eos_ends
@@ -169,7 +171,7 @@ def test_a_request_is_admitted_only_when_its_grammar_is_compiled(overlap: bool) 
     for _ in range(5):
         harness.step()
     assert len(running.tokens) >= 4 and not any(answer.tokens for answer in waiting)
-    assert harness.scheduler.num_waiting == harness.scheduler.num_compiling == 3
+    assert harness.scheduler.num_waiting == harness.scheduler.num_held == 3
     with pytest.raises(RequestError) as refused:
         harness.submit([1], 2)
     assert refused.value.code == "queue_full"
@@ -179,9 +181,98 @@ def test_a_request_is_admitted_only_when_its_grammar_is_compiled(overlap: bool) 
     harness.grammars.compile(1)
     harness.step()
     assert [answer.is_compiled for answer in waiting].count(True) == 1
-    assert harness.scheduler.num_compiling == 2
+    assert harness.scheduler.num_held == 2
     harness.run()
     assert all(answer.tokens == answer.expected() for answer in (running, *waiting))
+    harness.check_idle()
+
+
+@pytest.fixture
+def short_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 8 tokens are computed while their grammars are compiled."""
+    monkeypatch.setattr(scheduler, "AHEAD_TOKENS", 8)
+
+
+PROMPT = list(range(20, 40))
+
+
+@OVERLAP
+@pytest.mark.usefixtures("short_is_long")
+def test_a_long_prompt_is_computed_while_its_grammar_is_compiled(overlap: bool) -> None:
+    harness = Harness(overlap=overlap, budget=16)
+    running = harness.submit([1, 2, 3], 40, ignore_eos=True)
+    harness.step()
+    long = harness.submit(PROMPT, 6, grammar=GRAMMAR.text)
+    short = harness.submit(PROMPT[:7], 6, grammar=GRAMMAR.text)
+    scored = harness.submit(PROMPT[1:], 6, grammar=GRAMMAR.text, prompt_logprobs=0)
+    harness.step()
+    assert harness.scheduler.num_held == 3
+    harness.scheduler.now += COMPILE_PATIENCE
+    for _ in range(5):
+        harness.step()
+    assert harness.scheduler.num_held == 2
+    assert harness.scheduler.counters.prefill_tokens == 3 + len(PROMPT) - 1
+    waiting = (long, short, scored)
+    assert not any(answer.is_compiled or answer.tokens or answer.prompt_scores for answer in waiting)
+    assert len(running.tokens) > 5
+    harness.run()
+    assert all(answer.is_compiled for answer in waiting)
+    assert all(answer.tokens == answer.expected() for answer in (running, *waiting))
+    harness.check_idle()
+
+
+@OVERLAP
+@pytest.mark.usefixtures("short_is_long")
+def test_a_known_grammar_costs_a_long_prompt_no_step(overlap: bool) -> None:
+    harness = Harness(overlap=overlap, budget=16)
+    long = harness.submit(PROMPT, 1, grammar=GRAMMAR.text)
+    harness.grammars.compile(1)
+    harness.scheduler.now += COMPILE_PATIENCE
+    harness.run()
+    assert harness.scheduler.counters.steps == 2
+    assert long.tokens == long.expected()
+
+
+@OVERLAP
+@pytest.mark.usefixtures("short_is_long")
+def test_a_grammar_that_does_not_compile_fails_a_request_whose_prompt_is_computed(overlap: bool) -> None:
+    harness = Harness(overlap=overlap)
+    running = harness.submit([1, 2, 3], 40, ignore_eos=True)
+    failing = [
+        harness.submit([number, *PROMPT], 6, grammar=ToyGrammar(factor=1, length=1, least=0, valid=False).text)
+        for number in range(2)
+    ]
+    harness.scheduler.now += COMPILE_PATIENCE
+    for _ in range(5):
+        harness.step()
+    assert harness.scheduler.table.num_in_use == 3
+    harness.run()
+    for answer in failing:
+        assert answer.failure is not None and answer.failure.code == "invalid_grammar"
+        assert not answer.is_compiled and not answer.tokens
+    assert running.tokens == running.expected()
+    harness.check_idle()
+
+
+@OVERLAP
+@pytest.mark.usefixtures("short_is_long")
+def test_requests_end_after_their_prompts_and_before_their_grammars(overlap: bool) -> None:
+    harness = Harness(overlap=overlap, rows=2)
+    running = harness.submit([1, 2, 3], 40, ignore_eos=True)
+    in_row, queued, expired = (
+        harness.submit([number, *PROMPT], 6, grammar=GRAMMAR.text, remaining_ms=seconds * 1000)
+        for number, seconds in enumerate((0, 0, 1))
+    )
+    harness.scheduler.now += COMPILE_PATIENCE
+    for _ in range(5):
+        harness.step()
+    assert harness.scheduler.table.num_in_use == 2 and harness.scheduler.num_waiting == 2
+    assert harness.abort(in_row) and harness.abort(queued)
+    harness.scheduler.now += 1
+    assert [failure.id for failure in harness.scheduler.expire()] == [expired.submit.id]
+    harness.run()
+    assert not any(answer.tokens or answer.is_compiled for answer in (in_row, queued, expired))
+    assert running.tokens == running.expected()
     harness.check_idle()
 
 
