@@ -214,7 +214,7 @@ class Facts:
 
     @cached_property
     def unused_are_obsolete(self) -> bool:
-        return unused_are_obsolete(self.replicas)
+        return unused_are_obsolete(self.replicas, self.observed)
 
     @cached_property
     def ending_fetch_pod(self) -> Manifest | None:
