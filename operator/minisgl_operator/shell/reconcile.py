@@ -99,7 +99,12 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
             if not complete or facts.wanted != wanted:
                 due.append(0.0)
         status = derive_status(facts, previous)
-        due += [seconds_until_fetch(facts), facts.gang.seconds_until_change, facts.seconds_until_scaling]
+        due += [
+            seconds_until_fetch(facts),
+            facts.gang.seconds_until_change,
+            facts.seconds_until_scaling,
+            facts.seconds_until_retry,
+        ]
         if facts.conflicts:
             due.append(_RECHECK_CONFLICTS_SECONDS)
     terminating = any(each.reason == Reason.NAMESPACE_TERMINATING.value for each in observed.rejections)
