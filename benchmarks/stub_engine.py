@@ -23,6 +23,9 @@ class StubEngine:
         self.stats.decode_tokens += len(plan.decode_slots)
         return plan
 
+    def waits_for_masks(self, handle: StepPlan) -> bool:
+        return True
+
     def mask_memory(self, rows: int) -> IntArray:
         return np.empty((rows, -(-self.limits.vocab_size // 32)), np.int32)
 

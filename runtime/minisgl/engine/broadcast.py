@@ -64,6 +64,9 @@ class TensorParallelEngine:
         self._broadcast.send(plan.encode())
         return self._engine.launch(plan)
 
+    def waits_for_masks(self, handle: Any) -> bool:
+        return self._engine.waits_for_masks(handle)
+
     def mask_memory(self, rows: int) -> IntArray:
         return self._engine.mask_memory(rows)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,9 +22,9 @@ from minisgl.wire.plan import IntArray, StepPlan, StepResult
 class _Launched:
     """A launched step."""
 
-    step: int
-    outcome: Future[StepResult | PlainSample]
-    """Its result; a late step that waits for masks has only a plain sample."""
+    masks: Future[IntArray] = field(default_factory=Future)
+    """Masks for which a late step waits."""
+    result: Future[StepResult] = field(default_factory=Future)
 
 
 class CpuEngine:
@@ -40,44 +41,45 @@ class CpuEngine:
         self._compare_ranks = audit and parallel.size > 1
         self._guard = StepGuard()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="minisgl-forward")
+        self._launched: deque[_Launched] = deque(maxlen=2)
 
     def launch(self, plan: StepPlan) -> _Launched:
         with self._guard.step():
             self.stats.count(plan)
-            return _Launched(plan.step, self._worker.submit(self._run, plan))
+            launched = _Launched()
+            launched.result = self._worker.submit(self._run, plan, launched.masks)
+            self._launched.append(launched)
+            return launched
+
+    def waits_for_masks(self, handle: _Launched) -> bool:
+        return True
 
     def mask_memory(self, rows: int) -> IntArray:
         return np.empty((rows, -(-self.limits.vocab_size // 32)), np.int32)
 
     def sample(self, handle: _Launched, masks: IntArray) -> None:
         with self._guard.step():
-            handle.outcome = self._worker.submit(self._sample_late, handle.step, handle.outcome, masks)
+            handle.masks.set_result(masks)
 
     def collect(self, handle: _Launched) -> StepResult:
-        result = handle.outcome.result()
-        assert isinstance(result, StepResult), "a late step is collected before it is sampled"
-        return result
+        return handle.result.result()
 
     def close(self) -> None:
+        for launched in self._launched:
+            launched.masks.cancel()
         self._worker.shutdown(wait=True)
         self._parallel.close()
         # Free weights and pool even if a reference to this engine remains.
         del self.runner
 
-    def _run(self, plan: StepPlan) -> StepResult | PlainSample:
+    def _run(self, plan: StepPlan, masks: Future[IntArray]) -> StepResult:
         with self._guard.step(), torch.inference_mode():
             packed = PackedStep(plan, self.runner.tables)
             plain = self.runner.run_model(plan, packed, packed.view(packed.on_host()))
-            late = plain.is_late and self._parallel.rank == 0
-            return plain if late else self._finish(plan.step, plain)
-
-    def _sample_late(self, step: int, outcome: Future[StepResult | PlainSample], masks: IntArray) -> StepResult:
-        # Raises the error of the step, if it failed.
-        plain = outcome.result()
-        with self._guard.step(), torch.inference_mode():
-            assert isinstance(plain, PlainSample), "only late steps are sampled later"
-            self.runner.tables.device_processors.set_bitmasks(plain.step.late_slots, torch.from_numpy(masks))
-            return self._finish(step, plain)
+            if plain.is_late and self._parallel.rank == 0:
+                bitmasks = torch.from_numpy(masks.result())
+                self.runner.tables.device_processors.set_bitmasks(plain.step.late_slots, bitmasks)
+            return self._finish(plan.step, plain)
 
     def _finish(self, step: int, plain: PlainSample) -> StepResult:
         tokens, *reports = self.runner.resample(plain)

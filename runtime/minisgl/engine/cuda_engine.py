@@ -14,6 +14,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.audit import check_hashes, gather_hashes
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.graph_sizes import StepSize
+from minisgl.engine.host_signal import HostSignal
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.logits_processors import StepProcessors
 from minisgl.engine.runner import PlainSample, Runner, StepTensors
@@ -36,7 +37,9 @@ class _Staging:
         self.step = -1
         """Number of the step that is not collected yet; −1: free."""
         self.unsampled: tuple[StepGraph | None, PlainSample] | None = None
-        """The step while it is late, with its graph."""
+        """The step while it is late, with its graph, unless its sampling is queued."""
+        self.queued: _QueuedMasks | None = None
+        """Masks for which its sampling waits."""
         self._input = torch.empty(capacity, dtype=torch.int32, pin_memory=True)
         self._tokens = torch.empty(max_running, dtype=torch.int32, pin_memory=True)
         self._hashes = torch.empty(ranks, dtype=torch.int64, pin_memory=True)
@@ -68,7 +71,7 @@ class _Staging:
 
     def wait(self) -> tuple[StepResult, list[int]]:
         """Wait for the copies; the result and the hashes. The copy of the inputs is complete as well afterwards."""
-        assert self.unsampled is None, "a late step is collected before it is sampled"
+        assert self.unsampled is None and self.queued is None, "a late step is collected before it is sampled"
         self._done.synchronize()
         tokens = self._tokens[: self._sampled].numpy().copy()
         step, self.step = self.step, -1
@@ -91,6 +94,16 @@ class _MaskViews(NamedTuple):
     device_masks: torch.Tensor
 
 
+class _QueuedMasks(NamedTuple):
+    """Masks whose copy to the device waits for the host."""
+
+    views: _MaskViews
+    slots: IntArray
+    """Late rows of the step."""
+    number: int
+    """See `HostSignal.wait`."""
+
+
 class _Masks:
     """Memory for the masks of a late step, of which there is one at a time. They go to the device while the model of
     that step runs, on a stream of their own: steps that read earlier masks are all collected by then."""
@@ -103,6 +116,12 @@ class _Masks:
         self._views: dict[int, _MaskViews] = {}
         self._stream = torch.cuda.Stream()
         self._stored = torch.cuda.Event()
+        self._signal = HostSignal()
+
+    @property
+    def can_queue(self) -> bool:
+        """Whether `queue` may be called."""
+        return self._signal.is_supported
 
     def memory(self, rows: int) -> IntArray:
         """Pinned memory [rows, words]."""
@@ -113,10 +132,34 @@ class _Masks:
         views = self._of(len(slots))
         views.slots[:] = slots
         with torch.cuda.stream(self._stream):
-            views.on_device.copy_(views.pinned, non_blocking=True)
-            tables.set_bitmasks(views.device_slots, views.device_masks)
-            self._stored.record()
+            self._copy(views, tables)
         self._stored.wait()
+
+    def queue(self, tables: ProcessorTables, slots: IntArray) -> _QueuedMasks:
+        """The same for masks that are not filled yet: later work of the current stream waits for `release`."""
+        views = self._of(len(slots))
+        with torch.cuda.stream(self._stream):
+            number = self._signal.wait()
+            self._copy(views, tables)
+        self._stored.wait()
+        return _QueuedMasks(views, slots, number)
+
+    def release(self, queued: _QueuedMasks, masks: IntArray) -> None:
+        """Let the device use these masks; steps before that of the masks are collected."""
+        # Not in `queue`, when the copy of the masks before may not have run.
+        queued.views.slots[:] = queued.slots
+        if masks is not queued.views.masks:
+            queued.views.masks[:] = masks
+        self._signal.reach(queued.number)
+
+    def release_all(self) -> None:
+        """End all waits, whatever the masks are."""
+        self._signal.reach(self._signal.newest)
+
+    def _copy(self, views: _MaskViews, tables: ProcessorTables) -> None:
+        views.on_device.copy_(views.pinned, non_blocking=True)
+        tables.set_bitmasks(views.device_slots, views.device_masks)
+        self._stored.record()
 
     def _of(self, rows: int) -> _MaskViews:
         if (views := self._views.get(rows)) is not None:
@@ -191,10 +234,18 @@ class CudaEngine:
         with self._guard.step(), torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._launch(plan)
 
+    def waits_for_masks(self, handle: _Staging) -> bool:
+        return handle.queued is not None
+
     def mask_memory(self, rows: int) -> IntArray:
         return self._masks.memory(rows)
 
     def sample(self, handle: _Staging, masks: IntArray) -> None:
+        if (queued := handle.queued) is not None:
+            with self._guard.step():
+                handle.queued = None
+                self._masks.release(queued, masks)
+            return
         with self._guard.step(), torch.inference_mode(), torch.cuda.stream(self._stream):
             assert handle.unsampled is not None, "only late steps are sampled later"
             graph, plain = handle.unsampled
@@ -214,6 +265,7 @@ class CudaEngine:
             return result
 
     def close(self) -> None:
+        self._masks.release_all()
         self._stream.synchronize()
         self._sampling.clear()
         self._graphs.clear()
@@ -239,10 +291,21 @@ class CudaEngine:
         else:
             plain = self._replay(plan, graph, packed, buffer)
         if plain.is_late and self._parallel.rank == 0:
-            staging.unsampled = graph, plain
-        else:
-            self._finish(staging, graph, plain)
+            if not self._may_queue(graph, plain):
+                staging.unsampled = graph, plain
+                return staging
+            processors = plain.packed.processors
+            staging.queued = self._masks.queue(self.runner.tables.device_processors, processors.late_slots)
+        self._finish(staging, graph, plain)
         return staging
+
+    def _may_queue(self, graph: StepGraph | None, plain: PlainSample) -> bool:
+        """Whether the sampling of a late step is queued before its masks are filled. Nothing that is launched behind
+        the wait may wait for the device: graphs do not, but the memory of reports may have to be allocated."""
+        processors = plain.packed.processors
+        if graph is None or len(processors.reported) or not self._masks.can_queue:
+            return False
+        return self._sampling.find(graph, processors) is not None
 
     def _replay(self, plan: StepPlan, graph: StepGraph, packed: PackedStep, buffer: torch.Tensor) -> PlainSample:
         runner, step = self.runner, packed.view(buffer)

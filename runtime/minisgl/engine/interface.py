@@ -66,8 +66,8 @@ class Engine(Protocol):
     failed step, `launch`, `sample` and `collect` raise EngineError `engine_failed`.
 
     A step is late if it samples rows that joined as late ones (`RowLogitsProcessors.late`). Its model runs at once, but
-    sampling of rows with filters, processors or masks waits for masks: rank 0 gets them by `sample`, before the next
-    launch, and the other ranks get its tokens. Neighbours of late rows have the tokens that they have alone."""
+    sampling of rows with filters, processors or masks waits for masks: rank 0 gets them by `sample`, and the other
+    ranks get its tokens. Neighbours of late rows have the tokens that they have alone."""
 
     @property
     def limits(self) -> EngineLimits: ...
@@ -79,14 +79,20 @@ class Engine(Protocol):
         """Start the step and return a handle, without waiting for the device."""
         ...
 
+    def waits_for_masks(self, handle: Any) -> bool:
+        """Whether the sampling of a late step is queued already, behind a wait for its masks. Then `sample` may come
+        after the next launch and from another thread, as long as that launch does not wait for it."""
+        ...
+
     def mask_memory(self, rows: int) -> IntArray:
         """Memory int32 [rows, ⌈vocab / 32⌉] for the masks of a late step, which belongs to the caller until `sample`.
-        Call it when all steps before that step are collected."""
+        Call it when all steps before that step are collected, and before the next launch."""
         ...
 
     def sample(self, handle: Any, masks: IntArray) -> None:
-        """Sample the rows of a late step, without waiting for the device. `masks` int32 [L, ⌈vocab / 32⌉]: the allowed
-        tokens of its L late rows in the order of the plan's sampled rows, the lowest bit first."""
+        """Sample the rows of a late step, without waiting for the device. Call it before the next launch, unless
+        `waits_for_masks`, and when all steps before that step are collected. `masks` int32 [L, ⌈vocab / 32⌉]: the
+        allowed tokens of its L late rows in the order of the plan's sampled rows, the lowest bit first."""
         ...
 
     def collect(self, handle: Any) -> StepResult:

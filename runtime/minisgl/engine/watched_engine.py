@@ -26,10 +26,17 @@ class WatchedEngine:
         self.busy_since = None
         return handle
 
+    def waits_for_masks(self, handle: Any) -> bool:
+        return self._engine.waits_for_masks(handle)
+
     def mask_memory(self, rows: int) -> IntArray:
         return self._engine.mask_memory(rows)
 
     def sample(self, handle: Any, masks: IntArray) -> None:
+        if self._engine.waits_for_masks(handle):
+            # Another thread may call it, during a launch. There is nothing that could hang.
+            self._engine.sample(handle, masks)
+            return
         self.busy_since = time.monotonic()
         self._engine.sample(handle, masks)
         self.busy_since = None

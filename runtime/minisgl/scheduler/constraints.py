@@ -7,7 +7,7 @@ token before.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -143,6 +143,14 @@ class Constraint:
         elif self._ignores_eos and self.follows_grammar:
             _remove(mask, vocabulary.eos)
         return bool(mask.any())
+
+
+class LateRows(NamedTuple):
+    """Rows of one step that need masks."""
+
+    ids: Sequence[bytes]
+    constraints: Sequence[Constraint | None]
+    """None: the request has ended."""
 
 
 def consume_tokens(

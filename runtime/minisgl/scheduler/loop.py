@@ -10,9 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from minisgl.engine.interface import Engine
+from minisgl.scheduler.constraints import ConstraintError, LateRows
+from minisgl.scheduler.mask_thread import MaskThread
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.scheduler.step_times import StepWork
+from minisgl.wire.plan import IntArray, StepPlan
 
 _WAITED: Final = 100e-6
 """Shortest time in `collect` that was spent waiting for the device, in seconds."""
@@ -23,6 +26,8 @@ _LAUNCH_AHEAD_SHARE: Final = 0.15
 """A step is launched this long, or this share of the running step, before the running one is expected to end."""
 _COMPILE_WAIT: Final = 1e-3
 """Longest wait for a grammar while there is nothing else to do, in seconds."""
+_FEW_MASKS: Final = 4
+"""Masks that take less time than waking a thread for them."""
 _DISTRUST_STEPS: Final = 32
 """Steps that are launched at once after the device had to wait for a launch: their times are measured anew."""
 
@@ -42,6 +47,17 @@ class _Launched(msgspec.Struct, frozen=True):
         return self.launched - self.began > _LONG_LAUNCH
 
 
+class _Filling(msgspec.Struct):
+    """Masks of the oldest step that is not collected, while another thread fills them."""
+
+    step: _Launched
+    rows: LateRows
+    masks: IntArray
+    is_queued: bool
+    """The thread also calls `Engine.sample`, for which the device waits."""
+    errors: dict[int, ConstraintError] = {}
+
+
 class StepLoop:
     """Launches plans and completes results, in order.
 
@@ -49,7 +65,8 @@ class StepLoop:
     launched before the result of step n is read, so that planning and bookkeeping hide behind the device.
 
     Rows with a constraint need the tokens of step n for their masks in step n + 1. Their model runs meanwhile; once the
-    result of step n is complete, step n + 1 is sampled, before step n + 2 is launched."""
+    result of step n is complete, a thread fills the masks with which step n + 1 is sampled. Where the sampling is
+    queued already and the device waits for the masks, step n + 2 is planned and launched at the same time."""
 
     def __init__(self, scheduler: Scheduler, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds; it measures steps."""
@@ -63,6 +80,8 @@ class StepLoop:
         self._ended_unseen = False
         """It was an earlier time."""
         self._distrust = 0
+        self._thread = MaskThread()
+        self._filling: _Filling | None = None
 
     def spare_ms(self) -> int:
         """Whole milliseconds for which the next launch can wait without making the device wait. A request that arrives
@@ -83,31 +102,60 @@ class StepLoop:
         nothing else to tell clients."""
         plan = self.scheduler.plan()
         if plan is not None:
+            if self._filling is not None and not self._overlaps(self._filling, plan):
+                self._finish_filling(self._filling)
             began = self._clock()
             handle = self.engine.launch(plan)
             work = StepWork.of(plan, self.scheduler.config.step_graphs)
             self._pending.append(_Launched(handle, work, began, self._clock(), self.scheduler.num_late_rows))
             if len(self._pending) == 1:
-                self._sample_late(self._pending[0])
+                self._fill_masks(self._pending[0])
         if not self._pending:
             self.scheduler.wait_for_grammars(_COMPILE_WAIT)
         if not self._pending or (plan is not None and len(self._pending) <= self._ahead):
             return self.scheduler.take_notices()
+        if self._filling is not None:
+            self._finish_filling(self._filling)
         step = self._pending.popleft()
         called = self._clock()
         result = self.engine.collect(step.handle)
         self._measure(step, called, self._clock())
         output = self.scheduler.complete(result)
         if self._pending:
-            self._sample_late(self._pending[0])
+            self._fill_masks(self._pending[0])
         return output
 
-    def _sample_late(self, step: _Launched) -> None:
-        """Sample the newest step if it has late rows, when all earlier results are complete."""
-        if step.late_rows:
-            masks = self.engine.mask_memory(step.late_rows)
-            self.scheduler.fill_masks(masks)
+    def _fill_masks(self, step: _Launched) -> None:
+        """Begin to fill the masks of the newest step if it has late rows, when all earlier results are complete."""
+        if not step.late_rows:
+            return
+        rows, masks = self.scheduler.late_rows(), self.engine.mask_memory(step.late_rows)
+        if step.late_rows <= _FEW_MASKS:
+            self.scheduler.fail_late(rows, self.scheduler.fill_masks(rows, masks))
             self.engine.sample(step.handle, masks)
+            return
+        self._filling = filling = _Filling(step, rows, masks, self.engine.waits_for_masks(step.handle))
+
+        def fill() -> None:
+            filling.errors = self.scheduler.fill_masks(filling.rows, filling.masks)
+            if filling.is_queued:
+                self.engine.sample(filling.step.handle, filling.masks)
+
+        self._thread.start(fill)
+
+    @staticmethod
+    def _overlaps(filling: _Filling, plan: StepPlan) -> bool:
+        """Whether a step may be launched while masks of the step before are filled. Steps with prompts may allocate
+        memory or load kernels, which waits for the device, and the device waits for the masks."""
+        return filling.is_queued and not len(plan.prefill_slots)
+
+    def _finish_filling(self, filling: _Filling) -> None:
+        """Wait for the masks, and sample their step unless the thread has done so."""
+        self._filling = None
+        self._thread.join()
+        self.scheduler.fail_late(filling.rows, filling.errors)
+        if not filling.is_queued:
+            self.engine.sample(filling.step.handle, filling.masks)
 
     def _measure(self, step: _Launched, called: float, returned: float) -> None:
         """Measure a step that was collected between these times.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from minisgl.config import SchedulerConfig
 from minisgl.errors import CodedError, describe
 from minisgl.scheduler.compiling import GrammarThreads
-from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, consume_tokens, fill_masks
+from minisgl.scheduler.constraints import Constraint, ConstraintError, LateRows, Vocabulary, consume_tokens, fill_masks
 from minisgl.scheduler.logits_processors import encode_logits_processors
 from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
 from minisgl.scheduler.pages import NO_PAGES
@@ -142,7 +143,7 @@ class Scheduler:
 
     @property
     def num_late_rows(self) -> int:
-        """Rows of the newest launched step that need masks: `fill_masks` writes them."""
+        """Rows of the newest launched step that need masks."""
         return len(self._launched[-1].late)
 
     @property
@@ -337,17 +338,25 @@ class Scheduler:
             done.finish[rows[index]] = ERROR if index in errors else STOP
         self._constraint_errors.update((slots[index], error) for index, error in errors.items())
 
-    def fill_masks(self, masks: IntArray) -> None:
-        """Write the masks [L, words] of the newest launched step, once the results of all earlier ones are complete. A
-        request without an allowed token ends with an error; rows that have ended may sample any token."""
+    def late_rows(self) -> LateRows:
+        """Late rows of the newest launched step, once the results of all earlier ones are complete."""
         slots = self._launched[-1].late.tolist()
-        constraints = [self.table.constraint(slot) for slot in slots]
-        errors = fill_masks(constraints, masks, self._vocabulary, self._ready_grammars)
+        requests = [self.table.request(slot) for slot in slots]
+        return LateRows([request.id for request in requests], [self.table.constraint(slot) for slot in slots])
+
+    def fill_masks(self, rows: LateRows, masks: IntArray) -> dict[int, ConstraintError]:
+        """Write the masks [L, words] of late rows; rows that have ended may sample any token. Returns errors by row,
+        for `fail_late`. Another thread may call it until the step of the rows is completed."""
+        return fill_masks(rows.constraints, masks, self._vocabulary, self._ready_grammars)
+
+    def fail_late(self, rows: LateRows, errors: Mapping[int, ConstraintError]) -> None:
+        """End the requests whose masks failed, unless they have ended. Call it before their step is completed."""
         for row, error in errors.items():
-            request = self.table.request(slots[row])
-            self.abort(request.id)
-            self.counters.finished += 1
-            self._notices.failures.append(Failure(request.client, request.id, error.code, error.message))
+            request = self._unfinished.get(rows.ids[row])
+            if request is not None:
+                self.abort(request.id)
+                self.counters.finished += 1
+                self._notices.failures.append(Failure(request.client, request.id, error.code, error.message))
 
     @property
     def _ready_grammars(self) -> Grammars | None:

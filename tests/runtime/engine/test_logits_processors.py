@@ -181,6 +181,9 @@ class _Pair:
     def launch(self, plan: StepPlan) -> list[Any]:
         return [rank.launch(StepPlan.decode(plan.encode())) for rank in self._ranks]
 
+    def waits_for_masks(self, handle: list[Any]) -> bool:
+        return self._ranks[0].waits_for_masks(handle[0])
+
     def mask_memory(self, rows: int) -> IntArray:
         return self._ranks[0].mask_memory(rows)
 

@@ -53,6 +53,9 @@ class HangingEngine:
         self._deserted |= self._is_due("desert")
         return plan.step if self._deserted else self._engine.launch(plan)
 
+    def waits_for_masks(self, handle: Any) -> bool:
+        return self._engine.waits_for_masks(handle)
+
     def mask_memory(self, rows: int) -> IntArray:
         return self._engine.mask_memory(rows)
 

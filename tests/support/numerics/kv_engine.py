@@ -98,23 +98,35 @@ class KvEngine:
         self._queue: deque[StepPlan] = deque()
         self._masks: dict[int, IntArray] = {}
         """Masks of late steps."""
+        self._late: dict[int, list[int]] = {}
+        """Slots of the late rows of steps that are not collected."""
+        self.queues_sampling = True
+        """Sampling waits for masks behind a step, so that the next one can be launched before."""
         self.late_rows = 0
 
     def launch(self, plan: StepPlan) -> StepPlan:
         assert len(self._queue) < 2, "at most two launched plans are not collected yet"
-        assert not self._queue or self._is_sampled(self._queue[-1]), "a step is launched behind one that is not sampled"
+        if self._queue and not self.queues_sampling:
+            assert self._is_sampled(self._queue[-1]), "a step is launched behind one that is not sampled"
         decoded = StepPlan.decode(plan.encode())
         self.log.append(("launch", plan.step))
         self._queue.append(decoded)
+        if late := self._late_rows(decoded):
+            self._late[plan.step] = late
         return decoded
+
+    def waits_for_masks(self, handle: StepPlan) -> bool:
+        assert handle.step in self._late
+        return self.queues_sampling
 
     def mask_memory(self, rows: int) -> IntArray:
         return np.full((rows, -(-self.limits.vocab_size // 32)), 0x5A5A5A5A, np.int32)
 
     def sample(self, handle: StepPlan, masks: IntArray) -> None:
-        assert self._queue[-1] is handle and handle.step not in self._masks
-        late = self._late_rows(handle)
-        assert late and masks.shape == (len(late), -(-self.limits.vocab_size // 32))
+        assert self._queue[0] is handle, "a step is sampled before the steps before it are collected"
+        assert handle.step not in self._masks, "a step is sampled twice"
+        late = self._late[handle.step]
+        assert masks.shape == (len(late), -(-self.limits.vocab_size // 32))
         self.log.append(("sample", handle.step))
         self._masks[handle.step] = masks.copy()
         self.late_rows += len(late)
@@ -161,7 +173,7 @@ class KvEngine:
         return [slot for slot in plan.sampled_slots.tolist() if late.get(slot)]
 
     def _is_sampled(self, plan: StepPlan) -> bool:
-        return plan.step in self._masks or not self._late_rows(plan)
+        return plan.step in self._masks or plan.step not in self._late
 
     def _execute(self, plan: StepPlan) -> np.ndarray:
         for slot in plan.new_rows[0].tolist():
@@ -175,6 +187,7 @@ class KvEngine:
 
         self._check_prefixes(plan)
         late = [slot for slot in plan.sampled_slots.tolist() if slot in self.processors and self.processors[slot].late]
+        assert late == self._late.pop(plan.step, [])
         masks = dict(zip(late, self._masks.pop(plan.step, []), strict=True))
 
         tokens: list[int] = []

@@ -111,6 +111,9 @@ class _Audited:
             self._free[plan.step] = np.flatnonzero(self._scheduler.pages.pool.owner == Owner.FREE).astype(np.int32)
         return self._engine.launch(plan)
 
+    def waits_for_masks(self, handle: Any) -> bool:
+        return self._engine.waits_for_masks(handle)
+
     def mask_memory(self, rows: int) -> IntArray:
         return self._engine.mask_memory(rows)
 

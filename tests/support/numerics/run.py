@@ -100,6 +100,9 @@ class Observer:
         self._note(plan)
         return self._engine.launch(plan)
 
+    def waits_for_masks(self, handle: Any) -> bool:
+        return self._engine.waits_for_masks(handle)
+
     def mask_memory(self, rows: int) -> IntArray:
         return self._engine.mask_memory(rows)
 
@@ -289,6 +292,9 @@ class _NoModel:
 
     def launch(self, plan: StepPlan) -> StepPlan:
         return plan
+
+    def waits_for_masks(self, handle: StepPlan) -> bool:
+        raise AssertionError("the requests have no constraints")
 
     def mask_memory(self, rows: int) -> IntArray:
         raise AssertionError("the requests have no constraints")
