@@ -37,6 +37,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         Seconds,
         option("maximum time of a step, and of a running request without progress", default="{:g} seconds"),
     ] = msgspec.field(default=60.0, name="stall_timeout")
+    continues: Annotated[
+        bool,
+        option("continue an answer with output when its engine is lost", default="off, answers are continued"),
+    ] = msgspec.field(default=True, name="continue")
     body_seconds: float = 30.0
     """Longest time from the headers of a request to the end of its body."""
     send_seconds: float = 30.0

@@ -27,6 +27,7 @@ _STATUS: Final = {
     "queue_full": 429,
     "engine_unavailable": 503,
     "unsupported_by_engine": 503,
+    "model_changed": 503,
     "engine_stalled": 503,
     "client_dropped": 503,
     "wire_version": 503,

@@ -28,6 +28,7 @@ from minisgl.wire.text import (
     TEXT_WIRE_VERSION,
     Accepted,
     Cancel,
+    Continued,
     Decoded,
     Described,
     Encoded,
@@ -44,7 +45,7 @@ from minisgl.wire.text import (
 
 logger = logging.getLogger(__name__)
 
-_OtherThanTexts: TypeAlias = WorkerState | Accepted | TextFailed | Reply | Flushed
+_OtherThanTexts: TypeAlias = WorkerState | Accepted | Continued | TextFailed | Reply | Flushed
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
@@ -305,6 +306,9 @@ class _Link:
                 if (choice := self._choices.get(message.id)) is not None:
                     ids, now = array("i", message.prompt_token_ids), asyncio.get_running_loop().time()
                     self._requests.accept(choice, message.prompt_tokens, now, tuple(ids))
+            case Continued():
+                if (choice := self._choices.get(message.id)) is not None:
+                    self._requests.resume(choice, asyncio.get_running_loop().time())
             case TextFailed():
                 error = ApiError.from_code(message.code, message.message, message.param)
                 if (choice := self._choices.pop(message.id, None)) is not None:

@@ -101,6 +101,7 @@ def endpoint_groups(
             parsers=options.parsers,
             queue_seconds=options.limits.queue_seconds,
             stall_seconds=options.limits.stall_seconds,
+            continues=options.limits.continues,
             frontend_address=f"ipc://{directory}/tokenizer{number}",
             name=f"tokenizer{number}",
         )

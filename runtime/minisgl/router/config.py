@@ -40,6 +40,8 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time that a request waits for an engine that can take it."""
     stall_seconds: float = 60.0
     """An engine with requests that sends nothing for this long counts as lost."""
+    continues: bool = True
+    """Answers go on when their engine is lost; False: those with output end in an error."""
     frontend_address: str
     """Bound by the frontend for this worker alone."""
     name: str = "tokenizer0"

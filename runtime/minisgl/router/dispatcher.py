@@ -1,9 +1,9 @@
 """Decides which replica gets each request of a worker, and retries the request when that replica is lost, drains or
 refuses it. No sockets, no clock.
 
-A request without output is resubmitted to another replica, or waits until one can take it. One whose client has output
-fails: the tokens of another replica need not continue it. Every attempt has an
-identifier of its own on the wire, so late messages about an earlier attempt match no request.
+A request whose replica is lost is resubmitted to another replica, with the tokens that it has received, or waits until
+one can take it. Its answer goes on behind these tokens: only a replica with the same model can continue it. Every
+attempt has an identifier of its own on the wire, so late messages about an earlier attempt match no request.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from minisgl.router.continuation import model_difference
 from minisgl.router.replicas import STALE_SECONDS, FileHashes, Replica, Replicas
 from minisgl.router.routing import Candidate, pick_replica, prefix_blocks
+from minisgl.tokenizer.session import Progress
 from minisgl.wire.messages import (
     REQUEST_ID_BYTES,
     Abort,
     Ack,
     Failed,
+    ModelCard,
     PromptLogprobs,
     Status,
     Submit,
@@ -32,6 +35,8 @@ from minisgl.wire.messages import (
 
 MAX_ENGINE_LOSSES: Final = 2
 """Engines that may be lost with a request in them. One that kills every engine that runs it must not kill them all."""
+PROGRESS_TOKENS: Final = 16
+"""A loss does not count against a request that has received this many tokens since the one before."""
 
 QUEUE_FULL: Final = "queue_full"
 DRAINING: Final = "draining"
@@ -39,6 +44,7 @@ DRAINING: Final = "draining"
 
 UNAVAILABLE: Final = "engine_unavailable"
 UNSUPPORTED: Final = "unsupported_by_engine"
+MODEL_CHANGED: Final = "model_changed"
 _NO_CONSTRAINTS: Final = (
     "no connected engine can constrain answers, which structured output, required tools, a thinking budget, "
     "allowed_token_ids and bad_words need, or report logprob_token_ids; update the engines"
@@ -52,18 +58,25 @@ class _Request:
     """One request, and the replica that has it."""
 
     id: bytes
-    submit: Submit | None
-    """None: it has output and is not resubmitted."""
+    submit: Submit
+    """With `output` as of the end of its last attempt."""
     files: FileHashes | None
-    """Tokenizer files that its token ids belong to; None: its prompt must be encoded again for another attempt."""
+    """Tokenizer files that its token ids belong to."""
     attempt_id: bytes
     """Identifier on the wire; the request's own for the first attempt."""
     blocks: tuple[int, ...] | None = None
     """Hashes of its prompt's blocks; None: not computed yet."""
     replica: str | None = None
     """Address; None: it waits for a replica."""
+    model: ModelCard | None = None
+    """Model that its tokens belong to; None: it was never sent to a replica."""
+    is_visible: bool = False
+    """Its client has output, as of the end of its last attempt: the answer cannot begin again."""
     acked: bool = False
     losses: int = 0
+    """Those that count."""
+    tokens_at_loss: int = 0
+    """Tokens at the last loss."""
     refused_by: set[str] = field(default_factory=set)
     """Addresses of replicas whose queues are full."""
     refusal: Failed | None = None
@@ -74,10 +87,26 @@ class _Request:
     """End of its wait, counted from when no replica could take it; None: one has taken it."""
 
     def fits(self, replica: Replica) -> bool:
-        """Return whether a replica understands all of the request, which is not final."""
-        assert self.submit is not None
+        """Return whether a replica understands all of the request."""
         needs_more = self.submit.is_constrained or self.submit.logprob_token_ids
         return not needs_more or replica.knows_constraints
+
+    def difference(self, replica: Replica) -> str:
+        """Return why a replica, now or before it was lost, cannot continue the answer; empty: it can, or is unknown."""
+        if self.model is None or replica.known is None:
+            return ""
+        length = len(self.submit.prompt) // 4 + self.submit.max_tokens
+        return model_difference(self.model, replica.known.model, length)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it had received at the end of its last attempt."""
+        return len(self.submit.output) // 4
+
+    @property
+    def next_losses(self) -> int:
+        """Value of `losses` after a loss now."""
+        return self.losses + (self.tokens - self.tokens_at_loss < PROGRESS_TOKENS)
 
 
 class Dispatcher:
@@ -92,25 +121,30 @@ class Dispatcher:
         deliver: Callable[[Ack | Failed | Tokens | PromptLogprobs], None],
         send: Callable[[str, Submit | Abort], None],
         reencode: Callable[[bytes], None],
-        has_output: Callable[[bytes], bool],
+        progress: Callable[[bytes], Progress | None],
         stale_seconds: float = STALE_SECONDS,
+        continues: bool = True,
     ) -> None:
         """A request waits for a replica for at most `queue_seconds`. A replica with requests that has sent nothing for
         `stall_seconds` counts as lost; after `stale_seconds` it gets no new requests. `reencode` receives requests
-        without output whose token ids belong to tokenizer files that are no longer in use: submit them again.
-        The same holds for requests with tokens but without output, as `has_output` reports it."""
+        without visible output whose token ids belong to tokenizer files that are no longer in use: submit them again.
+        `progress` returns the part of a request's answer that was delivered, None for one that has ended. `continues`:
+        False fails requests with visible output when their replica is lost."""
         self.replicas = Replicas(stale_seconds)
         self._queue_seconds = queue_seconds
         self._stall_seconds = stall_seconds
         self._deliver = deliver
         self._send = send
         self._reencode = reencode
-        self._has_output = has_output
+        self._progress = progress
+        self._continues = continues
         self._requests: dict[bytes, _Request] = {}
         """Requests by the session's identifiers."""
         self._attempts: dict[str, dict[bytes, _Request]] = {}
         """Requests of each replica, by the identifiers of their attempts."""
         self._parked: dict[bytes, _Request] = {}
+        self._refused: dict[bytes, _Request] = {}
+        """Parked requests with tokens that full queues have refused: new requests wait behind them."""
         self._session_ids: dict[bytes, bytes] = {}
         """The session's identifier of each attempt that has another one."""
         self._random = random.SystemRandom()
@@ -143,16 +177,22 @@ class Dispatcher:
         self.dispatch_parked()
 
     def lost(self, address: str, code: str, message: str) -> None:
-        """Resubmit the requests of a replica; those with output fail with `code`."""
+        """Resubmit the requests of a replica, unless this is the last loss that they may survive: these fail with
+        `code`. The end of a drain is no such loss."""
         attempts = self._attempts[address]
         self._attempts[address] = {}
+        counts = not self.replicas[address].draining
         self.replicas.lost(address, message)
         for request in attempts.values():
-            request.losses += 1
             request.replica = None
-            if self._is_final(request):
+            if not self._take_progress(request):
+                continue
+            if counts:
+                request.losses = request.next_losses
+                request.tokens_at_loss = request.tokens
+            if request.is_visible and not self._continues:
                 self._fail(request, code, message)
-            elif request.losses >= MAX_ENGINE_LOSSES:
+            elif counts and request.losses >= MAX_ENGINE_LOSSES:
                 self._fail(request, code, f"{message}; it was the second engine to be lost with this request")
             else:
                 self._resubmit(request)
@@ -180,7 +220,7 @@ class Dispatcher:
         if request is None:
             return
         request.expires_at = None
-        if not request.acked:
+        if not request.acked or request.submit.output:
             request.acked = True
             self._deliver(Ack(request.id))
 
@@ -191,7 +231,9 @@ class Dispatcher:
         self._end_attempt(request)
         if failed.code == DRAINING:
             self.replicas.mark_draining(address)
-        if self._is_final(request) or failed.code not in (QUEUE_FULL, DRAINING):
+        if not self._take_progress(request):
+            return
+        if failed.code not in (QUEUE_FULL, DRAINING) or (request.is_visible and not self._continues):
             self._fail(request, failed.code, failed.message)
             return
         if failed.code == QUEUE_FULL:
@@ -202,7 +244,6 @@ class Dispatcher:
     def prompt_scored(self, address: str, message: PromptLogprobs) -> None:
         request = self._attempts[address].get(message.id)
         if request is not None:
-            request.submit = None
             self._deliver(msgspec.structs.replace(message, id=request.id))
 
     def tokens(self, address: str, tokens: Tokens) -> None:
@@ -214,19 +255,13 @@ class Dispatcher:
             self._deliver(msgspec.structs.replace(tokens, ids=session_ids))
         else:
             self._deliver(tokens)
-        # Nearly every token is neither the first nor the last of its answer: those cost nothing here.
-        first = np.frombuffer(tokens.index, "<i4") == 0
-        last = np.frombuffer(tokens.finish, np.uint8) != 0
+        # Nearly every token is not the last of its answer: those cost nothing here.
         attempts = self._attempts[address]
-        for row in np.flatnonzero(first | last).tolist():
+        for row in np.flatnonzero(np.frombuffer(tokens.finish, np.uint8)).tolist():
             attempt_id = tokens.ids[row * REQUEST_ID_BYTES : (row + 1) * REQUEST_ID_BYTES]
             if (request := attempts.get(attempt_id)) is not None:
-                if last[row]:
-                    self._end_attempt(request)
-                    self._forget(request)
-                elif not self._is_final(request):
-                    # Tokens without text, as of an incomplete character: another attempt begins with the prompt.
-                    request.files = None
+                self._end_attempt(request)
+                self._forget(request)
 
     def tick(self) -> list[str]:
         """Time has passed. Returns the addresses of replicas that were silent for so long that they count as lost."""
@@ -241,19 +276,21 @@ class Dispatcher:
                 stalled.append(replica.address)
             elif self.replicas.is_stale(replica):
                 self._move_unstarted(replica.address)
+                self._move_silent(replica.address)
         for request in list(self._parked.values()):
-            assert request.submit is not None, "only requests without output wait"
             if request.deadline is not None and request.deadline <= self.replicas.now:
                 self._fail(request, "deadline_exceeded", "the request's deadline passed before an engine could take it")
             elif request.expires_at is not None and self.replicas.now >= request.expires_at:
                 self._fail(request, UNAVAILABLE, f"no engine could take the request for {self._queue_seconds:g} s")
+        for request in self._refused.values():
+            request.refused_by.clear()
         self.dispatch_parked()
         return stalled
 
     def dispatch_parked(self) -> None:
-        """Send waiting requests to replicas that can take them."""
-        if self._parked and self.replicas.routable:
-            for request in list(self._parked.values()):
+        """Send waiting requests to replicas that can take them, those with tokens first."""
+        if self._parked and self.replicas.accepting:
+            for request in sorted(self._parked.values(), key=lambda request: not request.tokens):
                 self._dispatch(request)
 
     def set_files_in_use(self, hashes: FileHashes) -> None:
@@ -264,28 +301,64 @@ class Dispatcher:
 
     def _dispatch(self, request: _Request) -> None:
         """Send a request to a replica, or park it until there is one, or until it has token ids of the files in use."""
-        if request.files is not self.replicas.files:
-            self._parked.pop(request.id, None)
-            self._reencode(request.id)
-            return
         able = self._able(request)
-        candidates = [replica for replica in able if replica.address not in request.refused_by]
+        if request.tokens and not able and (difference := self._difference(request)):
+            if request.is_visible:
+                self._fail(request, MODEL_CHANGED, f"no engine can continue the answer: {difference}")
+                return
+            # Nobody has seen anything of it: it begins again, with the model that is served now.
+            request.submit = msgspec.structs.replace(request.submit, output=b"")
+            self._begin_again(request)
+            return
+        if not request.tokens and request.files is not self.replicas.files:
+            self._begin_again(request)
+            return
+        avoided = request.refused_by if request.tokens else request.refused_by.union(*self._full_for_continued())
+        candidates = [replica for replica in able if replica.address not in avoided]
         if candidates:
             self._send_to(self._pick(candidates, request), request)
-        elif self.replicas.routable and not any(map(request.fits, self.replicas)):
+        elif not request.tokens and self.replicas.routable and not any(map(request.fits, self.replicas)):
             self._fail(request, UNSUPPORTED, _NO_CONSTRAINTS)
-        elif able:
-            assert request.refusal is not None, "only refusals keep a request from a routable replica"
+        elif able and not request.tokens and request.refusal is not None:
             self._fail(request, request.refusal.code, request.refusal.message)
         else:
-            request.refused_by.clear()
+            if able and request.tokens:
+                self._refused[request.id] = request
+            else:
+                request.refused_by.clear()
             if request.expires_at is None:
                 request.expires_at = self.replicas.now + self._queue_seconds
             self._parked[request.id] = request
 
+    def _begin_again(self, request: _Request) -> None:
+        """Have the prompt encoded with the tokenizer files in use."""
+        self._unpark(request)
+        request.files = None
+        self._reencode(request.id)
+
     def _able(self, request: _Request) -> list[Replica]:
         """Replicas that can take a request now, unless they refuse it."""
-        return [replica for replica in self.replicas.routable if request.fits(replica)]
+        if request.tokens:
+            able = [replica for replica in self.replicas.accepting if not request.difference(replica)]
+        else:
+            able = self.replicas.routable
+        return [replica for replica in able if request.fits(replica)]
+
+    def _difference(self, request: _Request) -> str:
+        """Return why no replica that is known can ever continue an answer; empty: one may."""
+        reason = ""
+        for replica in self.replicas:
+            if not (reason := request.difference(replica)):
+                return ""
+        return reason
+
+    def _full_for_continued(self) -> list[set[str]]:
+        """Addresses of replicas whose full queues have refused requests with tokens, which go first."""
+        return [request.refused_by for request in self._refused.values()]
+
+    def _unpark(self, request: _Request) -> None:
+        self._parked.pop(request.id, None)
+        self._refused.pop(request.id, None)
 
     def _pick(self, replicas: list[Replica], request: _Request) -> Replica:
         if len(replicas) == 1 and len(self._attempts) == 1:
@@ -293,7 +366,6 @@ class Dispatcher:
             request.blocks = ()
             return replicas[0]
         submit = request.submit
-        assert submit is not None
         if request.blocks is None:
             request.blocks = prefix_blocks(submit.prompt, submit.cache_salt)
         by_name = {replica.name: replica for replica in replicas}
@@ -303,12 +375,14 @@ class Dispatcher:
         return by_name[pick_replica(candidates, submit.prompt)]
 
     def _send_to(self, replica: Replica, request: _Request) -> None:
-        self._parked.pop(request.id, None)
+        self._unpark(request)
         request.replica = replica.address
+        assert replica.welcome is not None, "only replicas that serve get requests"
+        if not request.tokens:
+            request.model = replica.welcome.model
         self._attempts[replica.address][request.attempt_id] = request
         replica.sent(request.blocks or ())
         submit = request.submit
-        assert submit is not None
         if request.attempt_id != request.id:
             self.resubmitted += 1
             submit = msgspec.structs.replace(submit, id=request.attempt_id)
@@ -318,19 +392,39 @@ class Dispatcher:
         self._send(replica.address, submit)
 
     def _move_unstarted(self, address: str) -> None:
-        """Resubmit requests without output if another replica can take them: they might wait long at this one."""
+        """Resubmit requests without tokens if another replica can take them: they might wait long at this one."""
         others = [replica for replica in self.replicas.routable if replica.address != address]
         if others:
-            for request in [one for one in self._attempts[address].values() if not self._is_final(one)]:
-                if any(map(request.fits, others)):
+            for request in list(self._attempts[address].values()):
+                progress = self._progress(request.id)
+                if progress is not None and not progress.tokens and any(map(request.fits, others)):
                     self._abort_attempt(request)
                     self._resubmit(request)
 
-    def _is_final(self, request: _Request) -> bool:
-        """Return whether this attempt of a request is the last; then its prompt is no longer needed."""
-        if request.submit is not None and self._has_output(request.id):
-            request.submit = None
-        return request.submit is None
+    def _move_silent(self, address: str) -> None:
+        """Resubmit requests with tokens from a replica that is silent, if another one can continue them. This is a
+        loss, unless it would be one too many: then the request stays."""
+        if not self._continues or not self.replicas.accepting:
+            return
+        for request in list(self._attempts[address].values()):
+            if not self._take_progress(request) or not request.tokens:
+                continue
+            if request.next_losses < MAX_ENGINE_LOSSES and self._able(request):
+                request.losses, request.tokens_at_loss = request.next_losses, request.tokens
+                self._abort_attempt(request)
+                self._resubmit(request)
+
+    def _take_progress(self, request: _Request) -> bool:
+        """Add the tokens that a request has received to its next attempt. False: it has ended, and is forgotten."""
+        progress = self._progress(request.id)
+        if progress is None:
+            self._abort_attempt(request)
+            self._forget(request)
+            return False
+        request.is_visible = progress.is_visible
+        if progress.tokens != request.submit.output:
+            request.submit = msgspec.structs.replace(request.submit, output=progress.tokens)
+        return True
 
     def _abort_attempt(self, request: _Request) -> None:
         if request.replica is not None:
@@ -360,6 +454,6 @@ class Dispatcher:
 
     def _forget(self, request: _Request) -> None:
         del self._requests[request.id]
-        self._parked.pop(request.id, None)
+        self._unpark(request)
         if request.attempt_id != request.id:
             del self._session_ids[request.id], self._session_ids[request.attempt_id]

@@ -108,6 +108,7 @@ class Replicas:
         self._assessed: list[tuple[Replica, State, str]] | None = None
         """State of each replica and the reason why it is not routable; None: must be computed again."""
         self._routable: list[Replica] = []
+        self._accepting: list[Replica] = []
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(self._by_address.values())
@@ -184,6 +185,12 @@ class Replicas:
         self._assess()
         return self._routable
 
+    @property
+    def accepting(self) -> list[Replica]:
+        """Replicas that can take a request now whose token ids belong to their own tokenizer files."""
+        self._assess()
+        return self._accepting
+
     def engine_info(self) -> tuple[ModelCard, tuple[int, int]] | None:
         """Return the served model and the latest epoch; None while no replica can take requests. Where
         replicas differ in the longest sequence, the shortest of them is the one that can be promised."""
@@ -234,6 +241,7 @@ class Replicas:
             latest = self._latest_starts()
             self._assessed = [(replica, *self._state(replica, latest)) for replica in self]
             self._routable = [replica for replica, state, _ in self._assessed if state is State.ROUTABLE]
+            self._accepting = [replica for replica, state, _ in self._assessed if state >= State.ACCEPTING]
         return self._assessed
 
     def _state(self, replica: Replica, latest: _Starts) -> tuple[State, str]:

@@ -93,8 +93,9 @@ class Router:
             deliver=session.receive,
             send=self._send,
             reencode=self._on_reencode,
-            has_output=session.has_output,
+            progress=session.progress,
             stale_seconds=source.stale_seconds,
+            continues=config.continues,
         )
         self._replicas = self._dispatcher.replicas
         self._flushes = CacheFlushes(send_to_frontend)

@@ -84,12 +84,15 @@ class EchoLogprobs:
         return [self._scored(0, None, [], [])]
 
     def scored(self, start: int, scores: TokenLogprobs) -> list[ScoredToken]:
-        """Return the next tokens, from `start` on. Raises ValidationError for scores that do not fit."""
+        """Return the next tokens among those from `start` on; another engine scores the prompt from its beginning
+        again. Raises ValidationError for scores that do not fit."""
         count = len(scores.chosen) // 4
-        if start != self._next or count > self.missing:
+        first, end = self._next, start + count
+        if not 1 <= start <= first or end > len(self._tokens):
             raise msgspec.ValidationError("the scores of a prompt are out of order")
-        self._next += count
-        return [self._scored(start + n, *unpacked) for n, unpacked in enumerate(unpack(self._table, scores, count))]
+        self._next = max(first, end)
+        new = unpack(self._table, scores, count)[first - start :]
+        return [self._scored(at, *unpacked) for at, unpacked in enumerate(new, first)]
 
     def _scored(
         self, at: int, logprob: float | None, top: list[tuple[bytes, float]], top_ids: list[int]

@@ -8,10 +8,11 @@ must be sent; the caller takes them.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -41,7 +42,17 @@ from minisgl.wire.messages import (
     TokenLogprobs,
     Tokens,
 )
-from minisgl.wire.text import Accepted, Cancel, Finished, FromTokenizer, Generate, ScoredToken, TextFailed, Texts
+from minisgl.wire.text import (
+    Accepted,
+    Cancel,
+    Continued,
+    Finished,
+    FromTokenizer,
+    Generate,
+    ScoredToken,
+    TextFailed,
+    Texts,
+)
 
 _NOT_FINISHED: Final = FINISH_REASONS.index(None)
 _END_REASONS: Final[dict[int, EndReason | None]] = {
@@ -54,6 +65,15 @@ _END_REASONS: Final[dict[int, EndReason | None]] = {
 
 _SCORES_PER_MESSAGE: Final = 2048
 """Tokens of a prompt in one message: with twenty others each, a tenth of the largest message."""
+
+
+class Progress(NamedTuple):
+    """Part of an answer that a request has received."""
+
+    tokens: bytes
+    """int32 ids of its tokens; another engine continues behind them."""
+    is_visible: bool
+    """The frontend has output of it, so that the answer cannot begin again."""
 
 
 class _Phase(Enum):
@@ -72,10 +92,16 @@ class _Request:
     cached_tokens: int = 0
     tokens: int = 0
     """Tokens sampled so far."""
+    output: array[int] = field(default_factory=lambda: array("i"))
+    """Their ids."""
     has_output: bool = False
     """Text or scored tokens of the answer were sent to the frontend."""
     wait: FirstTokenWait | None = None
     preemptions: int = 0
+    earlier_preemptions: int = 0
+    """Those at engines that were lost."""
+    continued: int = 0
+    """Number of times that another engine continued the answer."""
     prompt_ids: bytes = b""
     """int32, for requests with `return_token_ids`."""
     echo: EchoLogprobs | None = None
@@ -151,15 +177,19 @@ class Session:
         assert request.phase is not _Phase.ENCODING and not request.has_output, "it was submitted and has no output"
         request.phase = _Phase.REENCODING
         request.tokens = 0
+        request.output = array("i")
         return request.generate
 
-    def has_output(self, request_id: bytes) -> bool:
-        """Return whether output was sent to the frontend. Without output another engine may begin the answer again.
+    def progress(self, request_id: bytes) -> Progress | None:
+        """Return how far an answer has come; None when its request has ended.
 
-        A sent echo counts once there are tokens: the prompt would be encoded and echoed again.
+        A sent echo is visible once there are tokens: the prompt would be encoded and echoed again.
         """
         request = self._requests.get(request_id)
-        return request is None or request.has_output or (request.echo is not None and request.tokens > 0)
+        if request is None:
+            return None
+        is_visible = request.has_output or (request.echo is not None and request.tokens > 0)
+        return Progress(request.output.tobytes(), is_visible)
 
     def encoded(
         self,
@@ -207,16 +237,18 @@ class Session:
                 self.prompt_scored(message)
 
     def acked(self, ack: Ack) -> None:
-        """Report a request as accepted, with its echo."""
+        """Report a request as accepted, with its echo; one that has tokens is continued."""
         request = self._requests.get(ack.id)
-        if request is not None:
+        if request is not None and request.tokens:
+            request.continued += 1
+            request.earlier_preemptions = request.preemptions
+            self._to_frontend.append(Continued(ack.id))
+        elif request is not None:
             request.phase = _Phase.RUNNING
             self._to_frontend.append(Accepted(ack.id, request.prompt_tokens, request.prompt_ids))
             if (echo := request.echo) is not None:
                 scored = echo.first() if _scores_echo(request.generate) else []
                 self._to_frontend.append(_text_of(ack.id, echo.text, scored))
-            if (scores := request.prompt_scores) is not None:
-                request.prompt_scored = scores.first()
 
     def prompt_scored(self, message: PromptLogprobs) -> None:
         """Report or keep the scores of a prompt. Raises ValidationError for scores that do not fit the prompt."""
@@ -242,7 +274,7 @@ class Session:
                 started.wait = wait
         for row, preemptions in tokens.preemptions.items():
             if row < len(rows.ids) and (resumed := self._requests.get(rows.ids[row])) is not None:
-                resumed.preemptions = preemptions
+                resumed.preemptions = resumed.earlier_preemptions + preemptions
         step = StepTexts()
         columns = (rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist(), rows.cached.tolist())
         for row, (request_id, index, token, code, cached) in enumerate(zip(*columns, strict=True)):
@@ -255,8 +287,10 @@ class Session:
                     self._to_scheduler.append(Abort(request_id))
                     self._end_failed(request_id, "tokens_lost", f"token {request.tokens} of the answer never arrived")
                 continue
+            if not index:
+                request.cached_tokens = cached
             request.tokens += 1
-            request.cached_tokens = cached
+            request.output.append(token)
             answer = request.answer
             if code == _NOT_FINISHED and answer.is_plain:
                 # Nearly every token. The code below would do the same, but more slowly (1.7 µs).
@@ -318,6 +352,7 @@ class Session:
             request.echo = EchoLogprobs(self._token_bytes, prompt, text)
         if generate.params.prompt_logprobs is not None and not _scores_echo(generate):
             request.prompt_scores = EchoLogprobs(self._token_bytes, prompt, None)
+            request.prompt_scored = request.prompt_scores.first()
         request.answer = Answer(
             generate,
             self._token_bytes,
@@ -377,6 +412,7 @@ class Session:
             wait=request.wait,
             matched_stop=matched,
             preemptions=request.preemptions,
+            continued=request.continued,
             tool_calls=request.answer.tool_calls,
             reasoning_tokens=request.answer.reasoning_tokens,
         )

@@ -187,6 +187,12 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     """int32, for requests with `return_token_ids`."""
 
 
+class Continued(msgspec.Struct, frozen=True, tag="continued"):
+    """The engine of an answer with tokens was lost, and a scheduler has queued the rest of the answer."""
+
+    id: bytes
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """End of an answer."""
 
@@ -207,6 +213,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """Stop string, or id of the stop token, that ended the answer; None: the model's own end or a limit."""
     preemptions: int = 0
     """Number of times that the request was preempted."""
+    continued: int = 0
+    """Number of times that the answer went on at another engine, or at a later start of the same one."""
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
@@ -332,4 +340,4 @@ Question = Encode | Decode | Describe
 Reply = Encoded | Decoded | Described
 
 ToTokenizer = Generate | Cancel | Encode | Decode | Describe | Flush
-FromTokenizer = WorkerState | Accepted | Texts | TextFailed | Encoded | Decoded | Described | Flushed
+FromTokenizer = WorkerState | Accepted | Continued | Texts | TextFailed | Encoded | Decoded | Described | Flushed

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import jsonschema
 import openai
 import pytest
@@ -136,7 +135,7 @@ def test_a_grammar_without_any_text_is_an_error_of_its_request(client: openai.Op
     assert _texts(client, max_tokens=4) == [(free, "length")]
 
 
-def test_a_queued_answer_outlives_the_death_of_a_rank(tmp_path: Path) -> None:
+def test_answers_outlive_the_death_of_a_rank(tmp_path: Path) -> None:
     served = Served(tiny_checkpoint(), tmp_path, "--tp", "2", "--max-running", "1")
     served.wait_until_ready()
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=240)
@@ -149,8 +148,7 @@ def test_a_queued_answer_outlives_the_death_of_a_rank(tmp_path: Path) -> None:
         queued = pool.submit(lambda: answers(client, seed=2))
         eventually(lambda: served.metric("vllm:num_requests_waiting") >= 1)
         os.kill(served.children()["rank1"], signal.SIGKILL)
-        with pytest.raises((openai.APIError, httpx.HTTPError)):
-            list(running)
+        assert list(running)[-1].choices[0].finish_reason == "length"
         assert queued.result() == answers(client, seed=2)
     served.popen.terminate()
     served.popen.wait(60)

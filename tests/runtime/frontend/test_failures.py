@@ -22,6 +22,7 @@ from minisgl.frontend.process import FrontendServer
 from minisgl.frontend.server.listeners import ServerError
 from minisgl.wire.messages import Abort, Ack, Failed, Submit
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, row
+from support.frontend.served import metric_sum
 from support.frontend.stack import EOS, FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -71,6 +72,16 @@ def assert_broken(streamed: Answer, whole: Answer, code: str) -> None:
     assert f'"code":"{code}"' in whole.text
 
 
+def assert_continued(streamed: Answer, whole: Answer) -> None:
+    streamed.result()
+    whole.result()
+    assert streamed.error is None
+    assert streamed.text.count("\n: continued\n") == 1 and streamed.text.endswith("data: [DONE]\n\n")
+    assert '"code"' not in streamed.text
+    assert whole.response is not None
+    assert (whole.response.status_code, whole.response.headers["x-minisgl-continued"]) == (200, "1")
+
+
 def two_answers(stack: FrontendStack) -> tuple[Answer, Answer]:
     """A stream that has begun, and a request for a full response that the engine has queued."""
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
@@ -81,11 +92,10 @@ def two_answers(stack: FrontendStack) -> tuple[Answer, Answer]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_lost_scheduler_fails_all_requests_and_a_new_one_is_used(make_stack: MakeStack, workers: int) -> None:
+def test_answers_go_on_at_the_next_start_of_a_lost_scheduler(make_stack: MakeStack, workers: int) -> None:
     stack = make_stack(workers=workers)
     streamed, whole = two_answers(stack)
     stack.scheduler.close()
-    assert_broken(streamed, whole, "engine_unavailable")
     refused = stack.wait_until_ready(False)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
     early = stack.http.post("/v1/chat/completions", json=CHAT)
@@ -96,6 +106,7 @@ def test_a_lost_scheduler_fails_all_requests_and_a_new_one_is_used(make_stack: M
     assert stack.wait_until_ready().json() == {"status": "ready", "model": "org/next"}
     after = stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2})
     assert after.json()["choices"][0]["message"]["content"] == "ok"
+    assert_continued(streamed, whole)
 
 
 def test_a_killed_tokenizer_worker_fails_its_requests(make_stack: MakeStack) -> None:
@@ -113,8 +124,12 @@ def test_a_killed_tokenizer_worker_fails_its_requests(make_stack: MakeStack) -> 
 def test_an_engine_that_drops_this_client_counts_as_lost(make_stack: MakeStack) -> None:
     stack = make_stack()
     streamed, whole = two_answers(stack)
+    stack.scheduler.answer = answer_with(ids("ok"))
     stack.scheduler.send(Failed(b"", "client_dropped", "the client does not read"))
-    assert_broken(streamed, whole, "client_dropped")
+    assert_continued(streamed, whole)
+    page = stack.http.get("/metrics").text
+    assert metric_sum(page, "minisgl:requests_continued_total") == 2
+    assert metric_sum(page, "minisgl:request_continue_gap_seconds_count") == 2
 
 
 @pytest.mark.parametrize("code", ["engine_stalled", "draining", "wire_version"])

@@ -93,9 +93,7 @@ def test_the_first_request_of_an_idle_server_outlives_a_hang(
 
 
 @pytest.mark.parametrize("operation", ["collect-0", "launch-0"])
-def test_a_hang_under_load_ends_streams_in_an_error_and_keeps_the_other_requests(
-    operation: str, serve: Serve, hangs: Path
-) -> None:
+def test_answers_go_on_after_a_hang_under_load(operation: str, serve: Serve, hangs: Path) -> None:
     served = serve("--max-running", "4")
     streams = [Client(served.url, "tiny", stream=True, tokens=1500) for _ in range(4)]
     eventually(lambda: all(client.chunks for client in streams))
@@ -104,21 +102,13 @@ def test_a_hang_under_load_ends_streams_in_an_error_and_keeps_the_other_requests
     (hangs / operation).touch()
     for client in (*streams, *waiting):
         client.join(240)
-    for client in streams:
-        # The frontend and the launcher notice the hang at about the same time.
-        assert client.outcome in (
-            "engine_stalled event, connection broken",
-            "engine_unavailable event, connection broken",
-        )
-    assert [client.outcome for client in waiting] == ["whole"] * 4
+    assert [client.outcome for client in (*streams, *waiting)] == ["whole"] * 8
     assert "a step has not finished for" in _errors(served)
     assert _restarts(served) == 1
 
 
 @pytest.mark.parametrize("flags", [(), ("--tp", "2")])
-def test_a_step_that_fails_ends_streams_with_its_reason_and_keeps_the_other_requests(
-    flags: tuple[str, ...], serve: Serve, hangs: Path
-) -> None:
+def test_answers_go_on_after_a_step_that_fails(flags: tuple[str, ...], serve: Serve, hangs: Path) -> None:
     served = serve("--max-running", "2", *flags)
     streams = [Client(served.url, "tiny", stream=True, tokens=1500) for _ in range(2)]
     eventually(lambda: all(client.chunks for client in streams))
@@ -127,9 +117,7 @@ def test_a_step_that_fails_ends_streams_with_its_reason_and_keeps_the_other_requ
     (hangs / "fail-0").touch()
     for client in (*streams, waiting):
         client.join(240)
-    assert [client.outcome for client in streams] == ["engine_unavailable event, connection broken"] * 2
-    assert {client.error for client in streams} == {"the engine failed in a step: MemoryError"}
-    assert waiting.outcome == "whole"
+    assert [client.outcome for client in (*streams, waiting)] == ["whole"] * 3
     assert "MemoryError" in _errors(served)
     assert _restarts(served) == 1
 

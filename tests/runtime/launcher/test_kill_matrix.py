@@ -25,7 +25,7 @@ def test_no_answer_is_truncated_and_the_server_comes_back(victims: tuple[str, ..
     assert [round.faults + round.late(SLACK) for round in rounds] == [[]] * len(victims)
 
 
-def test_requests_without_output_outlive_the_death_of_a_rank() -> None:
+def test_queued_and_running_requests_outlive_the_death_of_a_rank() -> None:
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:
         rounds = run_queued(("rank0", "rank1"), 1, Path(folder))
     assert [round.faults for round in rounds] == [[]] * 2

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from minisgl.router.dispatcher import Dispatcher
+from minisgl.tokenizer.session import Progress
 from minisgl.wire.messages import (
     GRAMMAR,
     WIRE_VERSION,
@@ -29,7 +31,7 @@ from support.frontend.fake_scheduler import card, row
 FILE_SETS = ({"tokenizer.json": "a" * 64}, {"tokenizer.json": "b" * 64})
 PROMPTS = (b"\0" * 512, b"\1" * 512)
 """One prompt in the token ids of each tokenizer."""
-RETRY_SECONDS = 10.0
+RETRY_SECONDS, STALL_SECONDS = 10.0, 15.0
 WITH_TEXT, WITHOUT_TEXT = 5, 6
 """Token ids."""
 REPLICAS = 3
@@ -54,18 +56,25 @@ class Server:
         self.epoch = 0
         self.up = False
         self.draining = False
+        self.is_silent = False
+        """It has sent nothing for so long that it gets no new requests."""
         self.kind = 0
         """Index of its tokenizer files in FILE_SETS."""
+        self.revision = "r1"
         self.knows_constraints = False
         self.requests: dict[bytes, int] = {}
-        """Number of tokens sent, by identifier on the wire."""
+        """Index of the next token, by identifier on the wire."""
         self.aborted: set[bytes] = set()
+
+    @property
+    def model(self) -> tuple[int, str]:
+        return self.kind, self.revision
 
     def welcome(self) -> Welcome:
         return Welcome(
             version=WIRE_VERSION,
             epoch=(1, self.epoch),
-            model=card(tokenizer_hashes=FILE_SETS[self.kind]),
+            model=card(tokenizer_hashes=FILE_SETS[self.kind], revision=self.revision),
             replica=self.name,
             features=(GRAMMAR,) if self.knows_constraints else (),
         )
@@ -74,16 +83,18 @@ class Server:
 class Dispatching(RuleBasedStateMachine):
     requests = Bundle("requests")
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(continues=st.booleans())
+    def begin(self, continues: bool) -> None:
         self.dispatcher = Dispatcher(
             RETRY_SECONDS,
-            60.0,
+            STALL_SECONDS,
             deliver=self.on_delivered,
             send=self.on_sent,
             reencode=self.on_reencode,
-            has_output=lambda request_id: request_id in self.have_output,
+            progress=self.progress,
+            continues=continues,
         )
+        self.continues = continues
         self.kind = 0
         self.dispatcher.set_files_in_use(FILE_SETS[0])
         self.servers = [Server(number) for number in range(REPLICAS)]
@@ -91,11 +102,17 @@ class Dispatching(RuleBasedStateMachine):
             self.dispatcher.add(server.address)
         self.count = 0
         self.given: dict[bytes, list[int]] = {}
-        """Indices of the tokens that were delivered to each request."""
+        """Tokens that were delivered to each request."""
         self.have_output: set[bytes] = set()
         """Requests to which a token with text was delivered."""
+        self.models: dict[bytes, tuple[int, str]] = {}
+        """Model of each request's tokens."""
+        self.losses: dict[bytes, int] = {}
+        """Losses of engines that count against each request."""
+        self.at_loss: dict[bytes, int] = {}
+        """Tokens of each request at its last loss."""
         self.ends: dict[bytes, str] = {}
-        self.acks: set[bytes] = set()
+        self.acks: dict[bytes, int] = {}
         self.cancelled: set[bytes] = set()
         self.constrained: set[bytes] = set()
         self.encoding: set[bytes] = set()
@@ -103,47 +120,74 @@ class Dispatching(RuleBasedStateMachine):
 
     # Actions of the dispatcher.
 
+    def progress(self, request_id: bytes) -> Progress | None:
+        if request_id in self.ends or request_id in self.cancelled:
+            return None
+        tokens = np.array(self.given[request_id], "<i4").tobytes()
+        return Progress(tokens, request_id in self.have_output)
+
     def on_delivered(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
         match message:
             case Ack():
-                assert message.id not in self.acks
-                self.acks.add(message.id)
+                assert message.id not in self.acks or self.given[message.id], "accepted again without tokens"
+                self.acks[message.id] = self.acks.get(message.id, 0) + 1
             case Failed():
                 assert message.id not in self.ends and message.id not in self.cancelled
-                if message.code == "unsupported_by_engine":
-                    assert message.id in self.constrained
-                    assert not any(server.up and server.knows_constraints for server in self.servers)
+                self.check_failure(message)
                 self.ends[message.id] = message.code
             case Tokens():
                 rows = message.rows()
                 columns = (rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist())
                 for request_id, index, token, finish in zip(*columns, strict=True):
-                    if request_id in self.given and request_id not in self.cancelled and request_id not in self.ends:
-                        if index == 0:
-                            assert request_id not in self.have_output, "begun again after output"
-                            self.given[request_id].clear()
+                    if request_id in self.given and request_id not in self.cancelled:
+                        assert request_id not in self.ends, "a token behind the end"
+                        assert index == len(self.given[request_id]), "a hole, or a token given twice"
                         if token == WITH_TEXT:
                             self.have_output.add(request_id)
-                        assert index == len(self.given[request_id]), "a hole, or a token given twice"
-                        self.given[request_id].append(index)
+                        self.given[request_id].append(token)
                         if finish:
                             self.ends[request_id] = "finished"
+
+    def check_failure(self, failed: Failed) -> None:
+        """Each error has its reason."""
+        if failed.code == "unsupported_by_engine":
+            assert failed.id in self.constrained
+            assert not any(server.up and server.knows_constraints for server in self.servers)
+        elif failed.code == "model_changed":
+            assert failed.id in self.have_output
+            assert not any(server.up and server.model == self.models[failed.id] for server in self.servers)
+        elif "second engine" in failed.message:
+            assert self.losses[failed.id] >= 2
+        elif failed.message in ("lost", "draining") or failed.code == "engine_stalled":
+            assert not self.continues and failed.id in self.have_output
+        elif failed.code == "queue_full":
+            assert not self.given[failed.id] or not self.continues, "an answer that goes on waits for a full queue"
 
     def on_sent(self, address: str, message: Submit | Abort) -> None:
         server = next(one for one in self.servers if one.address == address)
         assert server.up, "sent to a replica that is not there"
-        if isinstance(message, Submit):
-            assert not server.draining, "sent to one that drains"
-            assert message.prompt == PROMPTS[server.kind], "token ids of another tokenizer"
-            assert server.knows_constraints or not message.is_constrained, "sent to one that would ignore constraints"
-            assert message.id not in server.requests
-            server.requests[message.id] = 0
-        else:
+        if isinstance(message, Abort):
             del server.requests[message.id]
             server.aborted.add(message.id)
+            return
+        assert not server.draining and not server.is_silent, "sent to one that gets no new requests"
+        assert message.prompt == PROMPTS[server.kind], "token ids of another tokenizer"
+        assert server.knows_constraints or not message.is_constrained, "sent to one that would ignore constraints"
+        assert message.id not in server.requests
+        request_id = self.dispatcher._session_ids.get(message.id, message.id)
+        output = np.frombuffer(message.output, "<i4").tolist()
+        assert output == self.given[request_id], "it goes on behind the tokens that were delivered"
+        if output:
+            assert server.model == self.models[request_id], "another model would go on"
+        else:
+            waiting = self.dispatcher._refused.values()
+            assert not any(address in one.refused_by for one in waiting), "ahead of a request with tokens"
+            self.models[request_id] = server.model
+        server.requests[message.id] = len(output)
 
     def on_reencode(self, request_id: bytes) -> None:
         assert request_id not in self.have_output and request_id not in self.encoding
+        self.given[request_id].clear()
         self.encoding.add(request_id)
 
     # Events.
@@ -164,7 +208,7 @@ class Dispatching(RuleBasedStateMachine):
     def send(self, request_id: bytes) -> None:
         allowed = (1,) if request_id in self.constrained else ()
         self.dispatcher.submit(
-            Submit(id=request_id, prompt=PROMPTS[self.kind], max_tokens=8, seed=1, allowed_token_ids=allowed)
+            Submit(id=request_id, prompt=PROMPTS[self.kind], max_tokens=100, seed=1, allowed_token_ids=allowed)
         )
 
     @rule(kind=st.integers(0, 1))
@@ -185,19 +229,38 @@ class Dispatching(RuleBasedStateMachine):
         self.encoding.discard(request_id)
         self.dispatcher.abort(request_id)
 
-    @rule(number=st.integers(0, REPLICAS - 1), kind=st.integers(0, 1), knows_constraints=st.booleans())
-    def start(self, number: int, kind: int, knows_constraints: bool) -> None:
+    @rule(
+        number=st.integers(0, REPLICAS - 1),
+        kind=st.sampled_from([0, 0, 1]),
+        revision=st.sampled_from(["r1", "r1", "r2"]),
+        knows_constraints=st.booleans(),
+    )
+    def start(self, number: int, kind: int, revision: str, knows_constraints: bool) -> None:
         """Start a replica, or restart it while its connection stays open."""
         server = self.server(number)
-        server.kind, server.knows_constraints = kind, knows_constraints
-        server.up, server.draining, server.requests, server.aborted = True, False, {}, set()
+        if server.up:
+            self.lose(server)
+        server.kind, server.revision, server.knows_constraints = kind, revision, knows_constraints
+        server.up, server.draining, server.is_silent, server.aborted = True, False, False, set()
         server.epoch += 1
         self.dispatcher.welcome(server.address, server.welcome())
+
+    def lose(self, server: Server) -> None:
+        for wire_id in server.requests:
+            request_id = self.dispatcher._session_ids.get(wire_id, wire_id)
+            if not server.draining:
+                self.count_loss(request_id)
+        server.up, server.requests, server.aborted = False, {}, set()
+
+    def count_loss(self, request_id: bytes) -> None:
+        tokens = len(self.given[request_id])
+        self.losses[request_id] = self.losses.get(request_id, 0) + (tokens - self.at_loss.get(request_id, 0) < 16)
+        self.at_loss[request_id] = tokens
 
     @rule(number=st.integers(0, REPLICAS - 1))
     def die(self, number: int) -> None:
         server = self.server(number)
-        server.up, server.requests, server.aborted = False, {}, set()
+        self.lose(server)
         self.dispatcher.lost(server.address, "engine_unavailable", "lost")
 
     @rule(number=st.integers(0, REPLICAS - 1), draining=st.booleans())
@@ -205,6 +268,7 @@ class Dispatching(RuleBasedStateMachine):
         server = self.server(number)
         if server.up:
             server.draining = server.draining or draining
+            server.is_silent = False
             self.dispatcher.status(
                 server.address, msgspec.structs.replace(STATUS, draining=server.draining, running=len(server.requests))
             )
@@ -213,7 +277,7 @@ class Dispatching(RuleBasedStateMachine):
         server = self.server(number)
         if not server.requests:
             return None
-        return server, data.draw(st.sampled_from(sorted(server.requests)))
+        return server, list(server.requests)[data.draw(st.integers(0, len(server.requests) - 1))]
 
     @rule(number=st.integers(0, REPLICAS - 1), data=st.data())
     def ack(self, number: int, data: st.DataObject) -> None:
@@ -224,16 +288,18 @@ class Dispatching(RuleBasedStateMachine):
         number=st.integers(0, REPLICAS - 1),
         data=st.data(),
         token=st.sampled_from([WITH_TEXT, WITHOUT_TEXT]),
+        count=st.sampled_from([1, 1, 20]),
         finish=st.sampled_from([None, None, "stop"]),
     )
-    def token(self, number: int, data: st.DataObject, token: int, finish: FinishReason | None) -> None:
+    def tokens(self, number: int, data: st.DataObject, token: int, count: int, finish: FinishReason | None) -> None:
         if (picked := self.pick(number, data)) is not None:
             server, wire_id = picked
-            index = server.requests[wire_id]
-            server.requests[wire_id] += 1
-            if finish:
-                del server.requests[wire_id]
-            self.dispatcher.tokens(server.address, row(wire_id, index, token, finish))
+            for left in reversed(range(count)):
+                index = server.requests[wire_id]
+                server.requests[wire_id] += 1
+                if finish and not left:
+                    del server.requests[wire_id]
+                self.dispatcher.tokens(server.address, row(wire_id, index, token, None if left else finish))
 
     @rule(
         number=st.integers(0, REPLICAS - 1),
@@ -254,14 +320,38 @@ class Dispatching(RuleBasedStateMachine):
         for wire_id in server.aborted:
             self.dispatcher.tokens(server.address, row(wire_id, index, 7))
 
-    @rule(seconds=st.sampled_from([0.1, 3.0, 20.0]))
-    def time_passes(self, seconds: float) -> None:
+    @rule(seconds=st.sampled_from([0.1, 6.0, 20.0]), silent=st.sampled_from([None, None, *range(REPLICAS)]))
+    def time_passes(self, seconds: float, silent: int | None) -> None:
+        """All replicas but one send their status."""
         self.dispatcher.replicas.now += seconds
+        for number, server in enumerate(self.servers):
+            if server.up and number == silent:
+                server.is_silent = self.dispatcher.replicas.is_stale(self.dispatcher.replicas[server.address])
+            elif server.up:
+                self.status(number, False)
+        # As the dispatcher will see it: those that stall are lost, others may lose their requests to a third one.
+        held = {server.address: dict(server.requests) for server in self.servers}
+        losses, at_loss = dict(self.losses), dict(self.at_loss)
+        if silent is not None:
+            for wire_id in held[self.servers[silent].address]:
+                self.count_loss(self.dispatcher._session_ids.get(wire_id, wire_id))
+        kept = {
+            self.dispatcher._session_ids.get(wire_id, wire_id): wire_id
+            for requests in held.values()
+            for wire_id in requests
+        }
+        for address in self.dispatcher.tick():
+            server = next(one for one in self.servers if one.address == address)
+            server.up, server.requests, server.aborted = False, {}, set()
         for server in self.servers:
-            if server.up:
-                # No replica is silent here.
-                self.status(self.servers.index(server), False)
-        self.dispatcher.tick()
+            for wire_id in server.requests:
+                request_id = self.dispatcher._session_ids.get(wire_id, wire_id)
+                if kept.get(request_id) == wire_id:
+                    # It was not moved.
+                    for now, before in ((self.losses, losses), (self.at_loss, at_loss)):
+                        now.pop(request_id, None)
+                        if request_id in before:
+                            now[request_id] = before[request_id]
 
     # Invariants.
 
@@ -275,12 +365,17 @@ class Dispatching(RuleBasedStateMachine):
         assert at_servers + len(self.dispatcher._parked) + len(self.encoding) == len(live)
         for server in self.servers:
             assert self.dispatcher.replicas[server.address].in_flight == len(server.requests)
-        good = [server for server in self.servers if server.up and not server.draining and server.kind == self.kind]
+        takes = [server for server in self.servers if server.up and not server.draining and not server.is_silent]
+        good = [server for server in takes if server.kind == self.kind]
         assert bool(good) == bool(self.dispatcher.replicas.routable)
-        if any(server.knows_constraints for server in good):
-            assert not self.dispatcher._parked
-        elif good:
-            assert self.dispatcher._parked.keys() <= self.constrained
+        refused, parked = self.dispatcher._refused.keys(), self.dispatcher._parked.keys()
+        assert refused <= parked
+        for request_id in parked - refused:
+            able = [server for server in takes if server.knows_constraints or request_id not in self.constrained]
+            if self.given[request_id]:
+                assert not any(server.model == self.models[request_id] for server in able)
+            elif not refused:
+                assert not any(server in good for server in able)
         assert len(self.dispatcher._session_ids) <= 2 * len(live)
 
     def teardown(self) -> None:
@@ -291,12 +386,13 @@ class Dispatching(RuleBasedStateMachine):
         for number in range(REPLICAS):
             self.die(number)
         self.encode()
-        self.time_passes(RETRY_SECONDS + 1)
+        self.time_passes(RETRY_SECONDS + 1, None)
         assert not self.dispatcher._requests
         assert not self.dispatcher._session_ids
+        assert self.ends.keys() | self.cancelled == self.given.keys(), "each has one whole answer or one error"
 
 
-Dispatching.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Dispatching.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestDispatching = Dispatching.TestCase
 
 
@@ -308,7 +404,8 @@ def test_a_replica_that_refuses_a_request_with_output_counts_as_draining() -> No
         deliver=given.append,
         send=lambda *_: None,
         reencode=lambda _: None,
-        has_output=lambda _: True,
+        progress=lambda _: Progress(b"\5\0\0\0", True),
+        continues=False,
     )
     dispatcher.set_files_in_use(FILE_SETS[0])
     server, request_id = Server(0), b"%016d" % 1
@@ -317,7 +414,7 @@ def test_a_replica_that_refuses_a_request_with_output_counts_as_draining() -> No
     dispatcher.submit(Submit(id=request_id, prompt=PROMPTS[0], max_tokens=8, seed=1))
     dispatcher.tokens(server.address, row(request_id, 0, 5))
     dispatcher.failed(server.address, Failed(request_id, "draining", "it ends"))
-    assert given[-1] == Failed(request_id, "draining", "it ends"), "requests with output are not resubmitted"
+    assert given[-1] == Failed(request_id, "draining", "it ends"), "it is not resubmitted"
     assert not dispatcher.replicas.routable
 
 
@@ -330,7 +427,7 @@ def test_constrained_requests_need_a_replica_that_constrains() -> None:
         deliver=given.append,
         send=lambda address, message: sent.append((address, message.id)),
         reencode=lambda _: None,
-        has_output=lambda _: False,
+        progress=lambda _: Progress(b"", False),
     )
     dispatcher.set_files_in_use(FILE_SETS[0])
     old, new = Server(0), Server(1)

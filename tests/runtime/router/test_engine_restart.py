@@ -12,8 +12,18 @@ import pytest
 from minisgl.router.dispatcher import Dispatcher
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.messages import WIRE_VERSION, Abort, Ack, FinishReason, SamplingParams, Submit, Welcome
-from minisgl.wire.text import Accepted, Cancel, Finished, Generate, ScoredToken, TextFailed, Texts
+from minisgl.wire.messages import (
+    WIRE_VERSION,
+    Abort,
+    Ack,
+    Failed,
+    FinishReason,
+    PromptLogprobs,
+    SamplingParams,
+    Submit,
+    Welcome,
+)
+from minisgl.wire.text import Accepted, Cancel, Continued, Finished, Generate, ScoredToken, TextFailed, Texts
 from support.frontend.fake_scheduler import STATUS, card, row
 from support.frontend.scored_answers import scores
 from support.tiny_tokenizers import byte_level
@@ -28,7 +38,7 @@ UNIX_MS = 1_700_000_000_000
 class Machine:
     """A worker without its loop, with an engine whose messages the test makes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, continues: bool = True, stale_seconds: float = math.inf) -> None:
         self.session = Session(TokenBytes(TOKENIZER))
         self.dispatcher = Dispatcher(
             QUEUE_SECONDS,
@@ -36,8 +46,9 @@ class Machine:
             deliver=self.session.receive,
             send=lambda _, message: self.at_engine.append(message),
             reencode=self.reencode,
-            has_output=self.session.has_output,
-            stale_seconds=math.inf,
+            progress=self.session.progress,
+            stale_seconds=stale_seconds,
+            continues=continues,
         )
         self.dispatcher.set_files_in_use(FILES)
         self.dispatcher.add(ENGINE)
@@ -46,15 +57,17 @@ class Machine:
         self.texts: dict[bytes, str] = {}
         self.ends: dict[bytes, Finished | TextFailed] = {}
         self.accepted: list[bytes] = []
+        self.continued: list[bytes] = []
         self.scored: list[ScoredToken] = []
+        self.prompt_scored: list[ScoredToken] = []
 
     def reencode(self, request_id: bytes) -> None:
         if self.session.begin_reencode(request_id) is not None:
             self.session.encoded(request_id, array("i", TOKENIZER.encode("Hi").ids))
 
-    def start_engine(self, epoch: int) -> None:
+    def start_engine(self, epoch: int, **changes: Any) -> None:
         self.at_engine = []
-        model = card(tokenizer_hashes=FILES)
+        model = card(**{"tokenizer_hashes": FILES, **changes})
         self.dispatcher.welcome(ENGINE, Welcome(version=WIRE_VERSION, epoch=(1, epoch), model=model))
         self.session.open(model)
 
@@ -64,14 +77,15 @@ class Machine:
         self.session.close()
         self.take()
 
-    def ask(self, number: int, *, echo: bool = False, deadline_ms: int = 0, **params: Any) -> bytes:
+    def ask(self, number: int, *, echo: bool = False, deadline_ms: int = 0, priority: int = 0, **params: Any) -> bytes:
         request_id = b"%016d" % number
         request = Generate(
             id=request_id,
             prompt="Hi",
             echo=echo,
             deadline_ms=deadline_ms,
-            params=SamplingParams(max_tokens=8, **params),
+            priority=priority,
+            params=SamplingParams(**{"max_tokens": 8, **params}),
         )
         assert self.session.begin(request)
         self.session.encoded(request_id, array("i", TOKENIZER.encode("Hi").ids))
@@ -84,11 +98,13 @@ class Machine:
             self.dispatcher.acked(ENGINE, Ack(self.submits[number].id))
         self.take()
 
-    def give_token(self, submit: Submit, index: int, text: str, finish: FinishReason | None = None) -> None:
-        self.give(submit, index, TOKENIZER.encode(text).ids[0], finish)
+    def give_token(
+        self, submit: Submit, index: int, text: str, finish: FinishReason | None = None, cached: int = 0
+    ) -> None:
+        self.give(submit, index, TOKENIZER.encode(text).ids[0], finish, cached)
 
-    def give(self, submit: Submit, index: int, token: int, finish: FinishReason | None = None) -> None:
-        message = row(submit.id, index, token, finish)
+    def give(self, submit: Submit, index: int, token: int, finish: FinishReason | None = None, cached: int = 0) -> None:
+        message = row(submit.id, index, token, finish, cached)
         self.dispatcher.tokens(ENGINE, msgspec.structs.replace(message, logprobs={0: scores([token], 1)}))
         self.take()
 
@@ -114,17 +130,20 @@ class Machine:
             match message:
                 case Accepted():
                     self.accepted.append(message.id)
+                case Continued():
+                    self.continued.append(message.id)
                 case TextFailed():
                     self.ends[message.id] = message
                 case Texts():
                     for request_id, text in message.rows():
                         self.texts[request_id] = self.texts.get(request_id, "") + text
                     self.scored += [one for scored in message.scored.values() for one in scored]
+                    self.prompt_scored += [one for scored in message.prompt_scored.values() for one in scored]
                     self.ends |= {end.id: end for end in message.finished}
 
 
-def serving(requests: int) -> tuple[Machine, list[bytes]]:
-    machine = Machine()
+def serving(requests: int, *, continues: bool = True) -> tuple[Machine, list[bytes]]:
+    machine = Machine(continues=continues)
     machine.start_engine(1)
     return machine, [machine.ask(number) for number in range(requests)]
 
@@ -179,7 +198,7 @@ def test_an_echoed_prompt_with_tokens_stays_at_a_draining_engine() -> None:
 
 
 def test_requests_without_output_are_answered_by_the_next_epoch() -> None:
-    machine, (prefilling, queued, not_accepted, streaming) = serving(4)
+    machine, (prefilling, queued, not_accepted, streaming) = serving(4, continues=False)
     machine.accept(0, 1, 3)
     machine.give_token(machine.submits[3], 0, "x")
     first = [submit.id for submit in machine.submits]
@@ -206,36 +225,42 @@ def test_requests_without_output_are_answered_by_the_next_epoch() -> None:
 @pytest.mark.parametrize(
     "params", [{}, {"stop": ("yes",)}, {"stop": ("yes",), "logprobs": 1}], ids=["plain", "stop", "logprobs"]
 )
-def test_tokens_without_text_are_no_output_and_are_forgotten(params: dict[str, Any]) -> None:
-    machine, _ = serving(0)
+@pytest.mark.parametrize("continues", [True, False])
+def test_tokens_without_text_outlive_their_engine(params: dict[str, Any], continues: bool) -> None:
+    machine, _ = serving(0, continues=continues)
     request_id = machine.ask(1, **params)
     machine.accept(0)
     # The first byte of a character, and with stop strings also the beginning of one.
-    if params:
-        machine.give_token(machine.submits[0], 0, "y")
-    machine.give(machine.submits[0], len(params and [1]), TOKENIZER.encode("é").ids[0])
+    given = TOKENIZER.encode("yé" if params else "é").ids[:-1]
+    for index, token in enumerate(given):
+        machine.give(machine.submits[0], index, token)
     assert machine.texts == {}
     machine.kill_engine()
     assert not machine.ends
     machine.start_engine(2)
-    for index, text in enumerate("ab"):
-        machine.give_token(machine.submits[0], index, text, "length" if text == "b" else None)
+    (again,) = machine.submits
+    assert again.output == array("i", given).tobytes()
+    machine.give(again, len(given), TOKENIZER.encode("é").ids[1])
+    machine.give_token(again, len(given) + 1, "b", "length")
     end = machine.ends[request_id]
     assert isinstance(end, Finished)
-    assert (machine.texts[request_id], end.completion_tokens) == ("ab", 2)
-    assert [one.offset for one in machine.scored] == ([0, 1] if "logprobs" in params else [])
+    whole = "yéb" if params else "éb"
+    assert (machine.texts[request_id], end.completion_tokens) == (whole, len(given) + 2)
+    assert [one.offset for one in machine.scored] == ([0, 1, 1, 2] if "logprobs" in params else [])
 
 
 def test_tokens_without_text_do_not_survive_a_change_of_the_tokenizer() -> None:
     machine, _ = serving(0)
     request_id = machine.ask(1)
     machine.give(machine.submits[0], 0, TOKENIZER.encode("é").ids[0])
-    machine.dispatcher.set_files_in_use({"tokenizer.json": "b" * 64})
     machine.kill_engine()
-    machine.dispatcher.set_files_in_use(FILES)
+    others = {"tokenizer.json": "b" * 64}
+    machine.dispatcher.set_files_in_use(others)
+    machine.start_engine(2, tokenizer_hashes=others)
     machine.take()
-    machine.start_engine(2)
-    machine.give_token(machine.submits[0], 0, "a", "length")
+    (again,) = machine.submits
+    assert again.output == b""
+    machine.give_token(again, 0, "a", "length")
     assert machine.texts == {request_id: "a"}
 
 
@@ -323,6 +348,211 @@ def test_a_silent_engine_gets_requests_until_it_counts_as_stalled() -> None:
     machine.ask(9)
     assert len(machine.submits) == 3
     assert machine.pass_time(1) == [ENGINE]
-    assert failure(machine, streaming)[0] == "engine_stalled"
     machine.start_engine(1)
-    assert len(machine.submits) == 2 and silent not in machine.ends
+    assert len(machine.submits) == 3 and not machine.ends.keys() & {streaming, silent}
+
+
+def give_text(machine: Machine, submit: Submit, text: str, finish: FinishReason | None = None) -> None:
+    """Give the tokens of an ASCII text behind those that the request has."""
+    first = len(submit.output) // 4
+    for index, character in enumerate(text, first):
+        machine.give_token(submit, index, character, finish if index == first + len(text) - 1 else None, cached=index)
+
+
+def test_a_stream_goes_on_where_its_engine_died() -> None:
+    machine, (request_id,) = serving(1)
+    machine.accept(0)
+    (first,) = machine.submits
+    give_text(machine, first, "abc")
+    machine.kill_engine()
+    assert not machine.ends
+    machine.start_engine(2)
+    (again,) = machine.submits
+    assert again == msgspec.structs.replace(
+        first, id=again.id, output=array("i", TOKENIZER.encode("abc").ids).tobytes()
+    )
+    assert again.id != first.id
+    machine.accept(0)
+    give_text(machine, first, "xyz", "stop")
+    give_text(machine, again, "de", "length")
+    end = machine.ends[request_id]
+    assert isinstance(end, Finished)
+    assert (machine.texts[request_id], end.completion_tokens, end.continued) == ("abcde", 5, 1)
+    assert end.cached_tokens == 0, "as the first engine has found them"
+    assert (machine.accepted, machine.continued) == ([request_id], [request_id])
+
+
+def test_without_continuation_a_stream_ends_in_an_error() -> None:
+    machine, (request_id,) = serving(1, continues=False)
+    give_text(machine, machine.submits[0], "abc")
+    machine.kill_engine()
+    assert failure(machine, request_id) == ("engine_unavailable", "the connection to the engine was lost")
+
+
+def test_held_back_text_and_stop_strings_reach_over_a_loss() -> None:
+    machine, _ = serving(0)
+    request_id = machine.ask(1, stop=("halt",))
+    give_text(machine, machine.submits[0], "ok ha")
+    assert machine.texts[request_id] == "ok "
+    machine.kill_engine()
+    machine.start_engine(2)
+    give_text(machine, machine.submits[0], "lt")
+    end = machine.ends[request_id]
+    assert isinstance(end, Finished)
+    assert (machine.texts[request_id], end.matched_stop) == ("ok ", "halt")
+
+
+def test_every_choice_of_a_request_moves_alone() -> None:
+    machine, (one, two, three) = serving(3)
+    give_text(machine, machine.submits[0], "ab")
+    give_text(machine, machine.submits[1], "c")
+    give_text(machine, machine.submits[2], "d", "length")
+    machine.kill_engine()
+    machine.start_engine(2)
+    assert [len(submit.output) // 4 for submit in machine.submits] == [2, 1]
+    assert list(machine.ends) == [three]
+    for submit, text in zip(machine.submits, ("x", "yz"), strict=True):
+        give_text(machine, submit, text, "length")
+    assert [machine.texts[request_id] for request_id in (one, two, three)] == ["abx", "cyz", "d"]
+
+
+def test_a_loss_behind_sixteen_tokens_does_not_count() -> None:
+    machine, _ = serving(0)
+    request_id = machine.ask(1, max_tokens=200)
+    for epoch in range(2, 6):
+        give_text(machine, machine.submits[0], "x" * 16)
+        machine.kill_engine()
+        machine.start_engine(epoch)
+    give_text(machine, machine.submits[0], "x" * 15)
+    machine.kill_engine()
+    machine.start_engine(7)
+    assert not machine.ends
+    machine.kill_engine()
+    assert "second engine to be lost" in failure(machine, request_id)[1]
+
+
+def test_the_end_of_a_drain_does_not_count_as_a_loss() -> None:
+    machine, (request_id,) = serving(1)
+    for epoch in range(2, 6):
+        machine.dispatcher.status(ENGINE, msgspec.structs.replace(STATUS, draining=True))
+        machine.kill_engine()
+        machine.start_engine(epoch)
+    give_text(machine, machine.submits[0], "x", "length")
+    assert machine.texts == {request_id: "x"}
+
+
+def test_deadline_and_priority_hold_for_a_continued_request() -> None:
+    machine, _ = serving(0)
+    machine.dispatcher.unix_ms = UNIX_MS
+    timed = machine.ask(0, deadline_ms=UNIX_MS + 5000, priority=3, max_tokens=99)
+    give_text(machine, machine.submits[0], "a")
+    machine.kill_engine()
+    machine.pass_time(2)
+    machine.start_engine(2)
+    assert [(submit.remaining_ms, submit.priority) for submit in machine.submits] == [(3000, 3)]
+    give_text(machine, machine.submits[0], "a" * 16)
+    machine.kill_engine()
+    machine.pass_time(3)
+    assert failure(machine, timed)[0] == "deadline_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tokenizer_hashes": {"tokenizer.json": "b" * 64}}, "tokenizer files changed (tokenizer.json)"),
+        ({"revision": "r2"}, "revision changed from r1 to r2"),
+        ({"vocab_size": 600}, "vocabulary changed from 512 to 600"),
+        ({"max_model_len": 9}, "may need 10 tokens, and max_model_len is 9 now"),
+    ],
+)
+def test_another_model_does_not_continue_an_answer(changes: dict[str, Any], reason: str) -> None:
+    machine, (request_id,) = serving(1)
+    give_text(machine, machine.submits[0], "a")
+    machine.kill_engine()
+    assert not machine.ends, "its own model may come back"
+    machine.start_engine(2, **changes)
+    machine.take()
+    code, message = failure(machine, request_id)
+    assert code == "model_changed" and reason in message
+
+
+def test_a_model_without_a_revision_is_known_by_its_name() -> None:
+    machine = Machine()
+    machine.start_engine(1, revision="")
+    request_id = machine.ask(0)
+    give_text(machine, machine.submits[0], "a" * 16)
+    machine.kill_engine()
+    machine.start_engine(2, revision="")
+    assert machine.submits
+    machine.kill_engine()
+    machine.start_engine(3, revision="", name="other")
+    machine.take()
+    assert failure(machine, request_id)[0] == "model_changed"
+
+
+def test_an_answer_that_nobody_has_seen_begins_again_with_another_model() -> None:
+    machine, (request_id,) = serving(1)
+    machine.give(machine.submits[0], 0, TOKENIZER.encode("é").ids[0])
+    machine.kill_engine()
+    machine.start_engine(2, revision="r2")
+    machine.take()
+    (again,) = machine.submits
+    assert again.output == b""
+    give_text(machine, again, "b", "length")
+    assert machine.texts == {request_id: "b"}
+
+
+def test_prompt_scores_never_come_twice() -> None:
+    machine, _ = serving(0)
+    request_id = machine.ask(1, prompt_logprobs=0)
+    machine.accept(0)
+    prompt = TOKENIZER.encode("Hi").ids
+    machine.dispatcher.prompt_scored(ENGINE, PromptLogprobs(machine.submits[0].id, 1, scores(prompt[1:], 0)))
+    machine.kill_engine()
+    machine.start_engine(2)
+    (again,) = machine.submits
+    machine.dispatcher.prompt_scored(ENGINE, PromptLogprobs(again.id, 1, scores(prompt[1:], 0)))
+    machine.give_token(again, 0, "a")
+    machine.give_token(again, 1, "b", "length")
+    assert [one.token_id for one in machine.prompt_scored] == prompt
+    assert machine.texts == {request_id: "ab"}
+
+
+def full(machine: Machine, submit: Submit) -> None:
+    machine.dispatcher.failed(ENGINE, Failed(submit.id, "queue_full", "full"))
+    machine.take()
+
+
+def test_a_continued_request_that_is_refused_waits_ahead_of_new_ones() -> None:
+    machine, (request_id,) = serving(1)
+    give_text(machine, machine.submits[0], "a")
+    machine.kill_engine()
+    machine.start_engine(2)
+    full(machine, machine.submits[0])
+    assert not machine.ends
+    new = machine.ask(5)
+    assert len(machine.submits) == 1, "it waits behind the continued one"
+    machine.pass_time(0.5)
+    _, again, newer = machine.submits
+    assert (bool(again.output), bool(newer.output)) == (True, False)
+    full(machine, again)
+    full(machine, newer)
+    assert failure(machine, new)[0] == "queue_full"
+    machine.pass_time(0.5)
+    give_text(machine, machine.submits[-1], "b", "length")
+    assert machine.texts == {request_id: "ab"}
+
+
+def test_a_silent_replica_loses_its_streams_to_another_one() -> None:
+    machine = Machine(stale_seconds=5.0)
+    machine.start_engine(1)
+    request_id = machine.ask(0)
+    give_text(machine, machine.submits[0], "ab")
+    machine.dispatcher.add("other")
+    model = card(tokenizer_hashes=FILES)
+    machine.dispatcher.replicas.now += 6
+    machine.dispatcher.welcome("other", Welcome(version=WIRE_VERSION, epoch=(1, 1), model=model, replica="other"))
+    machine.pass_time(0)
+    first, aborted, again = machine.at_engine
+    assert aborted == Abort(first.id) and isinstance(again, Submit) and len(again.output) == 8
+    assert request_id not in machine.ends

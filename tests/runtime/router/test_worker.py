@@ -201,9 +201,7 @@ def test_a_cancelled_request_is_aborted_and_forgotten(stack: Stack, worker: Work
     assert len(worker._session) == 0
 
 
-def test_when_the_engine_dies_requests_with_output_fail_and_the_others_wait_for_the_next_epoch(
-    stack: Stack, worker: Worker
-) -> None:
+def test_when_the_engine_dies_all_requests_wait_for_the_next_epoch(stack: Stack, worker: Worker) -> None:
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     stack.wait_until_served()
     waiting, streaming = stack.frontend.generate(1), stack.frontend.generate(2)
@@ -211,19 +209,21 @@ def test_when_the_engine_dies_requests_with_output_fail_and_the_others_wait_for_
     stack.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]))
     stack.frontend.wait_for(Texts)
     stack.scheduler.close()
-    failed = stack.frontend.wait_for(TextFailed)
-    assert (failed.id, failed.code) == (streaming, "engine_unavailable")
     assert stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
     during_the_restart = stack.frontend.generate(3)
     assert stack.frontend.wait_for_end(during_the_restart)[1].code == "engine_unavailable"
     stack.scheduler = stack.start_scheduler("next", (1, 2))
-    text, end = stack.frontend.wait_for_end(waiting)
+    ends = stack.frontend.wait_for_ends(waiting, streaming)
+    text, end = ends[waiting]
     assert (text, end.completion_tokens) == ("xyz", 3)
+    text, end = ends[streaming]
+    assert (text, end.completion_tokens, end.continued) == ("yz", 3, 1), "it goes on behind its first token"
     assert waiting not in stack.frontend.accepted, "it is accepted once"
-    (submit,) = stack.scheduler.received(Submit)
-    assert submit.id not in (waiting, streaming)
-    state = stack.frontend.wait_for(WorkerState, lambda state: state.retried > 0)
-    assert (state.retried, state.model and state.model.epoch) == (1, (1, 2))
+    submits = stack.scheduler.received(Submit)
+    assert [len(submit.output) // 4 for submit in submits] == [1, 0], "the one with tokens goes first"
+    assert not {submit.id for submit in submits} & {waiting, streaming}
+    state = stack.frontend.wait_for(WorkerState, lambda state: state.retried > 1)
+    assert (state.retried, state.model and state.model.epoch) == (2, (1, 2))
 
 
 def test_a_request_waits_for_a_restart_no_longer_than_the_queue_timeout(stack: Stack) -> None:

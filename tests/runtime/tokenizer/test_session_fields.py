@@ -136,7 +136,7 @@ def test_scores_of_the_prompt_come_with_the_first_token(max_tokens: int) -> None
     session.prompt_scored(PromptLogprobs(ID, 1, scores(PROMPT[1:2].tolist(), 2)))
     session.prompt_scored(PromptLogprobs(ID, 2, scores(PROMPT[2:].tolist(), 2)))
     assert not session.take_to_frontend(), "so that another engine can begin again"
-    assert not session.has_output(ID)
+    assert session.progress(ID) == (b"", False)
     step(session, 0, 5, "length")
     first, *_ = session.take_to_frontend()
     assert isinstance(first, Texts)

@@ -67,10 +67,11 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "from_tokenizer": _paths(
             ("state.status.", "attention compiled_after_ready deferred"),
             ("accepted.", "prompt_token_ids"),
+            ("continued", " .id"),
             ("texts.", "prompt_scored reasoning token_ids tool_calls"),
             ("texts.scored{}[][", "5] 6]"),
             ("texts.prompt_scored{}[][", "0] 1] 2] 3] 4] 5] 6]"),
-            ("texts.finished[].", "matched_stop preemptions reasoning_tokens tool_calls"),
+            ("texts.finished[].", "continued matched_stop preemptions reasoning_tokens tool_calls"),
             ("texts.tool_calls{}[][", "0] 1] 2] 3]"),
         ),
     }

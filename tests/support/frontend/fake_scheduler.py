@@ -75,12 +75,12 @@ def row(request_id: bytes, index: int, token: int, finish: FinishReason | None =
 
 
 def answer_with(tokens: Sequence[int], cached: int = 0) -> Callable[[Submit], list[FromScheduler]]:
-    """Return a reply to requests: an Ack, then these tokens, repeated up to max_tokens. A negative token −t stands for
-    t with finish reason `stop`."""
+    """Return a reply to requests: an Ack, then these tokens, repeated up to max_tokens, behind those that the request
+    has. A negative token −t stands for t with finish reason `stop`."""
 
     def answer(submit: Submit) -> list[FromScheduler]:
         messages: list[FromScheduler] = [Ack(submit.id)]
-        for index in range(submit.max_tokens):
+        for index in range(len(submit.output) // 4, submit.max_tokens):
             token = tokens[index % len(tokens)]
             last: FinishReason | None = "stop" if token < 0 else "length" if index == submit.max_tokens - 1 else None
             messages.append(row(submit.id, index, abs(token), last, cached))

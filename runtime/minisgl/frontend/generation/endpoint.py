@@ -11,7 +11,7 @@ import asyncio
 import functools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -23,7 +23,7 @@ from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError, ClientDisconne
 from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.generation.request import GenerationRequest, generate_messages
-from minisgl.frontend.generation.response_format import EventFormat
+from minisgl.frontend.generation.response_format import CONTINUED, EventFormat
 from minisgl.frontend.server.client_connection import ClientConnection
 from minisgl.frontend.server.json_body import read_json_body
 from minisgl.frontend.server.request_record import RequestRecord, record_of
@@ -81,7 +81,9 @@ class GenerationEndpoint:
             if request.stream:
                 await _send_stream(record, request, stream, response_headers, send)
             else:
-                body = request.format.full(record.response_id, record.model, await stream.complete())
+                choices = await stream.complete()
+                body = request.format.full(record.response_id, record.model, choices)
+                response_headers |= _continued_header(choices)
                 await Response(body, 200, response_headers, "application/json")(scope, receive, send)
         finally:
             watcher.cancel()
@@ -119,7 +121,11 @@ async def _send_stream(
         await _send_part(send, events.first)
         while stream.has_more:
             deltas = await stream.deltas(fast_path, delta_path)
-            await _send_part(send, b"".join([events.event(delta) for delta in deltas]) if deltas else events.keepalive)
+            if stream.take_continued():
+                await _send_part(send, CONTINUED)
+            elif not deltas:
+                await _send_part(send, events.keepalive)
+            await _send_part(send, b"".join([events.event(delta) for delta in deltas]))
     except ApiError as error:
         logger.warning("stream %s ends in an error: %s", record.response_id, error.message)
         await _send_part(send, events.error(error))
@@ -127,6 +133,12 @@ async def _send_stream(
         return
     ends = [choice.finished for choice in stream.choices if choice.finished is not None]
     await send({"type": "http.response.body", "body": events.last(ends), "more_body": False})
+
+
+def _continued_header(choices: Sequence[Delta]) -> dict[str, str]:
+    """Return a header with the number of times that answers went on at another engine; none for 0."""
+    continued = sum(choice.finished.continued for choice in choices if choice.finished is not None)
+    return {"x-minisgl-continued": str(continued)} if continued else {}
 
 
 def _fast_path(client: ClientConnection | None, events: EventFormat) -> Callable[[str], bool] | None:

@@ -16,6 +16,10 @@ KEEPALIVE: Final = b": ping\n\n"
 """Server-sent comment, so that proxies keep a silent stream open."""
 
 
+CONTINUED: Final = b": continued\n\n"
+"""Server-sent comment: the engine of an answer was lost, and another one goes on with it."""
+
+
 def error_event(error: ApiError) -> bytes:
     """Render the event that ends a broken stream of APIs whose events have no names."""
     return b"data: " + error.body() + b"\n\n"

@@ -66,6 +66,14 @@ class FrontendMetrics:
         self.generation_tokens = Histogram("vllm:request_generation_tokens", "Tokens of a choice.", COUNT_EDGES)
         self.engine_starts = Total("minisgl:engine_starts_total", "Engine starts seen by the frontend.")
         self.resubmitted = Total("minisgl:requests_retried_total", "Requests resubmitted to another engine.")
+        self.continued = Total(
+            "minisgl:requests_continued_total", "Choices whose answer went on at another engine after tokens."
+        )
+        self.continue_gap = Histogram(
+            "minisgl:request_continue_gap_seconds",
+            "Time without a token of choices that went on at another engine.",
+            ITL_EDGES,
+        )
         self.slow_clients = Total("minisgl:slow_clients_total", "Connections dropped because the client did not read.")
         self.disconnects = LabelledTotal("minisgl:disconnects_total", "Clients that disconnected early.", "phase")
         self.timeouts = LabelledTotal("minisgl:timeouts_total", "Requests that exceeded a time limit.", "kind")

@@ -75,6 +75,14 @@ class RequestTracker:
             stream.accepted_at = now
             self.metrics.accept_time.observe(now - stream.started_at)
 
+    def resume(self, choice: Choice, now: float) -> None:
+        """An engine has queued the rest of an answer whose engine was lost."""
+        self.metrics.continued.value += 1
+        choice.resumes = True
+        # The engine has as much time for its next token as for a first one.
+        choice.stream.last_progress_at = now
+        choice.stream.mark_continued()
+
     def count_tokens(self, choice: Choice, tokens: int, now: float) -> None:
         """The choice has `tokens` in all now; 0: only the echoed prompt has arrived."""
         if not tokens:
@@ -88,8 +96,11 @@ class RequestTracker:
             # Text that was held back arrives with several tokens; they share the time.
             new = tokens - choice.tokens
             self.metrics.inter_token_latency.observe((now - choice.last_token_at) / new, new)
+            if choice.resumes:
+                choice.resumes = False
+                self.metrics.continue_gap.observe(now - choice.last_token_at)
         choice.tokens = tokens
-        choice.last_token_at = stream.last_token_at = now
+        choice.last_token_at = stream.last_token_at = stream.last_progress_at = now
 
     def finish(self, choice: Choice, end: Finished, now: float) -> None:
         if end.completion_tokens > choice.tokens:
@@ -133,7 +144,7 @@ class RequestTracker:
     def _start(self, choice: Choice, now: float) -> None:
         """The engine has computed the choice's prompt."""
         choice.waiting = False
-        choice.first_token_at = choice.stream.last_token_at = now
+        choice.first_token_at = choice.stream.last_token_at = choice.stream.last_progress_at = now
         self._enter_phase(choice.stream, "generating")
         self.admission.start(choice.prompt_tokens)
 

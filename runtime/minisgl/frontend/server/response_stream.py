@@ -66,6 +66,8 @@ class Choice(msgspec.Struct, eq=False):
     """Tokens sampled so far."""
     first_token_at: float = 0.0
     last_token_at: float = 0.0
+    resumes: bool = False
+    """An engine has queued the rest of the answer and has not given a token yet."""
     texts: list[str] = []
     scored: list[ScoredToken] = []
     reasoning: list[str] = []
@@ -143,6 +145,8 @@ class ResponseStream:
         self.accepted_at = 0.0
         self.first_token_at = 0.0
         self.last_token_at = 0.0
+        self.last_progress_at = 0.0
+        """Time of the last token, or of the moment at which another engine queued the rest of an answer."""
         self.unsent_characters = 0
         """Characters that arrived since the last send began."""
         self.error: ApiError | ClientDisconnected | None = None
@@ -154,6 +158,8 @@ class ResponseStream:
         self._waiting_since = math.inf
         """Start of the last wait in `deltas`; texts may have taken the fast path since."""
         self._interrupted = False
+        self._was_continued = False
+        """An answer was continued since `take_continued`."""
         self._fast_path: Callable[[str], bool] | None = None
         """Takes texts in the handler's place. Set only while it waits and has no reason to wake up."""
         self._delta_path: Callable[[Delta], bool] | None = None
@@ -259,14 +265,14 @@ class ResponseStream:
     async def deltas(
         self, fast_path: Callable[[str], bool] | None = None, delta_path: Callable[[Delta], bool] | None = None
     ) -> list[Delta]:
-        """Wait for new output and return it by choice, in order; an empty list after `interrupt_silence`. Raises
-        ApiError or ClientDisconnected.
+        """Wait for new output and return it by choice, in order; an empty list after `interrupt_silence` or
+        `mark_continued`. Raises ApiError or ClientDisconnected.
 
         `fast_path` is offered each text that arrives alone and returns whether it was written: such a text is not
         returned again. Give it only for a single choice whose token counts and scores are not needed. `delta_path` is
         offered output that is more than text in the same way; it gets all that a delta has.
         """
-        while not self._changed:
+        while not self._changed and not self._was_continued:
             self._fast_path = fast_path
             self._delta_path = delta_path
             self._waiting_since = asyncio.get_running_loop().time()
@@ -286,6 +292,16 @@ class ResponseStream:
         if self._waiter is not None and max(self._waiting_since, self.last_token_at) <= since:
             self._interrupted = True
             self._wake()
+
+    def mark_continued(self) -> None:
+        """Have the handler write that an answer goes on at another engine."""
+        self._was_continued = True
+        self._wake()
+
+    def take_continued(self) -> bool:
+        """Return whether an answer was continued since the last call."""
+        was_continued, self._was_continued = self._was_continued, False
+        return was_continued
 
     def _wake(self) -> None:
         # From here on all output has to wait for the handler, or it would overtake what wakes the handler up.

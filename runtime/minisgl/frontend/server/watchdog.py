@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.request_tracker import RequestTracker
@@ -60,7 +61,7 @@ def _apply_limits(requests: RequestTracker, stream: ResponseStream, now: float) 
         message = f"the request was queued for more than {limits.queue_seconds:g} s; retry later"
         kind, error = "queue", ApiError(503, "queue_timeout", message)
     elif _is_stalled(requests, stream, now):
-        message = f"the engine made no progress on the request for {limits.stall_seconds:g} s"
+        message = f"the engine made no progress on the request for {_stall_seconds(limits):g} s"
         kind, error = "stall", ApiError(503, "engine_stalled", message)
     else:
         return
@@ -78,8 +79,14 @@ def _is_queued(requests: RequestTracker, stream: ResponseStream) -> bool:
     return later < waiting
 
 
+def _stall_seconds(limits: RequestLimits) -> float:
+    """Longest time without progress. A stalled engine is restarted, or the router finds another: if the answer goes on
+    then, it is waited for."""
+    return limits.stall_seconds + (limits.queue_seconds if limits.continues else 0)
+
+
 def _is_stalled(requests: RequestTracker, stream: ResponseStream, now: float) -> bool:
-    limit = requests.limits.stall_seconds
+    limit = _stall_seconds(requests.limits)
     if stream.phase != "generating":
         # A request without a token outlives a hung engine: the launcher restarts it, or the router finds another.
         return False
@@ -88,4 +95,4 @@ def _is_stalled(requests: RequestTracker, stream: ResponseStream, now: float) ->
     # Tokens without text are not reported, so silence alone proves nothing while steps are made; but a preempted
     # request, back in the queue, is silent too.
     waiting = requests.status is not None and requests.status.waiting > 0
-    return waiting and now - stream.last_token_at > limit
+    return waiting and now - stream.last_progress_at > limit

@@ -256,13 +256,23 @@ async def test_time_in_the_queue_is_limited() -> None:
 
 
 async def test_a_stalled_engine_fails_its_requests() -> None:
-    watched = Watched(stall_seconds=10)
+    watched = Watched(stall_seconds=10, continues=False)
     watched.stream.phase = "generating"
     watched.requests.update_engine(None, status(steps=1), 1.0)
     watched.requests.update_engine(None, status(steps=2), 5.0)
     watched.requests.update_engine(None, status(steps=2), 14.0)
     assert watched.code_at(14.9) == ""
     assert watched.code_at(15.1) == "engine_stalled"
+
+
+async def test_an_answer_that_may_go_on_elsewhere_is_given_the_time_for_it() -> None:
+    watched = Watched(stall_seconds=10, queue_seconds=20)
+    watched.stream.phase = "generating"
+    watched.requests.update_engine(None, status(steps=1), 1.0)
+    watched.requests.update_engine(None, status(steps=2), 5.0)
+    watched.requests.update_engine(None, status(steps=2), 14.0)
+    assert watched.code_at(34.9) == ""
+    assert watched.code_at(35.1) == "engine_stalled"
 
 
 async def test_a_request_without_a_token_outlives_a_stalled_engine() -> None:
@@ -273,9 +283,9 @@ async def test_a_request_without_a_token_outlives_a_stalled_engine() -> None:
 
 
 async def test_a_preempted_request_that_is_not_resumed_fails() -> None:
-    watched = Watched(stall_seconds=10)
+    watched = Watched(stall_seconds=10, continues=False)
     watched.stream.phase = "generating"
-    watched.stream.last_token_at = 5.0
+    watched.stream.last_progress_at = 5.0
     watched.requests.update_engine(None, status(steps=1), 15.0)
     assert watched.code_at(15.5) == "", "tokens without text are not reported"
     watched.requests.update_engine(None, status(steps=2, waiting=1), 15.0)
