@@ -7,6 +7,7 @@ from enum import IntEnum, auto
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
+from minisgl.router.queue_times import QueueTimes
 from minisgl.router.routing import PrefixIndex
 from minisgl.tokenizer.model_files import differing_files
 from minisgl.wire.messages import GRAMMAR, WIRE_VERSION, ModelCard, Status, Welcome
@@ -45,6 +46,7 @@ class Replica:
         self.last_welcome: Welcome | None = None
         """Welcome from before a loss: the next one is probably of the same replica."""
         self.status: Status | None = None
+        self.queue_times = QueueTimes()
         self.last_message_at = 0.0
         self.reason = NO_WELCOME_YET
         """Reason why there is no welcome."""
@@ -151,6 +153,7 @@ class Replicas:
         if replica.status is None or replica.draining != status.draining or self.is_stale(replica):
             self._change()
         replica.status = status
+        replica.queue_times.add(status, self.now)
         replica.last_message_at = self.now
         replica.sent_since_status = 0
         self.statuses += 1
@@ -315,4 +318,6 @@ def _view(replica: Replica, state: State, reason: str) -> ReplicaView:
         waits_for_files=state is State.AWAITING_FILES,
         running=0 if status is None else status.running,
         waiting=0 if status is None else status.waiting,
+        queue_ms=replica.queue_times.mean_ms,
+        kv_usage=status.used_pages / status.num_pages if status is not None and status.num_pages else None,
     )

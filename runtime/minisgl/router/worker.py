@@ -47,7 +47,6 @@ LARGE_BYTES: Final = 256 << 10
 """Larger messages have a thread of their own: encoding some megabytes takes seconds."""
 
 
-
 class _Encoded(NamedTuple):
     """A request with everything that takes long to make."""
 

@@ -123,6 +123,10 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     """True if it is not routable only because its tokenizer files, which are loaded, are not in use."""
     running: int
     waiting: int
+    queue_ms: float | None = None
+    """Mean time in the engine's queue of the last 30 s, in milliseconds; None: unknown."""
+    kv_usage: float | None = None
+    """Part of the KV cache that requests use, from 0 to 1; None: unknown."""
 
 
 class FrontendStatus(msgspec.Struct, frozen=True, kw_only=True, tag="frontend", tag_field="kind"):

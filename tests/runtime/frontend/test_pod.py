@@ -127,6 +127,8 @@ def test_life_of_a_frontend_pod(frontend: FrontendPod) -> None:
         "waits_for_files": False,
         "running": 0,
         "waiting": 0,
+        "queue_ms": None,
+        "kv_usage": 0.0,
     }
 
     # The engine restarts while a request waits: the client does not notice.

@@ -189,3 +189,34 @@ def test_statuses_of_several_replicas_are_summed() -> None:
     assert total.compiled_after_ready == 3
     assert (total.waiting, total.steps, total.queue_seconds, total.queue_times) == (2, 8, 1.0, (2, 4))
     assert (total.page_size, total.num_pages, total.draining) == (16, 20, False)
+
+
+def test_a_view_has_the_mean_queue_time_of_the_last_half_minute_and_the_usage_of_the_cache() -> None:
+    replicas = replicas_of(welcome(0))
+    assert (replicas.views()[0].queue_ms, replicas.views()[0].kv_usage) == (None, None)
+    for second in range(0, 101):
+        # One request is admitted each second; from second 60 on each has waited for 2 s.
+        replicas.now = float(second)
+        waited = max(0, second - 60) * 2.0
+        replicas.status(
+            "0", msgspec.structs.replace(STATUS, waiting=0, queue_times=(second, 0), queue_seconds=waited, used_pages=3)
+        )
+        if second == 60:
+            assert replicas.views()[0].queue_ms == 0.0
+        if second == 75:
+            assert replicas.views()[0].queue_ms == pytest.approx(1000.0), "half of them waited"
+    assert replicas.views()[0].queue_ms == pytest.approx(2000.0)
+    assert replicas.views()[0].kv_usage == pytest.approx(0.3)
+
+
+def test_a_queue_from_which_none_is_admitted_has_waited_since_then() -> None:
+    replicas = replicas_of(welcome(0))
+    stuck = msgspec.structs.replace(STATUS, waiting=3, queue_times=(7, 0), queue_seconds=1.0)
+    for second in range(0, 11):
+        replicas.now = float(second)
+        replicas.status("0", stuck)
+    assert replicas.views()[0].queue_ms == pytest.approx(10_000.0)
+    replicas.status("0", msgspec.structs.replace(stuck, deferred=3))
+    assert replicas.views()[0].queue_ms == 0.0, "their grammars are being compiled"
+    replicas.status("0", msgspec.structs.replace(stuck, queue_times=()))
+    assert replicas.views()[0].queue_ms is None, "an older engine"

@@ -66,6 +66,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "fetch_record": _paths((".", "owner files")),
         "from_tokenizer": _paths(
             ("state.status.", "attention compiled_after_ready deferred"),
+            ("state.replicas[].", "queue_ms kv_usage"),
             ("accepted.", "prompt_token_ids"),
             ("continued", " .id"),
             ("texts.", "prompt_scored reasoning token_ids tool_calls"),
@@ -78,6 +79,11 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
 }
 """Version → family → paths of fields and message types, as in `Family.schema`, that the version does not know. It must
 be able to read messages with such fields, and gets messages of such types only when it has said that it knows them."""
+
+_NEW_IN_FRONTEND_STATUS: Final = frozenset({"held", "running", "idle_seconds"})
+_NEW_IN_REPLICA_VIEWS: Final = frozenset({"queue_ms", "kv_usage"})
+"""Fields of a frontend's /status that version 0.1.0 does not know. Its operator reads the body as a dictionary and
+ignores them."""
 
 _PLAN_ARRAYS: Final = (
     *("decode_slots", "decode_positions", "prefill_slots", "prefill_starts", "prefill_lengths", "prefill_sample"),
@@ -213,4 +219,9 @@ def _frontend_status(values: dict[str, Any]) -> bytes:
     scope = {"type": "http", "method": "GET", "path": "/status", "query_string": b"", "headers": []}
     with mock.patch.dict(os.environ, {POD_NAME: values["pod"]}):
         asyncio.run(cast(Any, app(scope, receive, send)))
-    return body
+    answered = {name: value for name, value in msgspec.json.decode(body).items() if name not in _NEW_IN_FRONTEND_STATUS}
+    answered["replicas"] = [
+        {name: value for name, value in view.items() if name not in _NEW_IN_REPLICA_VIEWS}
+        for view in answered["replicas"]
+    ]
+    return msgspec.json.encode(answered)
