@@ -12,8 +12,7 @@ from aiohttp import web
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.render.names import COMPONENT_LABEL, ENGINE, MODEL_LABEL, POD_INDEX_LABEL
 from minisgl_operator.shell.client import ApiError, Client, connection
-from minisgl_operator.shell.controller import CHILD_SELECTOR
-from minisgl_operator.shell.resources import NODE, POD, Resource, of_kind
+from minisgl_operator.shell.resources import CHILD_SELECTOR, NODE, POD, Resource, of_kind
 from support.cluster.simulated_pods import report, running_status
 
 _SINCE: Final = "2026-01-01T00:00:00Z"

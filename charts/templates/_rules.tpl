@@ -17,7 +17,7 @@
   resources: [deployments]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [apps]
-  resources: [statefulsets]
+  resources: [controllerrevisions, statefulsets]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [batch]
   resources: [jobs]

@@ -129,6 +129,15 @@ class AutoscalingStatus(ApiModel):
     """Time since which fewer replicas suffice."""
 
 
+class RolloutStatus(ApiModel):
+    """The rollout in progress, or the last one."""
+
+    revision: Text | None = None
+    """Revision that is rolled out."""
+    strategy: Text | None = None
+    """Surge, Recreate, or NoRoom, which is Recreate because an additional replica got no nodes."""
+
+
 class InferenceModelStatus(ApiModel):
     """Observed state of the InferenceModel."""
 
@@ -161,6 +170,8 @@ class InferenceModelStatus(ApiModel):
     failed_revision: Text | None = None
     """The current revision, if it does not start while an older one serves. Replicas that serve keep their revision
     until the spec changes, or a new replica of this one serves."""
+    rollout: RolloutStatus | None = None
+    """The rollout in progress, or the last one."""
     replica_statuses: Annotated[tuple[ReplicaStatus, ...], Field(max_length=1000), Unique("name")] | None = None
     """Replicas, as their leaders report them."""
     frontend: FrontendStatus | None = None

@@ -498,6 +498,15 @@ class Recovery(ApiModel):
     """Time for which a restart counts, in seconds."""
 
 
+class RolloutSpec(ApiModel):
+    """How replicas get a new revision."""
+
+    strategy: Literal["Auto", "Surge", "Recreate"] = "Auto"
+    """Surge: add a replica of the new revision, and remove an old one when it serves. Recreate: replace one replica
+    after the other in place. Auto: Surge if all pods of an additional replica get a node within 60 s, otherwise
+    Recreate."""
+
+
 class IpBlock(ApiModel):
     """A range of IP addresses."""
 
@@ -564,6 +573,8 @@ class InferenceModelSpec(ApiModel):
     """Time for running requests in a pod that stops, in seconds; then they end with an error."""
     recovery: Recovery = Recovery()
     """Limit of automatic restarts of a replica's ranks."""
+    rollout: RolloutSpec = RolloutSpec()
+    """How replicas get a new revision."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """Network access to the endpoint."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from minisgl_operator.api.objects import Manifest, controller_uid
 from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.facts.history import History
 from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pods import component
 from minisgl_operator.facts.replicas import Replica
@@ -18,15 +19,17 @@ def cache_key_of(labelled: Manifest) -> str | None:
     return None if found is None else str(found)
 
 
-def directories_in_use(model: InferenceModel, observed: Observed) -> frozenset[str]:
-    """Directories that an existing engine pod or a StatefulSet of the model names: a restart reads them again."""
+def directories_in_use(model: InferenceModel, observed: Observed, history: History) -> frozenset[str]:
+    """Directories that an existing engine pod, a StatefulSet or a recorded template of the model names: a restart or a
+    rollback reads them again."""
     templates = [
         live["spec"]["template"]
         for ref, live in observed.children.items()
         if ref.kind == "StatefulSet" and controller_uid(live) == model.metadata.uid
     ]
     pods = [pod for pod in observed.pods if component(pod) == names.ENGINE]
-    return frozenset(key for each in (*templates, *pods) if (key := cache_key_of(each)) is not None)
+    recorded = [template.cache_key for template in history.templates.values()]
+    return frozenset(key for key in (*map(cache_key_of, (*templates, *pods)), *recorded) if key is not None)
 
 
 def unused_are_obsolete(replicas: Iterable[Replica]) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import (
@@ -25,18 +25,21 @@ from minisgl_operator.facts import fetch_status as fetches
 from minisgl_operator.facts.autoscaling import Decision, Load, until_next_decision
 from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
 from minisgl_operator.facts.gang import GangStarts, is_placed_together
+from minisgl_operator.facts.history import History
 from minisgl_operator.facts.load import load_of
 from minisgl_operator.facts.lost_nodes import Ending, ending
 from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
 from minisgl_operator.facts.pods import cannot_run, component, containers_started, replica_name, serves_status
-from minisgl_operator.facts.replicas import Replica
+from minisgl_operator.facts.replicas import Replica, existing_replicas
 from minisgl_operator.facts.rollout import replicas_to_replace, revision_has_failed, rollout_blockers
 from minisgl_operator.facts.routing import Routing
-from minisgl_operator.facts.selection import Selection, select
+from minisgl_operator.facts.selection import Rollout, Selection, select
+from minisgl_operator.facts.surge import Strategy, auto_strategy, seconds_until_surge_ends
 from minisgl_operator.facts.wanted import autoscaled, wanted_replicas
-from minisgl_operator.render import model_files, names, render, revision
+from minisgl_operator.render import engine, model_files, names, render
 from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.render.engine_template import EngineTemplate
 
 # Conditions of a PVC whose volume driver could not expand the volume.
 _RESIZE_FAILED: Final = ("ControllerResizeError", "NodeResizeError")
@@ -54,7 +57,8 @@ class Facts:
     def desired(self) -> dict[Ref, Manifest]:
         """Manifests of all children that the spec asks for, with the replicas that stay."""
         indices = [replica.index for replica in self.replicas]
-        return {ref_of(manifest): manifest for manifest in render(self.model, self.defaults, indices)}
+        manifests = render(self.model, self.defaults, indices, self.template)
+        return {ref_of(manifest): manifest for manifest in manifests}
 
     @cached_property
     def conflicts(self) -> dict[Ref, str]:
@@ -84,7 +88,30 @@ class Facts:
     @cached_property
     def revision(self) -> str:
         """The current revision."""
-        return revision(self.model, self.defaults)
+        return self.template.revision
+
+    @cached_property
+    def template(self) -> EngineTemplate:
+        """The pod template that replicas should have."""
+        return engine.current_template(self.model, self.defaults)
+
+    @cached_property
+    def history(self) -> History:
+        return History.of(self.observed)
+
+    @cached_property
+    def revisions_in_use(self) -> frozenset[str]:
+        """Revisions of existing replicas, and the current one."""
+        live = [replica.revision for replica in (*self.replicas, *self.surplus)]
+        return frozenset({self.revision, *(revision for revision in live if revision is not None)})
+
+    @cached_property
+    def seconds_until_strategy_changes(self) -> float | None:
+        """Seconds until an additional replica has waited too long for nodes; None if none waits."""
+        if self.model.spec.rollout.strategy != "Auto" or self.strategy != "Surge":
+            return None
+        old = any(replica.has_old_template for replica in self.replicas)
+        return seconds_until_surge_ends(self.replicas, self.now) if old else None
 
     @cached_property
     def routing(self) -> Routing:
@@ -103,8 +130,8 @@ class Facts:
     @cached_property
     def _selection(self) -> Selection:
         # Before the model is cached no replica is replaced, so a scale-down need not wait for the download.
-        rolls_out = self.cached and not self._is_known_to_fail
-        return select(self.model.name, self.observed, self.routing, self.wanted, self.revision, rolls_out=rolls_out)
+        rollout: Rollout = self.strategy if self.cached and not self._is_known_to_fail else ""
+        return select(self.model.name, self.observed, self.routing, self.wanted, self.revision, rollout)
 
     @cached_property
     def wanted(self) -> int:
@@ -133,13 +160,29 @@ class Facts:
         return None if due is None else due.total_seconds()
 
     @cached_property
+    def strategy(self) -> Strategy:
+        """The way in which replicas that serve get the current revision."""
+        wanted = self.model.spec.rollout.strategy
+        if wanted != "Auto":
+            return wanted
+        existing, _ = existing_replicas(self.model.name, self.observed, self.routing, self.revision)
+        before = self._recorded_rollout
+        known = before.get("strategy") if before.get("revision") == self.revision else None
+        return auto_strategy(existing, known == "NoRoom", self.now)
+
+    @property
+    def _recorded_rollout(self) -> Mapping[str, Any]:
+        """`status.rollout` as it was last written."""
+        return (self.observed.model_object.get("status") or {}).get("rollout") or {}
+
+    @cached_property
     def routable(self) -> int:
         """Number of routable replicas."""
         return sum(replica.routable is True for replica in self.replicas)
 
     @cached_property
     def replicas_to_replace(self) -> tuple[Replica, ...]:
-        return replicas_to_replace(self.replicas, self.revision_has_failed)
+        return replicas_to_replace(self.replicas, self.revision_has_failed, surge=self.strategy == "Surge")
 
     @property
     def _is_known_to_fail(self) -> bool:
@@ -158,7 +201,7 @@ class Facts:
     @cached_property
     def gang(self) -> GangStarts:
         """Starts of replicas with several pods."""
-        pods = self.model.spec.parallelism.pods
+        pods = self.template.pods
         sets = (each for ref, each in self.desired.items() if ref.kind == "StatefulSet")
         template = next((each["spec"]["template"] for each in sets), None)
         engines = [pod for replica in self.replicas for pod in replica.pods]
@@ -210,7 +253,7 @@ class Facts:
 
     @cached_property
     def directories_in_use(self) -> frozenset[str]:
-        return directories_in_use(self.model, self.observed)
+        return directories_in_use(self.model, self.observed, self.history)
 
     @cached_property
     def unused_are_obsolete(self) -> bool:

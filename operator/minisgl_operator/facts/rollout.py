@@ -27,13 +27,16 @@ def _cannot_start(replica: Replica) -> bool:
     return any(cannot_run(pod) and not is_unschedulable(pod) for pod in replica.pods)
 
 
-def replicas_to_replace(replicas: tuple[Replica, ...], failed: bool) -> tuple[Replica, ...]:
-    """Replicas with an old template whose turn it is to get the current one.
+def replicas_to_replace(replicas: tuple[Replica, ...], failed: bool, surge: bool) -> tuple[Replica, ...]:
+    """Replicas with an old template whose turn it is to get the current one in place.
 
     A replica that serves, or that restarts after it has served, is replaced only when all others are rollout-ready: so
     at most one is down, and a revision that does not become ready stops at the first replica. A replica that has never
     served is replaced immediately, as nothing is lost, unless a replica of the current revision is not rollout-ready:
     the current revision may be broken, and then the old one is the better one to keep. With `failed` it is known to be.
+
+    With `surge` new replicas take the place of those that serve, unless frontends send a new one no requests because
+    they use the tokenizer files of the old ones: only a replacement changes that.
     """
     if failed:
         return ()
@@ -41,6 +44,9 @@ def replicas_to_replace(replicas: tuple[Replica, ...], failed: bool) -> tuple[Re
     unproven = any(replica.revision == replica.current_revision and not replica.rollout_ready for replica in replicas)
     if not unproven and (idle := [replica for replica in old if replica.out_of_service]):
         return tuple(idle)
+    awaiting_files = any(replica.awaiting_files and not replica.has_old_template for replica in replicas)
+    if surge and any(replica.serves is not False for replica in old) and not awaiting_files:
+        return ()
     blockers = rollout_blockers(replicas)
     for replica in sorted(old, key=lambda replica: (replica.available, replica.index)):
         if all(blocker is replica for blocker in blockers):

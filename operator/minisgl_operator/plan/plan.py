@@ -18,8 +18,9 @@ from minisgl_operator.facts.lost_nodes import pods_to_force_delete
 from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.pods import node_of, replica_name, revision_of
 from minisgl_operator.facts.replicas import Replica
-from minisgl_operator.render import storage
+from minisgl_operator.render import names, storage
 from minisgl_operator.render.availability import engine_budget
+from minisgl_operator.render.history import controller_revision
 
 _USED_BY_PODS: Final = frozenset({"PersistentVolumeClaim", "ServiceAccount"})
 _CREATE_PODS: Final = frozenset({"Deployment", "Job", "StatefulSet"})
@@ -107,7 +108,22 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
                 result[ref] = storage.with_removable_directories(
                     manifest, facts.model, facts.directories_in_use, others_obsolete=facts.unused_are_obsolete
                 )
+    if (record := _new_record(facts)) is not None:
+        result[ref_of(record)] = record
     return result
+
+
+def _new_record(facts: Facts) -> Manifest | None:
+    """The current template's ControllerRevision; None if it exists and is the newest one, and before any replica can
+    have the template."""
+    name = names.engine_revision(facts.model.name, facts.revision)
+    ref = Ref("ControllerRevision", name)
+    live = facts.observed.children.get(ref)
+    is_foreign = live is not None and controller_uid(live) != facts.model.metadata.uid
+    if not facts.cached or is_foreign or ref in facts.observed.conflicting:
+        return None
+    number = facts.history.number_of(facts.revision, name)
+    return None if number is None else controller_revision(facts.model, facts.template, number)
 
 
 def _pod_counts(facts: Facts) -> dict[str, int]:
@@ -130,11 +146,11 @@ def _pod_counts(facts: Facts) -> dict[str, int]:
             emptying = live is not None and replica.size == 0 and not _has_no_pods(live)
             if replica.size == 0 and not (others or emptying):
                 startable.append(replica)
-            counts[replica.name] = 0 if others or replica.size == 0 else facts.model.spec.parallelism.pods
+            counts[replica.name] = 0 if others or replica.size == 0 else facts.template.pods
         elif replica in facts.replicas_to_replace:
             counts[replica.name] = 0
     for replica in facts.gang.next_to_start(startable):
-        counts[replica.name] = facts.model.spec.parallelism.pods
+        counts[replica.name] = facts.template.pods
     return counts
 
 
@@ -165,7 +181,7 @@ def _deletions(facts: Facts) -> Iterator[Delete]:
             controller_uid(live) != facts.model.metadata.uid
             or is_deleting(live)
             # A downloaded model is kept until the InferenceModel is deleted.
-            or ref.kind == "PersistentVolumeClaim"
+            or ref.kind in ("ControllerRevision", "PersistentVolumeClaim")
         ):
             continue
         if ref in facts.desired:
@@ -174,6 +190,8 @@ def _deletions(facts: Facts) -> Iterator[Delete]:
         # The pods of a replica need their names until they have drained.
         elif ref.kind != "Service" or all(replica_name(pod) != ref.name for pod in facts.observed.pods):
             found.append((order.get(ref.name, len(order)), ref, live))
+    for record in facts.history.obsolete(facts.revisions_in_use):
+        yield Delete(ref_of(record), record["metadata"]["uid"])
     for _, ref, live in sorted(found, key=lambda each: each[:2]):
         # Fetches write to the PVC: the next Job is created when no pod of this one is left.
         yield Delete(ref, live["metadata"]["uid"], "Foreground" if ref.kind == "Job" else "Background")

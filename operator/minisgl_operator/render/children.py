@@ -5,28 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.api.types import InferenceModel, Recovery
+from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import availability, engine, frontend, model_files, names, network, storage
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.render.engine_template import EngineTemplate
 
 
-def render(model: InferenceModel, defaults: Defaults, indices: Iterable[int] | None = None) -> tuple[Manifest, ...]:
-    """Everything that the spec asks for, as if no transition were in progress. `indices` are those of the replicas; by
-    default, those of a new model.
+def render(
+    model: InferenceModel,
+    defaults: Defaults,
+    indices: Iterable[int] | None = None,
+    template: EngineTemplate | None = None,
+) -> tuple[Manifest, ...]:
+    """Everything that the spec asks for, as if no transition were in progress, without its history. `indices` are those
+    of the replicas; by default, those of a new model. `template` is that of the replicas; by default, the spec's.
 
     Objects that pods need come before objects that create pods. The order helps readers; nothing depends on it.
     """
-    return tuple(_render(model, defaults, range(initial_replicas(model)) if indices is None else tuple(indices)))
+    template = template or engine.current_template(model, defaults)
+    return tuple(
+        _render(model, defaults, template, range(initial_replicas(model)) if indices is None else tuple(indices))
+    )
 
 
 def revision(model: InferenceModel, defaults: Defaults) -> str:
-    """Revision of the engine's pod template. All replicas share it, though each template names its own replica.
-
-    `spec.recovery` has no part in it: an edit restarts nothing, and applies to pods that are created after it.
-    """
-    unaffected = model.spec.model_copy(update={"recovery": Recovery()})
-    return names.revision(engine.pod_template(model.model_copy(update={"spec": unaffected}), defaults, 0))
+    """Revision of the engine's pod template that the spec asks for."""
+    return engine.current_template(model, defaults).revision
 
 
 def initial_replicas(model: InferenceModel) -> int:
@@ -36,7 +41,9 @@ def initial_replicas(model: InferenceModel) -> int:
     return model.spec.replicas if model.spec.autoscaling is None else model.spec.autoscaling.min_replicas
 
 
-def _render(model: InferenceModel, defaults: Defaults, replicas: Sequence[int]) -> Iterator[Manifest]:
+def _render(
+    model: InferenceModel, defaults: Defaults, template: EngineTemplate, replicas: Sequence[int]
+) -> Iterator[Manifest]:
     fetched = model_files.is_fetched(model)
     for name, component in ((names.engine(model.name), names.ENGINE), (names.frontend(model.name), names.FRONTEND)):
         yield child(model, "v1", "ServiceAccount", name, component, {"automountServiceAccountToken": False})
@@ -54,9 +61,8 @@ def _render(model: InferenceModel, defaults: Defaults, replicas: Sequence[int]) 
     yield availability.frontend_budget(model)
     yield frontend.deployment(model, defaults)
     if replicas:
-        pods = {names.replica(model.name, index): model.spec.parallelism.pods for index in replicas}
+        pods = {names.replica(model.name, index): template.pods for index in replicas}
         yield availability.engine_budget(model, pods)
-        current = revision(model, defaults)
         for index in replicas:
             yield engine.peers_service(model, index)
-            yield engine.stateful_set(model, defaults, index, current)
+            yield engine.stateful_set(model, template, index)

@@ -5,33 +5,43 @@ from __future__ import annotations
 from typing import Any
 
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.api.types import EngineSpec, InferenceModel, Parallelism
+from minisgl_operator.api.types import EngineSpec, InferenceModel, Parallelism, Recovery
 from minisgl_operator.render import model_files, names, pods, single_node, templates
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.render.engine_template import EngineTemplate
 from minisgl_operator.render.ports import container_ports, service_ports
 from minisgl_operator.render.quantity import canonical
 
 
-def stateful_set(model: InferenceModel, defaults: Defaults, index: int, revision: str) -> Manifest:
+def current_template(model: InferenceModel, defaults: Defaults) -> EngineTemplate:
+    """The template that the spec asks for. Its revision is a hash of it.
+
+    `spec.recovery` has no part in it: an edit restarts nothing, and applies to pods that are created after it.
+    """
+    unaffected = model.spec.model_copy(update={"recovery": Recovery()})
+    body = _pod_template(model.model_copy(update={"spec": unaffected}), defaults)
+    return EngineTemplate(names.revision(body), body)
+
+
+def stateful_set(model: InferenceModel, template: EngineTemplate, index: int) -> Manifest:
     """The pods of one replica. They start together, and the operator replaces them together (OnDelete): a rolling
     update would mix ranks of two revisions in one replica."""
     name = names.replica(model.name, index)
-    template = pod_template(model, defaults, index)
-    template["metadata"]["labels"][names.REVISION_LABEL] = revision
+    body = template.for_replica(name, model.spec.recovery)
     selector = names.selector(model.name, names.ENGINE) | {names.REPLICA_LABEL: name}
     spec = {
-        "replicas": model.spec.parallelism.pods,
+        "replicas": template.pods,
         "serviceName": name,
         "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": "OnDelete"},
         "revisionHistoryLimit": 1,
         "selector": {"matchLabels": selector},
-        "template": template,
+        "template": body,
     }
-    queue = {key: value for key, value in template["metadata"]["labels"].items() if key in names.KUEUE_LABELS}
+    queue = {key: value for key, value in body["metadata"]["labels"].items() if key in names.KUEUE_LABELS}
     manifest = child(model, "apps/v1", "StatefulSet", name, names.ENGINE, {"spec": spec}, labels=queue | _labels(name))
-    if template["spec"].get("schedulerName") == names.VOLCANO_SCHEDULER:
+    if body["spec"].get("schedulerName") == names.VOLCANO_SCHEDULER:
         # The group that Volcano creates for a StatefulSet would start with one pod otherwise.
         manifest["metadata"]["annotations"] = {names.VOLCANO_MIN_MEMBER: str(spec["replicas"])}
     return manifest
@@ -49,9 +59,9 @@ def peers_service(model: InferenceModel, index: int) -> Manifest:
     return child(model, "v1", "Service", name, names.ENGINE, {"spec": spec}, labels=_labels(name))
 
 
-def pod_template(model: InferenceModel, defaults: Defaults, index: int) -> dict[str, Any]:
-    """The template without the revision label, whose value is computed from it."""
-    name = names.replica(model.name, index)
+def _pod_template(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
+    """The template of the first replica, without the revision label, whose value is computed from it."""
+    name = names.replica(model.name, 0)
     engine, default = model.spec.engine, defaults.models.engine
     spec = pods.pod_spec(names.engine(model.name), _container(model, defaults, name), _volumes(model), defaults)
     spec["terminationGracePeriodSeconds"] = model.spec.drain_seconds + pods.GRACE_BEYOND_DRAIN

@@ -40,6 +40,8 @@ _REVISION_LENGTH: Final = 10
 ENGINE: Final = "engine"
 FRONTEND: Final = "frontend"
 FETCH: Final = "fetch"
+REVISION: Final = "revision"
+"""Component of ControllerRevisions. Those of StatefulSets have the labels of pods."""
 
 KEYS_VOLUME: Final = "keys"
 """Volume of a frontend with its API keys."""
@@ -68,6 +70,11 @@ def leaders(model: str) -> str:
 
 def engine(model: str) -> str:
     return f"{model}-engine"
+
+
+def engine_revision(model: str, revision: str) -> str:
+    """Name of the ControllerRevision of an engine's pod template."""
+    return f"{engine(model)}-{revision}"
 
 
 def frontend(model: str) -> str:

@@ -14,7 +14,6 @@ from minisgl_operator.api.objects import Manifest, is_deleting
 from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.observed import Rejection
 from minisgl_operator.facts.pods import node_of
-from minisgl_operator.render.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.shell import metrics
 from minisgl_operator.shell.apply import Applier
 from minisgl_operator.shell.client import ApiError, Client
@@ -26,13 +25,12 @@ from minisgl_operator.shell.permissions import missing_permissions
 from minisgl_operator.shell.pod_events import PodEvents
 from minisgl_operator.shell.probe import Prober, pod_address
 from minisgl_operator.shell.reconcile import Context, reconcile
-from minisgl_operator.shell.resources import MODEL, WATCHED, Resource
+from minisgl_operator.shell.resources import MODEL, WATCHED, Resource, selector
 from minisgl_operator.shell.store import Id, ModelKey, Store, object_id
 from minisgl_operator.shell.workqueue import WorkQueue
 
 _log = logging.getLogger(__name__)
 
-CHILD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 _WORKERS: Final = 16
 _RECONCILE_TIMEOUT: Final = 60.0
 _PERMISSIONS_SECONDS: Final = 10.0
@@ -270,10 +268,9 @@ class Controller:
         return complete
 
     async def _list(self, resource: Resource, namespace: str | None) -> None:
-        selector = "" if resource == MODEL else CHILD_SELECTOR
         present: set[Id] = set()
         version, newest = "0", self.store.newest(resource)
-        async for page in self._client.pages(resource, namespace, selector):
+        async for page in self._client.pages(resource, namespace, selector(resource)):
             version = page.resource_version
             if int(version) < newest:
                 # Watches from a version that was undone report nothing until it is reached again.

@@ -98,7 +98,12 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
             if not complete or facts.wanted != wanted:
                 due.append(0.0)
         status = derive_status(facts, previous)
-        due += [seconds_until_fetch(facts), facts.gang.seconds_until_change, facts.seconds_until_scaling]
+        due += [
+            seconds_until_fetch(facts),
+            facts.gang.seconds_until_change,
+            facts.seconds_until_strategy_changes,
+            facts.seconds_until_scaling,
+        ]
         if facts.conflicts:
             due.append(_RECHECK_CONFLICTS_SECONDS)
     terminating = any(each.reason == Reason.NAMESPACE_TERMINATING.value for each in observed.rejections)
@@ -107,7 +112,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
         for event in events_for(previous, status):
             context.recorder.record(model_object, event)
     stored = context.store.model(key)
-    if stored is not None and _failed_revision(stored.body) != previous.get("failedRevision"):
+    if stored is not None and _rollout(stored.body) != _rollout(model_object):
         # The plan depends on it, and no event reports our own write.
         due.append(0.0)
     if terminating:
@@ -116,10 +121,10 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
     return Result(failed=bool(observed.rejections) and not blocked, after=after)
 
 
-def _failed_revision(model_object: Manifest) -> str | None:
-    """The revision as the API server has stored it; an older definition of InferenceModel drops it."""
-    found = model_object.get("status", {}).get("failedRevision")
-    return None if found is None else str(found)
+def _rollout(model_object: Manifest) -> object:
+    """The state of a rollout as the API server has stored it; an older definition of InferenceModel drops it."""
+    status = model_object.get("status", {})
+    return status.get("failedRevision"), status.get("rollout")
 
 
 def _earliest(*seconds: float | None) -> float | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from minisgl_operator.api.types import GROUP, KIND, PLURAL, VERSION
+from minisgl_operator.render.names import COMPONENT_LABEL, MANAGED_BY, MANAGED_BY_LABEL, REVISION
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,11 @@ EVENT: Final = Resource("events.k8s.io", "v1", "events", "Event")
 NODE: Final = Resource("", "v1", "nodes", "Node")
 LEASE: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
+CONTROLLER_REVISION: Final = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
+
 # Kinds of a model's children. Pods are children of these.
 CHILDREN: Final = (
+    CONTROLLER_REVISION,
     Resource("apps", "v1", "statefulsets", "StatefulSet"),
     Resource("apps", "v1", "deployments", "Deployment"),
     Resource("", "v1", "services", "Service"),
@@ -56,7 +60,17 @@ CHILDREN: Final = (
 )
 WATCHED: Final = (MODEL, *CHILDREN, POD)
 
+CHILD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
+
 _BY_KIND: Final = {resource.kind: resource for resource in WATCHED}
+
+
+def selector(resource: Resource) -> str:
+    """Label selector of the watched objects of a kind; empty: all."""
+    if resource == MODEL:
+        return ""
+    # StatefulSets keep ControllerRevisions of their own, with the labels of their pods.
+    return f"{CHILD_SELECTOR},{COMPONENT_LABEL}={REVISION}" if resource == CONTROLLER_REVISION else CHILD_SELECTOR
 
 
 def of_kind(kind: str) -> Resource:

@@ -240,6 +240,9 @@ def trim(body: Manifest) -> Manifest:
             small["status"] = status
         case "Job":
             small["status"] = status
+        case "ControllerRevision":
+            # Encoded, a template takes a tenth of the memory.
+            small |= {"data": msgspec.json.encode(body.get("data")), "revision": body["revision"]}
     return small
 
 

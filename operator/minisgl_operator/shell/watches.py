@@ -16,8 +16,7 @@ import kopf
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.shell.client import Connection
-from minisgl_operator.shell.controller import CHILD_SELECTOR
-from minisgl_operator.shell.resources import MODEL, WATCHED, Resource
+from minisgl_operator.shell.resources import WATCHED, Resource, selector
 
 OnEvent = Callable[[str | None, Manifest], None]
 
@@ -169,8 +168,8 @@ def configured(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = NoDifferences()
     for resource in WATCHED:
-        if resource != MODEL:
-            settings.watching.label_selectors[resource.group, resource.version, resource.plural] = CHILD_SELECTOR
+        if selected := selector(resource):
+            settings.watching.label_selectors[resource.group, resource.version, resource.plural] = selected
     settings.watching.chunk_size = 500
     settings.watching.server_timeout = 300
     settings.watching.reconnect_backoff = 1

@@ -17,6 +17,7 @@ from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition
 from minisgl_operator.status.conditions import Conditions, all_conditions, as_status
+from minisgl_operator.status.rollout import rollout_status
 
 Status = dict[str, Any]
 
@@ -57,6 +58,8 @@ def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
         "frontend": {"replicas": facts.model.spec.frontend.replicas, "readyReplicas": facts.ready_frontends},
     }
     status |= _autoscaling(facts)
+    if (rollout := rollout_status(facts)) is not None:
+        status["rollout"] = rollout
     if facts.revision_has_failed:
         status["failedRevision"] = facts.revision
     if facts.fetch is not None:

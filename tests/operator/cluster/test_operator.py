@@ -122,13 +122,15 @@ def test_scaling_up_down_and_to_zero_through_the_scale_subresource(cluster: Oper
 
 
 def test_an_engine_edit_replaces_one_replica_after_the_other(cluster: OperatedCluster) -> None:
-    cluster.apply(pvc_model("rolling", replicas=2, parallelism={"tensor": 2, "gpusPerPod": 1}))
+    in_place = {"strategy": "Recreate"}
+    cluster.apply(pvc_model("rolling", replicas=2, parallelism={"tensor": 2, "gpusPerPod": 1}, rollout=in_place))
     cluster.until(lambda: cluster.status("rolling").get("readyReplicas") == 2, "two replicas")
     frontend = cluster.get("Deployment", "rolling-frontend")
     edited = pvc_model(
         "rolling",
         replicas=2,
         parallelism={"tensor": 2, "gpusPerPod": 1},
+        rollout=in_place,
         engine={"env": [{"name": "SOME_SETTING", "value": "new"}]},
     )
     before = cluster.status("rolling")["revision"]

@@ -148,12 +148,24 @@ def test_the_shipped_rules_are_exactly_those_that_the_operator_uses(control_plan
     assert shipped - used == set(), "rights that are never used"
 
 
+def _records(cluster: OperatedCluster) -> list[int]:
+    """Settings of the recorded templates."""
+    found = [body for (kind, _), body in cluster.children("recorded").items() if kind == "ControllerRevision"]
+    variables = [one for body in found for one in body["data"]["template"]["spec"]["containers"][0]["env"]]
+    return [int(one["value"]) for one in variables if one["name"] == "SETTING"]
+
+
 def _everything_it_can_do(cluster: OperatedCluster) -> None:
     cluster.apply(pvc_model("lost"))
     cluster.until(lambda: cluster.ready("lost"), "the replica that will lose its node")
     lost = cluster.get("Pod", "lost-r0-0")
     assert lost is not None
     cluster.lose_node_of("lost-r0-0")
+    for number in range(4):
+        value = str(number)
+        cluster.apply(pvc_model("recorded", replicas=0, engine={"env": [{"name": "SETTING", "value": value}]}))
+        cluster.until(lambda: int(value) in _records(cluster), "a record")  # noqa: B023
+    cluster.until(lambda: len(_records(cluster)) == 3, "the end of the first record")
     cluster.hold = lambda name: name.startswith("waiting")
     cluster.apply(pvc_model("waiting"))
     cluster.apply(pvc_model("asleep"))

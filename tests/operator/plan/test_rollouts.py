@@ -19,11 +19,13 @@ from minisgl_operator.plan.plan import Apply, Delete, plan
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
 from support.cluster.simulated_cluster import SimulatedCluster
 
+IN_PLACE = {"rollout": {"strategy": "Recreate"}}
+
 
 def settled(spec: dict[str, Any], source: dict[str, Any] = CLAIM) -> SimulatedCluster:
     """A cluster in which the model runs, with two ranks in separate pods for each replica."""
     parallelism = {"tensor": 2, "gpusPerPod": 1}
-    raw = raw_model({"parallelism": parallelism, "engine": {"image": "engine:1"}} | spec, source=source)
+    raw = raw_model(IN_PLACE | {"parallelism": parallelism, "engine": {"image": "engine:1"}} | spec, source=source)
     cluster = SimulatedCluster(raw, DEFAULTS)
     cluster.broken = {"engine:broken"}
     cluster.settle()
@@ -88,7 +90,7 @@ def test_all_but_one_replica_serve_at_every_moment(replicas: int, source: dict[s
 
 def with_files(spec: dict[str, Any]) -> SimulatedCluster:
     """A cluster in which engines of other images have other tokenizer files, some of which are unusable."""
-    raw = raw_model({"engine": {"image": "engine:1"}} | spec, source=CLAIM)
+    raw = raw_model(IN_PLACE | {"engine": {"image": "engine:1"}} | spec, source=CLAIM)
     cluster = SimulatedCluster(raw, DEFAULTS)
     cluster.files = {"engine:2": "other", "engine:unusable": "unusable"}
     cluster.unusable = {"unusable"}

@@ -18,7 +18,8 @@ from support.cluster.simulated_cluster import SimulatedCluster
 
 
 def settled(spec: dict[str, Any]) -> SimulatedCluster:
-    cluster = SimulatedCluster(raw_model({"engine": {"image": "engine:1"}} | spec, source=CLAIM), DEFAULTS)
+    in_place = {"engine": {"image": "engine:1"}, "rollout": {"strategy": "Recreate"}}
+    cluster = SimulatedCluster(raw_model(in_place | spec, source=CLAIM), DEFAULTS)
     cluster.broken = {"engine:broken"}
     cluster.files = {"engine:unusable": "unusable"}
     cluster.unusable = {"unusable"}

@@ -36,11 +36,19 @@ class Cluster(RuleBasedStateMachine):
     @initialize(
         source=st.sampled_from((HUB, CLAIM)),
         parallelism=st.sampled_from(PARALLELISM),
+        strategy=st.sampled_from(("Auto", "Surge", "Recreate")),
         settled=st.booleans(),
         seed=st.integers(0, 9),
     )
-    def begin(self, source: dict[str, Any], parallelism: dict[str, Any], settled: bool, seed: int) -> None:
-        spec = {"replicas": 3, "parallelism": parallelism, "engine": {"image": IMAGES[0]}}
+    def begin(
+        self, source: dict[str, Any], parallelism: dict[str, Any], strategy: str, settled: bool, seed: int
+    ) -> None:
+        spec = {
+            "replicas": 3,
+            "parallelism": parallelism,
+            "engine": {"image": IMAGES[0]},
+            "rollout": {"strategy": strategy},
+        }
         self.cluster = GuardedCluster(raw_model(spec, source=source), DEFAULTS)
         self.cluster.broken = {"engine:broken"}
         self.cluster.files = {"engine:2": "other", "engine:unusable": "unusable"}
@@ -71,6 +79,10 @@ class Cluster(RuleBasedStateMachine):
     @rule(repo=st.sampled_from(("Qwen/Qwen3-8B", "Qwen/Qwen3-14B")))
     def change_model(self, repo: str) -> None:
         self.cluster.edit({"model": {"source": {"huggingFace": {"repo": repo}}}})
+
+    @rule(strategy=st.sampled_from(("Auto", "Surge", "Recreate")))
+    def roll_out_otherwise(self, strategy: str) -> None:
+        self.cluster.edit({"rollout": {"strategy": strategy}})
 
     @rule(enabled=st.booleans())
     def switch_policies(self, enabled: bool) -> None:
@@ -221,7 +233,8 @@ class Cluster(RuleBasedStateMachine):
         assert len(indices) == initial_replicas(self.cluster.model)
         manifests = render(self.cluster.model, DEFAULTS, sorted(index for index in indices if index is not None))
         wanted = {ref_of(manifest): manifest for manifest in manifests}
-        kept = {ref for ref in self.cluster.objects if ref.kind == "PersistentVolumeClaim"}
+        kept = {ref for ref in self.cluster.objects if ref.kind in ("ControllerRevision", "PersistentVolumeClaim")}
+        assert len([ref for ref in kept if ref.kind == "ControllerRevision"]) <= 3
         assert self.cluster.objects.keys() - kept == wanted.keys() - kept
         for ref, manifest in wanted.items():
             live = self.cluster.objects[ref]

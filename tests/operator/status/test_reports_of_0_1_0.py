@@ -83,7 +83,7 @@ async def test_every_body_is_a_report(family: str) -> None:
 
 async def scene_with(engine: str, frontend: str = "serving") -> Scene:
     """A model of two ranks whose pods have reported these samples."""
-    scene = Scene(TWO_RANKS, source=CLAIM)
+    scene = Scene(TWO_RANKS | {"rollout": {"strategy": "Recreate"}}, source=CLAIM)
     of_engine, of_frontend = body("engine_status", engine), body("frontend_status", frontend)
     reports = await probed({"qwen-r0-0": of_engine, "frontend-0": of_frontend})
     revision = RECORDED["engine_status"].samples[engine].value["revision"]

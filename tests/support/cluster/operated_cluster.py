@@ -24,9 +24,9 @@ from minisgl_operator.api.objects import Manifest
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.config import Config
-from minisgl_operator.shell.controller import CHILD_SELECTOR, Controller
+from minisgl_operator.shell.controller import Controller
 from minisgl_operator.shell.metrics import Metrics
-from minisgl_operator.shell.resources import CHILDREN, MODEL, NODE, POD, of_kind
+from minisgl_operator.shell.resources import CHILD_SELECTOR, CHILDREN, MODEL, NODE, POD, of_kind
 from minisgl_operator.shell.watches import watch
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.simulated_pods import report, running_status

@@ -23,6 +23,7 @@ from minisgl_operator.facts.pods import revision_of
 from minisgl_operator.plan.plan import Apply, Delete, Step, plan
 from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.status.rollout import rollout_status
 from support.frontend.simulated_frontend import SimulatedFrontend
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -127,7 +128,11 @@ class SimulatedCluster:
             self.send(step)
         if calls is None:
             facts = Facts(self.model, self.observed(), self.defaults, self.now)
-            self.raw = {**self.raw, "status": {"failedRevision": facts.revision} if facts.revision_has_failed else {}}
+            state = {
+                "failedRevision": facts.revision if facts.revision_has_failed else None,
+                "rollout": rollout_status(facts),
+            }
+            self.raw = {**self.raw, "status": {name: value for name, value in state.items() if value is not None}}
 
     def send(self, step: Step) -> None:
         if isinstance(step, Apply):

@@ -1,0 +1,42 @@
+"""Whether a rollout adds a replica first, with the strategy Auto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from minisgl_operator.api.objects import is_deleting, parse_time
+from minisgl_operator.facts.pods import node_of
+from minisgl_operator.facts.replicas import Replica
+
+Strategy = Literal["Surge", "Recreate", "NoRoom"]
+"""NoRoom: as Recreate, because an additional replica did not get nodes for its pods in time."""
+
+SURGE_TIMEOUT: Final = timedelta(seconds=60)
+"""Time in which all pods of an additional replica must get a node."""
+
+
+def auto_strategy(replicas: Iterable[Replica], had_no_room: bool, now: datetime) -> Strategy:
+    """Surge as long as each additional replica gets nodes in time. `had_no_room`: one did not, in this rollout."""
+    replicas = tuple(replicas)
+    if not any(replica.has_old_template for replica in replicas):
+        return "Surge"
+    ends = (_end(replica) for replica in replicas)
+    return "NoRoom" if had_no_room or any(end is not None and end <= now for end in ends) else "Surge"
+
+
+def seconds_until_surge_ends(replicas: Iterable[Replica], now: datetime) -> float | None:
+    """Seconds until an additional replica has waited too long; None without one."""
+    coming = [end for replica in replicas if (end := _end(replica)) is not None and end > now]
+    return (min(coming) - now).total_seconds() if coming else None
+
+
+def _end(replica: Replica) -> datetime | None:
+    """The time until which a new replica that lacks nodes may wait."""
+    live = replica.stateful_set
+    if live is None or is_deleting(live) or replica.has_old_template:
+        return None
+    if replica.size and sum(bool(node_of(pod)) for pod in replica.pods) >= replica.size:
+        return None
+    return parse_time(live["metadata"]["creationTimestamp"]) + SURGE_TIMEOUT
