@@ -1,0 +1,164 @@
+"""A model that changes, loses pods or starts from nothing, under requests of all kinds: none fails, none changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from harness import nodes
+from harness.client import ClientPod
+from harness.continuity import write_result
+from harness.mixed_load import KINDS, mixed_load
+from harness.models import cpu_model, spread_model
+from harness.namespace import Namespace
+
+Measurement = Callable[[str], None]
+EDITED: Final = {"spec": {"engine": {"args": ["--max-running=8", "--num-pages=257"]}}}
+# An engine starts in a few seconds, and on a machine that is busy in half a minute.
+PATIENT: Final = {"args": ["--queue-timeout=240"], "resources": {"requests": {"cpu": "50m", "memory": "100Mi"}}}
+
+
+@contextmanager
+def loaded(scenario: str, url: str, measurement: Measurement, *, refusals_allowed: bool = False) -> Iterator[None]:
+    """Requests of all kinds while the block runs, each of which gets the whole answer of an idle model."""
+    with mixed_load(url, refusals_allowed=refusals_allowed) as load:
+        began = time.monotonic()
+        yield
+        seconds = time.monotonic() - began
+    measurement(f"{scenario} ({seconds:.0f} s): {load.summary()}")
+    write_result(scenario, load.result(seconds))
+    assert not load.failed, load.summary()
+    assert not load.changed, load.summary()
+
+
+def serve(namespace: Namespace, model: dict[str, Any]) -> None:
+    model["spec"]["frontend"] = {**model["spec"]["frontend"], **PATIENT}
+    namespace.apply(model)
+    namespace.wait("all replicas", partial(is_served, namespace, model["spec"].get("replicas", 1)))
+    namespace.wait_for_condition("demo", "Ready")
+
+
+def is_served(namespace: Namespace, replicas: int) -> bool:
+    """True if this many replicas of the current generation serve, and no others exist."""
+    model = namespace.get("inferencemodel", "demo")
+    assert model is not None
+    status = model.get("status", {})
+    counts = {status.get(key, 0) for key in ("readyReplicas", "updatedReplicas")}
+    sets = namespace.objects("statefulsets", "app.kubernetes.io/instance=demo")
+    current = status.get("observedGeneration") == model["metadata"]["generation"]
+    return current and counts == {replicas} and len(sets) == replicas
+
+
+def engines(namespace: Namespace) -> dict[str, str]:
+    """UID of each engine pod by name."""
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in namespace.pods("demo", "engine")}
+
+
+def force_delete(namespace: Namespace, *pods: str) -> None:
+    """Kill pods, and make the API server forget them at once."""
+    before = engines(namespace)
+    namespace.kubectl("delete", "pod", *pods, "--force", "--grace-period=0")
+
+    def replaced() -> bool:
+        now = engines(namespace)
+        return all(now.get(pod, before[pod]) != before[pod] for pod in pods)
+
+    namespace.wait("other pods", replaced)
+
+
+def test_requests_outlive_an_engine_pod(namespace: Namespace, client: ClientPod, measurement: Measurement) -> None:
+    serve(namespace, cpu_model("demo", replicas=2))
+    with loaded("engine pod kill", client.service_url("demo"), measurement):
+        force_delete(namespace, "demo-r0-0")
+        namespace.wait("two replicas again", partial(is_served, namespace, 2))
+
+
+def test_requests_wait_for_the_only_replica_while_it_is_replaced(
+    namespace: Namespace, client: ClientPod, measurement: Measurement
+) -> None:
+    serve(namespace, cpu_model("demo", rollout={"strategy": "Recreate"}))
+    before = engines(namespace)
+    with loaded("recreate edit of one replica", client.service_url("demo"), measurement):
+        namespace.patch("inferencemodel", "demo", EDITED)
+        namespace.wait("another replica", lambda: is_served(namespace, 1) and engines(namespace) != before)
+
+
+@pytest.mark.soak
+def test_requests_outlive_a_whole_replica(namespace: Namespace, client: ClientPod, measurement: Measurement) -> None:
+    serve(namespace, cpu_model("demo", tensor=2))
+    with loaded("replica kill", client.service_url("demo"), measurement):
+        force_delete(namespace, "demo-r0-0", "demo-r0-1")
+        namespace.wait("the replica again", partial(is_served, namespace, 1))
+
+
+@pytest.mark.soak
+def test_requests_outlive_a_drained_node(
+    namespace: Namespace, images: dict[str, str], victim: str, measurement: Measurement
+) -> None:
+    serve(namespace, spread_model("demo", drainSeconds=60))
+    client = ClientPod.create(namespace, images["frontend"], node=nodes.other_than(victim))
+    with loaded("kubectl drain", client.service_url("demo"), measurement), nodes.drained(victim):
+        namespace.wait("two replicas again", partial(is_served, namespace, 2))
+
+
+@pytest.mark.soak
+def test_requests_do_not_notice_a_surge(namespace: Namespace, client: ClientPod, measurement: Measurement) -> None:
+    serve(namespace, cpu_model("demo", rollout={"strategy": "Surge"}))
+    before = engines(namespace)
+    with loaded("surge edit", client.service_url("demo"), measurement):
+        namespace.patch("inferencemodel", "demo", EDITED)
+        namespace.wait("another replica", lambda: is_served(namespace, 1) and engines(namespace) != before)
+
+
+@pytest.mark.soak
+def test_requests_outlive_changes_of_scale(namespace: Namespace, client: ClientPod, measurement: Measurement) -> None:
+    """A model that is scaled to zero by hand refuses requests, with the time after which clients ask again."""
+    serve(namespace, cpu_model("demo", replicas=3))
+    with loaded("scale 3-1-3-0-2", client.service_url("demo"), measurement, refusals_allowed=True):
+        for count in (1, 3, 0, 2):
+            namespace.kubectl("scale", "inferencemodel/demo", f"--replicas={count}")
+            namespace.wait(f"{count} replicas", partial(is_served, namespace, count))
+
+
+@pytest.mark.soak
+def test_the_first_request_wakes_a_model_at_zero(
+    namespace: Namespace, client: ClientPod, measurement: Measurement
+) -> None:
+    scaling = {"minReplicas": 0, "maxReplicas": 1, "target": {"runningPerReplica": 8}, "idleSecondsToZero": 60}
+    serve(namespace, cpu_model("demo", autoscaling=scaling))
+    namespace.wait("no replica", lambda: not namespace.objects("statefulsets", "app.kubernetes.io/instance=demo"))
+    path, body = KINDS["long"]
+    url = client.service_url("demo")
+    began = time.monotonic()
+    parts: dict[str, float] = {}
+
+    def note(part: str) -> None:
+        parts[part] = round(time.monotonic() - began, 2)
+
+    with httpx.stream("POST", url + path, json={"model": "demo", "stream": True, **body}, timeout=300) as response:
+        note("headers")
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if '"content":"' in line:
+                break
+        note("first_token")
+    (pod,) = namespace.pods("demo", "engine")
+    created = time.monotonic() - _age(pod["metadata"]["creationTimestamp"])
+    parts["pod_created"] = round(created - began, 1)
+    ready = next(c for c in pod["status"]["conditions"] if c["type"] == "Ready")
+    if ready["status"] == "True":
+        parts["pod_ready"] = round(time.monotonic() - _age(ready["lastTransitionTime"]) - began, 1)
+    measurement(f"from zero to the first token: {parts}")
+    counts = {"requests": 1, "failed": 0, "changed_tokens": 0}
+    write_result("from zero", {**counts, "seconds": parts["first_token"], **parts})
+
+
+def _age(stamp: str) -> float:
+    """Seconds since a time of the API server, which has whole seconds."""
+    return time.time() - time.mktime(time.strptime(stamp, "%Y-%m-%dT%H:%M:%SZ")) + time.timezone
