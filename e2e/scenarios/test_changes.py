@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 import pytest
@@ -25,6 +25,8 @@ from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
 from harness.traffic import traffic
+
+IN_PLACE: Final = {"strategy": "Recreate"}
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def test_scaling_does_not_affect_the_frontend(ready: Namespace, client: ClientPo
 
 
 def test_a_scale_down_keeps_the_replica_that_serves(namespace: Namespace, client: ClientPod) -> None:
-    namespace.apply(cpu_model("demo", replicas=2))
+    namespace.apply(cpu_model("demo", replicas=2, rollout=IN_PLACE))
     namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
     before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in namespace.pods("demo", "engine")}
     with traffic(client.service_url("demo")) as sent:
@@ -139,7 +141,7 @@ def test_suspend_removes_the_engines_and_resume_starts_them_again(ready: Namespa
 
 
 def test_an_engine_edit_replaces_replicas_one_by_one(namespace: Namespace, client: ClientPod) -> None:
-    namespace.apply(cpu_model("demo", tensor=2, replicas=2))
+    namespace.apply(cpu_model("demo", tensor=2, replicas=2, rollout=IN_PLACE))
     namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
     before = uids(namespace.pods("demo", "engine"))
     frontend = uids(namespace.pods("demo", "frontend"))
@@ -171,7 +173,7 @@ def test_a_checkpoint_with_another_chat_template_replaces_replicas_one_by_one(
     config["chat_template"] = remark + config["chat_template"]
     (other / "tokenizer_config.json").write_text(json.dumps(config))
     installation.publish_checkpoint("demo-other", other)
-    namespace.apply(cpu_model("demo", replicas=2))
+    namespace.apply(cpu_model("demo", replicas=2, rollout=IN_PLACE))
     namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
     before = uids(namespace.pods("demo", "engine"))
     frontend = uids(namespace.pods("demo", "frontend"))
