@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +22,8 @@ _TIMEOUT: Final = httpx.Timeout(300, connect=10)
 _TOLERANCE: Final = 1e-4
 """Largest difference of log-probabilities between runs in float32."""
 _TOKENS: Final = 64
+_SECONDS_AROUND: Final = 3
+"""Seconds of load before and after an event."""
 
 _SCHEMA: Final = {
     "type": "object",
@@ -83,6 +85,7 @@ class MixedLoad:
     replicas refuses are sent again instead of counted as failed."""
 
     url: str
+    kinds: Sequence[str]
     expected: Mapping[str, Answer] = field(default_factory=dict)
     refusals_allowed: bool = False
     answered: int = 0
@@ -107,8 +110,8 @@ class MixedLoad:
         with ThreadPoolExecutor(_WORKERS) as pool:
             sent: list[Future[None]] = []
             while not self._end.wait(max(0.0, began + len(sent) / RATE - time.monotonic())):
-                kind = list(KINDS)[len(sent) % len(KINDS)]
-                sent.append(pool.submit(self._send, kind, stream=len(sent) // len(KINDS) % 2 == 0))
+                turn, which = divmod(len(sent), len(self.kinds))
+                sent.append(pool.submit(self._send, self.kinds[which], stream=turn % 2 == 0))
         for each in sent:
             each.result()
         self.seconds = time.monotonic() - began
@@ -147,37 +150,16 @@ class MixedLoad:
                         return None
                     raise Failed(f"{response.status_code} {text}")
                 if stream:
-                    return self._read_stream(path, response)
+                    lines = list(response.iter_lines())
+                    with self._lock:
+                        self.continued += ": continued" in lines
+                    return read_whole(path, lines)
                 if "x-minisgl-continued" in response.headers:
                     with self._lock:
                         self.continued += 1
                 return _whole(path, json.loads(response.read()))
         except httpx.HTTPError as error:
             raise Failed(f"{type(error).__name__} {error}") from error
-
-    def _read_stream(self, path: str, response: httpx.Response) -> Answer:
-        events: list[dict[str, Any]] = []
-        done = False
-        for line in response.iter_lines():
-            if line.startswith(": continued"):
-                with self._lock:
-                    self.continued += 1
-            elif line == "data: [DONE]":
-                done = True
-            elif line.startswith("data: "):
-                event = json.loads(line.removeprefix("data: "))
-                if event.get("error"):
-                    raise Failed(f"error event {event['error']}")
-                events.append(event)
-        if path == "/v1/responses":
-            ends = [event["response"] for event in events if event["type"] == "response.completed"]
-            ends += [event["response"] for event in events if event["type"] == "response.incomplete"]
-            if not ends:
-                raise Failed(f"no end after {len(events)} events, the last one {events[-1:]}")
-            return _whole(path, ends[0])
-        if not done:
-            raise Failed(f"no [DONE] after {len(events)} events")
-        return _joined(events)
 
     def summary(self) -> str:
         kinds = Counter(each.split(":")[0] for each in self.failed)
@@ -198,6 +180,28 @@ class MixedLoad:
             "slowest_s": round(self.slowest, 2),
             "seconds": round(seconds, 1),
         }
+
+
+def read_whole(path: str, lines: Iterable[str]) -> Answer:
+    """The answer in a stream's lines. Raises Failed for one that has no end, or ends with an error."""
+    events: list[dict[str, Any]] = []
+    done = False
+    for line in lines:
+        if line == "data: [DONE]":
+            done = True
+        elif line.startswith("data: "):
+            event = json.loads(line.removeprefix("data: "))
+            if event.get("error"):
+                raise Failed(f"error event {event['error']}")
+            events.append(event)
+    if path == "/v1/responses":
+        ends = [e["response"] for e in events if e["type"] in ("response.completed", "response.incomplete")]
+        if not ends:
+            raise Failed(f"no end after {len(events)} events, the last one {events[-1:]}")
+        return _whole(path, ends[0])
+    if not done:
+        raise Failed(f"no [DONE] after {len(events)} events")
+    return _joined(events)
 
 
 def _whole(path: str, body: dict[str, Any]) -> Answer:
@@ -223,18 +227,20 @@ def _joined(events: list[dict[str, Any]]) -> Answer:
 
 
 @contextmanager
-def mixed_load(url: str, *, refusals_allowed: bool = False) -> Iterator[MixedLoad]:
-    """Send requests of all kinds to the model "demo" while the block runs, and for some seconds after it. Their
-    answers are compared with those that an idle model gives before."""
-    quiet = MixedLoad(url)
-    expected = {kind: quiet.ask(kind, stream=False) for kind in KINDS}
-    load = MixedLoad(url, {kind: answer for kind, answer in expected.items() if answer}, refusals_allowed)
+def mixed_load(
+    url: str, *, kinds: Sequence[str] = tuple(KINDS), refusals_allowed: bool = False
+) -> Iterator[MixedLoad]:
+    """Send requests of these kinds to the model "demo" while the block runs, and for some seconds before and after.
+    Their answers are compared with those that an idle model gives before."""
+    quiet = MixedLoad(url, kinds)
+    expected = {kind: quiet.ask(kind, stream=False) for kind in kinds}
+    load = MixedLoad(url, kinds, {kind: answer for kind, answer in expected.items() if answer}, refusals_allowed)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(load.run)
         try:
-            time.sleep(3)
+            time.sleep(_SECONDS_AROUND)  # the load of the calm model
             yield load
-            time.sleep(3)
+            time.sleep(_SECONDS_AROUND)
         finally:
             load.stop()
         running.result()

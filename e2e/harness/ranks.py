@@ -8,25 +8,26 @@ from typing import Any, Final
 from harness.namespace import Namespace
 
 _KILL: Final = """
-import os, pathlib, signal, time
+import os, pathlib, signal, sys, time
 
-def is_rank1(process):
+def is_rank(process):
     try:
-        return b"minisgl.launcher.child\\0rank1" in (process / "cmdline").read_bytes()
+        return b"minisgl.launcher.child\\0" + sys.argv[1].encode() in (process / "cmdline").read_bytes()
     except OSError:
         # It has just exited, like processes of other commands.
         return False
 
-pids = [p.name for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and is_rank1(p)]
+me = str(os.getpid())
+pids = [p.name for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and p.name != me and is_rank(p)]
 assert len(pids) == 1, pids
 print(time.time())
 os.kill(int(pids[0]), signal.SIGKILL)
 """
 
 
-def kill_rank1(namespace: Namespace, pod: str) -> float:
-    """Kill the process of rank 1 in its pod with SIGKILL; returns the time."""
-    return float(namespace.kubectl("exec", pod, "--", "python3", "-c", _KILL))
+def kill_rank(namespace: Namespace, pod: str, rank: int) -> float:
+    """Kill the process of a rank in its pod with SIGKILL; returns the time."""
+    return float(namespace.kubectl("exec", pod, "--", "python3", "-c", _KILL, f"rank{rank}"))
 
 
 def launcher_status(namespace: Namespace, pod: str) -> dict[str, Any]:

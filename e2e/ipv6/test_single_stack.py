@@ -11,7 +11,7 @@ from harness.asking import ANSWER, ask
 from harness.client import ClientPod
 from harness.models import cpu_model
 from harness.namespace import Namespace
-from harness.ranks import kill_rank1, launcher_status
+from harness.ranks import kill_rank, launcher_status
 
 
 def test_a_model_serves_through_its_service(namespace: Namespace, client: ClientPod) -> None:
@@ -44,7 +44,7 @@ def test_two_pods_on_two_nodes_survive_a_killed_rank_and_a_rollout(namespace: Na
     before = {pod["metadata"]["uid"] for pod in namespace.pods("demo", "engine")}
 
     namespace.wait("standbys", lambda: all(launcher_status(namespace, f"demo-r0-{n}").get("standbys") for n in (0, 1)))
-    kill_rank1(namespace, "demo-r0-1")
+    kill_rank(namespace, "demo-r0-1", 1)
     namespace.wait("the restart", lambda: launcher_status(namespace, "demo-r0-0")["restarts"] == 1)
     namespace.wait("the right answer", lambda: _answer(openai) == ANSWER)
     assert {pod["metadata"]["uid"] for pod in namespace.pods("demo", "engine")} == before

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -13,28 +11,14 @@ import pytest
 
 from harness import nodes
 from harness.client import ClientPod
-from harness.continuity import write_result
-from harness.mixed_load import KINDS, mixed_load
+from harness.continuity import Measurement, loaded, write_result
+from harness.mixed_load import KINDS
 from harness.models import cpu_model, spread_model
 from harness.namespace import Namespace
 
-Measurement = Callable[[str], None]
 EDITED: Final = {"spec": {"engine": {"args": ["--max-running=8", "--num-pages=257"]}}}
 # An engine starts in a few seconds, and on a machine that is busy in half a minute.
 PATIENT: Final = {"args": ["--queue-timeout=240"], "resources": {"requests": {"cpu": "50m", "memory": "100Mi"}}}
-
-
-@contextmanager
-def loaded(scenario: str, url: str, measurement: Measurement, *, refusals_allowed: bool = False) -> Iterator[None]:
-    """Requests of all kinds while the block runs, each of which gets the whole answer of an idle model."""
-    with mixed_load(url, refusals_allowed=refusals_allowed) as load:
-        began = time.monotonic()
-        yield
-        seconds = time.monotonic() - began
-    measurement(f"{scenario} ({seconds:.0f} s): {load.summary()}")
-    write_result(scenario, load.result(seconds))
-    assert not load.failed, load.summary()
-    assert not load.changed, load.summary()
 
 
 def serve(namespace: Namespace, model: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from harness.client import ClientPod
 from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
-from harness.ranks import kill_rank1, launcher_status
+from harness.ranks import kill_rank, launcher_status
 
 BACK_SECONDS = 10
 SLACK = 3
@@ -49,10 +49,11 @@ def test_a_killed_rank_restarts_in_its_pod_and_the_stream_goes_on(
     url = f"{client.service_url('demo')}/v1/chat/completions"
     whole = _text(httpx.post(url, json=body, timeout=600).text.splitlines())
     with httpx.stream("POST", url, json=body, timeout=600) as stream:
-        read, lines = [], stream.iter_lines()
+        read: list[str] = []
+        lines = stream.iter_lines()
         while '"content":"' not in "".join(read):
             read.append(next(lines))
-        killed = kill_rank1(namespace, "demo-r0-1")
+        killed = kill_rank(namespace, "demo-r0-1", 1)
         kill_operator()
         read += lines
     assert ": continued" in read, "it ended before the rank was killed"

@@ -10,6 +10,7 @@ import pytest
 from cluster.control_plane import kubectl
 from harness import installation, writes
 from harness.client import ClientPod
+from harness.continuity import loaded
 from harness.models import spread_model
 from harness.namespace import Namespace
 from harness.traffic import traffic
@@ -59,6 +60,23 @@ def test_an_upgrade_and_a_rollback_lose_no_request(
     measurement(f"helm rollback to {build.PREVIOUS}: {rollback.summary()}")
     upgrade.check()
     rollback.check()
+
+
+def test_an_upgrade_answers_every_request_whole(
+    previous: dict[str, str],
+    namespace: Namespace,
+    client: ClientPod,
+    images: dict[str, str],
+    measurement: Callable[[str], None],
+) -> None:
+    """Frontends of the previous version do not continue streams: drains take longer than the longest answer."""
+    namespace.apply(spread_model("demo", drainSeconds=60))
+    namespace.wait("two replicas", lambda: _runs(namespace, previous))
+    # Both versions give these answers.
+    kinds = ("plain", "long", "penalties", "stop", "logprobs")
+    with loaded("helm upgrade from 0.1.0", client.service_url("demo"), measurement, kinds=kinds):
+        installation.install(images)
+        namespace.wait("two replicas of today's version", lambda: _runs(namespace, images))
 
 
 def _runs(namespace: Namespace, references: Mapping[str, str]) -> bool:

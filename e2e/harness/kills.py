@@ -1,0 +1,157 @@
+"""Kills of ranks, pods and replicas while eight answers are in the middle, and the pauses that their clients see."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+
+from harness.mixed_load import KINDS, Answer, Failed, read_whole
+
+STREAMS: Final = 8
+STARTED: Final = 6
+"""Answers that must be in the middle at a kill."""
+_TOKENS: Final = 900
+_EDGE: Final = 0.2
+"""Part at the beginning and at the end of an answer in which it does not count as in the middle."""
+_PATIENCE: Final = 300.0
+_KINDS: Final = ("long", "penalties", "top-p", "two choices")
+"""Kinds whose answers can be that long; the others follow in turn, as short as they are."""
+
+
+@dataclass
+class _Stream:
+    """One answer that a client is reading. `times`: arrival of each chunk."""
+
+    length: int
+    times: list[float] = field(default_factory=list)
+
+    @property
+    def in_the_middle(self) -> bool:
+        return self.length * _EDGE < len(self.times) < self.length * (1 - _EDGE)
+
+
+@dataclass
+class Kills:
+    """Results. `gaps`: for each kill and each answer in its middle, seconds between the last chunk before the kill and
+    the first one after it."""
+
+    url: str
+    expected: dict[str, tuple[Answer, int]]
+    """Answer of each kind, and the number of its chunks, without a kill."""
+    kills: int = 0
+    requests: int = 0
+    gaps: list[float] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    _streams: dict[int, _Stream] = field(default_factory=dict)
+    _end: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, number: int) -> None:
+        """Read one answer after the other, until stopped."""
+        kinds = (*_KINDS, *(kind for kind in KINDS if kind not in _KINDS))
+        turn = number
+        while not self._end.is_set():
+            # Three of four answers are long.
+            kind = _KINDS[turn % len(_KINDS)] if turn % 4 else kinds[turn // 4 % len(kinds)]
+            turn += 1
+            self.requests += 1
+            expected, length = self.expected[kind]
+            stream = self._streams[number] = _Stream(length)
+            try:
+                found = stream_answer(self.url, kind, stream.times)
+            except Failed as error:
+                self.failed.append(f"{kind}: {error}")
+                continue
+            if not found.equals(expected):
+                self.changed.append(f"{kind}: {found} instead of {expected}")
+
+    def kill(self, victim: Callable[[], object], back: Callable[[], Any]) -> None:
+        """Kill while most answers are in the middle; wait until `back` is true and those answers go on."""
+        _wait("answers in the middle", lambda: len(self._in_the_middle()) >= STARTED)
+        before = self._in_the_middle()
+        counts = {id(stream): len(stream.times) for stream in before}
+        victim()
+        self.kills += 1
+        _wait("the killed one", back)
+        # An answer may have ended in time, or failed.
+        _wait("the next chunks", lambda: all(len(s.times) > counts[id(s)] for s in before if s in self._reading()))
+        for stream in before:
+            pauses = [b - a for a, b in zip(stream.times, stream.times[1:], strict=False)][counts[id(stream)] - 1 :]
+            if pauses:
+                self.gaps.append(max(pauses))
+
+    def stop(self) -> None:
+        self._end.set()
+
+    def result(self) -> dict[str, Any]:
+        gaps = sorted(self.gaps)
+        return {
+            "kills": self.kills,
+            "requests": self.requests,
+            "failed": len(self.failed),
+            "changed_tokens": len(self.changed),
+            "gap_p50_s": round(gaps[len(gaps) // 2], 3),
+            "gap_p99_s": round(gaps[min(len(gaps) - 1, len(gaps) * 99 // 100)], 3),
+        }
+
+    def summary(self) -> str:
+        return f"{self.result()}; failed {self.failed[:3]}; changed {self.changed[:3]}"
+
+    def _reading(self) -> list[_Stream]:
+        return list(self._streams.values())
+
+    def _in_the_middle(self) -> list[_Stream]:
+        return [stream for stream in self._reading() if stream.in_the_middle]
+
+
+def stream_answer(url: str, kind: str, times: list[float]) -> Answer:
+    """A streamed answer; the time of each chunk is added to `times`. Raises Failed."""
+    path, fields = KINDS[kind]
+    body = {"model": "demo", "stream": True, **fields}
+    if kind in _KINDS:
+        body["max_tokens"] = _TOKENS
+    lines: list[str] = []
+    try:
+        with httpx.stream("POST", url + path, json=body, timeout=_PATIENCE) as response:
+            if response.status_code != 200:
+                raise Failed(f"{response.status_code} {response.read().decode()}")
+            for line in response.iter_lines():
+                lines.append(line)
+                if line.startswith("data: {"):
+                    times.append(time.monotonic())
+    except httpx.HTTPError as error:
+        raise Failed(f"{type(error).__name__} {error} after {len(times)} chunks") from error
+    return read_whole(path, lines)
+
+
+@contextmanager
+def kills(url: str) -> Iterator[Kills]:
+    """Read eight answers at any time while the block kills."""
+    expected = {}
+    for kind in KINDS:
+        times: list[float] = []
+        expected[kind] = (stream_answer(url, kind, times), len(times))
+    found = Kills(url, expected)
+    with ThreadPoolExecutor(STREAMS) as pool:
+        reading = [pool.submit(found.run, number) for number in range(STREAMS)]
+        try:
+            yield found
+        finally:
+            found.stop()
+        for each in reading:
+            each.result()
+
+
+def _wait(what: str, probe: Callable[[], Any]) -> None:
+    end = time.monotonic() + _PATIENCE
+    while not probe():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {_PATIENCE:.0f} s for {what}")
+        time.sleep(0.02)

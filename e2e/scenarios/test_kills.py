@@ -1,0 +1,92 @@
+"""Ranks, pods and replicas are killed again and again while eight answers are in the middle."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from harness.client import ClientPod
+from harness.continuity import Measurement, write_result
+from harness.kills import Kills, kills
+from harness.models import cpu_model
+from harness.namespace import Namespace
+from harness.ranks import kill_rank, launcher_status
+
+PODS = ("demo-r0-0", "demo-r0-1")
+SOAK = partial(pytest.param, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])
+
+
+def serve(namespace: Namespace, **spec: Any) -> None:
+    model = cpu_model("demo", recovery={"maxRestarts": 1000}, **spec)
+    model["spec"]["frontend"]["args"] = ["--queue-timeout=240"]
+    namespace.apply(model)
+    namespace.wait("all replicas", lambda: namespace.status("demo").get("readyReplicas") == spec.get("replicas", 1))
+    namespace.wait_for_condition("demo", "Ready")
+
+
+def check(scenario: str, found: Kills, measurement: Measurement) -> None:
+    measurement(f"{scenario}: {found.summary()}")
+    write_result(scenario, found.result())
+    assert not found.failed, found.summary()
+    assert not found.changed, found.summary()
+
+
+@pytest.mark.parametrize("count", [6, SOAK(240)])
+def test_answers_go_on_when_ranks_are_killed(
+    namespace: Namespace, client: ClientPod, measurement: Measurement, count: int
+) -> None:
+    serve(namespace, tensor=2)
+
+    def is_back(restarts: int) -> bool:
+        leader, follower = (launcher_status(namespace, pod) for pod in PODS)
+        standbys = leader.get("standbys") and follower.get("standbys")
+        return bool(leader["restarts"] >= restarts and leader["phase"] == "Ready" and standbys)
+
+    namespace.wait("standbys", partial(is_back, 0))
+    with kills(client.service_url("demo")) as found:
+        for number in range(count):
+            rank = number % 2
+            found.kill(partial(kill_rank, namespace, PODS[rank], rank), partial(is_back, number + 1))
+    check(f"{count} ranks killed", found, measurement)
+
+
+@pytest.mark.parametrize(("count", "replicas"), [(2, 1), (1, 2), SOAK(25, 1), SOAK(25, 2)])
+def test_answers_go_on_when_pods_are_killed(
+    namespace: Namespace, client: ClientPod, measurement: Measurement, count: int, replicas: int
+) -> None:
+    serve(namespace, replicas=replicas)
+    with kills(client.service_url("demo")) as found:
+        for number in range(count):
+            _kill_pods(namespace, found, f"demo-r{number % replicas}-0")
+    check(f"{count} pods killed, {replicas} replicas", found, measurement)
+
+
+@pytest.mark.parametrize("count", [1, SOAK(10)])
+def test_answers_go_on_when_a_replica_is_killed(
+    namespace: Namespace, client: ClientPod, measurement: Measurement, count: int
+) -> None:
+    serve(namespace, tensor=2)
+    with kills(client.service_url("demo")) as found:
+        for _ in range(count):
+            _kill_pods(namespace, found, *PODS)
+    check(f"{count} replicas killed", found, measurement)
+
+
+def _kill_pods(namespace: Namespace, found: Kills, *names: str) -> None:
+    """Kill pods, make the API server forget them at once, and wait until others serve in their place."""
+
+    def uids() -> dict[str, str]:
+        ready = [("Ready", "True")]
+        return {
+            pod["metadata"]["name"]: pod["metadata"]["uid"]
+            for pod in namespace.pods("demo", "engine")
+            if ready[0] in [(c["type"], c["status"]) for c in pod["status"].get("conditions", [])]
+        }
+
+    before = uids()
+    found.kill(
+        lambda: namespace.kubectl("delete", "pod", *names, "--force", "--grace-period=0"),
+        lambda: (now := uids()).keys() == before.keys() and all(now[name] != before[name] for name in names),
+    )
