@@ -30,7 +30,7 @@ from minisgl.offline.prompts import (
     Prompt,
     requests_from_chats,
     requests_from_prompts,
-    submit_from_tokens,
+    submits_from_tokens,
 )
 from minisgl.offline.tokenizer import OfflineTokenizer
 from minisgl.scheduler.loop import StepLoop
@@ -173,7 +173,7 @@ class LLM:
             raise OfflineError(
                 "broken", f"an earlier call failed in the middle of a step ({self._broken}); create a new LLM"
             )
-        submits = self._text.submits(requests) if self._text else [submit_from_tokens(g, self.limits) for g in requests]
+        submits = self._text.submits(requests) if self._text else submits_from_tokens(requests, self.limits)
         try:
             # First: the scheduler refuses lengths that no memory could hold.
             self._queue(submits)

@@ -14,7 +14,9 @@ import numpy as np
 from minisgl.config import ConfigError, checked
 from minisgl.engine.interface import EngineLimits
 from minisgl.errors import CodedError
+from minisgl.grammar.build import build
 from minisgl.offline.outputs import OfflineError
+from minisgl.tokenizer.answer_constraints import Constraints as RowConstraints
 from minisgl.tokenizer.session import submit_message
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams, Submit
 from minisgl.wire.text import ChatMessage, Generate, StructuredOutput
@@ -53,8 +55,17 @@ def requests_from_chats(
     return _constrained(requests, structured_output)
 
 
-def submit_from_tokens(generate: Generate, limits: EngineLimits) -> Submit:
-    """Message for the scheduler from a prompt of token ids, without a tokenizer. Raises OfflineError."""
+def submits_from_tokens(requests: Sequence[Generate], limits: EngineLimits) -> list[Submit]:
+    """Messages for the scheduler from prompts of token ids, without a tokenizer. Raises OfflineError and
+    GrammarError."""
+    # The grammar of a large schema takes longer than all else, and prompts of one call often have the same.
+    wanted = {one for request in requests if (one := request.structured_output) is not None}
+    grammars: dict[StructuredOutput | None, RowConstraints] = {one: RowConstraints(build(one)) for one in wanted}
+    grammars[None] = RowConstraints()
+    return [_submit(request, limits, grammars[request.structured_output]) for request in requests]
+
+
+def _submit(generate: Generate, limits: EngineLimits, constraints: RowConstraints) -> Submit:
     params = generate.params
     if generate.tokens is None or params.stop:
         raise OfflineError(
@@ -65,6 +76,7 @@ def submit_from_tokens(generate: Generate, limits: EngineLimits) -> Submit:
         generate.tokens,
         max_tokens=params.max_tokens or limits.max_model_len - len(generate.tokens) // 4,
         seed=random.getrandbits(63) if params.seed is None else params.seed,
+        constraints=constraints,
     )
 
 

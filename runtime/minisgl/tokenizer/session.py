@@ -16,7 +16,6 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from minisgl.grammar.build import build
 from minisgl.grammar.errors import GrammarError
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.parsing.reasoning import ReasoningState
@@ -475,11 +474,11 @@ def submit_message(
     *,
     max_tokens: int,
     seed: int,
+    constraints: Constraints,
     bad_words: BadWords = (),
-    constraints: Constraints | None = None,
 ) -> Submit:
-    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt. `constraints`: None for
-    an answer without reasoning and tools, whose constraint is that of `generate`. Raises GrammarError."""
+    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt, and `constraints` are
+    those of its answer."""
     submit = Submit.with_params(
         replace(generate.params, max_tokens=max_tokens, seed=seed),
         id=generate.id,
@@ -489,8 +488,6 @@ def submit_message(
         cache_salt=generate.cache_salt.encode("utf-8", "replace"),
         stream=generate.stream,
     )
-    if constraints is None:
-        constraints = Constraints("" if generate.structured_output is None else build(generate.structured_output))
     if constraints == Constraints() and not bad_words:
         return submit
     return replace(submit, grammar=constraints.grammar, thinking=constraints.thinking, bad_words=bad_words)
