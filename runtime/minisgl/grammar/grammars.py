@@ -62,8 +62,10 @@ class Grammars:
         else:
             targets = [(matcher.raw, row) for matcher, row in sorted(matchers, key=_instance)]
             self._executor.unsafe_compute_mask_ptr(targets, address, row_bytes, masks.shape[0])
-        self._tokenizer.clear_padding(masks, [row for _, row in matchers])
-        return {row: error for matcher, row in matchers if (error := matcher.error()) is not None}
+        everywhere = len(matchers) == len(masks)
+        self._tokenizer.clear_padding(masks, slice(None) if everywhere else [row for _, row in matchers])
+        failed = [(matcher, row) for matcher, row in matchers if matcher.raw.is_error()]
+        return {row: error for matcher, row in failed if (error := matcher.error()) is not None}
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]]) -> list[bool]:
         """`Matcher.consume` for many matchers."""
