@@ -35,6 +35,8 @@ _PROGRAMS = 176
 _MOST_SPLITS = 4
 _SHARED_MEMORY = 104_000
 """Bytes for the stages of a program: two programs fit on a multiprocessor."""
+_SHARED_MEMORY_MANY = 72_000
+"""The same with more programs than two per multiprocessor: without a place for each, a second wave is nearly empty."""
 _MOST_STAGES = 8
 _FEW_PROGRAMS = 66
 
@@ -49,17 +51,19 @@ class Tile(NamedTuple):
     """Blocks of inputs that fit into shared memory."""
 
 
-@gluon.jit(do_not_specialize=["rows", "scale_rows", "steps"])
+@gluon.jit(do_not_specialize=["rows", "steps"])
 def _fp8_linear(
-    x, w, x_scale, w_scale, bias, out, rows, scale_rows, inputs, outputs, steps,
+    x, w, x_scales, x_scale, w_scale, bias, out, rows, inputs, outputs, steps,
     ROWS: gl.constexpr, OUTPUTS: gl.constexpr, STAGES: gl.constexpr, CHANNELS: gl.constexpr, BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """`x` and `w` are tensor maps, padded with zeros; `x_scale` [inputs / 128, scale_rows], `w_scale` [outputs / 128,
-    inputs / 128], or with CHANNELS [1, scale_rows] and [outputs, 1]. The tensor cores take 64 rows of W at a time, and
-    all rows of x beside them."""
+    """`x` and `w` are tensor maps, padded with zeros; `x_scales` is that of the scales [inputs / 128, rows] of x,
+    `w_scale` [outputs / 128, inputs / 128]; with CHANNELS `x_scale` [rows] and `w_scale` [outputs]. The tensor cores
+    take 64 rows of W at a time, and all rows of x beside them."""
     INPUTS: gl.constexpr = 128
-    BYTES: gl.constexpr = (ROWS + OUTPUTS) * INPUTS
+    # A copy ends at a multiple of 128 bytes of shared memory.
+    SCALES: gl.constexpr = max(ROWS, 32)
+    BYTES: gl.constexpr = (ROWS + OUTPUTS) * INPUTS + (0 if CHANNELS else SCALES * 4)
     warps: gl.constexpr = gl.num_warps()
     row_tiles = (rows + ROWS - 1) // ROWS
     m = gl.program_id(0) % row_tiles * ROWS
@@ -72,6 +76,7 @@ def _fp8_linear(
 
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, INPUTS], x.layout)
     w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, OUTPUTS, INPUTS], w.layout)
+    scale_ring = gl.allocate_shared_memory(gl.float32, [1 if CHANNELS else STAGES, 1, SCALES], x_scales.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for first in gl.static_range(STAGES):
         mbarrier.init(arrived.index(first), count=1)
@@ -88,6 +93,11 @@ def _fp8_linear(
         tma.async_copy_global_to_shared(
             x, [m, (begin + first) * INPUTS], arrived.index(first), x_ring.index(first), pred=first < steps
         )
+        if not CHANNELS:
+            # Scales that each thread loads would keep it waiting in every step.
+            tma.async_copy_global_to_shared(
+                x_scales, [begin + first, m], arrived.index(first), scale_ring.index(first), pred=first < steps
+            )
 
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, ROWS, 32]
@@ -97,19 +107,21 @@ def _fp8_linear(
     w_scales = w_scale + n // INPUTS * blocks
     total = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
     zero = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
-    scale = gl.load(x_scale + (0 if CHANNELS else begin * scale_rows) + row, mask=there, other=0.0)
+    factor = 1.0
     if not CHANNELS:
-        scale *= gl.load(w_scales + begin)
+        factor = gl.load(w_scales + begin)
     for step in range(steps):
         slot = step % STAGES
-        # Scales of the next block are on their way while this one is multiplied.
-        following = begin + gl.minimum(step + 1, steps - 1)
+        next_factor = factor
         if not CHANNELS:
-            next_scale = gl.load(x_scale + following * scale_rows + row, mask=there, other=0.0)
-            next_w = gl.load(w_scales + following)
+            next_factor = gl.load(w_scales + begin + gl.minimum(step + 1, steps - 1))
         mbarrier.wait(arrived.index(slot), step // STAGES & 1)
         part = warpgroup_mma(w_ring.index(slot), x_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
         part = warpgroup_mma_wait(0, deps=[part])
+        if CHANNELS:
+            total += part
+        else:
+            total += part * (scale_ring.index(slot).slice(0, ROWS, dim=1).load(layout) * factor)
         # All warps have read the stage before it is filled again.
         gl.thread_barrier()
         k = (begin + step + STAGES) * INPUTS
@@ -117,13 +129,14 @@ def _fp8_linear(
         mbarrier.expect(arrived.index(slot), BYTES, pred=more)
         tma.async_copy_global_to_shared(w, [n, k], arrived.index(slot), w_ring.index(slot), pred=more)
         tma.async_copy_global_to_shared(x, [m, k], arrived.index(slot), x_ring.index(slot), pred=more)
-        if CHANNELS:
-            total += part
-        else:
-            total += part * gl.expand_dims(scale, 0)
-            scale = next_scale * next_w
+        if not CHANNELS:
+            tma.async_copy_global_to_shared(
+                x_scales, [begin + step + STAGES, m], arrived.index(slot), scale_ring.index(slot), pred=more
+            )
+        factor = next_factor
     columns = n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
     if CHANNELS:
+        scale = gl.load(x_scale + row, mask=there, other=0.0)
         total *= gl.expand_dims(scale, 0) * gl.expand_dims(gl.load(w_scale + columns), 1)
     if BIAS:
         total += gl.expand_dims(gl.load(bias + columns).to(gl.float32), 1)
@@ -135,16 +148,19 @@ def _fp8_linear(
 def fp8_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Tile | None:
     """Tile with which `fp8_linear` computes this product faster than cuBLAS, or None. `in_parts` allows a tile with
     splits."""
-    if rows > (_MAX_ROWS_IN_PARTS if in_parts else _MAX_ROWS):
+    # cuBLAS reads rows of scales of W that are not aligned to 16 bytes from wrong addresses, without an error.
+    if rows > (_MAX_ROWS_IN_PARTS if in_parts else _MAX_ROWS) and inputs // BLOCK % 4 == 0:
         return None
     tile_rows = min(max(triton.next_power_of_2(rows), 16), 64)
     row_tiles = triton.cdiv(rows, tile_rows)
-    tile_outputs = 128 if in_parts or row_tiles * (outputs // 128) >= _FEW_PROGRAMS else 64
+    many = row_tiles * (outputs // 128) >= _FEW_PROGRAMS
+    tile_outputs = 128 if in_parts or (many and tile_rows < 64) else 64
     programs, splits = row_tiles * (outputs // tile_outputs), 1
     while in_parts and splits < _MOST_SPLITS and programs * 2 * splits <= _PROGRAMS and 2 * splits <= inputs // BLOCK:
         splits *= 2
     steps = triton.cdiv(inputs // BLOCK, splits)
-    stages = min(_SHARED_MEMORY // ((tile_rows + tile_outputs) * BLOCK), _MOST_STAGES, steps)
+    room = _SHARED_MEMORY_MANY if programs * splits > _PROGRAMS else _SHARED_MEMORY
+    stages = min(room // ((tile_rows + tile_outputs) * BLOCK + 4 * max(tile_rows, 32)), _MOST_STAGES, steps)
     return Tile(tile_rows, tile_outputs, splits, stages)
 
 
@@ -160,12 +176,17 @@ def fp8_linear(
     dtype = torch.bfloat16 if tile.splits == 1 else torch.float32
     out = torch.empty(shape, dtype=dtype, device=weight.device)
     _fp8_linear[(triton.cdiv(x.rows, tile.rows) * (outputs // tile.outputs), tile.splits)](
-        _tiles(x.values, tile.rows), _tiles(weight, tile.outputs), x.scales, scales, scales if bias is None else bias,
-        out, x.rows, x.scales.shape[1], inputs, outputs, triton.cdiv(inputs // BLOCK, tile.splits), ROWS=tile.rows,
-        OUTPUTS=tile.outputs, STAGES=tile.stages, CHANNELS=len(scales) == outputs, BIAS=bias is not None, num_warps=4,
-        **dependent_launch(weight.device),
+        _tiles(x.values, tile.rows), _tiles(weight, tile.outputs), _scales(x.scales, tile.rows), x.scales, scales,
+        scales if bias is None else bias, out, x.rows, inputs, outputs, triton.cdiv(inputs // BLOCK, tile.splits),
+        ROWS=tile.rows, OUTPUTS=tile.outputs, STAGES=tile.stages, CHANNELS=len(scales) == outputs,
+        BIAS=bias is not None, num_warps=4, **dependent_launch(weight.device),
     )  # fmt: skip
     return out
+
+
+def _scales(matrix: torch.Tensor, rows: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    return TensorDescriptor.from_tensor(matrix, [1, max(rows, 32)], layout)
 
 
 def _tiles(matrix: torch.Tensor, rows: int) -> TensorDescriptor:

@@ -60,9 +60,11 @@ def test_the_kernel_compiles_for_hopper(rows: int, name: str, bias: bool, channe
     tile = fp8_tile(rows, *QWEN3_14B[name], in_parts=name == "down")
     assert tile is not None
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    plain = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     types = {
         "x": f"tensordesc<fp8e4nv[{tile.rows}, 128],{layout!r}>",
         "w": f"tensordesc<fp8e4nv[{tile.outputs}, 128],{layout!r}>",
+        "x_scales": f"tensordesc<fp32[1, {max(tile.rows, 32)}],{plain!r}>",
         "x_scale": "*fp32",
         "w_scale": "*fp32",
         "bias": "*bf16" if bias else "*fp32",
