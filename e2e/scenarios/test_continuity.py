@@ -101,19 +101,6 @@ def test_requests_do_not_notice_a_surge(namespace: Namespace, client: ClientPod,
 
 
 @pytest.mark.soak
-def test_requests_do_not_notice_a_broken_image(
-    namespace: Namespace, client: ClientPod, measurement: Measurement
-) -> None:
-    serve(namespace, cpu_model("demo", rollout={"progressDeadlineSeconds": 30}))
-    before = engines(namespace)
-    with loaded("broken image, rolled back", client.service_url("demo"), measurement):
-        namespace.patch("inferencemodel", "demo", {"spec": {"engine": {"image": "localhost/not-there:1"}}})
-        namespace.wait_for_condition("demo", "Progressing", "False", reason="RolledBack")
-        namespace.wait("the old pods alone", lambda: engines(namespace) == before)
-    assert "localhost/not-there" in namespace.status("demo")["rollout"]["failure"]
-
-
-@pytest.mark.soak
 def test_requests_outlive_changes_of_scale(namespace: Namespace, client: ClientPod, measurement: Measurement) -> None:
     """A model that is scaled to zero by hand refuses requests, with the time after which clients ask again."""
     serve(namespace, cpu_model("demo", replicas=3))

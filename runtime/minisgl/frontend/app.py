@@ -15,12 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.frontend.anthropic.count_tokens import TokenCount
 from minisgl.frontend.anthropic.requests import parse_message_request
+from minisgl.frontend.anthropic.responses import error_event as anthropic_error
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError
 from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.endpoint import GenerationEndpoint
 from minisgl.frontend.generation.model_names import DEFAULT_MODEL, check_model_name
 from minisgl.frontend.generation.request import GenerationRequest
+from minisgl.frontend.generation.response_format import error_event as openai_error
 from minisgl.frontend.native.generation_probe import GenerationProbe
 from minisgl.frontend.native.information import InformationEndpoints
 from minisgl.frontend.native.requests import parse_native
@@ -29,6 +31,7 @@ from minisgl.frontend.openai.tokenization import TokenizationEndpoints
 from minisgl.frontend.openapi import openapi
 from minisgl.frontend.responses.input_tokens import InputTokens
 from minisgl.frontend.responses.requests import parse_responses
+from minisgl.frontend.responses.responses import early_error as responses_error
 from minisgl.frontend.responses.stored import stored_response
 from minisgl.frontend.server.metrics_page import MetricsPage
 from minisgl.frontend.server.middleware import with_middleware
@@ -46,7 +49,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
     def served_model() -> ServedModel:
         model = tokenizers.model
         if model is None:
-            raise ApiError.from_code(ENGINE_UNAVAILABLE, tokenizers.not_ready_reason() or "")
+            raise ApiError.from_code(ENGINE_UNAVAILABLE, tokenizers.unavailable_reason() or "")
         return model
 
     async def health(_: Request) -> Response:
@@ -57,7 +60,9 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
         problem = tokenizers.not_ready_reason()
         if problem is not None:
             raise ApiError(503, "not_ready", problem)
-        return json_response({"status": "ready", "model": served_model().card.name})
+        # While requests are held it is the one that was served last.
+        model = tokenizers.model or tokenizers.requests.model
+        return json_response({"status": "ready", "model": None if model is None else model.card.name})
 
     async def models(_: Request) -> Response:
         served = served_model()
@@ -78,8 +83,11 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
     async def openapi_document(_: Request) -> Response:
         return json_response(openapi(tokenizers.model))
 
-    def generation(parse: Callable[[bytes, SamplingDefaults], GenerationRequest]) -> GenerationEndpoint:
-        return GenerationEndpoint(tokenizers, config, constraints, parse)
+    def generation(
+        parse: Callable[[bytes, SamplingDefaults], GenerationRequest],
+        early_error: Callable[[ApiError], bytes] = openai_error,
+    ) -> GenerationEndpoint:
+        return GenerationEndpoint(tokenizers, config, constraints, parse, early_error)
 
     constraints = ConstraintCheck(tokenizers.requests.admission)
     tokenization = TokenizationEndpoints(tokenizers, config)
@@ -91,10 +99,10 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
         Route("/v1/chat/completions", generation(parse_chat), methods=["POST"]),
         Route("/v1/chat/completions/batch", generation(parse_chat_batch), methods=["POST"]),
         Route("/v1/completions", generation(parse_completion), methods=["POST"]),
-        Route("/v1/responses", generation(parse_responses), methods=["POST"]),
+        Route("/v1/responses", generation(parse_responses, responses_error), methods=["POST"]),
         Route("/v1/responses/input_tokens", InputTokens(tokenizers, config).count, methods=["POST"]),
         Route("/v1/responses/{name:path}", stored_response, methods=["GET", "POST", "DELETE"]),
-        Route("/v1/messages", generation(parse_message_request), methods=["POST"]),
+        Route("/v1/messages", generation(parse_message_request, anthropic_error), methods=["POST"]),
         Route("/v1/messages/count_tokens", TokenCount(tokenizers, config).count, methods=["POST"]),
         Route("/generate", generation(parse_native), methods=["POST"]),
         Route("/tokenize", tokenization.tokenize, methods=["POST"]),

@@ -20,6 +20,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     waiting_tokens: Annotated[Count, option("maximum number of prompt tokens of these requests")] = msgspec.field(
         default=2 << 20, name="max_waiting_tokens"
     )
+    held_bytes: Annotated[
+        Count,
+        option("maximum size of all request bodies that wait because no engine is connected", default="{} bytes"),
+    ] = msgspec.field(default=64 << 20, name="max_held_bytes")
     in_flight: int = 8192
     """Most HTTP requests whose response is not complete."""
     checking: int = 64
@@ -98,6 +102,11 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time that the engine may take to queue a request."""
     stale_seconds: float = 5.0
     """Age of the engine's last status from which the frontend is not ready; it is sent several times a second."""
+    ready_before_engine: bool = False
+    """Report ready before an engine has been connected for the first time: in a cluster, a held request may be what
+    starts one."""
+    header_seconds: float = 15.0
+    """Longest time from the start of a request to the headers of a stream, even if no engine has queued it."""
     ping_seconds: float = 15.0
     """Interval of comments in a silent stream, so that proxies keep it open."""
     max_body_bytes: int = 8 << 20

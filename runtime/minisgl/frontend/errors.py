@@ -26,6 +26,7 @@ _STATUS: Final = {
     "deadline_exceeded": 408,
     "queue_full": 429,
     "engine_unavailable": 503,
+    "not_serving": 503,
     "unsupported_by_engine": 503,
     "model_changed": 503,
     "engine_stalled": 503,
@@ -72,6 +73,13 @@ class ApiError(CodedError):
     def body(self) -> bytes:
         error: dict[str, Any] = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
+
+
+class NotTaken(ApiError):
+    """No engine can take the request now, and none has it: it can be held."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_STATUS[ENGINE_UNAVAILABLE], ENGINE_UNAVAILABLE, message)
 
 
 class ClientDisconnected(Exception):

@@ -44,7 +44,12 @@ class FrontendServer:
         listener = bind(config)
         self._worker = Worker(config.tokenizer) if config.tokenizer is not None else None
         self._requests = RequestTracker(config.limits)
-        self._tokenizers = TokenizerPool(config.tokenizer_addresses, config.stale_seconds, self._requests)
+        self._tokenizers = TokenizerPool(
+            config.tokenizer_addresses,
+            config.stale_seconds,
+            self._requests,
+            ready_before_engine=config.ready_before_engine,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker_error: BaseException | None = None
         shutdown_seconds = math.ceil(config.drain_seconds) + _ABORT_SECONDS

@@ -9,7 +9,7 @@ import math
 import secrets
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -17,7 +17,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError
+from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError, NotTaken
+from minisgl.frontend.server.held_requests import Held
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.response_stream import Choice, ResponseStream
@@ -25,6 +26,7 @@ from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError, open_socket
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
+    NOT_TAKEN,
     TEXT_WIRE_VERSION,
     Accepted,
     Cancel,
@@ -52,6 +54,12 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _MORE_THAN_TEXT: Final = ("scored", "reasoning", "tool_calls", "token_ids", "prompt_scored")
 """Columns of `Texts` with output beside the text, by row."""
 
+OPERATOR_SILENCE_SECONDS: Final = 30.0
+"""Time after the operator's last word from which a model counts as one that shall serve."""
+NOT_SERVING_MESSAGE: Final = (
+    "the model is suspended or has no replicas; change spec.suspend or spec.replicas to start it"
+)
+
 _TEXTS_AT_A_TIME: Final = 32
 """Texts of a step that are passed on before other tasks run: that many take half a millisecond, and other requests,
 such as a scrape of the metrics, must not wait for hundreds."""
@@ -60,19 +68,32 @@ such as a scrape of the metrics, must not wait for hundreds."""
 class TokenizerPool:
     """Binds one address for each worker. All methods belong to the event loop that called `start`."""
 
-    def __init__(self, addresses: Sequence[str], stale_seconds: float, requests: RequestTracker) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        stale_seconds: float,
+        requests: RequestTracker,
+        *,
+        ready_before_engine: bool = False,
+    ) -> None:
+        """`ready_before_engine`: report ready before the first model is known."""
         assert addresses, "a frontend needs a tokenizer worker"
         self._addresses = addresses
         self._stale_seconds = stale_seconds
         self.requests = requests
         self._context = zmq.asyncio.Context()
         self._links: list[_Link] = []
+        self._ready_before_engine = ready_before_engine
         self._rejection: tuple[str, str] | None = None
         """Code and message for new requests while none is taken."""
+        self._closed: tuple[str, str] | None = None
+        """Code and message for all requests, those included that were held."""
+        self._not_serving_until = -math.inf
+        """Until then the operator's word counts that the model shall not serve."""
         self._draining: str | None = None
 
     def start(self) -> None:
-        self._links = [_Link(self._context, address, self.requests) for address in self._addresses]
+        self._links = [_Link(self._context, address, self.requests, self._on_state) for address in self._addresses]
 
     async def close(self) -> None:
         for link in self._links:
@@ -90,14 +111,62 @@ class TokenizerPool:
             return self._rejection[1]
         if self._draining is not None:
             return self._draining
+        if self.is_suspended:
+            return NOT_SERVING_MESSAGE
+        needs_model = not (self._ready_before_engine or self.requests.model is not None)
+        problems = [link.problem(self._stale_seconds, needs_model=needs_model) for link in self._links]
+        return None if None in problems else problems[0]
+
+    def unavailable_reason(self) -> str | None:
+        """Return why no engine can take a request now; None when one can."""
         problems = [link.problem(self._stale_seconds) for link in self._links]
         return None if None in problems else problems[0]
 
-    def submit(self, record: RequestRecord, requests: Sequence[Generate], n: int) -> ResponseStream:
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the operator has said lately that the model shall not serve."""
+        return asyncio.get_running_loop().time() < self._not_serving_until
+
+    def set_serving(self, serving: bool) -> None:
+        """Take the operator's word whether the model shall serve. It counts for OPERATOR_SILENCE_SECONDS."""
+        if serving:
+            self._not_serving_until = -math.inf
+            return
+        self._not_serving_until = asyncio.get_running_loop().time() + OPERATOR_SILENCE_SECONDS
+        if self.model is None:
+            self.requests.held.fail_all(_not_serving())
+
+    @property
+    def num_held(self) -> int:
+        """Number of requests that wait because no engine is routable, here and in workers."""
+        return len(self.requests.held) + sum(link.parked for link in self._links)
+
+    @property
+    def must_hold(self) -> bool:
+        """Whether a new request has to wait for an engine, or behind others that do."""
+        return self.model is None or len(self.requests.held) > 0
+
+    def hold(self, size: int) -> Held:
+        """Let a request with a body of `size` bytes wait until it may be submitted. The caller must release it. Raises
+        ApiError when new requests are rejected, when the model shall not serve, or when there is no room."""
+        self.check_open()
+        if self.model is None and self.is_suspended:
+            raise _not_serving()
+        return self.requests.held.hold(size)
+
+    def check_open(self) -> None:
+        """Raises ApiError when new requests are rejected."""
+        if self._rejection is not None:
+            raise ApiError.from_code(*self._rejection)
+
+    def submit(
+        self, record: RequestRecord, requests: Sequence[Generate], n: int, held: Held | None = None
+    ) -> ResponseStream:
         """Send the choices of a request, `n` for each prompt, to workers. The caller must `release` the stream. Raises
-        ApiError when no worker is available, too many requests wait, or one is too large."""
-        links = self._available_links()
-        stream = self.requests.admit(record, requests, n)
+        ApiError when no worker is available, too many requests wait, or one is too large. `held`: it was taken before,
+        and is not rejected."""
+        links = self._available_links(was_held=held is not None)
+        stream = self.requests.admit(record, requests, n, held)
         # After admission: encoding a copy of the prompt for each choice takes time. All before the first is sent.
         try:
             frames = [_frame(request) for request in requests]
@@ -126,18 +195,28 @@ class TokenizerPool:
         assert isinstance(reply, Flushed)
         return reply.pages
 
-    def _available_links(self) -> list[_Link]:
+    def _available_links(self, *, was_held: bool = False) -> list[_Link]:
         """Return the links to workers that can take requests. Raises ApiError when there are none."""
-        if self._rejection is not None:
-            raise ApiError.from_code(*self._rejection)
+        if self._closed is not None:
+            raise ApiError.from_code(*self._closed)
+        if not was_held:
+            self.check_open()
         available = [link for link in self._links if link.model is not None]
         if not available:
-            raise ApiError.from_code(ENGINE_UNAVAILABLE, f"{self._links[0].problem(self._stale_seconds)}; retry")
+            raise NotTaken(f"{self._links[0].problem(self._stale_seconds)}; retry")
         return available
+
+    def _on_state(self) -> None:
+        """A link has news of its worker."""
+        self.requests.held.set_open(self.model is not None)
+        if self.model is None and self.is_suspended:
+            self.requests.held.fail_all(_not_serving())
 
     def fail_all(self, code: str, message: str) -> None:
         """End all responses in progress with an error and take no more requests."""
         self.reject_new(code, message)
+        self._closed = (code, message)
+        self.requests.held.fail_all(ApiError.from_code(code, message))
         for link in self._links:
             link.fail_all(code, message)
 
@@ -157,10 +236,19 @@ class TokenizerPool:
     def start_draining(self, message: str) -> None:
         """Report not ready, so that new requests go elsewhere; those that still arrive are served."""
         self._draining = message
+        # Polls that wait for a held request must not delay the end.
+        self.requests.held.notify()
 
     def reject_new(self, code: str, message: str) -> None:
         """Take no more requests; running ones continue."""
         self._rejection = (code, message)
+
+
+def _not_serving() -> ApiError:
+    """Make the error for requests while the model shall not serve."""
+    error = ApiError.from_code("not_serving", NOT_SERVING_MESSAGE)
+    error.headers["retry-after"] = str(round(OPERATOR_SILENCE_SECONDS))
+    return error
 
 
 def _usability(state: ReplicaView) -> tuple[bool, bool]:
@@ -191,11 +279,18 @@ def _frame(message: ToTokenizer) -> bytes:
 class _Link:
     """One worker. Its requests live and die with the connection."""
 
-    def __init__(self, context: zmq.asyncio.Context, address: str, requests: RequestTracker) -> None:
+    def __init__(
+        self, context: zmq.asyncio.Context, address: str, requests: RequestTracker, on_state: Callable[[], None]
+    ) -> None:
+        """`on_state` is called after each report of the worker, and after its loss."""
         self._requests = requests
+        self._on_state_change = on_state
         self.model: ServedModel | None = None
         self.replicas: tuple[ReplicaView, ...] = ()
+        self.parked = 0
+        """Choices in the worker that wait for an engine."""
         self._reason = "no tokenizer worker has connected yet"
+        self._is_connected = False
         self._last_state_at = 0.0
         self._resubmitted = 0
         self._lost_at = -math.inf
@@ -214,8 +309,9 @@ class _Link:
     def load(self) -> int:
         return len(self._choices)
 
-    def problem(self, stale_seconds: float) -> str | None:
-        if self.model is None:
+    def problem(self, stale_seconds: float, *, needs_model: bool = True) -> str | None:
+        """Return why the worker cannot take requests; without a model it is well if it needs none."""
+        if self.model is None and (needs_model or not self._is_connected):
             return self._reason
         silent = asyncio.get_running_loop().time() - self._last_state_at
         return f"no status from the engine for {silent:.0f} s" if silent > stale_seconds else None
@@ -310,7 +406,10 @@ class _Link:
                 if (choice := self._choices.get(message.id)) is not None:
                     self._requests.resume(choice, asyncio.get_running_loop().time())
             case TextFailed():
-                error = ApiError.from_code(message.code, message.message, message.param)
+                if message.code == NOT_TAKEN:
+                    error: ApiError = NotTaken(message.message)
+                else:
+                    error = ApiError.from_code(message.code, message.message, message.param)
                 if (choice := self._choices.pop(message.id, None)) is not None:
                     self._requests.fail(choice, error)
                 elif (reply := self._questions.get(message.id)) is not None and not reply.done():
@@ -329,22 +428,30 @@ class _Link:
         if state.version not in (TEXT_WIRE_VERSION, TEXT_WIRE_VERSION - 1):
             self._lose(f"the tokenizer worker's wire version is {state.version}, not {TEXT_WIRE_VERSION}; update it")
             return
+        self._is_connected = True
         self.model = state.model
         self.replicas = state.replicas
+        if state.parked > self.parked:
+            self._requests.held.notify()
+        self.parked = state.parked
         self._reason = state.reason
         # A restarted worker counts from 0.
         before = self._resubmitted if state.retried >= self._resubmitted else 0
         self._requests.metrics.resubmitted.value += state.retried - before
         self._resubmitted = state.retried
         self._requests.update_engine(state.model, state.status, self._last_state_at)
+        self._on_state_change()
 
     def _lose(self, reason: str) -> None:
         logger.error("%s; %d requests fail", reason, len(self._choices))
         self.model = None
         self.replicas = ()
+        self.parked = 0
+        self._is_connected = False
         self._reason = reason
         self._lost_at = time.monotonic()
         self.fail_all(ENGINE_UNAVAILABLE, reason)
+        self._on_state_change()
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

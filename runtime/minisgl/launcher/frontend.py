@@ -69,4 +69,5 @@ def groups(options: FrontendOptions, directory: Path, listener: int) -> list[Gro
         listener,
         leave_seconds=options.leave_timeout,
         control_port=options.control_port,
+        ready_before_engine=True,
     )

@@ -153,6 +153,11 @@ class Dispatcher:
         self.resubmitted = 0
         """Counts the attempts after the first one of a request."""
 
+    @property
+    def num_parked(self) -> int:
+        """Number of requests that wait because no replica is routable."""
+        return 0 if self.replicas.routable else len(self._parked)
+
     def add(self, address: str) -> None:
         self.replicas.add(address)
         self._attempts[address] = {}

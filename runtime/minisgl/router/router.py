@@ -315,6 +315,7 @@ class Router:
                 reason=reason,
                 replicas=views,
                 retried=self._dispatcher.resubmitted,
+                parked=self._dispatcher.num_parked,
             )
         )
 

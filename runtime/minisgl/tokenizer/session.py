@@ -42,6 +42,7 @@ from minisgl.wire.messages import (
     Tokens,
 )
 from minisgl.wire.text import (
+    NOT_TAKEN,
     Accepted,
     Cancel,
     Continued,
@@ -154,7 +155,7 @@ class Session:
     def begin(self, generate: Generate) -> bool:
         """Take a request, whose prompt is to be encoded next. False: it was refused."""
         if not self._open:
-            self._fail(generate.id, "engine_unavailable", "no engine is connected; retry")
+            self._fail(generate.id, NOT_TAKEN, "no engine is connected; retry")
             return False
         if generate.id in self._requests:
             self._fail(generate.id, "duplicate_request", "a request with this identifier is running already")

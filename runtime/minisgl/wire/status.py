@@ -134,11 +134,18 @@ class FrontendStatus(msgspec.Struct, frozen=True, kw_only=True, tag="frontend", 
 
     pod: str
     ready: bool
-    """True if it can answer requests."""
+    """True if it can take requests; without a routable replica it holds them."""
     draining: bool
     """True if it refuses new requests and is about to stop."""
     replicas: list[ReplicaView]
     """All replicas that discovery has found, as the best informed tokenizer worker sees each."""
+    held: int = 0
+    """Requests that wait because no replica is routable."""
+    running: int = 0
+    """Generation requests in progress that are not held."""
+    idle_seconds: float | None = None
+    """Seconds since the last generation request ended, or since the start if there was none; 0 while one is in
+    progress. None: not reported."""
 
 
 class FetchStatus(msgspec.Struct, frozen=True, kw_only=True):

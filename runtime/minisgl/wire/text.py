@@ -16,6 +16,10 @@ from minisgl.wire.status import ReplicaView
 
 TEXT_WIRE_VERSION: Final = 1
 
+NOT_TAKEN: Final = "not_taken"
+"""Code of `TextFailed` for a request that a worker did not take because no engine is routable. The frontend holds
+it."""
+
 THINKING_VARIABLES: Final = ("enable_thinking", "thinking")
 """Variables of chat templates that let the model reason, or not: checkpoints have one or the other."""
 
@@ -176,6 +180,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """All replicas that the worker knows."""
     retried: int = 0
     """Requests resubmitted to another engine, or to a later epoch of the same one, since the worker started."""
+    parked: int = 0
+    """Choices that the worker has taken and that wait for a routable engine."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):

@@ -16,7 +16,7 @@ import httpx
 import msgspec
 import pytest
 
-from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.config import FrontendConfig, RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.process import FrontendServer
 from minisgl.frontend.server.listeners import ServerError
@@ -93,17 +93,18 @@ def two_answers(stack: FrontendStack) -> tuple[Answer, Answer]:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_answers_go_on_at_the_next_start_of_a_lost_scheduler(make_stack: MakeStack, workers: int) -> None:
-    stack = make_stack(workers=workers)
+    stack = make_stack(workers=workers, limits=RequestLimits(queue_seconds=0.5))
     streamed, whole = two_answers(stack)
     stack.scheduler.close()
-    refused = stack.wait_until_ready(False)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+    stack.wait_until_served(False)
+    assert stack.http.get("/ready").status_code == 200
     early = stack.http.post("/v1/chat/completions", json=CHAT)
     assert (early.status_code, early.json()["error"]["code"]) == (503, "engine_unavailable")
     assert stack.http.get("/v1/models").status_code == 503
     assert stack.http.get("/health").status_code == 200
     stack.scheduler = FakeScheduler(stack.scheduler_address, stack.card("org/next"), answer_with(ids("ok")))
-    assert stack.wait_until_ready().json() == {"status": "ready", "model": "org/next"}
+    stack.wait_until_served()
+    assert stack.http.get("/ready").json() == {"status": "ready", "model": "org/next"}
     after = stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2})
     assert after.json()["choices"][0]["message"]["content"] == "ok"
     assert_continued(streamed, whole)
@@ -180,7 +181,7 @@ def test_a_request_too_large_for_a_message_fails_alone(make_stack: MakeStack, mo
 
 
 def test_not_ready_before_the_scheduler_has_answered(make_stack: MakeStack) -> None:
-    stack = make_stack(wait=False)
+    stack = make_stack(wait=False, limits=RequestLimits(queue_seconds=0.5))
     stack.scheduler.close()
     response = stack.wait_until_ready(False)
     assert response.json()["error"]["message"]
@@ -260,7 +261,7 @@ def test_a_second_signal_ends_running_requests_immediately(make_stack: MakeStack
 
 SERVE = """
 import sys, msgspec
-from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.config import FrontendConfig, RequestLimits
 from minisgl.frontend.process import FrontendServer
 config = msgspec.json.decode(sys.argv[1], type=FrontendConfig)
 FrontendServer(config).run(lambda port: print(port, flush=True))

@@ -53,6 +53,7 @@ class FrontendPod:
             "--control-port": control_port,
             "--drain-timeout": 30,
             "--leave-timeout": 1,
+            "--queue-timeout": 5,
             "--log-format": "json",
         }
         arguments = [str(part) for flag in flags.items() for part in flag]
@@ -79,7 +80,7 @@ class FrontendPod:
 
     def start_engine(self, answer: Callable[[Submit], list[FromScheduler]]) -> Pod:
         pod = self.pods.start(0, self.model, answer)
-        eventually(lambda: self.control.get("/ready").status_code == 200)
+        eventually(lambda: self.http.get("/v1/models").status_code == 200)
         return pod
 
     def close(self) -> None:
@@ -100,9 +101,9 @@ def frontend(tmp_path: Path) -> Iterator[FrontendPod]:
 def test_life_of_a_frontend_pod(frontend: FrontendPod) -> None:
     assert frontend.control.get("/live").json() == {"ready": True, "reason": ""}
     assert frontend.control.get("/startup").status_code == 200
-    not_ready = frontend.control.get("/ready")
-    assert not_ready.status_code == 503
-    eventually(lambda: "127.0.0.2" in frontend.control.get("/ready").json()["reason"])
+    # It is ready without an engine, because it holds requests.
+    eventually(lambda: frontend.control.get("/ready").json() == {"ready": True, "reason": ""})
+    eventually(lambda: "127.0.0.2" in frontend.http.get("/v1/models").json()["error"]["message"])
     refused = frontend.http.post("/v1/chat/completions", json=CHAT)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
     assert int(refused.headers["retry-after"]) >= 1
@@ -116,7 +117,15 @@ def test_life_of_a_frontend_pod(frontend: FrontendPod) -> None:
     assert frontend.http.post("/v1/chat/completions", json={**CHAT, "model": "tiny"}).status_code == 404
     status = frontend.control.get("/status").json()
     (replica,) = status.pop("replicas")
-    assert status == {"kind": "frontend", "pod": "chat-frontend-x", "ready": True, "draining": False}
+    assert status.pop("idle_seconds") >= 0
+    assert status == {
+        "kind": "frontend",
+        "pod": "chat-frontend-x",
+        "ready": True,
+        "draining": False,
+        "held": 0,
+        "running": 0,
+    }
     assert replica == {
         "replica": "chat-r0",
         "revision": "0123456789",
@@ -254,5 +263,5 @@ def test_a_stream_whose_engine_is_lost_ends_in_an_error(tmp_path: Path) -> None:
         with pytest.raises(httpx.TransportError):
             got.extend(lines)
     assert "[DONE]" not in "".join(got)
-    assert not server.control.get("/ready").json()["ready"]
+    assert not any(replica["routable"] for replica in server.control.get("/status").json()["replicas"])
     server.close()

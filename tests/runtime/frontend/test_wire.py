@@ -240,10 +240,10 @@ def test_a_client_that_pauses_gets_the_whole_stream(make_stack: Callable[..., Fr
         listener.bind(("127.0.0.1", 0))
         stack = make_stack(socket_fd=listener.detach())
     stack.scheduler.close()
-    stack.wait_until_ready(False)
+    stack.wait_until_served(False)
     # The long name is in every event, which makes them large.
     stack.scheduler = FakeScheduler(stack.scheduler_address, stack.card("long" * 1000), answer_with(ids("abcdefghij")))
-    stack.wait_until_ready()
+    stack.wait_until_served()
     client = RawClient(stack)
     client.post({"prompt": "x", "max_tokens": 200, "stream": True}, "/v1/completions")
     while not re.search(r"request_generation_tokens_sum\S* 200", stack.http.get("/metrics").text):

@@ -16,7 +16,7 @@ from minisgl.router.config import EngineDiscovery, TokenizerConfig
 from minisgl.router.worker import Worker
 from minisgl.wire.messages import Abort, Ack, Failed, Flush, Flushed, FromScheduler, SamplingParams, Submit
 from minisgl.wire.status import ReplicaView
-from minisgl.wire.text import Accepted, Cancel, Texts, WorkerState
+from minisgl.wire.text import NOT_TAKEN, Accepted, Cancel, Texts, WorkerState
 from support.cluster.fake_pods import Pod, Pods
 from support.frontend.fake_frontend import FakeFrontend
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
@@ -102,10 +102,10 @@ def test_replicas_are_discovered_and_their_tokenizer_files_fetched_once(cluster:
     assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[0] == "xyz"
 
 
-def test_without_any_engine_requests_fail_at_once(cluster: Cluster) -> None:
+def test_without_any_engine_requests_are_not_taken(cluster: Cluster) -> None:
     cluster.start_worker()
     cluster.wait_for(lambda state: state.model is None)
-    assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[1].code == "engine_unavailable"
+    assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[1].code == NOT_TAKEN
 
 
 def test_a_missing_dns_record_closes_no_connection(cluster: Cluster) -> None:
@@ -184,7 +184,7 @@ def test_a_request_waits_for_the_next_epoch_and_is_accepted_once(cluster: Cluste
     cluster.frontend.wait_for(Accepted)
     pod.kill_engine()
     cluster.wait_until_routable()
-    assert cluster.frontend.wait_for_end(cluster.frontend.generate(2))[1].code == "engine_unavailable"
+    assert cluster.frontend.wait_for_end(cluster.frontend.generate(2))[1].code == NOT_TAKEN
     pod.start_engine(answering("xyz"), NEXT_EPOCH)
     assert cluster.frontend.wait_for_end(request)[0] == "xyz"
     assert not cluster.frontend.accepted

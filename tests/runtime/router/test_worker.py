@@ -34,7 +34,7 @@ from minisgl.wire.messages import (
     Tokens,
     Welcome,
 )
-from minisgl.wire.text import Accepted, Cancel, ChatMessage, StructuredOutput, TextFailed, Texts, WorkerState
+from minisgl.wire.text import NOT_TAKEN, Accepted, Cancel, ChatMessage, StructuredOutput, TextFailed, Texts, WorkerState
 from support.frontend.fake_frontend import FakeFrontend
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
@@ -211,7 +211,7 @@ def test_when_the_engine_dies_all_requests_wait_for_the_next_epoch(stack: Stack,
     stack.scheduler.close()
     assert stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
     during_the_restart = stack.frontend.generate(3)
-    assert stack.frontend.wait_for_end(during_the_restart)[1].code == "engine_unavailable"
+    assert stack.frontend.wait_for_end(during_the_restart)[1].code == NOT_TAKEN
     stack.scheduler = stack.start_scheduler("next", (1, 2))
     ends = stack.frontend.wait_for_ends(waiting, streaming)
     text, end = ends[waiting]
@@ -289,7 +289,7 @@ def test_an_engine_with_other_tokenizer_files_gets_no_requests(stack: Stack, wor
     state = stack.frontend.wait_for(WorkerState, lambda state: "restart the server" in state.reason)
     assert state.model is None
     assert "tokenizer.json" in state.reason
-    assert stack.frontend.wait_for_end(stack.frontend.generate(1))[1].code == "engine_unavailable"
+    assert stack.frontend.wait_for_end(stack.frontend.generate(1))[1].code == NOT_TAKEN
 
 
 @pytest.mark.parametrize(

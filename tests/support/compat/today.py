@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 
 from minisgl.frontend.admin.control import POD_NAME, create_control
+from minisgl.frontend.config import RequestLimits
+from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.hub.fetch import fetch
 from minisgl.hub.neighbours import FetchRecord
@@ -65,6 +67,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "fetch_status": _paths((".", "needed_bytes free_bytes")),
         "fetch_record": _paths((".", "owner files")),
         "from_tokenizer": _paths(
+            ("state.", "parked"),
             ("state.status.", "attention compiled_after_ready deferred"),
             ("state.replicas[].", "queue_ms kv_usage"),
             ("accepted.", "prompt_token_ids"),
@@ -196,6 +199,8 @@ class _Tokenizers:
         self.is_draining = values["draining"]
         self._ready = values["ready"]
         self._replicas = msgspec.convert(values["replicas"], list[ReplicaView])
+        self.num_held = 0
+        self.requests = RequestTracker(RequestLimits())
 
     def not_ready_reason(self) -> str | None:
         return None if self._ready else "no engine"

@@ -100,6 +100,13 @@ class FrontendStack:
             time.sleep(0.02)
         raise AssertionError(f"/ready still responds {response.status_code}: {response.text}")
 
+    def wait_until_served(self, served: bool = True) -> None:
+        """Wait until a model is served, or none is: a server without one is ready, because it holds requests."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (self.http.get("/v1/models").status_code == 200) != served:
+            assert time.monotonic() < deadline, "the engine was not found, or its loss was not noticed"
+            time.sleep(0.02)
+
     def join(self) -> None:
         self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()

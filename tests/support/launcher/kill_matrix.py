@@ -74,10 +74,10 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Streams that had some chunks, and not more than MOST_CHUNKS, when the process was killed."""
     outcomes: Counter[str]
     not_ready_seconds: float
-    """Time from the kill to the first answer of /ready that is not 200; 0 where no process can answer, infinite where
-    it was 200 all the time."""
+    """Time from the kill to the first other answer of /v1/models than 200; 0 where no process can answer, infinite
+    where it was 200 all the time."""
     back_seconds: float
-    """Time from the kill to the next 200 of /ready, infinite without one; for a launcher, until no process and no file
+    """Time from the kill to the next 200 of it, infinite without one; for a launcher, until no process and no file
     of it is left."""
 
     @property
@@ -92,7 +92,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         if self.victim not in ("frontend", "launcher") and self.outcomes["connection broken"]:
             bad.append("clients got no reason")
         if math.isinf(self.not_ready_seconds):
-            bad.append("/ready was 200 all the time")
+            bad.append("a model was served all the time")
         elif math.isinf(self.back_seconds):
             bad.append("it did not become ready again")
         return bad
@@ -101,7 +101,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         """Promised times that were exceeded, each multiplied by `slack`."""
         late = []
         if 1.0 * slack < self.not_ready_seconds < math.inf:
-            late.append(f"/ready was 200 for {self.not_ready_seconds:.2f} s")
+            late.append(f"a model was served for {self.not_ready_seconds:.2f} s")
         if (10.0 if self.victim == "launcher" else 60.0) * slack < self.back_seconds < math.inf:
             late.append(f"it took {self.back_seconds:.1f} s")
         return late
@@ -198,13 +198,13 @@ class Client(threading.Thread):
 
 
 def _watch_readiness(url: str, killed_at: float, *, not_ready: bool) -> tuple[float, float]:
-    """Seconds from the kill to the first answer of /ready that is not 200, and to the first 200 after that. With
+    """Seconds from the kill to the first answer of /v1/models that is not 200, and to the first 200 after that. With
     `not_ready` no process can answer at first: requests wait in the launcher's socket."""
     not_ready_seconds = 0.0 if not_ready else math.inf
     while time.monotonic() < killed_at + 120:
         asked = time.monotonic()
         try:
-            ready = httpx.get(f"{url}/ready", timeout=10, verify=_SSL).status_code == 200
+            ready = httpx.get(f"{url}/v1/models", timeout=10, verify=_SSL).status_code == 200
         except httpx.TransportError:
             ready = False
         if not ready:

@@ -5,6 +5,7 @@ It needs no keys: network policies of the cluster restrict who may connect.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from typing import Final
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp
 
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.tokenizers import TokenizerPool
-from minisgl.wire.status import FrontendStatus
+from minisgl.wire.status import MAX_WAIT_SECONDS, SERVING_HEADER, WAIT_PARAMETER, FrontendStatus
 
 POD_NAME: Final = "MINISGL_POD_NAME"
 """Environment variable that a cluster sets."""
@@ -35,13 +36,22 @@ def create_control(tokenizers: TokenizerPool, drain: Callable[[], None]) -> ASGI
     async def ready(_: Request) -> Response:
         return _probe(tokenizers.not_ready_reason() or "")
 
-    async def status(_: Request) -> Response:
+    async def status(request: Request) -> Response:
+        # Words that another version may say are no news.
+        if (serving := request.headers.get(SERVING_HEADER)) in ("true", "false"):
+            tokenizers.set_serving(serving == "true")
+        seconds = _seconds(request.query_params.get(WAIT_PARAMETER, ""))
+        if seconds and not tokenizers.num_held and not tokenizers.is_draining:
+            await tokenizers.requests.held.wait_for_arrival(seconds)
         return json_response(
             FrontendStatus(
                 pod=os.environ.get(POD_NAME, ""),
                 ready=tokenizers.not_ready_reason() is None,
                 draining=tokenizers.is_draining,
                 replicas=tokenizers.replicas(),
+                held=tokenizers.num_held,
+                running=tokenizers.requests.running,
+                idle_seconds=round(tokenizers.requests.idle_seconds(asyncio.get_running_loop().time()), 3),
             )
         )
 
@@ -59,6 +69,15 @@ def create_control(tokenizers: TokenizerPool, drain: Callable[[], None]) -> ASGI
         ],
         exception_handlers={HTTPException: _on_error},
     )
+
+
+def _seconds(text: str) -> float:
+    """Return a wait in seconds; 0 for a text that is none."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 0.0
+    return min(seconds, MAX_WAIT_SECONDS) if seconds > 0 else 0.0
 
 
 def _probe(problem: str) -> Response:

@@ -113,7 +113,11 @@ class MessagesEvents:
         return b"".join(map(_render, events))
 
     def error(self, error: ApiError) -> bytes:
-        return b"event: error\ndata: %s\n\n" % anthropic_error(error)
+        return error_event(error)
+
+
+def error_event(error: ApiError) -> bytes:
+    return b"event: error\ndata: %s\n\n" % anthropic_error(error)
 
 
 def _render(event: Event) -> bytes:

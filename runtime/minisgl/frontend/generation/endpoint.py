@@ -1,8 +1,11 @@
 """ASGI application of POST /v1/chat/completions, /v1/completions and /generate.
 
-A client gets its full response or an error. Headers of success are sent only when the engine has queued the request. A
-stream that cannot be completed ends in an error event, and then the connection breaks without the end that HTTP
-promises, so that no client can take it for a complete response.
+A client gets its full response or an error. Headers of success are sent when the engine has queued the request; those
+of a stream after 15 seconds at the latest. A stream that cannot be completed ends in an error event, and then the
+connection breaks without the end that HTTP promises, so that no client can take it for a complete response.
+
+While no engine is routable, requests are held as they came. They are parsed when one is, because their defaults and the
+check of their constraints depend on the model.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minisgl.frontend.config import FrontendConfig
-from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError, ClientDisconnected
+from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError, ClientDisconnected, NotTaken
 from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.generation.request import GenerationRequest, generate_messages
 from minisgl.frontend.generation.response_format import CONTINUED, EventFormat
+from minisgl.frontend.generation.stream_opening import StreamOpening
 from minisgl.frontend.server.client_connection import ClientConnection
+from minisgl.frontend.server.held_requests import Held
 from minisgl.frontend.server.json_body import read_json_body
 from minisgl.frontend.server.request_record import RequestRecord, record_of
 from minisgl.frontend.server.response_stream import Delta, ResponseStream
@@ -34,18 +39,12 @@ from minisgl.wire.text import SamplingDefaults
 
 logger = logging.getLogger(__name__)
 
-_STREAM_HEADERS: Final = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    # nginx would collect the events otherwise.
-    "x-accel-buffering": "no",
-}
-
 _LARGE_BODY_BYTES: Final = 256 << 10
 
 
 class GenerationEndpoint:
-    """ASGI application. `parse` validates a body, given the checkpoint's sampling defaults; it raises ApiError."""
+    """ASGI application. `parse` validates a body, given the checkpoint's sampling defaults; it raises ApiError.
+    `early_error` renders the error of a stream that ends before its answer has begun."""
 
     def __init__(
         self,
@@ -53,11 +52,13 @@ class GenerationEndpoint:
         config: FrontendConfig,
         constraints: ConstraintCheck,
         parse: Callable[[bytes, SamplingDefaults], GenerationRequest],
+        early_error: Callable[[ApiError], bytes],
     ) -> None:
         self._tokenizers = tokenizers
         self._config = config
         self._constraints = constraints
         self._parse = parse
+        self._early_error = early_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError."""
@@ -67,30 +68,79 @@ class GenerationEndpoint:
             return
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = record_of(scope)
-        headers = Headers(scope=scope)
-        request = await self._read(scope, receive)
-        await self._constraints.check(request)
-        response_headers = ignored_params(headers, request.ignored)
-        record.model = response_model_name(request.model, self._tokenizers.model)
-        stream = self._tokenizers.submit(record, generate_messages(request, headers), request.n)
-        watcher = asyncio.create_task(_watch_disconnect(receive, stream))
+        record, requests = record_of(scope), self._tokenizers.requests
+        body = await read_json_body(scope, receive, self._config.max_body_bytes)
+        opening = StreamOpening(send, body, record.started_at + self._config.header_seconds, self._config.ping_seconds)
+        requests.begin_generation()
         try:
-            await self._accepted(stream)
+            while not await self._answer(scope, receive, send, body, opening):
+                requests.withdraw(record)
+        except ApiError as error:
+            if not opening.is_open:
+                raise
+            record.error_code = error.code
+            logger.warning("request %s ends in an error: %s", record.request_id, error.message)
+            # To return without the last part makes the server drop the connection.
+            await _send_part(send, self._early_error(error))
+        finally:
+            requests.end_generation(asyncio.get_running_loop().time())
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, body: bytes, opening: StreamOpening) -> bool:
+        """Return False if no worker took the request, although an engine was routable just now."""
+        record, headers = record_of(scope), Headers(scope=scope)
+        held = await self._hold(record, receive, body, opening) if self._tokenizers.must_hold else None
+        try:
+            request = await self._parsed(body)
+            await self._constraints.check(request)
+            record.model = response_model_name(request.model, self._tokenizers.model)
+            waited = asyncio.get_running_loop().time() - record.started_at
+            stream = self._tokenizers.submit(record, generate_messages(request, headers, waited), request.n, held)
+        except NotTaken:
+            return False
+        finally:
+            if held is not None:
+                self._tokenizers.requests.held.release(held)
+        watcher = asyncio.create_task(_watch_disconnect(receive, stream.fail))
+        try:
+            await self._accepted(stream, opening)
             record.response_id = secrets.token_hex(16)
+            response_headers = ignored_params(headers, request.ignored)
             if request.stream:
-                await _send_stream(record, request, stream, response_headers, send)
+                await opening.open(response_headers)
+                await _send_stream(record, request, stream, send)
             else:
                 choices = await stream.complete()
-                body = request.format.full(record.response_id, record.model, choices)
+                whole = request.format.full(record.response_id, record.model, choices)
                 response_headers |= _continued_header(choices)
-                await Response(body, 200, response_headers, "application/json")(scope, receive, send)
+                await Response(whole, 200, response_headers, "application/json")(scope, receive, send)
+        except NotTaken:
+            return False
         finally:
             watcher.cancel()
             self._tokenizers.release(stream)
+        return True
 
-    async def _read(self, scope: Scope, receive: Receive) -> GenerationRequest:
-        body = await read_json_body(scope, receive, self._config.max_body_bytes)
+    async def _hold(self, record: RequestRecord, receive: Receive, body: bytes, opening: StreamOpening) -> Held:
+        """Wait until the request may be submitted; the caller must release it."""
+        seconds = self._config.limits.queue_seconds
+        held = self._tokenizers.hold(len(body))
+        watcher = asyncio.create_task(_watch_disconnect(receive, held.fail))
+        record.is_held = True
+        try:
+            await opening.until(held.wait, record.started_at + seconds)
+        except BaseException as error:
+            self._tokenizers.requests.held.release(held)
+            if isinstance(error, TimeoutError):
+                reason = self._tokenizers.unavailable_reason() or "other requests are before it"
+                message = f"no engine could take the request for {seconds:g} s: {reason}"
+                raise ApiError.from_code(ENGINE_UNAVAILABLE, message) from None
+            raise
+        finally:
+            watcher.cancel()
+            record.is_held = False
+        return held
+
+    async def _parsed(self, body: bytes) -> GenerationRequest:
         model = self._tokenizers.model
         defaults = SamplingDefaults() if model is None else model.defaults
         if len(body) > _LARGE_BODY_BYTES:
@@ -98,23 +148,18 @@ class GenerationEndpoint:
             return await asyncio.to_thread(self._parse, body, defaults)
         return self._parse(body, defaults)
 
-    async def _accepted(self, stream: ResponseStream) -> None:
+    async def _accepted(self, stream: ResponseStream, opening: StreamOpening) -> None:
         seconds = self._config.accept_seconds
         try:
-            async with asyncio.timeout(seconds):
-                await stream.accepted()
+            await opening.until(stream.accepted, asyncio.get_running_loop().time() + seconds)
         except TimeoutError:
             message = f"the engine did not queue the request within {seconds:g} s"
             raise ApiError.from_code(ENGINE_UNAVAILABLE, message) from None
 
 
-async def _send_stream(
-    record: RequestRecord, request: GenerationRequest, stream: ResponseStream, headers: dict[str, str], send: Send
-) -> None:
+async def _send_stream(record: RequestRecord, request: GenerationRequest, stream: ResponseStream, send: Send) -> None:
     prompt_tokens = [choice.prompt_tokens for choice in stream.choices]
     events = request.format.events(record.response_id, record.model, prompt_tokens)
-    raw = [(name.encode(), value.encode()) for name, value in (_STREAM_HEADERS | headers).items()]
-    await send({"type": "http.response.start", "status": 200, "headers": raw})
     fast_path = _fast_path(record.client, events)
     delta_path = _delta_path(record.client, events) if len(stream.choices) == 1 else None
     try:
@@ -155,11 +200,11 @@ def _delta_path(client: ClientConnection | None, events: EventFormat) -> Callabl
     return None if client is None else functools.partial(client.write, events.event)
 
 
-async def _watch_disconnect(receive: Receive, stream: ResponseStream) -> None:
-    """Fail the stream when the client disconnects: ASGI reports that only to a task that receives."""
+async def _watch_disconnect(receive: Receive, fail: Callable[[ClientDisconnected], None]) -> None:
+    """Fail a request when its client disconnects: ASGI reports that only to a task that receives."""
     while (await receive())["type"] != "http.disconnect":
         continue
-    stream.fail(ClientDisconnected())
+    fail(ClientDisconnected())
 
 
 async def _send_part(send: Send, part: bytes) -> None:

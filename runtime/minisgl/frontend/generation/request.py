@@ -76,9 +76,10 @@ _SAME_IN_EVERY_CHOICE: Final = tuple(
 """Fields that a message to a worker takes from the request as they are."""
 
 
-def generate_messages(request: GenerationRequest, headers: Headers) -> list[Generate]:
-    """Return a message for each choice: choice j of prompt i is at i · n + j. Raises ApiError for a bad timeout."""
-    deadline_ms = _deadline_ms(request, headers)
+def generate_messages(request: GenerationRequest, headers: Headers, waited: float = 0.0) -> list[Generate]:
+    """Return a message for each choice of a request that has waited for some seconds: choice j of prompt i is at
+    i · n + j. Raises ApiError for a bad timeout."""
+    deadline_ms = _deadline_ms(request, headers, waited)
     same = {name: getattr(request, name) for name in _SAME_IN_EVERY_CHOICE}
     variants = [_params_of_choice(request.params, j) for j in range(request.n)]
     return [
@@ -131,7 +132,7 @@ def _params_of_choice(params: SamplingParams, choice: int) -> SamplingParams:
     return msgspec.structs.replace(params, seed=derived_seed(params.seed, choice))
 
 
-def _deadline_ms(request: GenerationRequest, headers: Headers) -> int:
+def _deadline_ms(request: GenerationRequest, headers: Headers, waited: float) -> int:
     """Return the earliest deadline of body and headers, in Unix time; 0: none."""
     seconds = [] if request.timeout_seconds is None else [request.timeout_seconds]
     if (given := headers.get("x-request-timeout-ms")) is not None:
@@ -145,7 +146,7 @@ def _deadline_ms(request: GenerationRequest, headers: Headers) -> int:
     read_timeout = None if request.stream else _number(headers.get("x-stainless-read-timeout", ""))
     if read_timeout is not None and read_timeout > 0:
         seconds.append(read_timeout + _GRACE_SECONDS)
-    return int((time.time() + min(seconds)) * 1000) if seconds else 0
+    return int((time.time() + min(seconds) - waited) * 1000) if seconds else 0
 
 
 def _number(text: str) -> float | None:

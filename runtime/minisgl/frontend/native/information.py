@@ -67,7 +67,7 @@ class InformationEndpoints:
         """Raises ApiError while no model is known."""
         model = self._tokenizers.model
         if model is None:
-            raise ApiError.from_code(ENGINE_UNAVAILABLE, self._tokenizers.not_ready_reason() or "")
+            raise ApiError.from_code(ENGINE_UNAVAILABLE, self._tokenizers.unavailable_reason() or "")
         return model
 
     def _model_info(self, model: ServedModel) -> dict[str, Any]:

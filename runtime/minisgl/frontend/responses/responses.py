@@ -78,6 +78,13 @@ def _usage(end: Finished) -> dict[str, Any]:
     }
 
 
+def early_error(error: ApiError) -> bytes:
+    """Return the only event of a stream that ends before its response was created."""
+    fields = {"code": error.code, "message": error.message, "param": error.param}
+    data = event_json({"type": "error", "sequence_number": 0, **fields, "error": {"type": error.kind, **fields}})
+    return b"event: error\ndata: %s\n\n" % data
+
+
 class ResponsesEvents:
     """Server-sent events of one stream, numbered in their order."""
 

@@ -60,8 +60,25 @@ class Admission:
         finally:
             self._checking -= 1
 
-    def admit(self, choices: int, tokens: int) -> None:
-        """Let `choices` choices wait, with prompts of about `tokens` tokens together. Raises ApiError."""
+    def hold(self, has_room: bool) -> None:
+        """Let a request wait whose body is not parsed. `has_room`: there is room for the body. Raises ApiError."""
+        if not has_room:
+            raise self._reject("held_bytes", "queue_full", "no engine is connected, and many requests wait for one")
+        if self.waiting >= self._limits.waiting:
+            raise self._reject("waiting", "queue_full", f"{self.waiting} requests are waiting")
+        self.waiting += 1
+
+    def has_room(self, tokens: int) -> bool:
+        """Return whether a prompt of about `tokens` tokens may wait besides those that do."""
+        return not self.waiting_tokens or self.waiting_tokens + tokens <= self._limits.waiting_tokens
+
+    def admit(self, choices: int, tokens: int, *, was_held: bool = False) -> None:
+        """Let `choices` choices wait, with prompts of about `tokens` tokens together. A request that was held had its
+        place before, and is not rejected. Raises ApiError."""
+        if was_held:
+            self.waiting += choices
+            self.waiting_tokens += tokens
+            return
         if self.waiting and self.waiting + choices > self._limits.waiting:
             raise self._reject("waiting", "queue_full", f"{self.waiting} requests are waiting")
         if self.waiting and self.waiting_tokens + tokens > self._limits.waiting_tokens:

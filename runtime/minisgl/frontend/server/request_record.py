@@ -52,9 +52,14 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     """Output of a generation request, from its admission on."""
     client: ClientConnection | None = None
 
+    is_held: bool = False
+    """It waits because no engine is routable."""
+
     @property
     def phase(self) -> Phase:
-        return "reading" if self.stream is None else self.stream.phase
+        if self.stream is not None:
+            return self.stream.phase
+        return "held" if self.is_held else "reading"
 
 
 def new_record(method: str, path: str, headers: Headers, started_at: float) -> RequestRecord:

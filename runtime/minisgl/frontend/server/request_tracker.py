@@ -5,6 +5,7 @@ Links to tokenizer workers report here what arrives for a choice; it is measured
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,6 +16,7 @@ from minisgl.frontend.errors import ApiError, ClientDisconnected
 from minisgl.frontend.metrics.counters import FrontendMetrics
 from minisgl.frontend.server import access_log
 from minisgl.frontend.server.admission import Admission
+from minisgl.frontend.server.held_requests import Held, HeldRequests
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.response_stream import PHASES, Choice, Phase, ResponseStream
 from minisgl.wire.messages import Status
@@ -28,11 +30,15 @@ class RequestTracker:
         self.limits = limits
         self.metrics = FrontendMetrics()
         self.admission = Admission(limits, self.metrics.rejections)
+        self.held = HeldRequests(self.admission, limits.held_bytes)
         self.in_flight: set[RequestRecord] = set()
         self.status: Status | None = None
         """Last status of the scheduler."""
         self.model: ServedModel | None = None
         self._stepped_at = 0.0
+        self._generations = 0
+        self._last_end = time.monotonic()
+        """Time at which the last generation request ended; at first, of the start."""
         self._phases: Counter[Phase] = Counter()
         """Response streams of the requests in flight, counted as they change, so that no scrape visits them all."""
 
@@ -53,14 +59,41 @@ class RequestTracker:
             metrics.failed[record.error_code] += 1
         access_log.write(record, now)
 
-    def admit(self, record: RequestRecord, requests: Sequence[Generate], n: int) -> ResponseStream:
-        """Open the response stream of a request: one choice for each of `requests`, `n` for each prompt. Raises
-        ApiError when too many wait."""
+    def begin_generation(self) -> None:
+        """Count a generation request whose body is read."""
+        self._generations += 1
+
+    def end_generation(self, now: float) -> None:
+        self._generations -= 1
+        self._last_end = now
+
+    @property
+    def running(self) -> int:
+        """Number of generation requests in progress that are not held."""
+        return self._generations - len(self.held)
+
+    def idle_seconds(self, now: float) -> float:
+        """Seconds since the last generation request ended; 0 while one is in progress."""
+        return 0.0 if self._generations else now - self._last_end
+
+    def admit(
+        self, record: RequestRecord, requests: Sequence[Generate], n: int, held: Held | None = None
+    ) -> ResponseStream:
+        """Open the response stream of a request, which may have been held: one choice for each of `requests`, `n` for
+        each prompt. Raises ApiError when too many wait."""
         choices = [(request.id, _estimate_prompt_tokens(request)) for request in requests]
-        self.admission.admit(len(choices), sum(tokens for _, tokens in choices))
+        self.admission.admit(len(choices), sum(tokens for _, tokens in choices), was_held=held is not None)
+        if held is not None:
+            self.held.release(held)
         record.stream = ResponseStream(record.started_at, choices, n, requests[0].params.max_tokens)
         self._phases[record.stream.phase] += 1
         return record.stream
+
+    def withdraw(self, record: RequestRecord) -> None:
+        """Forget the stream of a request that no worker has taken."""
+        if record.stream is not None:
+            self._phases[record.stream.phase] -= 1
+            record.stream = None
 
     def accept(self, choice: Choice, prompt_tokens: int, now: float, prompt_token_ids: Sequence[int] = ()) -> None:
         """The scheduler has queued the choice."""
@@ -177,8 +210,9 @@ class RequestTracker:
 
     def phases(self) -> dict[str, int]:
         """Return the number of HTTP requests in each phase."""
-        reading = len(self.in_flight) - self._phases.total()
-        return {phase: reading if phase == "reading" else self._phases[phase] for phase in PHASES}
+        reading = len(self.in_flight) - self._phases.total() - len(self.held)
+        counts: dict[str, int] = {phase: self._phases[phase] for phase in PHASES}
+        return counts | {"reading": reading, "held": len(self.held)}
 
 
 def _estimate_prompt_tokens(request: Generate) -> int:

@@ -20,9 +20,10 @@ from minisgl.wire.text import Finished, ScoredToken, ToolCallDelta
 
 logger = logging.getLogger(__name__)
 
-Phase = Literal["reading", "tokenizing", "waiting", "generating"]
-PHASES: Final[tuple[Phase, ...]] = ("reading", "tokenizing", "waiting", "generating")
-"""Reading the body; until the scheduler has queued the request; until its first token; until its end."""
+Phase = Literal["reading", "held", "tokenizing", "waiting", "generating"]
+PHASES: Final[tuple[Phase, ...]] = ("reading", "held", "tokenizing", "waiting", "generating")
+"""Reading the body; until an engine is routable, if none is; until the scheduler has queued the request; until its
+first token; until its end."""
 
 
 class Delta(msgspec.Struct, frozen=True):

@@ -131,7 +131,7 @@ def test_flush_cache_returns_the_freed_pages(stack: FrontendStack, admin: httpx.
     thread.join(WAIT_SECONDS)
     assert answers[0].json() == {"freed_pages": 12}
     stack.scheduler.close()
-    stack.wait_until_ready(False)
+    stack.wait_until_served(False)
     lost = admin.post("/flush_cache")
     assert (lost.status_code, lost.json()["error"]["code"]) == (503, "engine_unavailable")
     assert lost.headers["retry-after"]

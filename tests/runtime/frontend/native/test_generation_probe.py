@@ -65,6 +65,6 @@ def test_steps_for_other_requests_are_enough(make_stack: MakeStack, full: bool) 
 def test_a_probe_without_an_engine_fails_at_once(make_stack: MakeStack) -> None:
     stack = make_stack(limits=RequestLimits(waiting=1))
     stack.scheduler.close()
-    stack.wait_until_ready(False)
+    stack.wait_until_served(False)
     response = stack.http.get("/health_generate")
     assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")

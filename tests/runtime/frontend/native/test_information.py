@@ -67,7 +67,7 @@ def test_the_load_is_reported(make_stack: MakeStack) -> None:
 def test_without_an_engine_nothing_is_described(make_stack: MakeStack) -> None:
     stack = make_stack()
     stack.scheduler.close()
-    stack.wait_until_ready(False)
+    stack.wait_until_served(False)
     for path in ("/get_model_info", "/get_server_info"):
         response = stack.http.get(path)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")

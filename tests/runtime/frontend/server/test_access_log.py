@@ -59,14 +59,9 @@ def test_text_of_clients_is_escaped(make_stack: MakeStack, lines: Lines) -> None
     stack = make_stack()
     stack.http.get("/a%0a10:00:00%20error%20%1b[31m")
     stack.http.get(f"/{'é' * 300}")
-    # Without an engine the served names are unknown.
-    stack.scheduler.close()
-    stack.wait_until_ready(False)
-    stack.http.post("/v1/completions", json={"prompt": "a", "model": "b\nc"})
-    found = [fields for _, fields in lines.wait_for(3)]
+    found = [fields for _, fields in lines.wait_for(2)]
     assert found[0]["path"] == r"/a\n10:00:00 error \x1b[31m"
     assert found[1]["path"] == f"/{'é' * 255}…"
-    assert found[2]["model"] == r"b\nc"
 
 
 def test_a_completed_request(make_stack: MakeStack, lines: Lines) -> None:

@@ -136,9 +136,9 @@ def narrow_client(stack: FrontendStack) -> socket.socket:
 def serve_long_name(stack: FrontendStack, answer: Callable[[Submit], list[FromScheduler]]) -> None:
     """Serve a model whose long name, which is in every event, makes streams large."""
     stack.scheduler.close()
-    stack.wait_until_ready(False)
+    stack.wait_until_served(False)
     stack.scheduler = FakeScheduler(stack.scheduler_address, stack.card("long" * 1000), answer)
-    stack.wait_until_ready()
+    stack.wait_until_served()
 
 
 def in_flight(stack: FrontendStack) -> set[RequestRecord]:
