@@ -1,5 +1,7 @@
 """`make bench-operator`: time and memory of the operator until many models are steady, and the delay of an edit.
 
+Half of the models are at zero: their frontends have a long poll each.
+
 Runs on an API server without controllers: its own one, or that of `--kubeconfig`. A separate process simulates
 controllers and nodes: it creates the pods, writes their status and serves their /status. The operator is a process of
 its own too. The time in which the API server stores the same objects, sent by a client that does nothing else, is
@@ -16,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -56,6 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, help="an API server without controllers (default: start one)")
     parser.add_argument("--models", type=int, default=1000, help="number of InferenceModels (default: 1000)")
+    parser.add_argument("--at-zero", type=int, help="number of them without replicas (default: half of them)")
     parser.add_argument("--nodes", type=int, default=1000, help="number of Nodes that are watched (default: 1000)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
@@ -67,7 +70,8 @@ def main() -> int:
 
 
 def _run(kubeconfig: Path, options: argparse.Namespace) -> int:
-    figures = asyncio.run(_measure(kubeconfig, options.models, options.nodes))
+    at_zero = options.models // 2 if options.at_zero is None else options.at_zero
+    figures = asyncio.run(_measure(kubeconfig, options.models, at_zero, options.nodes))
     longest = max(SECONDS_LIMIT, WRITE_TIMES_LIMIT * float(figures["api_server_write_s"] or 0))
     limits: dict[str, Metric] = {
         "cold_to_steady_s": longest,
@@ -81,16 +85,20 @@ def _run(kubeconfig: Path, options: argparse.Namespace) -> int:
     return 1 if exceeded else 0
 
 
-async def _measure(kubeconfig: Path, models: int, nodes: int) -> dict[str, Metric]:
+async def _measure(kubeconfig: Path, models: int, at_zero: int, nodes: int) -> dict[str, Metric]:
     run = f"{os.getpid():x}"
     names = [f"m{number}" for number in range(models)]
+    # The first model is edited, so it must have replicas.
+    zero = frozenset(names[models - at_zero :])
     async with Client(await connection(kubeconfig)) as client:
         await _prepare(client, [f"bench-{run}", f"baseline-{run}"])
         await _each(list(range(nodes)), lambda number: create_node(client, f"{run}-{number}"))
         print(f"{models} models, {nodes} nodes: writing the same objects without an operator", flush=True)
-        objects, written = await _baseline(client, f"baseline-{run}", names)
+        objects, written = await _baseline(client, f"baseline-{run}", names, zero)
         namespace = f"bench-{run}"
-        await _each(names, lambda name: client.apply(MODEL, model(namespace, name), manager="bench"))
+        await _each(
+            names, lambda name: client.apply(MODEL, model(namespace, name, at_zero=name in zero), manager="bench")
+        )
         print("starting the operator", flush=True)
         async with _process(_simulate, kubeconfig, namespace) as (_, address):
             started = time.monotonic()
@@ -99,9 +107,12 @@ async def _measure(kubeconfig: Path, models: int, nodes: int) -> dict[str, Metri
                 idle = _rss_mib(operator.pid)
                 requests = await _counts(operator)
                 print(f"steady after {steady:.1f} s; editing one model while the others churn", flush=True)
-                edits = await _edits_in_churn(kubeconfig, client, namespace, names)
+                edits = await _edits_in_churn(
+                    kubeconfig, client, namespace, [name for name in names if name not in zero]
+                )
                 return {
                     "models": models,
+                    "models_at_zero": at_zero,
                     "nodes": nodes,
                     "objects": objects,
                     "api_server_write_s": written,
@@ -118,12 +129,15 @@ async def _measure(kubeconfig: Path, models: int, nodes: int) -> dict[str, Metri
                 }
 
 
-def model(namespace: str, name: str, frontends: int = 1) -> Manifest:
+def model(namespace: str, name: str, frontends: int = 1, *, at_zero: bool = False) -> Manifest:
+    spec: Manifest = {"model": {"source": {"pvc": {"claimName": "models"}}}, "frontend": {"replicas": frontends}}
+    if at_zero:
+        spec["autoscaling"] = {"minReplicas": 0, "maxReplicas": 2, "target": {"runningPerReplica": 16}}
     return {
         "apiVersion": MODEL.api_version,
         "kind": MODEL.kind,
         "metadata": {"name": name, "namespace": namespace},
-        "spec": {"model": {"source": {"pvc": {"claimName": "models"}}}, "frontend": {"replicas": frontends}},
+        "spec": spec,
     }
 
 
@@ -141,9 +155,11 @@ async def _prepare(client: Client, namespaces: Iterable[str]) -> None:
         await client.request("POST", "/api/v1/namespaces", body=body)
 
 
-async def _baseline(client: Client, namespace: str, names: list[str]) -> tuple[int, float]:
+async def _baseline(client: Client, namespace: str, names: list[str], zero: Collection[str]) -> tuple[int, float]:
     """Number of objects (children, pods, one status of each), and the seconds in which the API server stores them."""
-    live = await _each(names, lambda name: client.apply(MODEL, model(namespace, name), manager="bench"))
+    live = await _each(
+        names, lambda name: client.apply(MODEL, model(namespace, name, at_zero=name in zero), manager="bench")
+    )
     parsed = [render(InferenceModel.parse(body), _DEFAULTS) for body in live]
     count = sum(len(children) for children in parsed)
     start = time.monotonic()
@@ -247,7 +263,8 @@ async def _counts(operator: _Child) -> dict[str, float]:
 
 
 async def _until_steady(client: Client, namespace: str, models: int, operator: _Child) -> float:
-    """Time of the operator's last write except Events, once every model is ready and no write has come for a while."""
+    """Time of the operator's last write except Events, once every model is ready or at zero and no write has come for a
+    while."""
     end = time.monotonic() + _GIVE_UP_SECONDS
     writes, last = -1.0, time.monotonic()
     ready = 0
@@ -267,8 +284,9 @@ async def _until_steady(client: Client, namespace: str, models: int, operator: _
 
 
 def _is_ready(body: Manifest) -> bool:
-    conditions = body.get("status", {}).get("conditions", ())
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    status = body.get("status", {})
+    found = {one["type"]: one["status"] for one in status.get("conditions", ())}
+    return found.get("Ready") == "True" or (status.get("phase") == "Idle" and found.get("FrontendReady") == "True")
 
 
 async def _edits_in_churn(kubeconfig: Path, client: Client, namespace: str, names: list[str]) -> list[float]:

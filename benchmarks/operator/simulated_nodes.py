@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from minisgl.wire.status import WAIT_PARAMETER
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.render.names import COMPONENT_LABEL, ENGINE, MODEL_LABEL, POD_INDEX_LABEL
 from minisgl_operator.shell.client import ApiError, Client, connection
@@ -127,4 +128,7 @@ class Nodes:
         others = self._of_model.get(labels[MODEL_LABEL], [])
         if labels[COMPONENT_LABEL] == ENGINE:
             others = [pod]
+        if WAIT_PARAMETER in request.query:
+            # No request comes.
+            await asyncio.sleep(float(request.query[WAIT_PARAMETER]))
         return web.json_response(report(pod, others))

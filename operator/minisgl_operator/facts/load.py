@@ -14,7 +14,7 @@ from minisgl_operator.render import names
 def load_of(observed: Observed) -> Load:
     """The load of all frontends together. A frontend that stops still has requests, so it counts; one that has not
     started or has ended does not."""
-    frontends = [pod for pod in observed.pods if component(pod) == names.FRONTEND and _may_have_requests(pod)]
+    frontends = [pod for pod in observed.pods if component(pod) == names.FRONTEND and _may_have_requests(pod, observed)]
     reports = [report for pod in frontends if (report := observed.report(pod)) is not None]
     complete = bool(reports) and len(reports) == len(frontends) and all("idle_seconds" in report for report in reports)
     return Load(
@@ -25,8 +25,10 @@ def load_of(observed: Observed) -> Load:
     )
 
 
-def _may_have_requests(pod: Manifest) -> bool:
-    return containers_started(pod) and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+def _may_have_requests(pod: Manifest, observed: Observed) -> bool:
+    if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return False
+    return containers_started(pod) or observed.report(pod) is not None
 
 
 def _idle_seconds(reports: Iterable[Report]) -> float | None:

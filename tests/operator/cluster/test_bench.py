@@ -32,5 +32,5 @@ def test_it_prints_and_writes_its_figures(control_plane: LocalControlPlane, tmp_
         )
     assert "cold_to_steady_s" in done.stdout, done.stdout + done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
-    assert figures["models"] == 5 and figures["nodes"] == 3 and figures["objects"] == 5 * 11
+    assert figures["models"] == 5 and figures["nodes"] == 3 and figures["objects"] == 3 * 11 + 2 * 8
     assert 0 < figures["rss_mib"] < 300

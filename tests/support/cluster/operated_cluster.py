@@ -19,9 +19,11 @@ from typing import Any, Final, Self, TypeVar
 
 from aiohttp import web
 
+from minisgl.wire.status import WAIT_PARAMETER
 from minisgl_operator.api.crd import crd
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.render.names import MODEL_LABEL
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
@@ -173,7 +175,8 @@ class RunningOperator:
 
 class OperatedCluster:
     """`hold` keeps pods Pending whose name it accepts; `statuses` and `reports`, by name, replace the simulated ones of
-    a pod (None: it does not answer)."""
+    a pod (None: it does not answer). `loads`, by model, are fields of its frontends' reports; `requests` has the number
+    of requests of each replica."""
 
     def __init__(self, control_plane: LocalControlPlane, *, with_crd: bool = True) -> None:
         self.control_plane = control_plane
@@ -182,6 +185,8 @@ class OperatedCluster:
         self.hold: Callable[[str], bool] = lambda name: False
         self.statuses: dict[str, Manifest] = {}
         self.reports: dict[str, Manifest | None] = {}
+        self.loads: dict[str, dict[str, Any]] = {}
+        self.requests: dict[str, int] = {}
         self._pods: list[Manifest] = []
         self._thread = LoopThread()
         self._client: Client | None = None
@@ -390,12 +395,24 @@ class OperatedCluster:
     async def _answer(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         body = self.reports[name] if name in self.reports else self._report(name)
+        if body is not None and WAIT_PARAMETER in request.query:
+            # A frontend answers when a request comes.
+            end = time.monotonic() + float(request.query[WAIT_PARAMETER])
+            while body is not None and not body.get("held") and time.monotonic() < end:
+                await asyncio.sleep(0.02)
+                body = self._report(name)
         return web.Response(status=503) if body is None else web.json_response(body)
 
     def _report(self, name: str) -> Manifest | None:
         for pod in self._pods:
             if pod["metadata"]["name"] == name:
-                return report(pod, self._pods)
+                found = report(pod, self._pods)
+                model = pod["metadata"]["labels"][MODEL_LABEL]
+                if found is not None and found["kind"] == "frontend":
+                    found |= self.loads.get(model, {})
+                    for entry in found["replicas"]:
+                        entry["running"] = self.requests.get(entry["replica"], 0)
+                return found
         return None
 
     async def _run_pods(self) -> None:

@@ -29,6 +29,7 @@ def running_status(pod: Manifest, ready: bool = True) -> dict[str, Any]:
                 "name": name,
                 "ready": ready,
                 "restartCount": 0,
+                "started": True,
                 "image": "simulated",
                 "imageID": "",
                 "state": {"running": {"startedAt": _SINCE}},
@@ -78,6 +79,9 @@ def report(pod: Manifest, pods: list[Manifest]) -> dict[str, Any] | None:
                 "ready": True,
                 "draining": False,
                 "replicas": [_routed(one) for one in pods if _serves(one, labels[MODEL_LABEL])],
+                "held": 0,
+                "running": 0,
+                "idle_seconds": 0.0,
             }
         case names.FETCH:
             return {
