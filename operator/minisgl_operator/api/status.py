@@ -79,6 +79,34 @@ class LastFailure(ApiModel):
     """Time of the failure."""
 
 
+class NodeErrorStatus(ApiModel):
+    """An error with which a replica failed on a node."""
+
+    node: Text
+    """The node."""
+    error: Text
+    """The error, with # for each number."""
+    count: Count
+    """Failures of the replica with this error on this node."""
+
+
+class RetryStatus(ApiModel):
+    """Failures of a replica after all its restarts, and its next attempt."""
+
+    revision: Text
+    """Revision that failed; the failures of another one do not count."""
+    failures: Count
+    """Times that the replica has used up its restarts since it last served for a while."""
+    leader_start: Annotated[Integer, Field(ge=0, le=_MAX_LONG)]
+    """Start of the leader that failed last, in ms since 1970."""
+    failed_at: datetime
+    """Time of the last failure."""
+    retry_at: datetime | None = None
+    """Time of the next attempt; absent when it has begun."""
+    errors: tuple[NodeErrorStatus, ...] | None = Field(default=None, max_length=8)
+    """Errors by node, the last one last."""
+
+
 class ReplicaStatus(ApiModel):
     """One replica, as its leader reports it."""
 
@@ -106,6 +134,8 @@ class ReplicaStatus(ApiModel):
     """Duration of each phase of the last start in seconds."""
     last_failure: LastFailure | None = None
     """The last failure of a rank."""
+    retry: RetryStatus | None = None
+    """Failures after all restarts, and the next attempt; absent without such a failure."""
 
 
 class FrontendStatus(ApiModel):

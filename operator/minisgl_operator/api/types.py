@@ -493,7 +493,7 @@ class Recovery(ApiModel):
     """Limit of automatic restarts of a replica's ranks. An edit restarts nothing: it applies to pods created later."""
 
     max_restarts: Integer = Field(default=5, ge=0, le=1000)
-    """Restarts of a replica's ranks within windowSeconds before the replica fails permanently."""
+    """Restarts of a replica's ranks within windowSeconds before the replica fails and is tried again after a pause."""
     window_seconds: Integer = Field(default=3600, ge=1, le=604_800)
     """Time for which a restart counts, in seconds."""
 

@@ -20,8 +20,8 @@ def cache_key_of(labelled: Manifest) -> str | None:
 
 
 def directories_in_use(model: InferenceModel, observed: Observed, history: History) -> frozenset[str]:
-    """Directories that an existing engine pod, a StatefulSet or a recorded template of the model names: a restart or a
-    rollback reads them again."""
+    """Directories that an existing engine pod, a StatefulSet or a recorded template of the model names, as a restart or
+    a rollback reads them again, and those that the specs of other models name."""
     templates = [
         live["spec"]["template"]
         for ref, live in observed.children.items()
@@ -29,10 +29,13 @@ def directories_in_use(model: InferenceModel, observed: Observed, history: Histo
     ]
     pods = [pod for pod in observed.pods if component(pod) == names.ENGINE]
     recorded = [template.cache_key for template in history.templates.values()]
-    return frozenset(key for key in (*map(cache_key_of, (*templates, *pods)), *recorded) if key is not None)
+    own = frozenset(key for key in (*map(cache_key_of, (*templates, *pods)), *recorded) if key is not None)
+    # No fetched directory begins with a dash, which would be taken for a flag.
+    return own | {each for each in observed.read_by_others if each and not each.startswith("-")}
 
 
-def unused_are_obsolete(replicas: Iterable[Replica]) -> bool:
-    """True if a rollback needs no other directory than those in use: a replica serves, so a rollback leads to its
-    revision. While none serves, the last one that did may be one that no template names any more."""
-    return any(replica.ready for replica in replicas)
+def unused_are_obsolete(replicas: Iterable[Replica], observed: Observed) -> bool:
+    """True if nothing needs another directory than those in use. A rollback does not: a replica serves, so a rollback
+    leads to its revision. While none serves, the last one that did may be one that no template names any more. Other
+    models do not, unless one reads the whole claim."""
+    return any(replica.ready for replica in replicas) and "" not in observed.read_by_others

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
 from minisgl_operator.facts.pods import cannot_run, component, containers_started, replica_name, serves_status
 from minisgl_operator.facts.replicas import Replica, existing_replicas
+from minisgl_operator.facts.retries import Retry, retry_of
 from minisgl_operator.facts.rollout import replicas_to_replace, revision_has_failed, rollout_blockers
 from minisgl_operator.facts.routing import Routing
 from minisgl_operator.facts.selection import Rollout, Selection, select
@@ -199,6 +200,20 @@ class Facts:
         return rollout_blockers(self.replicas)
 
     @cached_property
+    def retries(self) -> Mapping[str, Retry]:
+        """Failures of replicas that have used up their restarts, by the replica's name."""
+        status = self.observed.model_object.get("status") or {}
+        window = timedelta(seconds=self.model.spec.recovery.window_seconds)
+        found = ((each.name, retry_of(each, status, window, self.now)) for each in self.replicas)
+        return {name: retry for name, retry in found if retry is not None}
+
+    @property
+    def seconds_until_retry(self) -> float | None:
+        """Seconds until a failed replica gets its next attempt; None without one."""
+        due = [(retry.retry_at - self.now).total_seconds() for retry in self.retries.values() if retry.waits]
+        return max(0.0, min(due)) if due else None
+
+    @cached_property
     def gang(self) -> GangStarts:
         """Starts of replicas with several pods."""
         pods = self.template.pods
@@ -257,7 +272,7 @@ class Facts:
 
     @cached_property
     def unused_are_obsolete(self) -> bool:
-        return unused_are_obsolete(self.replicas)
+        return unused_are_obsolete(self.replicas, self.observed)
 
     @cached_property
     def ending_fetch_pod(self) -> Manifest | None:

@@ -51,6 +51,7 @@ class Observed:
     reports: the last response to GET /status by pod uid; no entry for a pod without a probe so far.
     events: Events by the uid of their object, oldest first. Listed only for objects that wait: pods that are not
         ready, StatefulSets and Jobs that lack pods, the cache's PVC until it is bound.
+    read_by_others: directories of the model's own cache that other models read as `source.pvc`; "" for all of it.
     nodes: nodes of the pods, without those that do not exist; None if the operator cannot read nodes.
     rejections: requests of the last plan that the API server rejected, or permissions that the operator lacks.
     """
@@ -61,6 +62,7 @@ class Observed:
     pods: tuple[Manifest, ...] = ()
     reports: Mapping[str, Report | Unreachable] = field(default_factory=dict)
     events: Mapping[str, tuple[ObjectEvent, ...]] = field(default_factory=dict)
+    read_by_others: frozenset[str] = frozenset()
     nodes: Nodes | None = None
     rejections: tuple[Rejection, ...] = ()
 

@@ -62,6 +62,7 @@ def plan(facts: Facts) -> tuple[Step, ...]:
     return (
         *force_deletions(facts.observed.pods, facts.observed.nodes, facts.now),
         *_deletions(facts),
+        *_retries(facts),
         *(
             Apply(manifest)
             for ref, manifest in _manifests_to_apply(facts).items()
@@ -195,6 +196,14 @@ def _deletions(facts: Facts) -> Iterator[Delete]:
     for _, ref, live in sorted(found, key=lambda each: each[:2]):
         # Fetches write to the PVC: the next Job is created when no pod of this one is left.
         yield Delete(ref, live["metadata"]["uid"], "Foreground" if ref.kind == "Job" else "Background")
+
+
+def _retries(facts: Facts) -> Iterator[Delete]:
+    """Pods of failed replicas whose next attempt is due; their StatefulSets create them again."""
+    for replica in facts.replicas:
+        retry = facts.retries.get(replica.name)
+        if retry is not None and retry.waits and facts.now >= retry.retry_at:
+            yield from (Delete(ref_of(pod), pod["metadata"]["uid"]) for pod in replica.pods if not is_deleting(pod))
 
 
 def _must_be_replaced(facts: Facts, job: Manifest, desired: Manifest) -> bool:

@@ -20,6 +20,7 @@ from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.observed import ObjectEvent, Observed, Rejection
 from minisgl_operator.facts.pods import node_of
 from minisgl_operator.plan.plan import Apply, Delete, Step, force_deletions, plan, seconds_until_fetch
+from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.shell.apply import Applier, ConflictDetected, is_owned_by, owner_name
@@ -103,6 +104,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
             facts.gang.seconds_until_change,
             facts.seconds_until_strategy_changes,
             facts.seconds_until_scaling,
+            facts.seconds_until_retry,
         ]
         if facts.conflicts:
             due.append(_RECHECK_CONFLICTS_SECONDS)
@@ -169,6 +171,7 @@ def _observe(
         pods=pods,
         reports={uid: reports[uid] for uid in (pod["metadata"]["uid"] for pod in pods) if uid in reports},
         events=events,
+        read_by_others=context.store.directories_read(key.namespace, names.cache(key.name)),
         nodes=_nodes_of(context, pods),
         rejections=rejections,
     )

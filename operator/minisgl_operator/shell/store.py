@@ -63,6 +63,7 @@ class Store:
         self._objects: dict[Id, Stored] = {}
         self._of_model: defaultdict[ModelKey, set[Id]] = defaultdict(set)
         self._conflicts: defaultdict[ModelKey, set[Id]] = defaultdict(set)
+        self._reads: defaultdict[tuple[str, str], dict[Id, str]] = defaultdict(dict)
 
     def model(self, key: ModelKey) -> Stored | None:
         return self._objects.get(Id(MODEL.kind, *key))
@@ -81,6 +82,10 @@ class Store:
     def mark_name_conflict(self, id: Id, key: ModelKey) -> None:
         """Record that another model's object has a name that this model wants."""
         self._conflicts[key].add(id)
+
+    def directories_read(self, namespace: str, claim: str) -> frozenset[str]:
+        """Directories at the top of the claim that models name in `source.pvc`; "" for the whole claim."""
+        return frozenset(self._reads.get((namespace, claim), {}).values())
 
     def pods(self) -> Iterator[tuple[ModelKey, Manifest]]:
         for key, ids in self._of_model.items():
@@ -103,6 +108,9 @@ class Store:
             self._forget(id)
         self._objects[id] = Stored(kept, version, spec_hash(body), owner)
         self._of_model[owner].add(id)
+        if id.kind == MODEL.kind and (read := _directory_read(body)) is not None:
+            claim, directory = read
+            self._reads[id.namespace, claim][id] = directory
         if known is not None and id.kind == POD.kind and _significant(kept) == _significant(known.body):
             return None
         return owner
@@ -149,12 +157,21 @@ class Store:
                 self._objects[id] = replace(stored, version=0)
 
     def _forget(self, id: Id) -> ModelKey:
-        owner = self._objects.pop(id).owner
+        stored = self._objects.pop(id)
+        if id.kind == MODEL.kind and (read := _directory_read(stored.body)) is not None:
+            del self._reads[id.namespace, read[0]][id]
+        owner = stored.owner
         ids = self._of_model[owner]
         ids.discard(id)
         if not ids:
             del self._of_model[owner]
         return owner
+
+
+def _directory_read(model: Manifest) -> tuple[str, str] | None:
+    """Claim in `source.pvc` of a model, and the first directory of its path; None for another source."""
+    pvc = model["spec"].get("model", {}).get("source", {}).get("pvc")
+    return None if pvc is None else (str(pvc["claimName"]), str(pvc.get("path") or "").strip("/").partition("/")[0])
 
 
 def model_of(body: Manifest) -> ModelKey | None:

@@ -82,7 +82,7 @@ def _condition_of_replica(facts: Facts, replica: Replica) -> Condition:
         case "Restarting":
             return Condition("False", Reason.RESTARTING, f"The ranks of {name} restart.")
         case "Failed":
-            message = f"{name} has failed permanently. {_next_step_after_failing(replica)}"
+            message = f"{name} has failed. {_next_step_after_failing(facts, replica)}"
             return Condition("False", Reason.RESTART_BUDGET_EXHAUSTED, message)
     return Condition("False", Reason.LOADING, f"{name} loads the model.")
 
@@ -90,7 +90,7 @@ def _condition_of_replica(facts: Facts, replica: Replica) -> Condition:
 def _after_failure(facts: Facts, replica: Replica, failure: Report, *, failed: bool) -> Condition:
     """`failed`: the replica does not restart any more."""
     cause = f"{replica.name}: {_failure_message(failure)}."
-    next_step = _next_step_after_failing(replica) if failed else "Its ranks restart automatically."
+    next_step = _next_step_after_failing(facts, replica) if failed else "Its ranks restart automatically."
     if failure.get("reason") == "OutOfMemory":
         remedy = (
             "Raise spec.engine.resources.limits.memory, or lower spec.model.maxModelLen."
@@ -119,8 +119,18 @@ def _failure_message(failure: Report) -> str:
     return f"{rank} ended{code} ({failure.get('reason') or 'Error'})" + (f": {output}" if output else "")
 
 
-def _next_step_after_failing(replica: Replica) -> str:
+def _next_step_after_failing(facts: Facts, replica: Replica) -> str:
+    delete = f"`kubectl delete pod -l {names.REPLICA_LABEL}={replica.name}`"
+    log = f"`kubectl logs {replica.name}-0`"
+    retry = facts.retries.get(replica.name)
+    if retry is None:
+        return f"Its pods are kept for inspection: see {log}. Correct the spec, or retry with {delete}."
+    nodes = "".join(
+        f" The same error came again on node {node}: check that node, or run `kubectl cordon {node}`, so that the next "
+        "attempt uses another one."
+        for node in retry.bad_nodes
+    )
     return (
-        f"Its pods are kept for inspection: see `kubectl logs {replica.name}-0`. Correct the spec, or retry with "
-        f"`kubectl delete pod -l {names.REPLICA_LABEL}={replica.name}`."
+        f"It is tried again after a pause that grows with each failure; until then its pods are kept for inspection: "
+        f"see {log}.{nodes} Correct the spec, or retry now with {delete}."
     )

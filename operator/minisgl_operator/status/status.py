@@ -14,6 +14,7 @@ from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.observed import Observed, Report
 from minisgl_operator.facts.pods import last_terminations, node_of, revision_of
 from minisgl_operator.facts.replicas import Replica
+from minisgl_operator.facts.retries import Retry
 from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition
 from minisgl_operator.status.conditions import Conditions, all_conditions, as_status
@@ -121,7 +122,7 @@ def _autoscaling(facts: Facts) -> dict[str, Any]:
     fields = {
         "targetReplicas": decision.target,
         "fewerReplicas": decision.fewer,
-        "fewerSince": None if since is None else since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "fewerSince": None if since is None else _timestamp(since),
     }
     return {"autoscaling": {name: value for name, value in fields.items() if value is not None}}
 
@@ -159,6 +160,8 @@ def _replica_status(facts: Facts, replica: Replica, previous: Mapping[str, Any])
     }
     if replica.revision is not None:
         result["revision"] = replica.revision
+    if (retry := facts.retries.get(replica.name)) is not None:
+        result["retry"] = _retry_status(retry)
     before = _from_previous(replica, previous) if replica.report is None else {}
     if replica.report is not None:
         result |= _from_report(replica.report, replica.last_failure)
@@ -170,6 +173,22 @@ def _replica_status(facts: Facts, replica: Replica, previous: Mapping[str, Any])
         if failures:
             result["lastFailure"] = max(failures, key=lambda failure: str(failure.get("at")))
     return result
+
+
+def _retry_status(retry: Retry) -> dict[str, Any]:
+    fields = {
+        "revision": retry.revision,
+        "failures": retry.failures,
+        "leaderStart": retry.leader_start,
+        "failedAt": _timestamp(retry.failed_at),
+        "retryAt": _timestamp(retry.retry_at) if retry.waits else None,
+        "errors": [{"node": each.node, "error": each.error, "count": each.count} for each in retry.errors] or None,
+    }
+    return _without_empty(fields)
+
+
+def _timestamp(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _ranks(facts: Facts, replica: Replica) -> int:

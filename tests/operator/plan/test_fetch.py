@@ -174,6 +174,21 @@ def test_nothing_but_partial_downloads_is_removed_while_no_replica_serves() -> N
     assert removable(fetch_arguments(SimulatedCluster(raw_model(), DEFAULTS).plan(), HUB)) == ("partial", [])
 
 
+@pytest.mark.parametrize(
+    ("read", "prune", "kept"),
+    [({"another"}, "unused", ["another"]), ({"--all"}, "unused", []), ({"", "another"}, "partial", ["another"])],
+    ids=["a directory", "no directory of a fetch", "the whole claim"],
+)
+def test_what_other_models_read_from_the_cache_is_kept(read: set[str], prune: str, kept: list[str]) -> None:
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
+    cluster.settle()
+    cluster.edit({"model": {"source": OTHER}})
+    cluster.reconcile()
+    observed = replace(cluster.observed(), read_by_others=frozenset(read))
+    steps = plan(Facts(cluster.model, observed, DEFAULTS, cluster.now))
+    assert removable(fetch_arguments(steps, OTHER)) == (prune, sorted([key_of(HUB), *kept]))
+
+
 @pytest.mark.parametrize("cache", [{"claimName": "theirs"}, {"retain": True}], ids=str)
 def test_nothing_is_removed_from_a_claim_that_outlives_the_model(cache: dict[str, Any]) -> None:
     cluster = SimulatedCluster(raw_model({"model": {"cache": cache}}), DEFAULTS)

@@ -141,6 +141,22 @@ def test_the_owner_of_an_object() -> None:
     assert [one.owner for one in store.of_model(KEY)] == [KEY]
 
 
+def test_directories_of_a_claim_that_models_read_are_known_until_the_models_change() -> None:
+    def reader(name: str, version: int, **source: Any) -> dict[str, Any]:
+        metadata = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": str(version)}
+        return model() | {"metadata": metadata, "spec": {"model": {"source": source}}}
+
+    store = Store()
+    store.put(reader("a", 1, pvc={"claimName": "m-cache", "path": "one/model"}))
+    store.put(reader("b", 2, pvc={"claimName": "m-cache"}))
+    store.put(reader("c", 3, pvc={"claimName": "other", "path": "two"}))
+    assert store.directories_read("ns", "m-cache") == {"one", ""}
+    assert store.directories_read("elsewhere", "m-cache") == frozenset()
+    store.put(reader("a", 4, huggingFace={"repo": "a/b"}))
+    store.remove(reader("b", 5))
+    assert store.directories_read("ns", "m-cache") == frozenset()
+
+
 def test_after_a_restore_of_the_database_lower_versions_are_accepted() -> None:
     store = Store()
     services, pods = of_kind("Service"), of_kind("Pod")

@@ -546,7 +546,7 @@ def test_an_exhausted_restart_budget_is_reported() -> None:
     words = ("2 restarts within 60 s", "exit code 1", "kubectl delete pod -l serving.minisgl.io/replica=qwen-r0")
     expect(scene, "EngineReady", "RestartBudgetExhausted", *words, phase="Failed")
     scene.leader_reports("qwen-r0", phase="Failed")
-    expect(scene, "EngineReady", "RestartBudgetExhausted", "has failed permanently")
+    expect(scene, "EngineReady", "RestartBudgetExhausted", "has failed", "It is tried again after a pause")
 
 
 def test_a_crashing_launcher_is_reported() -> None:
