@@ -26,6 +26,10 @@ from minisgl.wire.plan import IntArray
 STOP, LENGTH, ABORT, ERROR = (FINISH_REASONS.index(reason) for reason in ("stop", "length", "abort", "error"))
 
 
+CONTINUED_AHEAD: Final = 1 << 62
+"""More than any number of arrivals."""
+
+
 class Phase:
     """Phase of a row; a request without a row is queued or has ended. Plain ints, since every step compares them with
     columns."""
@@ -75,6 +79,8 @@ class Request(msgspec.Struct, kw_only=True):
     cached: int | None = None
     """Prompt tokens that the first admission found in the cache; reported as usage."""
     preemptions: int = 0
+    continues: bool = False
+    """It came with output of an engine that was lost."""
 
     @property
     def is_late(self) -> bool:
@@ -91,7 +97,7 @@ class Request(msgspec.Struct, kw_only=True):
     @property
     def priority_key(self) -> tuple[int, int]:
         """Sort key: requests with a smaller key run first."""
-        return (-self.priority, self.arrival)
+        return (-self.priority, self.arrival - CONTINUED_AHEAD if self.continues else self.arrival)
 
 
 class Completed(msgspec.Struct, frozen=True):

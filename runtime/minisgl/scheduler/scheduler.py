@@ -152,11 +152,12 @@ class Scheduler:
         return self.table.has_free_row and not self.table.in_prefill and not len(self.queue)
 
     def submit(self, message: Submit, client: int = 0) -> bool:
-        """Accept a request, whose deadline is `remaining_ms` from now. False: its grammar is being compiled;
-        `StepOutput` reports the end of that. Raises RequestError."""
+        """Accept a request, whose deadline is `remaining_ms` from now. One with output goes ahead of new ones, even
+        into a full queue, because its client sees a pause. False: its grammar is being compiled; `StepOutput` reports
+        the end of that. Raises RequestError."""
         if message.id in self._unfinished:
             raise RequestError("duplicate_request", "a request with this id is already running")
-        if self.num_waiting >= self.config.max_waiting:
+        if self.num_waiting >= self.config.max_waiting and not message.output:
             raise RequestError("queue_full", f"{self.num_waiting} requests are already waiting; retry later")
         request = request_from_submit(message, client=client, arrival=self._arrivals, now=self.now, config=self.config)
         self._arrivals += 1

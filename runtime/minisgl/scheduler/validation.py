@@ -71,6 +71,7 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
         queued_at=now,
         cache_salt=message.cache_salt,
         stream=message.stream,
+        continues=bool(message.output),
         prompt_logprobs_from=1 if reports_prompt else prompt_length,
     )
 

@@ -121,11 +121,11 @@ def test_sigterm_during_a_restart_ends_waiting_requests_at_once(serve: Serve) ->
     waiting = [Client(served.url, "tiny", stream=stream) for stream in (True, False)]
     eventually(lambda: _waiting(served) == 2)
     os.kill(served.children()["rank0"], signal.SIGKILL)
-    with pytest.raises(openai.OpenAIError):
-        list(stream)
     eventually(lambda: any(line["message"].startswith("rank0 (pid") for line in served.lines()))
     assert all(client.is_alive() for client in waiting), "they wait for the restart"
     served.popen.send_signal(signal.SIGTERM)
+    with pytest.raises(openai.OpenAIError):
+        list(stream)
     for client in waiting:
         client.join(30)
     assert served.popen.wait(60) == 0

@@ -279,6 +279,25 @@ def test_a_request_continues_behind_its_earlier_output() -> None:
     assert rest == list(enumerate(whole.tokens))[4:]
 
 
+def test_a_continued_request_goes_ahead_of_new_ones_even_into_a_full_queue() -> None:
+    harness = Harness(rows=1, max_waiting=1)
+    harness.submit([1], 30, ignore_eos=True)
+    harness.step()
+    new = harness.submit([2], 30, ignore_eos=True)
+    continued = Submit(
+        id=(99).to_bytes(16, "big"),
+        prompt=new.submit.prompt,
+        output=b"\6\0\0\0",
+        max_tokens=10,
+        seed=5,
+        ignore_eos=True,
+    )
+    harness.scheduler.submit(continued)
+    first = harness.scheduler.queue.peek()
+    assert first is not None and first.id == continued.id
+    assert harness.scheduler.num_waiting == 2
+
+
 def test_dropping_a_client_aborts_its_requests() -> None:
     harness = Harness(rows=1)
     mine = [harness.submit([i], 30, ignore_eos=True) for i in range(3)]
