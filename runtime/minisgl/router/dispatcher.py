@@ -45,10 +45,11 @@ DRAINING: Final = "draining"
 UNAVAILABLE: Final = "engine_unavailable"
 UNSUPPORTED: Final = "unsupported_by_engine"
 MODEL_CHANGED: Final = "model_changed"
-_NO_CONSTRAINTS: Final = (
-    "no connected engine can constrain answers, which structured output, required tools, a thinking budget, "
-    "allowed_token_ids and bad_words need, or report logprob_token_ids; update the engines"
-)
+_UNKNOWN_FIELDS: Final = {
+    "grammar": "grammars, which structured output and required tools need",
+    "thinking.budget": "a thinking budget",
+}
+"""Names for clients of fields of `Submit`, where they differ."""
 _EXPIRED_ID: Final = bytes(REQUEST_ID_BYTES)
 """Replaces the identifier of an earlier attempt."""
 
@@ -88,8 +89,7 @@ class _Request:
 
     def fits(self, replica: Replica) -> bool:
         """Return whether a replica understands all of the request."""
-        needs_more = self.submit.is_constrained or self.submit.logprob_token_ids
-        return not needs_more or replica.knows_constraints
+        return replica.knows_constraints or not self.submit.newer_fields
 
     def difference(self, replica: Replica) -> str:
         """Return why a replica, now or before it was lost, cannot continue the answer; empty: it can, or is unknown."""
@@ -323,7 +323,8 @@ class Dispatcher:
         if candidates:
             self._send_to(self._pick(candidates, request), request)
         elif not request.tokens and self.replicas.routable and not any(map(request.fits, self.replicas)):
-            self._fail(request, UNSUPPORTED, _NO_CONSTRAINTS)
+            names = ", ".join(_UNKNOWN_FIELDS.get(name, name) for name in request.submit.newer_fields)
+            self._fail(request, UNSUPPORTED, f"no connected engine knows {names}; update the engines")
         elif able and not request.tokens and request.refusal is not None:
             self._fail(request, request.refusal.code, request.refusal.message)
         else:

@@ -100,7 +100,9 @@ class Router:
         self._replicas = self._dispatcher.replicas
         self._flushes = CacheFlushes(send_to_frontend)
         self._codec: Codec[FromScheduler] = Codec(FromScheduler)
-        self._hello = Hello(WIRE_VERSION, config.name)
+        self._name = config.name
+        self._greeted: dict[str, int] = {}
+        """Wire version of the last greeting, by address."""
         self._loader = ThreadPoolExecutor(1, "tokenizer-files")
         self._loading: Future[LoadedTokenizer] | None = None
         self._loaded: list[LoadedTokenizer] = []
@@ -173,7 +175,7 @@ class Router:
         found = self._discovery.sockets
         for address in found.keys() - self._links.keys():
             self._links[address] = Link(self._context, found[address])
-            self._links[address].send(self._hello)
+            self._greet(address, WIRE_VERSION)
             self._dispatcher.add(address)
         for address in self._links.keys() - found.keys():
             # A connected engine stays: a name that cannot be resolved for a moment is no reason to end an answer.
@@ -194,8 +196,11 @@ class Router:
                 case Failed() if message.id:
                     self._dispatcher.failed(address, message)
                 case Failed(code="wire_version"):
-                    # Asked again it would refuse again; an engine of another version comes with another connection.
                     self._dispatcher.lost(address, UNAVAILABLE, message.message)
+                    if self._greeted[address] == WIRE_VERSION:
+                        # An older engine knows the version before. Another refusal would repeat itself; an engine of
+                        # another version comes with another connection.
+                        self._greet(address, WIRE_VERSION - 1)
                 case Failed():
                     # It is about this connection as a whole.
                     self._lose(address, message.code, message.message)
@@ -220,7 +225,11 @@ class Router:
     def _reconnect(self, address: str) -> None:
         self._flushes.lost(address)
         self._links[address].reconnect()
-        self._links[address].send(self._hello)
+        self._greet(address, WIRE_VERSION)
+
+    def _greet(self, address: str, version: int) -> None:
+        self._greeted[address] = version
+        self._links[address].send(Hello(version, self._name))
 
     def _send(self, address: str, message: Submit | Abort) -> None:
         self._links[address].send(message)

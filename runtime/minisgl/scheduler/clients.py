@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 import zmq
 from numpy.typing import NDArray
@@ -151,7 +152,8 @@ class Clients:
 
     def _handle_hello(self, identity: bytes, hello: Hello) -> None:
         if hello.version not in (WIRE_VERSION, WIRE_VERSION - 1):
-            reason = f"wire version {hello.version} is not supported, only {WIRE_VERSION}; update the older side"
+            known = f"{WIRE_VERSION} and {WIRE_VERSION - 1}"
+            reason = f"wire version {hello.version} is not supported, only {known}; update the older side"
             self._drop_client(identity, hello.client, "wire_version", reason)
             return
         # A client that sends HELLO again has restarted: the requests of the old process are aborted.
@@ -159,7 +161,8 @@ class Clients:
         client = _Client(identity, self._next_number, hello.client)
         self._next_number += 1
         self._by_identity[identity] = self._by_number[client.number] = client
-        self._send(client, self._codec.encode(self._welcome))
+        # A client of the version before is answered in that version.
+        self._send(client, self._codec.encode(msgspec.structs.replace(self._welcome, version=hello.version)))
 
     def _send(self, client: _Client, frame: bytes) -> None:
         if not client.backlog and self._try_send(client, frame):

@@ -152,6 +152,13 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
         return bool(self.grammar or has_budget or self.allowed_token_ids or self.bad_words)
 
     @property
+    def newer_fields(self) -> tuple[str, ...]:
+        """Names of the fields in use that only engines with the feature `grammar` know."""
+        has_budget = self.thinking is not None and self.thinking.budget >= 0
+        names = ("grammar", "allowed_token_ids", "bad_words", "logprob_token_ids")
+        return tuple(name for name in names if getattr(self, name)) + (("thinking.budget",) if has_budget else ())
+
+    @property
     def params(self) -> SamplingParams:
         """The flat fields as one struct."""
         nested = {name: getattr(self, name) for name in _TOKEN_PARAMS}

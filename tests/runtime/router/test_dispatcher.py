@@ -442,7 +442,9 @@ def test_constrained_requests_need_a_replica_that_constrains() -> None:
     dispatcher.welcome(old.address, old.welcome())
     refused = submit(1, grammar="{}")
     assert [(failed.id, failed.code) for failed in given] == [(refused, "unsupported_by_engine")]
-    assert "update the engines" in given[0].message
+    assert given[0].message == (
+        "no connected engine knows grammars, which structured output and required tools need; update the engines"
+    )
     named = submit(9, logprobs=0, logprob_token_ids=(5,))
     assert [failed.id for failed in given] == [refused, named]
     del given[1]

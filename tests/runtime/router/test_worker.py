@@ -56,9 +56,9 @@ class Stack:
     def card(self, name: str = "tiny") -> ModelCard:
         return card(name, tokenizer_hashes=hash_tokenizer_files(self.path / "model"))
 
-    def start_scheduler(self, name: str = "tiny", epoch: tuple[int, int] = (1, 1)) -> FakeScheduler:
+    def start_scheduler(self, name: str = "tiny", epoch: tuple[int, int] = (1, 1), **options: Any) -> FakeScheduler:
         answer = answer_with(TOKENIZER.encode("xyz").ids)
-        return FakeScheduler(self.scheduler_address, self.card(name), answer, epoch=epoch)
+        return FakeScheduler(self.scheduler_address, self.card(name), answer, epoch=epoch, **options)
 
     def config(self, **changes: Any) -> TokenizerConfig:
         return TokenizerConfig(
@@ -303,6 +303,24 @@ def test_an_engine_of_another_version_is_reported(stack: Stack, worker: Worker, 
     stack.wait_until_served()
     stack.scheduler.send(message)
     assert "version" in stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
+
+
+def test_an_engine_of_the_version_before_is_greeted_in_its_version(stack: Stack, worker: Worker) -> None:
+    stack.wait_until_served()
+    stack.scheduler.close()
+    stack.frontend.wait_for(WorkerState, lambda state: state.model is None)
+    stack.scheduler = stack.start_scheduler("older", (1, 2), newest_version=WIRE_VERSION - 1)
+    stack.frontend.wait_for(WorkerState, lambda state: state.model is not None)
+    assert [hello.version for hello in stack.scheduler.wait_for(Hello, 2)][-2:] == [WIRE_VERSION, WIRE_VERSION - 1]
+
+
+def test_an_engine_that_refuses_both_versions_is_not_asked_again(stack: Stack, worker: Worker) -> None:
+    stack.wait_until_served()
+    stack.scheduler.close()
+    stack.frontend.wait_for(WorkerState, lambda state: state.model is None)
+    stack.scheduler = stack.start_scheduler("newer", (1, 2), newest_version=WIRE_VERSION - 2)
+    stack.frontend.wait_for(WorkerState, lambda state: "wire version 0 is not supported" in state.reason)
+    assert [hello.version for hello in stack.scheduler.received(Hello)][-2:] == [WIRE_VERSION, WIRE_VERSION - 1]
 
 
 def test_a_broken_tokens_message_fails_the_answers(stack: Stack, worker: Worker) -> None:

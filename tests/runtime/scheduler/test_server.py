@@ -120,6 +120,14 @@ def test_welcome_contains_the_model_card(server: tuple[str, ModelCard], context:
     assert server[1].vocab_size == VOCAB
 
 
+def test_a_client_of_the_version_before_is_welcomed_in_that_version(
+    server: tuple[str, ModelCard], context: zmq.Context[Any]
+) -> None:
+    welcome = Client(context, server[0], version=WIRE_VERSION - 1).receive()
+    assert isinstance(welcome, Welcome)
+    assert welcome.version == WIRE_VERSION - 1
+
+
 def test_another_wire_version_is_rejected_by_name(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     message = Client(context, server[0], version=WIRE_VERSION + 7).receive()
     assert isinstance(message, Failed)

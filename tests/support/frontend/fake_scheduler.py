@@ -18,6 +18,7 @@ from minisgl.wire.messages import (
     GRAMMAR,
     WIRE_VERSION,
     Ack,
+    Failed,
     FinishReason,
     FromScheduler,
     Hello,
@@ -104,13 +105,16 @@ class FakeScheduler:
         replica: str = "",
         revision: str = "",
         features: tuple[str, ...] = (GRAMMAR,),
+        newest_version: int = WIRE_VERSION,
     ) -> None:
+        """`newest_version`: later wire versions are refused."""
         self.answer = answer
         self.welcome = Welcome(
             version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision, features=features
         )
         self.status = STATUS
         """Status that is sent ten times a second."""
+        self._newest_version = newest_version
         self.sends_status = True
         """Whether the status is sent."""
         self._received: list[ToScheduler] = []
@@ -192,7 +196,10 @@ class FakeScheduler:
     def _replies(self, identity: bytes, message: ToScheduler) -> Sequence[FromScheduler]:
         if isinstance(message, Hello):
             self._clients.append(identity)
-            return [self.welcome]
+            if message.version > self._newest_version:
+                return [Failed(b"", "wire_version", f"wire version {message.version} is not supported")]
+            is_older = message.version < WIRE_VERSION
+            return [msgspec.structs.replace(self.welcome, version=message.version) if is_older else self.welcome]
         if isinstance(message, Submit):
             self._owner[message.id] = identity
             return self.answer(message)
