@@ -115,8 +115,13 @@ def test_the_first_request_wakes_a_model_at_zero(
     namespace: Namespace, client: ClientPod, measurement: Measurement
 ) -> None:
     scaling = {"minReplicas": 0, "maxReplicas": 1, "target": {"runningPerReplica": 8}, "idleSecondsToZero": 60}
-    serve(namespace, cpu_model("demo", autoscaling=scaling))
-    namespace.wait("no replica", lambda: not namespace.objects("statefulsets", "app.kubernetes.io/instance=demo"))
+    model = cpu_model("demo", autoscaling=scaling)
+    model["spec"]["frontend"] = PATIENT
+    namespace.apply(model)
+    # It begins without replicas, and its frontend takes requests.
+    namespace.wait("the phase Idle", lambda: namespace.status("demo").get("phase") == "Idle")
+    namespace.kubectl("rollout", "status", "deployment/demo-frontend", "--timeout=300s")
+    assert not namespace.objects("statefulsets", "app.kubernetes.io/instance=demo")
     path, body = KINDS["long"]
     url = client.service_url("demo")
     began = time.monotonic()
