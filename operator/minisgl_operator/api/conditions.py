@@ -81,6 +81,8 @@ class Reason(StrEnum):
 
     UP_TO_DATE = "UpToDate"
     ROLLING_OUT = "RollingOut"
+    ROLLED_BACK = "RolledBack"
+    PAUSED = "Paused"
     SCALING = "Scaling"
 
     ALL_REPLICAS_SERVE = "AllReplicasServe"

@@ -163,7 +163,15 @@ class RolloutStatus(ApiModel):
     """The rollout in progress, or the last one."""
 
     revision: Text | None = None
-    """Revision that is rolled out."""
+    """Revision that the spec asks for."""
+    stable_revision: Text | None = None
+    """The last revision that all replicas had, and with which one served."""
+    started_at: datetime | None = None
+    """Time at which the first replica of the revision got pods."""
+    served: bool | None = None
+    """True if a replica of the revision has served."""
+    failure: Message | None = None
+    """Reason why the revision was given up."""
     strategy: Text | None = None
     """Surge, Recreate, or NoRoom, which is Recreate because an additional replica got no nodes."""
 
@@ -198,8 +206,8 @@ class InferenceModelStatus(ApiModel):
     revision: Text | None = None
     """Current revision of the engine pods' template."""
     failed_revision: Text | None = None
-    """The current revision, if it does not start while an older one serves. Replicas that serve keep their revision
-    until the spec changes, or a new replica of this one serves."""
+    """The revision that the spec asks for, if it does not start while an older one serves, or was given up. Replicas
+    that serve keep their revision until the spec changes, or a new replica of this one serves."""
     rollout: RolloutStatus | None = None
     """The rollout in progress, or the last one."""
     replica_statuses: Annotated[tuple[ReplicaStatus, ...], Field(max_length=1000), Unique("name")] | None = None

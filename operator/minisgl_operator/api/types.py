@@ -505,6 +505,13 @@ class RolloutSpec(ApiModel):
     """Surge: add a replica of the new revision, and remove an old one when it serves. Recreate: replace one replica
     after the other in place. Auto: Surge if all pods of an additional replica get a node within 60 s, otherwise
     Recreate."""
+    progress_deadline_seconds: Integer = Field(default=1800, ge=10, le=86_400)
+    """Time for a new revision to serve with one replica, since the first one got pods, in seconds. Then the revision is
+    given up; it is given up at once when a replica has used up its restarts before one has served."""
+    auto_rollback: Boolean = True
+    """Give replicas the last revision that served when the new one is given up. An edit of the engine tries again."""
+    paused: Boolean = False
+    """Keep the pods of existing replicas; new replicas get the last revision that served. Scaling goes on."""
 
 
 class IpBlock(ApiModel):

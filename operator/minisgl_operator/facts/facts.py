@@ -31,6 +31,7 @@ from minisgl_operator.facts.lost_nodes import Ending, ending
 from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
 from minisgl_operator.facts.pods import cannot_run, component, containers_started, replica_name, serves_status
+from minisgl_operator.facts.progress import Progress, progress_of
 from minisgl_operator.facts.replicas import Replica, existing_replicas
 from minisgl_operator.facts.retries import Retry, retry_of
 from minisgl_operator.facts.rollout import replicas_to_replace, revision_has_failed, rollout_blockers
@@ -93,8 +94,46 @@ class Facts:
 
     @cached_property
     def template(self) -> EngineTemplate:
-        """The pod template that replicas should have."""
+        """The pod template that replicas should have: the spec's, unless that was given up or must wait."""
+        wanted, stable = self.spec_template, self.stable_template
+        waits = self.is_paused or (self.progress.failure_recorded and self.model.spec.rollout.auto_rollback)
+        return stable if waits and stable is not None else wanted
+
+    @cached_property
+    def spec_template(self) -> EngineTemplate:
         return engine.current_template(self.model, self.defaults)
+
+    @cached_property
+    def stable_template(self) -> EngineTemplate | None:
+        """The template of the last revision that served, if it is another one than the spec's and was recorded."""
+        stable = self.progress.stable
+        return None if stable in (None, self.spec_template.revision) else self.history.templates.get(str(stable))
+
+    @property
+    def is_paused(self) -> bool:
+        return self.model.spec.rollout.paused
+
+    @property
+    def rolled_back(self) -> bool:
+        """True if replicas get an older revision because the spec's was given up."""
+        return self.progress.failure_recorded and self.template is not self.spec_template
+
+    @cached_property
+    def progress(self) -> Progress:
+        """Progress of the rollout of the spec's revision."""
+        revision = self.spec_template.revision
+        replicas, _ = existing_replicas(self.model.name, self.observed, self.routing, revision)
+        return progress_of(revision, self._recorded_rollout, replicas, self.model.spec.rollout, self.now)
+
+    @property
+    def seconds_until_deadline(self) -> float | None:
+        """Seconds until the spec's revision is given up; None if there is no limit."""
+        return self.progress.seconds_until_deadline(self.model.spec.rollout, self.now)
+
+    @property
+    def startable(self) -> bool:
+        """True if the files that the current revision loads are there. An older one has served with its own."""
+        return self.cached or self.template is not self.spec_template
 
     @cached_property
     def history(self) -> History:
@@ -103,8 +142,9 @@ class Facts:
     @cached_property
     def revisions_in_use(self) -> frozenset[str]:
         """Revisions of existing replicas, and the current one."""
-        live = [replica.revision for replica in (*self.replicas, *self.surplus)]
-        return frozenset({self.revision, *(revision for revision in live if revision is not None)})
+        live = (replica.revision for replica in (*self.replicas, *self.surplus))
+        found = (self.revision, self.progress.stable, *live)
+        return frozenset(revision for revision in found if revision is not None)
 
     @cached_property
     def seconds_until_strategy_changes(self) -> float | None:
@@ -131,7 +171,9 @@ class Facts:
     @cached_property
     def _selection(self) -> Selection:
         # Before the model is cached no replica is replaced, so a scale-down need not wait for the download.
-        rollout: Rollout = self.strategy if self.cached and not self._is_known_to_fail else ""
+        # An additional replica may still prove the revision until the deadline.
+        failed = self._is_known_to_fail and (self.strategy != "Surge" or self.progress.failure_recorded)
+        rollout: Rollout = self.strategy if self.startable and not failed and not self.is_paused else ""
         return select(self.model.name, self.observed, self.routing, self.wanted, self.revision, rollout)
 
     @cached_property
@@ -166,10 +208,16 @@ class Facts:
         wanted = self.model.spec.rollout.strategy
         if wanted != "Auto":
             return wanted
-        existing, _ = existing_replicas(self.model.name, self.observed, self.routing, self.revision)
         before = self._recorded_rollout
-        known = before.get("strategy") if before.get("revision") == self.revision else None
-        return auto_strategy(existing, known == "NoRoom", self.now)
+        known = before.get("strategy") if before.get("revision") == self.spec_template.revision else None
+        return "NoRoom" if known == "NoRoom" else "Surge"
+
+    @cached_property
+    def next_strategy(self) -> Strategy:
+        """The strategy to record. NoRoom takes effect once it is recorded: it removes the replica that shows it."""
+        if self.model.spec.rollout.strategy != "Auto" or self.strategy == "NoRoom":
+            return self.strategy
+        return auto_strategy(self.replicas, self.now)
 
     @property
     def _recorded_rollout(self) -> Mapping[str, Any]:
@@ -183,7 +231,8 @@ class Facts:
 
     @cached_property
     def replicas_to_replace(self) -> tuple[Replica, ...]:
-        return replicas_to_replace(self.replicas, self.revision_has_failed, surge=self.strategy == "Surge")
+        failed = self.revision_has_failed or self.is_paused
+        return replicas_to_replace(self.replicas, failed, surge=self.strategy == "Surge")
 
     @property
     def _is_known_to_fail(self) -> bool:
@@ -194,6 +243,13 @@ class Facts:
     def revision_has_failed(self) -> bool:
         """True if the current revision does not start, while an older one serves."""
         return revision_has_failed(self.replicas, self._is_known_to_fail)
+
+    @property
+    def failed_revision(self) -> str | None:
+        """The revision that does not start while an older one serves, or that was rolled back."""
+        if self.rolled_back:
+            return self.spec_template.revision
+        return self.revision if self.revision_has_failed else None
 
     @cached_property
     def rollout_blockers(self) -> tuple[Replica, ...]:

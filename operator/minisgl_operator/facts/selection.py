@@ -66,7 +66,9 @@ def select(
 
 def _with_surge(staying: list[Replica], wanted: int) -> tuple[list[Replica], int]:
     """The replicas that stay in a rollout with surge, and how many there shall be."""
-    new = [replica for replica in staying if not replica.has_old_template][:wanted]
+    # The Service of a replica that was removed is none.
+    existing = [replica for replica in staying if replica.stateful_set is not None or replica.pods]
+    new = [replica for replica in existing if not replica.has_old_template][:wanted]
     old = [replica for replica in staying if replica.has_old_template]
     needed = wanted - sum(replica.available for replica in new)
     kept = new + old[:needed]

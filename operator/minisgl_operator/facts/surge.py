@@ -17,13 +17,11 @@ SURGE_TIMEOUT: Final = timedelta(seconds=60)
 """Time in which all pods of an additional replica must get a node."""
 
 
-def auto_strategy(replicas: Iterable[Replica], had_no_room: bool, now: datetime) -> Strategy:
-    """Surge as long as each additional replica gets nodes in time. `had_no_room`: one did not, in this rollout."""
+def auto_strategy(replicas: Iterable[Replica], now: datetime) -> Strategy:
+    """Surge as long as each additional replica gets nodes in time."""
     replicas = tuple(replicas)
-    if not any(replica.has_old_template for replica in replicas):
-        return "Surge"
-    ends = (_end(replica) for replica in replicas)
-    return "NoRoom" if had_no_room or any(end is not None and end <= now for end in ends) else "Surge"
+    ends = (_end(replica) for replica in replicas if any(each.has_old_template for each in replicas))
+    return "NoRoom" if any(end is not None and end <= now for end in ends) else "Surge"
 
 
 def seconds_until_surge_ends(replicas: Iterable[Replica], now: datetime) -> float | None:

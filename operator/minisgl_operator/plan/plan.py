@@ -121,7 +121,8 @@ def _new_record(facts: Facts) -> Manifest | None:
     ref = Ref("ControllerRevision", name)
     live = facts.observed.children.get(ref)
     is_foreign = live is not None and controller_uid(live) != facts.model.metadata.uid
-    if not facts.cached or is_foreign or ref in facts.observed.conflicting:
+    is_older = facts.template is not facts.spec_template
+    if not facts.cached or is_older or is_foreign or ref in facts.observed.conflicting:
         return None
     number = facts.history.number_of(facts.revision, name)
     return None if number is None else controller_revision(facts.model, facts.template, number)
@@ -133,7 +134,7 @@ def _pod_counts(facts: Facts) -> dict[str, int]:
     A new template is applied together with a count of 0, and the pods are created when none of another revision is
     left: two revisions never meet in one replica, wherever a crash interrupts this.
     """
-    if not facts.cached:
+    if not facts.startable:
         return {}
     counts: dict[str, int] = {}
     startable: list[Replica] = []

@@ -103,6 +103,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
             seconds_until_fetch(facts),
             facts.gang.seconds_until_change,
             facts.seconds_until_strategy_changes,
+            facts.seconds_until_deadline,
             facts.seconds_until_scaling,
             facts.seconds_until_retry,
         ]

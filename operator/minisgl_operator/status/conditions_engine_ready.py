@@ -67,7 +67,7 @@ def _condition_of_replica(facts: Facts, replica: Replica) -> Condition:
         message = f"The launcher of {name} does not answer the operator. Check its node and the NetworkPolicies."
         return Condition("Unknown", Reason.UNREACHABLE, message)
     if replica.report is None:
-        if not facts.cached and not replica.pods:
+        if not facts.startable and not replica.pods:
             return Condition("False", Reason.WAITING_FOR_MODEL, f"{name} starts when the model is cached.")
         if (first := facts.gang.placing or facts.gang.paused) is not None and first is not replica and not replica.pods:
             message = f"{name} starts when all pods of {first.name} are on nodes."

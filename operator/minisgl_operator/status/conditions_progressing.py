@@ -9,6 +9,8 @@ from minisgl_operator.status.condition import Condition, shortened, suspended
 
 
 def progressing(facts: Facts) -> Condition:
+    if facts.is_paused and any(replica.outdated for replica in facts.replicas):
+        return paused(facts)
     outdated = [replica.name for replica in facts.replicas if replica.outdated]
     if outdated:
         message = f"Replicas with an old revision: {shortened(outdated)}. {_rollout_blocker_message(facts)}"
@@ -27,11 +29,32 @@ def progressing(facts: Facts) -> Condition:
     if starting:
         reason = Reason.SCALING if facts.routable else Reason.STARTING
         return Condition("True", reason, f"Replicas that are starting: {shortened(starting)}.")
+    if facts.rolled_back:
+        return Condition("False", Reason.ROLLED_BACK, _rolled_back_message(facts))
+    if facts.is_paused and facts.template is not facts.spec_template:
+        return paused(facts)
     return Condition("False", Reason.UP_TO_DATE, "No change is in progress.")
+
+
+def paused(facts: Facts) -> Condition:
+    message = (
+        f"spec.rollout.paused is true: replicas keep their revision until it is set to false, and then get "
+        f"{facts.spec_template.revision}."
+    )
+    return Condition("False", Reason.PAUSED, message)
+
+
+def _rolled_back_message(facts: Facts) -> str:
+    return (
+        f"Revision {facts.spec_template.revision} was given up: {facts.progress.failure}. Replicas have revision "
+        f"{facts.revision} again. Correct the spec, or try again with any edit of spec.engine."
+    )
 
 
 def _rollout_blocker_message(facts: Facts) -> str:
     """The state that the rollout waits for."""
+    if facts.rolled_back:
+        return _rolled_back_message(facts)
     if not facts.cached:
         return "The rollout begins when the model is cached."
     if facts.revision_has_failed:

@@ -59,10 +59,9 @@ def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
         "frontend": {"replicas": facts.model.spec.frontend.replicas, "readyReplicas": facts.ready_frontends},
     }
     status |= _autoscaling(facts)
-    if (rollout := rollout_status(facts)) is not None:
-        status["rollout"] = rollout
-    if facts.revision_has_failed:
-        status["failedRevision"] = facts.revision
+    status["rollout"] = rollout_status(facts)
+    if facts.failed_revision is not None:
+        status["failedRevision"] = facts.failed_revision
     if facts.fetch is not None:
         cached = facts.cached
         status["cache"] = {

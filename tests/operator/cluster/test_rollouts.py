@@ -53,3 +53,36 @@ def test_surge_keeps_every_replica_serving_and_the_last_three_templates_are_reco
     newest = records(cluster, "surge")[-1]
     assert newest["metadata"]["labels"][names.REVISION_LABEL] == cluster.status("surge")["revision"]
     assert newest["data"]["template"]["spec"]["containers"][0]["name"] == "engine"
+
+
+def test_a_revision_that_does_not_serve_by_the_deadline_is_rolled_back(cluster: OperatedCluster) -> None:
+    wanted = {"rollout": {"strategy": "Recreate", "progressDeadlineSeconds": 10}}
+    cluster.apply(pvc_model("back", **wanted))
+    cluster.until(lambda: cluster.ready("back"), "Ready")
+    good = cluster.until(lambda: cluster.status("back")["rollout"].get("stableRevision"), "the stable revision")
+    pod = cluster.get("Pod", "back-r0-0")
+    assert pod is not None
+    before = pod["metadata"]["uid"]
+    waiting = {"name": "engine", "ready": False, "restartCount": 0, "image": "", "imageID": ""}
+    refused = {**waiting, "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+
+    def is_new() -> bool:
+        live = cluster.get("Pod", "back-r0-0")
+        return live is not None and live["metadata"]["uid"] != before
+
+    cluster.hold = lambda name: name.startswith("back-r0")
+    cluster.apply(pvc_model("back", engine=setting("broken"), **wanted))
+    cluster.until(is_new, "the pod of the new revision")
+    cluster.statuses["back-r0-0"] = {"phase": "Pending", "containerStatuses": [refused]}
+    failure = cluster.until(lambda: cluster.status("back")["rollout"].get("failure"), "the failure")
+    assert failure == "no replica served within 10 s: pod back-r0-0 waits (ImagePullBackOff)"
+    del cluster.statuses["back-r0-0"]
+    cluster.hold = lambda name: False
+    cluster.until(lambda: cluster.ready("back") and cluster.status("back")["revision"] == good, "the old revision")
+    condition = cluster.until(lambda: _rolled_back(cluster), "Progressing")
+    assert failure in condition["message"]
+
+
+def _rolled_back(cluster: OperatedCluster) -> dict[str, Any]:
+    found = cluster.condition("back", "Progressing")
+    return found if found.get("reason") == "RolledBack" else {}

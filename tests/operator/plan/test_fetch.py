@@ -147,7 +147,8 @@ def test_a_fetch_keeps_the_directories_that_replicas_use() -> None:
 
 def test_the_directories_of_a_rollout_that_stopped_are_kept() -> None:
     """One replica has the revision that does not start, the other one serves with the previous one."""
-    cluster = SimulatedCluster(raw_model({"replicas": 2, "rollout": {"strategy": "Recreate"}}), DEFAULTS)
+    in_place = {"strategy": "Recreate", "autoRollback": False}
+    cluster = SimulatedCluster(raw_model({"replicas": 2, "rollout": in_place}), DEFAULTS)
     cluster.settle()
     cluster.broken.add("broken:1")
     cluster.edit({"model": {"source": OTHER}, "engine": {"image": "broken:1"}})
@@ -161,7 +162,7 @@ def test_the_directories_of_a_rollout_that_stopped_are_kept() -> None:
 
 def test_nothing_but_partial_downloads_is_removed_while_no_replica_serves() -> None:
     """The revision that served last may be one that no template names any more, and a rollback needs it."""
-    cluster = SimulatedCluster(raw_model({"rollout": {"strategy": "Recreate"}}), DEFAULTS)
+    cluster = SimulatedCluster(raw_model({"rollout": {"strategy": "Recreate", "autoRollback": False}}), DEFAULTS)
     cluster.settle()
     cluster.broken.add("broken:1")
     cluster.edit({"model": {"source": OTHER}, "engine": {"image": "broken:1"}})

@@ -20,7 +20,7 @@ EIGHT_PODS = {"tensor": 8, "gpusPerPod": 1}
 
 def cluster_with(slots: int, spec: dict[str, Any], uid: int = 1) -> SimulatedCluster:
     raw = raw_model(
-        {"parallelism": EIGHT_PODS, "rollout": {"strategy": "Recreate"}} | spec,
+        {"parallelism": EIGHT_PODS, "rollout": {"strategy": "Recreate", "autoRollback": False}} | spec,
         source=CLAIM, uid=f"00000000-0000-4000-8000-{uid:012d}"
     )
     cluster = SimulatedCluster(raw, DEFAULTS)

@@ -19,7 +19,7 @@ from minisgl_operator.plan.plan import Apply, Delete, plan
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
 from support.cluster.simulated_cluster import SimulatedCluster
 
-IN_PLACE = {"rollout": {"strategy": "Recreate"}}
+IN_PLACE = {"rollout": {"strategy": "Recreate", "autoRollback": False}}
 
 
 def settled(spec: dict[str, Any], source: dict[str, Any] = CLAIM) -> SimulatedCluster:

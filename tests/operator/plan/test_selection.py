@@ -18,7 +18,7 @@ from support.cluster.simulated_cluster import SimulatedCluster
 
 
 def settled(spec: dict[str, Any]) -> SimulatedCluster:
-    in_place = {"engine": {"image": "engine:1"}, "rollout": {"strategy": "Recreate"}}
+    in_place = {"engine": {"image": "engine:1"}, "rollout": {"strategy": "Recreate", "autoRollback": False}}
     cluster = SimulatedCluster(raw_model(in_place | spec, source=CLAIM), DEFAULTS)
     cluster.broken = {"engine:broken"}
     cluster.files = {"engine:unusable": "unusable"}

@@ -80,9 +80,15 @@ class Cluster(RuleBasedStateMachine):
     def change_model(self, repo: str) -> None:
         self.cluster.edit({"model": {"source": {"huggingFace": {"repo": repo}}}})
 
-    @rule(strategy=st.sampled_from(("Auto", "Surge", "Recreate")))
-    def roll_out_otherwise(self, strategy: str) -> None:
-        self.cluster.edit({"rollout": {"strategy": strategy}})
+    @rule(
+        strategy=st.sampled_from(("Auto", "Surge", "Recreate")),
+        deadline=st.sampled_from((10, 1800)),
+        rolls_back=st.booleans(),
+        paused=st.booleans(),
+    )
+    def roll_out_otherwise(self, strategy: str, deadline: int, rolls_back: bool, paused: bool) -> None:
+        settings = {"strategy": strategy, "progressDeadlineSeconds": deadline, "autoRollback": rolls_back}
+        self.cluster.edit({"rollout": {**settings, "paused": paused}})
 
     @rule(enabled=st.booleans())
     def switch_policies(self, enabled: bool) -> None:
@@ -203,7 +209,9 @@ class Cluster(RuleBasedStateMachine):
         if restarted:
             self.cluster.edit({"suspend": True})
             self.cluster.settle()
-        self.cluster.edit({"engine": {"image": IMAGES[0]}, "replicas": replicas, "suspend": False})
+        strategy = self.cluster.raw["spec"]["rollout"]["strategy"]
+        wanted = {"engine": {"image": IMAGES[0]}, "rollout": {"strategy": strategy, "autoRollback": False}}
+        self.cluster.edit({**wanted, "replicas": replicas, "suspend": False})
         self.cluster.slots = self.cluster.model.spec.parallelism.pods + more
         for _ in range(20):
             self.cluster.settle()
@@ -221,7 +229,8 @@ class Cluster(RuleBasedStateMachine):
         self.cluster.nodes = {node: NodeState() for node in NODES}
         self.cluster.hanging.clear()
         self.cluster.slots = self.cluster.quota = None
-        self.cluster.edit({"engine": {"image": image}})
+        strategy = self.cluster.raw["spec"]["rollout"]["strategy"]
+        self.cluster.edit({"engine": {"image": image}, "rollout": {"strategy": strategy, "autoRollback": False}})
         for _ in range(2):
             self.cluster.settle()
             self.cluster.now += timedelta(minutes=10)

@@ -56,6 +56,7 @@ def test_the_status_of_a_model_that_serves() -> None:
         "url": "http://qwen.team-a.svc/v1",
         "model": {"name": "models/qwen3-8b", "architecture": "Qwen3ForCausalLM", "maxModelLen": 40960},
         "revision": scene.revision,
+        "rollout": {"revision": scene.revision, "stableRevision": scene.revision},
         "frontend": {"replicas": 1, "readyReplicas": 1},
     }
     assert replicas[0] == {

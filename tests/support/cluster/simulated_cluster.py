@@ -129,7 +129,7 @@ class SimulatedCluster:
         if calls is None:
             facts = Facts(self.model, self.observed(), self.defaults, self.now)
             state = {
-                "failedRevision": facts.revision if facts.revision_has_failed else None,
+                "failedRevision": facts.failed_revision,
                 "rollout": rollout_status(facts),
             }
             self.raw = {**self.raw, "status": {name: value for name, value in state.items() if value is not None}}
