@@ -291,6 +291,21 @@ def test_a_long_poll_ends_with_the_first_held_request(make_pod: MakePod) -> None
     assert pod.status("?wait=-1")["held"] == 0
 
 
+def test_only_a_few_polls_wait_at_a_time(make_pod: MakePod) -> None:
+    pod = make_pod()
+    arrivals = pod.server._tokenizers.requests.held._arrivals
+    with ThreadPoolExecutor(16) as pool:
+        polls = [
+            pool.submit(httpx.get, f"{pod.control.base_url}/status?wait=30", timeout=WAIT_SECONDS) for _ in range(16)
+        ]
+        pod.until(lambda: len(arrivals) == 16)
+        assert pod.status("?wait=30")["held"] == 0, "it is answered at once"
+        answer = pod.post("/v1/chat/completions", CHAT)
+        assert {poll.result(WAIT_SECONDS).json()["held"] for poll in polls} == {1}
+    pod.start_engine()
+    assert answer.result(WAIT_SECONDS).status_code == 200
+
+
 def test_a_long_poll_ends_when_the_frontend_drains(make_pod: MakePod) -> None:
     pod = make_pod()
     poll = ThreadPoolExecutor(1).submit(pod.status, "?wait=30")

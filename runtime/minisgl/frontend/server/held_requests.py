@@ -16,6 +16,8 @@ from minisgl.frontend.server.admission import Admission
 _LEAVING: Final = 32
 """Most requests that have left but are not submitted yet: their bodies are parsed and their constraints are checked."""
 _BYTES_PER_TOKEN: Final = 4
+_MAX_WAITS: Final = 16
+"""Most polls that wait for an arrival: one operator has one, and its successor another."""
 
 
 class Held:
@@ -119,7 +121,9 @@ class HeldRequests:
                 arrival.set_result(None)
 
     async def wait_for_arrival(self, seconds: float) -> None:
-        """Return at the next arrival, and at the latest after `seconds`."""
+        """Return at the next arrival, and at the latest after `seconds`; at once if many wait already."""
+        if len(self._arrivals) >= _MAX_WAITS:
+            return
         arrival = asyncio.get_running_loop().create_future()
         self._arrivals.add(arrival)
         try:
