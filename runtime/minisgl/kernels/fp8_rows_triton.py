@@ -21,12 +21,15 @@ def store_fp8(
     """Store COLUMNS values of a row from `column` on as FP8, with a scale per BLOCK of them: 128, or all of a row that
     is padded with zeros."""
     blocks = tl.reshape(value.to(tl.float32), (COLUMNS // BLOCK, BLOCK))
-    scale = tl.maximum(tl.max(tl.abs(blocks), 1), SMALLEST) / LARGEST
+    largest = tl.maximum(tl.max(tl.abs(blocks), 1), SMALLEST)
+    # Rounded as torch does: otherwise numbers halfway between two of FP8 would differ.
+    scale = tl.div_rn(largest, tl.full(largest.shape, LARGEST, tl.float32))
+    inverse = tl.div_rn(tl.full(largest.shape, LARGEST, tl.float32), largest)
     block = column // BLOCK + tl.arange(0, COLUMNS // BLOCK)
     there = block * BLOCK < width
     tl.store(scales + block * scale_rows + row, scale, there)
     place = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    quantized = (blocks / scale[:, None]).to(values.dtype.element_ty)
+    quantized = (blocks * inverse[:, None]).to(values.dtype.element_ty)
     tl.store(values + row * width + place, quantized, place < width if BLOCK == COLUMNS else there[:, None])
 
 

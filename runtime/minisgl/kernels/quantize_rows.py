@@ -16,7 +16,9 @@ def quantize_rows(x: torch.Tensor, *, per_row: bool = False) -> Fp8Rows:
     count, inputs = x.shape
     out = new_fp8_rows(count, inputs, x.device, per_row=per_row)
     blocks = x.float().reshape(count, len(out.scales), -1) if count else x.new_empty(0, len(out.scales), 1).float()
-    scales = blocks.abs().amax(2).clamp(min=SMALLEST) / E4M3_MAX
-    out.scales[:, :count] = scales.T
-    out.values[:count] = (blocks / scales[..., None]).to(torch.float8_e4m3fn).view(count, inputs)
+    largest = blocks.abs().amax(2).clamp(min=SMALLEST)
+    out.scales[:, :count] = (largest / E4M3_MAX).T
+    # Not a number by a tensor: torch computes that with a reciprocal, which is rounded once more.
+    inverse = torch.full_like(largest, E4M3_MAX) / largest
+    out.values[:count] = (blocks * inverse[..., None]).to(torch.float8_e4m3fn).view(count, inputs)
     return out

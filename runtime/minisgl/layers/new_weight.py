@@ -7,13 +7,11 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from minisgl.kernels.int4_words import WORD
 from minisgl.layers.fp8_weight import Fp8Weight
-from minisgl.layers.int4_weight import Int4Weight
 from minisgl.layers.parameters import Parameters
-from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels, Int4Groups, WeightFormat
+from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels
 
-Weight: TypeAlias = torch.Tensor | Fp8Weight | Int4Weight
+Weight: TypeAlias = torch.Tensor | Fp8Weight
 
 
 class Projection(NamedTuple):
@@ -32,13 +30,6 @@ def new_weight(
     columns = slice(0, in_features) if columns is None else columns
     shape = sum(each.rows.stop - each.rows.start for each in projections), columns.stop - columns.start
     kept = _kept_format(parameters, projections, in_features, columns)
-    if isinstance(kept, Int4Groups):
-        packed = Int4Weight(
-            parameters.new(shape[0] // BLOCK, shape[1] * BLOCK // WORD, dtype=torch.int32),
-            parameters.new(shape[1] // kept.group_size, shape[0], dtype=torch.int32),
-        )
-        _declare_int4(parameters, packed, projections, in_features, columns)
-        return packed
     if kept is not None:
         scales = (shape[0] // BLOCK, shape[1] // BLOCK) if isinstance(kept, Fp8Blocks) else (shape[0], 1)
         weight = Fp8Weight(
@@ -58,25 +49,22 @@ def new_weight(
 
 def _kept_format(
     parameters: Parameters, projections: Sequence[Projection], in_features: int, columns: slice
-) -> WeightFormat | None:
+) -> Fp8Blocks | Fp8Channels | None:
     """Format in which the weight stays; None: it becomes the model's dtype."""
     first, *others = (parameters.format_of(each.name) for each in projections)
-    if not has_quantized_kernels(parameters) or any(other != first for other in others):
+    if not has_fp8_kernels(parameters) or any(other != first for other in others):
         return None
-    rows = sum(each.rows.stop - each.rows.start for each in projections)
-    whole = rows % BLOCK == 0 and (columns.stop - columns.start) % BLOCK == 0
-    if isinstance(first, Int4Groups):
-        bounds = [columns.start, *(each.rows.stop - each.rows.start for each in projections)]
-        return first if whole and all(bound % BLOCK == 0 for bound in bounds) else None
     if isinstance(first, Fp8Channels):
+        rows = sum(each.rows.stop - each.rows.start for each in projections)
+        whole = rows % BLOCK == 0 and (columns.stop - columns.start) % BLOCK == 0
         return first if whole and not first.per_tensor and not first.static_inputs else None
     bounds = [in_features, columns.start, columns.stop]
     bounds += [bound for each in projections for bound in (each.out_features, each.rows.start, each.rows.stop)]
     return first if isinstance(first, Fp8Blocks) and all(bound % BLOCK == 0 for bound in bounds) else None
 
 
-def has_quantized_kernels(parameters: Parameters) -> bool:
-    """Whether products with quantized weights run on the device of these parameters: a Hopper GPU."""
+def has_fp8_kernels(parameters: Parameters) -> bool:
+    """Whether products with FP8 weights run on the device of these parameters: a Hopper GPU."""
     device = parameters.device
     return (
         device.type == "cuda"
@@ -117,18 +105,6 @@ def _declare_channels(
         else:
             parameters.add_source(f"{name}.weight", shape, values, rows, columns, dtypes=("F8_E4M3",))
             parameters.add_source(f"{name}.weight_scale", (out_features, 1), scales, rows)
-        begin = end
-
-
-def _declare_int4(
-    parameters: Parameters, weight: Int4Weight, projections: Sequence[Projection], in_features: int, columns: slice
-) -> None:
-    begin = 0
-    for name, out_features, rows in projections:
-        end = begin + rows.stop - rows.start
-        shape, scales = (out_features, in_features), weight.scales[:, begin:end]
-        words = weight.words[begin // BLOCK : end // BLOCK]
-        parameters.add_quantized(name, shape, words, scales, rows, columns)
         begin = end
 
 

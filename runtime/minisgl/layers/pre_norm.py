@@ -20,7 +20,7 @@ def project(
     if isinstance(projection.weight, Fp8Weight):
         rows, residual = norm.forward_fp8(x, residual, per_row=projection.weight.per_channel)
         return projection.forward(rows), residual
-    if isinstance(projection.weight, torch.Tensor) and _is_one_kernel(x, projection.weight):
+    if _is_one_kernel(x, projection.weight):
         return _in_one_kernel(norm, projection.weight, x, residual, bias=projection.bias)
     x, residual = norm.forward(x, residual)
     return projection.forward(x), residual
@@ -37,9 +37,9 @@ def project_gated(
 ) -> tuple[Activations, torch.Tensor]:
     """`project`, then the `activation` of the projection's output, quantized if its `consumer` has FP8 weights."""
     weight = projection.weight
-    one_kernel = isinstance(weight, torch.Tensor) and activation is silu_and_mul and _is_one_kernel(x, weight)
+    one_kernel = not isinstance(weight, Fp8Weight) and activation is silu_and_mul and _is_one_kernel(x, weight)
     if one_kernel and not isinstance(consumer, Fp8Weight):
-        assert isinstance(weight, torch.Tensor)
+        assert not isinstance(weight, Fp8Weight)
         return _in_one_kernel(norm, weight, x, residual, bias=projection.bias, gated=True)
     x, residual = project(norm, projection, x, residual)
     if isinstance(consumer, Fp8Weight) and x.is_cuda and activation is silu_and_mul:
