@@ -125,9 +125,11 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
 
 
 def _rollout(model_object: Manifest) -> object:
-    """The state of a rollout as the API server has stored it; an older definition of InferenceModel drops it."""
+    """The state of a rollout that the next plan depends on, as the API server has stored it; an older definition of
+    InferenceModel drops it."""
     status = model_object.get("status", {})
-    return status.get("failedRevision"), status.get("rollout")
+    rollout = status.get("rollout") or {}
+    return status.get("failedRevision"), rollout.get("failure"), rollout.get("strategy")
 
 
 def _earliest(*seconds: float | None) -> float | None:

@@ -14,14 +14,13 @@ def rollout_status(facts: Facts) -> dict[str, Any]:
     result: dict[str, Any] = {"revision": progress.revision}
     if progress.stable is not None:
         result["stableRevision"] = progress.stable
-    if progress.stable == progress.revision:
-        return result
-    if progress.started_at is not None:
-        result["startedAt"] = progress.started_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    if progress.served:
-        result["served"] = True
-    if progress.failure:
-        result["failure"] = progress.failure
+    if progress.stable not in (None, progress.revision):
+        if progress.started_at is not None:
+            result["startedAt"] = progress.started_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if progress.served:
+            result["served"] = True
+        if progress.failure:
+            result["failure"] = progress.failure
     if any(replica.has_old_template for replica in facts.replicas):
         result["strategy"] = facts.next_strategy
     return result
