@@ -170,7 +170,7 @@ class Store:
 
 def _directory_read(model: Manifest) -> tuple[str, str] | None:
     """Claim in `source.pvc` of a model, and the first directory of its path; None for another source."""
-    pvc = model["spec"].get("model", {}).get("source", {}).get("pvc")
+    pvc = model.get("spec", {}).get("model", {}).get("source", {}).get("pvc")
     return None if pvc is None else (str(pvc["claimName"]), str(pvc.get("path") or "").strip("/").partition("/")[0])
 
 
