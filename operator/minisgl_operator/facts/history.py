@@ -47,10 +47,12 @@ class History:
             return None
         return newest + 1
 
-    def obsolete(self, in_use: frozenset[str]) -> tuple[Manifest, ...]:
-        """Records beyond the newest ones whose template no object uses."""
+    def obsolete(self, current: str, in_use: frozenset[str]) -> tuple[Manifest, ...]:
+        """Records beyond the newest ones whose template no object uses. The name `current` is one of those to keep,
+        also before it exists."""
+        others = [record for record in self.records if record["metadata"]["name"] != current]
         return tuple(
             record
-            for record in self.records[KEPT:]
+            for record in others[KEPT - 1 :]
             if (template := recorded_template(record)) is None or template.revision not in in_use
         )

@@ -192,7 +192,8 @@ def _deletions(facts: Facts) -> Iterator[Delete]:
         # The pods of a replica need their names until they have drained.
         elif ref.kind != "Service" or all(replica_name(pod) != ref.name for pod in facts.observed.pods):
             found.append((order.get(ref.name, len(order)), ref, live))
-    for record in facts.history.obsolete(facts.revisions_in_use):
+    current = names.engine_revision(facts.model.name, facts.revision)
+    for record in facts.history.obsolete(current, facts.revisions_in_use):
         yield Delete(ref_of(record), record["metadata"]["uid"])
     for _, ref, live in sorted(found, key=lambda each: each[:2]):
         # Fetches write to the PVC: the next Job is created when no pod of this one is left.
