@@ -26,6 +26,7 @@ from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.kernels import cascade_triton
+from minisgl.kernels.stored_kv import UNSCALED
 from minisgl.wire.shared_prefixes import SharedPrefix
 
 PAGE = 64
@@ -118,7 +119,8 @@ class Batch:
             table[row, prefix // PAGE : prefix // PAGE + count] = order[first : first + count]
             first += count
         size = (layers, pages + 1, PAGE, self.kv_heads, HEAD_DIM)
-        self.kv = PagedKV(*(torch.randn(size, generator=draw, device="cuda", dtype=torch.bfloat16) for _ in "kv"))
+        keys, values = (torch.randn(size, generator=draw, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+        self.kv = PagedKV(keys, values, scales=(UNSCALED,) * layers)
         self.q = torch.randn(rows, heads, HEAD_DIM, generator=draw, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
         self.table, self.lengths = (torch.from_numpy(x.astype(np.int32)).cuda() for x in (table, lengths))

@@ -24,6 +24,7 @@ from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.kernels.balanced_decode_gluon import Settings
+from minisgl.kernels.stored_kv import UNSCALED
 
 PAGE = 64
 SHAPES = {
@@ -90,7 +91,8 @@ class Batch:
         self.bytes = int(lengths.sum()) * page_bytes // PAGE
         draw = torch.Generator("cuda").manual_seed(0)
         size = (self.layers, pages + 1, PAGE, kv_heads, head_dim)
-        self.kv = PagedKV(*(torch.randn(size, generator=draw, device="cuda", dtype=torch.bfloat16) for _ in "kv"))
+        keys, values = (torch.randn(size, generator=draw, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+        self.kv = PagedKV(keys, values, scales=(UNSCALED,) * self.layers)
         self.q = torch.randn(rows, heads, head_dim, generator=draw, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
         self.shape = AttentionShape(

@@ -36,6 +36,7 @@ from minisgl.kernels import dependent_launch_triton, skinny_linear_triton
 from minisgl.kernels.norm import add_rms_norm
 from minisgl.kernels.rotary import rotate_and_store
 from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.stored_kv import UNSCALED
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.linear import linear
 from minisgl.layers.pre_norm import project, project_gated
@@ -77,7 +78,7 @@ class StoreOnly:
         self.locations = torch.arange(rows, device="cuda")
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        q, _ = rotate_and_store(q, k, v, rotation, self.keys[layer], self.values[layer], self.locations, len(q))
+        q, *_ = rotate_and_store(q, k, v, rotation, self.keys[layer], self.values[layer], self.locations, len(q))
         return q.flatten(1)
 
 
@@ -88,7 +89,8 @@ def with_attention(model: Decoder, rows: int, name: str) -> Callable[..., object
     heads, kv_heads = config.num_heads, model.num_kv_heads_local
     shape = AttentionShape(heads, kv_heads, config.head_dim, PAGE, pages, torch.bfloat16, torch.device("cuda"))
     pool = (len(model.layers), rows * pages + 1, PAGE, kv_heads, config.head_dim)
-    kv = PagedKV(*(torch.randn(pool, dtype=torch.bfloat16, device="cuda") for _ in "kv"))
+    keys, values = (torch.randn(pool, dtype=torch.bfloat16, device="cuda") for _ in "kv")
+    kv = PagedKV(keys, values, scales=(UNSCALED,) * len(model.layers))
     table = torch.arange(rows * pages, dtype=torch.int32, device="cuda").view(rows, pages)
     none = torch.empty(0, dtype=torch.int32, device="cuda")
     lengths = np.full(rows, CONTEXT, np.int32)

@@ -30,6 +30,7 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
 from minisgl.kernels.compile_log import CompileLog
 from minisgl.kernels.preload import Preload
+from minisgl.kernels.stored_kv import UNSCALED
 from minisgl.wire.plan import StepPlan
 
 MODELS = ("qwen3-0.6b", "qwen3-14b")
@@ -144,12 +145,9 @@ class Steps:
 def attention(backend: str, shape: AttentionShape, segments: int, before: int, tokens: int) -> float:
     """Milliseconds of one layer."""
     pages = -(-(before + tokens) // PAGE)
-    kv = PagedKV(
-        *(
-            torch.randn(1, segments * pages + 1, PAGE, shape.kv_heads, shape.head_dim, dtype=shape.dtype, device="cuda")
-            for _ in "kv"
-        )
-    )
+    size = (1, segments * pages + 1, PAGE, shape.kv_heads, shape.head_dim)
+    keys, values = (torch.randn(size, dtype=shape.dtype, device="cuda") for _ in "kv")
+    kv = PagedKV(keys, values, (UNSCALED,))
     table = torch.randperm(segments * pages, device="cuda").int().view(segments, pages)
     none = np.empty(0, np.int32)
     starts, lengths = np.full(segments, before, np.int32), np.full(segments, tokens, np.int32)

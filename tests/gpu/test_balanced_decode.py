@@ -117,7 +117,8 @@ def test_a_graph_replays_for_other_lengths_and_gives_the_same_each_time() -> Non
     )
     pages = max(case.kv.keys.shape[1] for case in (first, *others))
     size = (1, pages, *first.kv.keys.shape[2:])
-    kv = PagedKV(*(torch.full(size, torch.nan, dtype=shape.dtype, device="cuda") for _ in "kv"))
+    keys, values = (torch.full(size, torch.nan, dtype=shape.dtype, device="cuda") for _ in "kv")
+    kv = PagedKV(keys, values, first.kv.scales)
     out, batch = torch.empty_like(first.q), first.batch
 
     def load(case: DenseCase) -> None:

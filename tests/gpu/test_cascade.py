@@ -114,7 +114,8 @@ def test_a_graph_replays_for_other_groups() -> None:
         case.use_prefixes(cascade.layout)
     pages = max(case.kv.keys.shape[1] for case in (first, *others))
     size = (1, pages, *first.kv.keys.shape[2:])
-    kv = PagedKV(*(torch.full(size, torch.nan, dtype=shape.dtype, device="cuda") for _ in "kv"))
+    keys, values = (torch.full(size, torch.nan, dtype=shape.dtype, device="cuda") for _ in "kv")
+    kv = PagedKV(keys, values, scales=first.kv.scales)
     out = torch.empty_like(first.q)
     batch = first.batch
 

@@ -162,7 +162,7 @@ def test_a_long_chain_of_early_launches_equals_the_chain_with_waits(rows: int) -
             step()
             q, k, v = qkv.view(rows, 3 * heads, 128).split(heads, dim=1)
             rotation = Rotation(cos_sin, gain[:128], gain[128:256], 1e-6)
-            x, kept = rotate_and_store(q, k, v, rotation, keys[layer], values[layer], locations, 0)
+            x, kept, _ = rotate_and_store(q, k, v, rotation, keys[layer], values[layer], locations, 0)
             step()
             x = x.flatten(1) + kept.flatten(1) if layer % 3 == 0 else x.flatten(1)
             x = skinny_linear(x, weights[layer]) if rows <= 8 else x @ weights[layer].T

@@ -29,8 +29,15 @@ class AttentionShape:
     pages_per_row: int
     dtype: torch.dtype
     device: torch.device
+    kv_dtype: torch.dtype | None = None
+    """Data type of the KV pool; None: `dtype`."""
     window: int | None = None
     """Last positions that a token attends to, its own included; None: all, also when no sequence is longer."""
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Data type of keys and values in the pool."""
+        return self.kv_dtype or self.dtype
 
     @property
     def group(self) -> int:
@@ -89,7 +96,8 @@ class PrefillBackend(Protocol):
         self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
         """Write the attention of `q` [T', Hq, D] to `out` [T', Hq, D]; `k` and `v` [T', Hkv, D] are the keys
-        and values of the same T' prefill tokens, for kernels that read no prefix from the pool."""
+        and values of the same T' prefill tokens, for kernels that read no prefix from the pool; like the numbers of
+        the pool, they still have to be multiplied by the layer's scales."""
         ...
 
     def backend_for(self, *, prefix: bool) -> str:

@@ -50,7 +50,7 @@ class BalancedDecode:
         from minisgl.kernels import balanced_decode_gluon as kernels
 
         block = math.gcd(shape.page_size, min(_BLOCK, _BLOCK_ELEMENTS // shape.head_dim))
-        stages = _PROGRAM_BYTES // (2 * block * shape.head_dim * shape.dtype.itemsize)
+        stages = _PROGRAM_BYTES // (2 * block * shape.head_dim * shape.stored_dtype.itemsize)
         self.settings = kernels.Settings(block, stages, _PROGRAMS)
         self._shape, self._few, self._kernels = shape, few, kernels
         self._scale = shape.head_dim**-0.5 * math.log2(math.e)
@@ -101,6 +101,7 @@ class BalancedDecode:
             self._arrivals,
             out,
             scale=self._scale,
+            scales=kv.scales[layer],
             settings=self.settings,
             window=self._shape.window,
         )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 
 from minisgl.attention.cascade import CascadeTables
+from minisgl.kernels.stored_kv import FP8, KVScales
 from minisgl.wire.plan import EMPTY, IntArray
+
+_FP8_NAN: Final = 0x7F
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,8 @@ class PagedKV:
     """[layers, pages + 1, page_size, Hkv, D]"""
     values: torch.Tensor
     """[layers, pages + 1, page_size, Hkv, D]"""
+    scales: tuple[KVScales, ...]
+    """Factors of each layer's keys and values."""
 
     @property
     def page_size(self) -> int:
@@ -30,8 +36,11 @@ class PagedKV:
 
     def poison(self, pages: torch.Tensor) -> None:
         """Fill `pages` [Z] with NaN, so that reading a page without an owner shows in the logits."""
-        self.keys.index_fill_(1, pages, float("nan"))
-        self.values.index_fill_(1, pages, float("nan"))
+        for pool in (self.keys, self.values):
+            if pool.dtype == FP8:
+                pool.view(torch.uint8).index_fill_(1, pages, _FP8_NAN)
+            else:
+                pool.index_fill_(1, pages, float("nan"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ class CascadeDecode:
             self._sums,
             out,
             scale=self._scale,
+            scales=kv.scales[layer],
             programs=self.layout.programs,
         )
 

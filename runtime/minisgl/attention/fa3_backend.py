@@ -153,6 +153,7 @@ class Fa3Prefill:
                 longest_query=call.longest_query,
                 longest_key=call.longest_key,
                 splits=call.splits,
+                scales=kv.scales[layer],
             )
 
     def _prefers_fallback(self, lengths: IntArray, ends: IntArray) -> bool:

@@ -25,6 +25,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.stored_dtype != shape.dtype:
+        return "it reads no FP8 KV cache"
     if shape.head_dim not in (64, 128, 256):
         return f"it has kernels for head sizes 64, 128 and 256, not {shape.head_dim}"
     return why_not_flashinfer(PagedPrefillKernel(shape.dtype, shape.head_dim, shape.window is not None))

@@ -80,14 +80,15 @@ class PagedAttention:
             return out.flatten(1)
         # Before any attention, for all tokens: a segment may start behind a prefix that another segment of the
         # same step computes.
-        q, segment_keys = rotate_and_store(
-            q, k, v, rotation, self._kv.keys[layer], self._kv.values[layer], self._locations, kept_from=d
+        kv = self._kv
+        q, segment_keys, segment_values = rotate_and_store(
+            q, k, v, rotation, kv.keys[layer], kv.values[layer], self._locations, kept_from=d, scales=kv.scales[layer]
         )
         out = torch.empty_like(q)
         if d:
             self._decoder(batch).decode(layer, self._kv, q[:d], out[:d])
         if batch.num_segments:
-            self._prefill.prefill(layer, self._kv, q[d:], segment_keys, v[d:], out[d:])
+            self._prefill.prefill(layer, self._kv, q[d:], segment_keys, segment_values, out[d:])
         return out.flatten(1)
 
     def _rows(self, batch: AttentionBatch) -> AttentionBatch:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
+import torch
+
 from minisgl.attention import balanced_backend, fa3_backend, flashinfer_backend, split_backend, xqa_backend
 from minisgl.attention.backend import AttentionShape, BackendUnavailable, DecodeBackend, PrefillBackend
 from minisgl.attention.balanced_backend import BalancedDecode
@@ -76,6 +78,8 @@ def select_backends(name: str, shape: AttentionShape) -> tuple[PrefillBackend, D
     One name stands for both phases where the backend serves both, and leaves the other phase to `auto` where it does
     not. Raises BackendUnavailable with the reason when a named backend cannot serve `shape`.
     """
+    if reason := _why_no_fp8(shape):
+        raise BackendUnavailable(f"an FP8 KV cache cannot be used here: {reason}; use --kv-cache-dtype auto")
     prefill, separator, decode = (part.strip() for part in name.partition(","))
     if not separator:
         if prefill != "auto" and prefill not in {*_PREFILL, *_DECODE}:
@@ -84,6 +88,17 @@ def select_backends(name: str, shape: AttentionShape) -> tuple[PrefillBackend, D
             )
         prefill, decode = (prefill if prefill in kind else "auto" for kind in (_PREFILL, _DECODE))
     return _select("prefill", prefill, _PREFILL, shape), _select("decode", decode, _DECODE, shape)
+
+
+def _why_no_fp8(shape: AttentionShape) -> str | None:
+    """Reason why a pool in FP8 cannot be used for `shape`, or None."""
+    if shape.stored_dtype == shape.dtype or shape.device.type != "cuda":
+        return None
+    if torch.cuda.get_device_capability(shape.device) < (8, 9):
+        return "it needs a GPU that converts FP8 (Ada, Hopper or later)"
+    if shape.window is not None:
+        return f"the model attends to its last {shape.window} tokens only, for which no fast kernel reads FP8"
+    return None
 
 
 def _select(phase: str, name: str, choices: Mapping[str, _Choice[Backend]], shape: AttentionShape) -> Backend:

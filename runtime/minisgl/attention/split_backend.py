@@ -53,7 +53,7 @@ class SplitDecode:
         self.name = many.name
         self.long = None if long is None else long.backend
         self._many = many
-        token_bytes = 2 * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+        token_bytes = 2 * shape.kv_heads * shape.head_dim * shape.stored_dtype.itemsize
         self._long_tokens = 0 if long is None else -(-long.least_bytes // token_bytes)
         self._kernels = kernels
         self._window = shape.window
@@ -126,6 +126,7 @@ class SplitDecode:
             self._sums,
             out,
             scale=self._scale,
+            scales=kv.scales[layer],
             window=self._window,
             new=new,
         )

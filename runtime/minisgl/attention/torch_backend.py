@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.kernels.stored_kv import take
 
 _GATHER_ELEMENTS = 1 << 24
 """Most elements of the gathered keys of a group of decode rows (64 MiB in float32)."""
@@ -59,12 +60,15 @@ class TorchDecode:
 
     def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = kv.keys[layer].flatten(0, 1), kv.values[layer].flatten(0, 1)
+        scales = kv.scales[layer]
+        scale = scales.key * q.shape[-1] ** -0.5
         for rows, locations, mask in self._groups:
             # Treat the query heads of one KV head as query positions, which avoids a copy of keys per query head.
             grouped = q[rows].unflatten(1, (keys.shape[1], -1))
-            k = keys[locations].transpose(1, 2)
-            v = values[locations].transpose(1, 2)
-            out[rows] = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).flatten(1, 2)
+            k = take(keys, locations, q.dtype).transpose(1, 2)
+            v = take(values, locations, q.dtype).transpose(1, 2)
+            attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
+            out[rows] = attended.flatten(1, 2) * scales.value
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
         return self.name
@@ -109,16 +113,18 @@ class TorchPrefill:
         self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
     ) -> None:
         keys, values = kv.keys[layer].flatten(0, 1), kv.values[layer].flatten(0, 1)
+        scales = kv.scales[layer]
         for tokens, locations, mask in self._segments:
             attended = F.scaled_dot_product_attention(
                 q[tokens].transpose(0, 1)[None],
-                keys[locations].transpose(0, 1)[None],
-                values[locations].transpose(0, 1)[None],
+                take(keys, locations, q.dtype).transpose(0, 1)[None],
+                take(values, locations, q.dtype).transpose(0, 1)[None],
                 attn_mask=mask,
                 is_causal=mask is None,
+                scale=scales.key * q.shape[-1] ** -0.5,
                 enable_gqa=True,
             )
-            out[tokens] = attended[0].transpose(0, 1)
+            out[tokens] = attended[0].transpose(0, 1) * scales.value
 
     def backend_for(self, *, prefix: bool) -> str:
         return self.name

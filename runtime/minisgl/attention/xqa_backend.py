@@ -20,6 +20,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why this kernel cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.stored_dtype != shape.dtype:
+        return "it reads no FP8 KV cache"
     if torch.cuda.get_device_capability(shape.device)[0] not in (9, 10, 12):
         return "it needs a Hopper or Blackwell GPU"
     if shape.page_size not in _PAGE_SIZES:

@@ -38,8 +38,10 @@ from minisgl.engine.tables import Tables
 from minisgl.engine.warm_up import representative_layers, warm_up_plans
 from minisgl.kernels.compile_log import CompileLog
 from minisgl.kernels.preload import Preload
+from minisgl.kernels.stored_kv import KVScales
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
+from minisgl.models.kv_scales import read_kv_scales
 from minisgl.models.random_weights import fill_random
 from minisgl.models.weights import load_weights
 
@@ -108,6 +110,7 @@ def planned_attention(config: EngineConfig) -> dict[str, str]:
         page_size=config.page_size or DEFAULT_PAGE_SIZE[config.device],
         max_model_len=config.max_model_len or model.max_model_len,
         device=device,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
     backends = select_backends(config.attention_backend, shape)
     return overview(*backends, _cascade(shape, config.max_running), config.max_running)
@@ -144,7 +147,9 @@ class _EngineBuilder:
             page_size=page_size,
             max_model_len=self._max_model_len,
             device=device,
+            kv_cache_dtype=config.kv_cache_dtype,
         )
+        self._kv_scales = self._read_kv_scales()
         if preload is not None:
             preload.finish()
         self._backends = select_backends(config.attention_backend, shape)
@@ -239,6 +244,13 @@ class _EngineBuilder:
         self._report("load", 1.0)
         return model
 
+    def _read_kv_scales(self) -> list[KVScales]:
+        """Scales of each layer of the model."""
+        config, layers = self._config, self._model_config.num_layers
+        if config.kv_cache_dtype != "fp8" or config.dummy_weights:
+            return [KVScales()] * layers
+        return read_kv_scales(config.model, layers)
+
     def _prefill_sizes(self) -> list[StepSize]:
         """Sizes of the steps with prompts that are captured."""
         prefill, _ = self._backends
@@ -323,7 +335,7 @@ class _EngineBuilder:
     def _build_runner(self, num_pages: int, model: Decoder) -> Runner:
         shape = self._shape
         config, model_config = self._config, self._model_config
-        kv = kv_pool.allocate(shape, layers=model_config.num_layers, num_pages=num_pages, audit=config.audit)
+        kv = kv_pool.allocate(shape, scales=self._kv_scales, num_pages=num_pages, audit=config.audit)
         tables = Tables(config.max_running, shape.pages_per_row, kv.dummy_page, model_config.vocab_size, self._device)
         prefill, decode = self._backends
         return Runner(model, self._parallel, kv, tables, PagedAttention(kv, prefill, decode, self._cascade))

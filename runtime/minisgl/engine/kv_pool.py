@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import PagedKV
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.errors import EngineError
+from minisgl.kernels.stored_kv import KVScales
 
 _CPU_SHARE: Final = 0.25
 """Share of the available memory of a machine without GPU, for all its ranks together."""
@@ -27,7 +29,7 @@ _CGROUP_FILES: Final = (
 
 def page_bytes(shape: AttentionShape, layers: int) -> int:
     """Bytes of one page, keys and values of all layers, on one rank."""
-    return 2 * layers * shape.page_size * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
+    return 2 * layers * shape.page_size * shape.kv_heads * shape.head_dim * shape.stored_dtype.itemsize
 
 
 def check_memory_balance(free: list[int]) -> None:
@@ -63,14 +65,17 @@ def num_pages_for_budget(
     return min(pages, rows * pages_per_row)
 
 
-def allocate(shape: AttentionShape, *, layers: int, num_pages: int, audit: bool) -> PagedKV:
-    """A pool of `num_pages` pages and the dummy page. Raises EngineError when the memory is not available."""
+def allocate(shape: AttentionShape, *, scales: Sequence[KVScales], num_pages: int, audit: bool) -> PagedKV:
+    """A pool of `num_pages` pages and the dummy page, for layers with these `scales`. Raises EngineError when the
+    memory is not available."""
+    layers = len(scales)
     size = (layers, num_pages + 1, shape.page_size, shape.kv_heads, shape.head_dim)
     try:
         # Uninitialized on a CPU: pages of the operating system are only taken when they are written. On CUDA zeros,
         # for kernels that load whole pages and mask afterwards.
         new = torch.zeros if shape.device.type == "cuda" else torch.empty
-        kv = PagedKV(*(new(size, dtype=shape.dtype, device=shape.device) for _ in range(2)))
+        keys, values = (new(size, dtype=shape.stored_dtype, device=shape.device) for _ in range(2))
+        kv = PagedKV(keys, values, tuple(scales))
     except RuntimeError as error:
         raise EngineError(
             "out_of_memory",

@@ -21,6 +21,7 @@ from minisgl.engine.runner import Runner, attention_shape
 from minisgl.engine.tables import Tables
 from minisgl.engine.warm_up import representative_layers, warm_up_plans
 from minisgl.kernels.build.triton import replaced
+from minisgl.kernels.stored_kv import KVScales
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 
@@ -51,12 +52,13 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
         page_size=config.page_size or DEFAULT_PAGE_SIZE["cuda"],
         max_model_len=longest,
         device=_DEVICE,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
     rows = config.max_running
     with _without_libraries():
         prefill, decode = select.select_backends("auto", shape)
         cascade = None if cascade_backend.why_not(shape) else cascade_backend.CascadeDecode(shape, rows)
-        kv = kv_pool.allocate(shape, layers=model.num_layers, num_pages=_PAGES, audit=False)
+        kv = kv_pool.allocate(shape, scales=[KVScales()] * model.num_layers, num_pages=_PAGES, audit=False)
         tables = Tables(rows, shape.pages_per_row, kv.dummy_page, model.vocab_size, _DEVICE)
         decoder = Decoder(model, parallel, dtype, _DEVICE, max_position=longest)
         yield Runner(decoder, parallel, kv, tables, PagedAttention(kv, prefill, decode, cascade))

@@ -11,11 +11,13 @@ import torch
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.paged import PagedAttention
+from minisgl.config import KVCacheDType
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import DeviceStep, PackedStep
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import Tables
 from minisgl.kernels.step_inputs import step_inputs
+from minisgl.kernels.stored_kv import FP8
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.wire.plan import StepPlan
@@ -31,6 +33,7 @@ def attention_shape(
     page_size: int,
     max_model_len: int,
     device: torch.device,
+    kv_cache_dtype: KVCacheDType = "auto",
 ) -> AttentionShape:
     """Sizes of attention on one of `tensor_parallel` ranks."""
     window = config.sliding_window
@@ -43,6 +46,7 @@ def attention_shape(
         dtype=dtype,
         device=device,
         # A window that no sequence exceeds would only rule out kernels.
+        kv_dtype=FP8 if kv_cache_dtype == "fp8" else None,
         window=None if window is None or window >= max_model_len else window,
     )
 

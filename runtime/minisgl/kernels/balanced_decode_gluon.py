@@ -12,6 +12,10 @@ A program is one warp: it needs no barrier, and several programs per multiproces
 in flight. It is written in Gluon, Triton's lower level, for copies that begin ahead of `griddepcontrol.wait` and stay
 in flight across rows. All values that change from step to step are read on the device, so a captured launch can be
 replayed. Sums and logarithms are to base 2.
+
+A pool in FP8 is read as pairs of neighbouring numbers, which are 16 bits wide like the elements of other pools: only
+those can be transposed on their way from shared memory. Both halves of the pairs are converted in registers, to
+float16, which holds all FP8 numbers, and multiplied separately: numbers at even and at odd columns of a head.
 """
 
 from typing import Final, NamedTuple
@@ -26,10 +30,13 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
+from minisgl.kernels.stored_kv import FP8, KVScales
 
 MAX_GROUP: Final = 16
 """Query heads per KV head, padded to the least rows of a tensor-core product."""
 _CHUNK: Final = 128
+_QUERY_SHRINK = gl.constexpr(16)
+"""Queries are divided by it beside a pool in FP8, which keeps large ones inside float16."""
 
 
 class Settings(NamedTuple):
@@ -102,23 +109,57 @@ def _copy(keys, values, place, kv_head, key_ring, value_ring, arrived, slot, the
 
 
 @gluon.jit
-def _add(best, total, out, sum_of, part, ROWS: gl.constexpr):
-    """Combine (highest score, sum of weights, weighted values) so far with a normalized partial result."""
+def _halves(pairs):
+    """Numbers at even and at odd places, in float16, of `pairs` of FP8 numbers."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 sorted;
+            .reg .b16 even, odd;
+            prmt.b32 sorted, $2, 0, 0x3120;
+            mov.b32 {even, odd}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, even;
+            cvt.rn.f16x2.e4m3x2 $1, odd;
+        }
+        """,
+        "=r,=r,r",
+        [pairs],
+        dtype=(gl.float16, gl.float16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
+def _add(best, total, sum_of, ROWS: gl.constexpr):
+    """Combine (highest score, sum of weights) so far with a partial result. Also returns the factors [vectors, 1] of
+    the weighted values so far and of the partial result's."""
     highest = gl.maximum(best, sum_of)
     base = gl.where(highest == float("-inf"), 0.0, highest)
     shrink, weight = gl.exp2(best - base), gl.exp2(sum_of - base)
-    scale = gl.convert_layout(shrink, ROWS)[:, None]
-    return highest, total * shrink + weight, out * scale + part * gl.convert_layout(weight, ROWS)[:, None]
+    factors = gl.convert_layout(shrink, ROWS)[:, None], gl.convert_layout(weight, ROWS)[:, None]
+    return highest, total * shrink + weight, factors[0], factors[1]
+
+
+@gluon.jit
+def _store(pointers, out, odd, own, PAIRS: gl.constexpr):
+    """Store results, with PAIRS those of even and of `odd` columns."""
+    gl.store(pointers, out.to(pointers.dtype.element_ty), own)
+    if PAIRS:
+        gl.store(pointers + 1, odd.to(pointers.dtype.element_ty), own)
 
 
 @gluon.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["lengths"])
 def _attend(
-    keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, result, rows, scale,
+    keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, result, rows, scale, value_scale,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, VECTORS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
     BLOCK: gl.constexpr = keys.block_type.shape[0]
-    HEAD_DIM: gl.constexpr = keys.block_type.shape[1]
+    COLUMNS: gl.constexpr = keys.block_type.shape[1]
+    PAIRS: gl.constexpr = keys.dtype == gl.int16
+    STEP: gl.constexpr = 2 if PAIRS else 1
+    HEAD_DIM: gl.constexpr = COLUMNS * STEP
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, 1], instr_shape=[16, 8])
     first_factor: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     second_factor: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
@@ -139,8 +180,8 @@ def _attend(
     cut = gl.load(ends + final_row) > end
     origin = gl.where(cut, gl.maximum(final_begin, begin), begin)
 
-    key_ring = gl.allocate_shared_memory(keys.dtype, [STAGES, BLOCK, HEAD_DIM], keys.layout)
-    value_ring = gl.allocate_shared_memory(values.dtype, [STAGES, BLOCK, HEAD_DIM], values.layout)
+    key_ring = gl.allocate_shared_memory(keys.dtype, [STAGES, BLOCK, COLUMNS], keys.layout)
+    value_ring = gl.allocate_shared_memory(values.dtype, [STAGES, BLOCK, COLUMNS], values.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(arrived.index(stage), count=1)
@@ -161,11 +202,11 @@ def _attend(
         _copy(keys, values, -1 - place, kv_head, key_ring, value_ring, arrived, stage, place < 0)
 
     vector = gl.arange(0, VECTORS, layout=of_rows)
-    column = gl.arange(0, HEAD_DIM, layout=of_columns)
+    column = gl.arange(0, COLUMNS, layout=of_columns) * STEP
     token = gl.arange(0, BLOCK, layout=of_columns)
     value_token = gl.arange(0, BLOCK, layout=gl.SliceLayout(1, second_factor))
     query_vector = gl.arange(0, VECTORS, layout=gl.SliceLayout(1, first_factor))
-    query_column = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, first_factor))
+    query_column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, first_factor))
     own = (vector < GROUP)[:, None]
     done = 0
     while done < count:
@@ -182,14 +223,17 @@ def _attend(
             length = length - past // BLOCK * BLOCK
             past = past % BLOCK
         head = (row * KV_HEADS + kv_head) * GROUP
-        query = gl.load(
-            q + (head + query_vector)[:, None] * HEAD_DIM + query_column[None, :],
-            (query_vector < GROUP)[:, None],
-            other=0.0,
-        )
+        query_place = q + (head + query_vector)[:, None] * HEAD_DIM + query_column[None, :] * STEP
+        query = gl.load(query_place, (query_vector < GROUP)[:, None], other=0.0)
+        odd_query = query
+        if PAIRS:
+            odd_query = gl.load(query_place + 1, (query_vector < GROUP)[:, None], other=0.0)
+            query = (query.to(gl.float32) / _QUERY_SHRINK).to(gl.float16)
+            odd_query = (odd_query.to(gl.float32) / _QUERY_SHRINK).to(gl.float16)
         best = gl.full([VECTORS], float("-inf"), gl.float32, layout=of_rows)
         total = gl.zeros([VECTORS], gl.float32, layout=of_rows)
-        out = gl.zeros([VECTORS, HEAD_DIM], gl.float32, layout=mma)
+        out = gl.zeros([VECTORS, COLUMNS], gl.float32, layout=mma)
+        odd = out
         for at in range(block, gl.minimum(row_end, end)):
             slot = done % STAGES
             more = done + STAGES < count
@@ -198,7 +242,11 @@ def _attend(
             place = gl.load(places + ahead, more, other=0)
             mbarrier.wait(arrived.index(slot), done // STAGES & 1)
             key = key_ring.index(slot).permute((1, 0)).load(second_factor)
-            score = mma_v2(query, key, gl.zeros([VECTORS, BLOCK], gl.float32, layout=mma)) * scale
+            score = gl.zeros([VECTORS, BLOCK], gl.float32, layout=mma)
+            if PAIRS:
+                key, odd_key = _halves(key)
+                score = mma_v2(odd_query, odd_key, score)
+            score = mma_v2(query, key, score) * scale
             left = length - (at - row_begin) * BLOCK
             score = gl.where((token < left)[None, :], score, float("-inf"))
             if WINDOW:
@@ -214,8 +262,13 @@ def _attend(
                 # Values of an earlier owner follow the last token, and a weight of 0 does not remove a NaN. The
                 # barrier makes this a branch; otherwise the compiler selects between all values in every block.
                 gl.thread_barrier()
-                value = gl.where((value_token < left)[:, None], value, 0.0)
-            weight = gl.convert_layout(weight.to(value.dtype), first_factor)
+                value = gl.where((value_token < left)[:, None], value, 0)
+            if PAIRS:
+                value, odd_value = _halves(value)
+                weight = gl.convert_layout(weight.to(gl.float16), first_factor)
+                odd = mma_v2(weight, odd_value, odd * shrink[:, None])
+            else:
+                weight = gl.convert_layout(weight.to(value.dtype), first_factor)
             out = mma_v2(weight, value, out * shrink[:, None])
             # All threads must have read the stage before it is filled again.
             gl.thread_barrier()
@@ -225,32 +278,38 @@ def _attend(
 
         first_span = ((row_begin + 1) * spans - 1) // blocks
         last_span = (row_end * spans - 1) // blocks
-        out = out / gl.where(total > 0, total, 1.0)[:, None]
+        normal = (value_scale / gl.where(total > 0, total, 1.0))[:, None]
+        out, odd = out * normal, odd * normal
         if first_span < last_span:
             # Partial results of the first and the last row of a span.
             part = ((2 * span + (first_span == span).to(gl.int32)) * KV_HEADS + kv_head) * GROUP
-            gl.store(parts + (part + vector)[:, None] * HEAD_DIM + column[None, :], out, own)
+            _store(parts + (part + vector)[:, None] * HEAD_DIM + column[None, :], out, odd, own, PAIRS)
             gl.store(sums + part + vector, best + gl.log2(total), vector < GROUP)
             gl.thread_barrier()
             arrival = gl.atomic_add(arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel", scope="gpu")
             if arrival == last_span - first_span:
                 best = gl.full([VECTORS], float("-inf"), gl.float32, layout=of_rows)
                 total = gl.zeros([VECTORS], gl.float32, layout=of_rows)
-                out = gl.zeros([VECTORS, HEAD_DIM], gl.float32, layout=mma)
+                out = gl.zeros([VECTORS, COLUMNS], gl.float32, layout=mma)
+                odd = out
                 for other in range(first_span, last_span + 1):
                     part = ((2 * other + (first_span == other).to(gl.int32)) * KV_HEADS + kv_head) * GROUP
                     # Bypass the L1 cache, which does not see writes of other multiprocessors.
                     sum_of = gl.load(sums + part + vector, vector < GROUP, other=0.0, cache_modifier=".cg")
                     part_place = parts + (part + vector)[:, None] * HEAD_DIM + column[None, :]
                     part_of = gl.load(part_place, own, other=0.0, cache_modifier=".cg")
-                    best, total, out = _add(best, total, out, sum_of, part_of, of_rows)
-                out = out / gl.where(total > 0, total, 1.0)[:, None]
+                    best, total, kept, added = _add(best, total, sum_of, of_rows)
+                    out = out * kept + part_of * added
+                    if PAIRS:
+                        part_of = gl.load(part_place + 1, own, other=0.0, cache_modifier=".cg")
+                        odd = odd * kept + part_of * added
+                normal = (1.0 / gl.where(total > 0, total, 1.0))[:, None]
                 place_of = result + (head + vector)[:, None] * HEAD_DIM + column[None, :]
-                gl.store(place_of, out.to(result.dtype.element_ty), own)
+                _store(place_of, out * normal, odd * normal, own, PAIRS)
                 gl.store(arrivals + row * KV_HEADS + kv_head, 0)
         else:
             place_of = result + (head + vector)[:, None] * HEAD_DIM + column[None, :]
-            gl.store(place_of, out.to(result.dtype.element_ty), own)
+            _store(place_of, out, odd, own, PAIRS)
 
 
 def cut_spans(
@@ -286,29 +345,36 @@ def balanced_decode(
     out: torch.Tensor,
     *,
     scale: float,
+    scales: KVScales,
     settings: Settings,
     window: int | None = None,
 ) -> None:
     """Attention of `q` [R, Hq, D], contiguous, to the `lengths` [R] tokens of each row, or to the last `window` of
     them, into `out` like it.
 
-    `keys` and `values` [pages, page_size, Hkv, D] of one layer; all but each row's newest token were stored before the
-    step began. `spans` is the result of `cut_spans` for the block of `settings` and the `window`. `parts`
-    [2 × S, Hq, D] and `sums` [2 × S, Hq], float32, are scratch memory, S the number of spans; `arrivals` [≥ R, Hkv]
-    int32 must be zeros and are reset to zeros. `scale` multiplies the scores, in units of log 2.
+    `keys` and `values` [pages, page_size, Hkv, D] of one layer with `scales`; all but each row's newest token were
+    stored before the step began. `spans` is the result of `cut_spans` for the block of `settings` and the `window`.
+    `parts` [2 × S, Hq, D] and `sums` [2 × S, Hq], float32, are scratch memory, S the number of spans; `arrivals`
+    [≥ R, Hkv] int32 must be zeros and are reset to zeros. `scale` multiplies the scores, in units of log 2.
     """
     rows, heads, _ = q.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
     assert q.is_contiguous() and out.is_contiguous() and group <= MAX_GROUP and rows <= len(arrivals)
+    scale *= scales.key
+    if keys.dtype == FP8:
+        scale *= _QUERY_SHRINK.value
     _attend[(kv_heads, len(parts) // 2)](
         _tiles(keys, settings.block), _tiles(values, settings.block), q, lengths, *spans, parts, sums, arrivals, out,
-        rows, scale, KV_HEADS=kv_heads, GROUP=group, VECTORS=MAX_GROUP, STAGES=settings.stages, WINDOW=window or 0,
-        num_warps=1, **dependent_launch(q.device),
+        rows, scale, scales.value, KV_HEADS=kv_heads, GROUP=group, VECTORS=MAX_GROUP, STAGES=settings.stages,
+        WINDOW=window or 0, num_warps=1, **dependent_launch(q.device),
     )  # fmt: skip
 
 
 def _tiles(pool: torch.Tensor, block: int) -> TensorDescriptor:
-    """Tensor map over blocks of tokens of one KV head."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor.from_tensor(pool.flatten(0, 1).flatten(1), [block, pool.shape[3]], layout)
+    """Tensor map over blocks of tokens of one KV head; of pairs if the pool is FP8."""
+    if pool.dtype == FP8:
+        pool = pool.view(torch.int16)
+    columns = pool.shape[3]
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2)
+    return TensorDescriptor.from_tensor(pool.flatten(0, 1).flatten(1), [block, columns], layout)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
+from minisgl.kernels.stored_kv import KVScales
 
 _BLOCK = 32
 # Among the best settings of benchmarks/cascade.py for all models.
@@ -85,13 +86,13 @@ def _shared(
         location = _locations(page_row, position, end, PAGE, BLOCK) * KV_HEADS + kv_head
         place = location[:, None] * HEAD_DIM + column[None, :]
         if PAGE % BLOCK == 0:
-            key = tl.load(keys + place)
-            value = tl.load(values + place)
+            key = tl.load(keys + place).to(query.dtype)
+            value = tl.load(values + place).to(query.dtype)
             score = tl.dot(query, tl.trans(key)) * scale
         else:
             inside = position + tl.arange(0, BLOCK) < end
-            key = tl.load(keys + place, inside[:, None], other=0.0)
-            value = tl.load(values + place, inside[:, None], other=0.0)
+            key = tl.load(keys + place, inside[:, None], other=0.0).to(query.dtype)
+            value = tl.load(values + place, inside[:, None], other=0.0).to(query.dtype)
             score = tl.where(inside[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
         best, total, out = _add_block(score, value, best, total, out)
 
@@ -108,8 +109,8 @@ def _shared(
 )
 def _own(
     q, keys, values, page_table, lengths, prefix_pages, counts, parts, sums, result, rows, pages_per_row, scale,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    VECTORS: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
+    value_scale, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK: tl.constexpr, VECTORS: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # It reads everything but the partial outputs before it waits: `_shared`, the previous kernel, has waited for all
     # earlier writes before it let this one start.
@@ -134,8 +135,8 @@ def _own(
         place = location[:, None] * HEAD_DIM + column[None, :]
         # Values behind the last token may belong to an earlier owner and may not be finite: do not read them.
         inside = position + tl.arange(0, BLOCK) < length
-        key = tl.load(keys + place, inside[:, None], other=0.0)
-        value = tl.load(values + place, inside[:, None], other=0.0)
+        key = tl.load(keys + place, inside[:, None], other=0.0).to(query.dtype)
+        value = tl.load(values + place, inside[:, None], other=0.0).to(query.dtype)
         score = tl.where(inside[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
         best, total, out = _add_block(score, value, best, total, out)
 
@@ -153,7 +154,7 @@ def _own(
             total = total * shrink + weight
             out = out * shrink[:, None] + part.to(tl.float32) * weight[:, None]
             best = highest
-    out = out / total[:, None]
+    out = out / total[:, None] * value_scale
     tl.store(result + head[:, None] * HEAD_DIM + column[None, :], out.to(result.dtype.element_ty), there[:, None])
 
 
@@ -171,15 +172,16 @@ def cascade_decode(
     out: torch.Tensor,
     *,
     scale: float,
+    scales: KVScales,
     programs: int,
 ) -> None:
     """Attention of `q` [D, Hq, D'] to `out` [D, Hq, D'].
 
-    `keys` and `values` [pages, page_size, Hkv, D'] of one layer; `page_table` [D, pages_per_row] and `lengths` [D] of
-    the rows; `counts`, `prefix_pages` and `tiles` as in `attention.cascade.CascadeTables`; all these int32. `parts`
-    [splits, ≥ D, Hq, D'] and `sums` [splits, ≥ D, Hq], float32, are scratch memory that limits the splits.
-    Scores are multiplied by `scale` and are exponents of 2. `programs`: programs of the first kernel, at least as many
-    as run in parallel.
+    `keys` and `values` [pages, page_size, Hkv, D'] of one layer with `scales`; `page_table` [D, pages_per_row] and
+    `lengths` [D] of the rows; `counts`, `prefix_pages` and `tiles` as in `attention.cascade.CascadeTables`; all these
+    int32. `parts` [splits, ≥ D, Hq, D'] and `sums` [splits, ≥ D, Hq], float32, are scratch memory that limits the
+    splits. Scores are multiplied by `scale` and are exponents of 2. `programs`: programs of the first kernel, at least
+    as many as run in parallel.
     """
     count, heads, head_dim = q.shape
     page_size, kv_heads = keys.shape[1:3]
@@ -189,13 +191,15 @@ def cascade_decode(
     tile_rows = tiles.shape[1] - 1
     early = dependent_launch(q.device)
     _shared[(max(programs, len(tiles) * kv_heads),)](
-        q, keys, values, page_table, counts, tiles, parts, sums, rows, page_table.stride(0), scale,
+        q, keys, values, page_table, counts, tiles, parts, sums, rows, page_table.stride(0),
+        scale * scales.key,
         KV_HEADS=kv_heads, GROUP=group, TILE_ROWS=tile_rows, HEAD_DIM=head_dim, PAGE=page_size, BLOCK=_BLOCK,
         TILE=triton.next_power_of_2(tile_rows * group),
         **_SHARED_LAUNCH, **early,
     )  # fmt: skip
     _own[(kv_heads, count)](
-        q, keys, values, page_table, lengths, prefix_pages, counts, parts, sums, out, rows, page_table.stride(0), scale,
+        q, keys, values, page_table, lengths, prefix_pages, counts, parts, sums, out, rows, page_table.stride(0),
+        scale * scales.key, scales.value,
         KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=head_dim, PAGE=page_size, BLOCK=_BLOCK,
         VECTORS=max(_DOT_ROWS, triton.next_power_of_2(group)), SPLITS=len(parts),
         **_OWN_LAUNCH, **early,

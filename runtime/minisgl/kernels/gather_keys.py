@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.kernels.key_rows import GUARD, KeyRows
+from minisgl.kernels.stored_kv import take
 
 
 def locate_keys(
@@ -30,7 +31,7 @@ def gather_keys(
     keys: torch.Tensor, values: torch.Tensor, located: KeyRows, key_out: torch.Tensor, value_out: torch.Tensor
 ) -> None:
     """Copy the located rows of one layer's `keys` and `values` [pages, page_size, Hkv, D], and zeros behind them, to
-    `key_out` and `value_out` [at least keys + GUARD, Hkv, D]."""
+    `key_out` and `value_out` [at least keys + GUARD, Hkv, D], in their type."""
     if keys.is_cuda:
         from minisgl.kernels.gather_keys_triton import gather_keys_cuda
 
@@ -38,5 +39,5 @@ def gather_keys(
         return
     total = int(located.offsets[-1])
     for pool, out in ((keys, key_out), (values, value_out)):
-        torch.index_select(pool.flatten(0, 1), 0, located.rows[:total], out=out[:total])
+        out[:total] = take(pool.flatten(0, 1), located.rows[:total], out.dtype)
         out[total : total + GUARD] = 0

@@ -60,8 +60,8 @@ def _gather(
         value = tl.load(values + place, mask, other=0.0)
         target = row.to(tl.int64)[:, None] * WIDTH + column
         here = (row < total)[:, None] & inside
-        tl.store(key_out + target, key, here)
-        tl.store(value_out + target, value, here)
+        tl.store(key_out + target, key.to(key_out.dtype.element_ty), here)
+        tl.store(value_out + target, value.to(value_out.dtype.element_ty), here)
 
 
 def locate_keys_cuda(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.stored_kv import UNSCALED, KVScales, as_stored, put
 
 
 def rotate_and_store(
@@ -16,18 +17,20 @@ def rotate_and_store(
     values: torch.Tensor,
     locations: torch.Tensor,
     kept_from: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Store rotated k and v [T, Hkv, D] in `keys` and `values` [pages, page_size, Hkv, D] of one layer, at
-    `locations` [T] int64, distinct except in the dummy page. The last two dimensions of q, k and v are
-    contiguous.
+    scales: KVScales = UNSCALED,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Store rotated k and v [T, Hkv, D] in `keys` and `values` [pages, page_size, Hkv, D] of one layer with `scales`,
+    at `locations` [T] int64, distinct except in the dummy page. The last two dimensions of q, k and v are contiguous.
 
-    Returns q [T, Hq, D], rotated, and the rotated keys of the tokens from `kept_from` on, [T − kept_from, Hkv, D].
+    Returns q [T, Hq, D], rotated, and the stored keys and values of the tokens from `kept_from` on,
+    [T − kept_from, Hkv, D] in q's type: numbers of the pool, which still have to be multiplied by `scales`.
     """
     if q.is_cuda:
         from minisgl.kernels.rotary_triton import rotate_and_store_cuda
 
-        return rotate_and_store_cuda(q, k, v, rotation, keys, values, locations, kept_from)
+        return rotate_and_store_cuda(q, k, v, rotation, keys, values, locations, kept_from, scales)
     q, k = rotation.apply(q, k)
-    keys.flatten(0, 1).index_copy_(0, locations, k)
-    values.flatten(0, 1).index_copy_(0, locations, v)
-    return q, k[kept_from:]
+    k, v = as_stored(k, keys.dtype, scales.key), as_stored(v, values.dtype, scales.value)
+    put(keys.flatten(0, 1), locations, k)
+    put(values.flatten(0, 1), locations, v)
+    return q, k[kept_from:].to(q.dtype), v[kept_from:].to(q.dtype)

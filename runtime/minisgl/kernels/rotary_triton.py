@@ -10,6 +10,8 @@ import triton.language as tl
 
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.stored_kv import FP8, KVScales
+from minisgl.kernels.stored_kv_triton import as_stored
 
 _MOST_HEADS = 8
 
@@ -28,12 +30,31 @@ def turned(source, place, mask, cos, sin, first_gain, second_gain, eps, HALF: tl
     return (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
 
 
+@triton.jit
+def _store(
+    first, second, place, mask, pool, location, kept, kept_row, inverse, WIDTH: tl.constexpr, HALF: tl.constexpr,
+    KEEP: tl.constexpr,
+):  # fmt: skip
+    """Store both halves of some heads at `location` of the pool and, with KEEP, what it then holds as `kept_row`; rows
+    before 0 are not kept."""
+    first, second = as_stored(first, inverse, pool), as_stored(second, inverse, pool)
+    target = pool + location * WIDTH + place
+    tl.store(target, first, mask)
+    tl.store(target + HALF, second, mask)
+    if KEEP:  # noqa: SIM102 (one is known when it is compiled)
+        if kept_row >= 0:
+            copy = kept + kept_row * WIDTH + place
+            tl.store(copy, first.to(kept.dtype.element_ty), mask)
+            tl.store(copy + HALF, second.to(kept.dtype.element_ty), mask)
+
+
 # `kept_from` changes with every step: compile one kernel for all values.
 @triton.jit(do_not_specialize=["kept_from"])
 def _rotate_and_store(
-    q, k, v, cos_sin, q_gain, k_gain, q_out, kept, keys, values, locations, q_stride, k_stride, v_stride, kept_from,
-    eps, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr,
-    PAIRS: tl.constexpr, PDL: tl.constexpr,
+    q, k, v, cos_sin, q_gain, k_gain, q_out, kept_keys, kept_values, keys, values, locations, q_stride, k_stride,
+    v_stride, kept_from, eps, key_inverse, value_inverse, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr,
+    HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr, ROUNDS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS
@@ -65,19 +86,17 @@ def _rotate_and_store(
             first, second = turned(
                 k + token * k_stride, place, mask, cos, sin, first_gain, second_gain, eps, HALF, NORM
             )
-            target = keys + tl.load(locations + token) * (K_HEADS * 2 * HALF) + place
-            tl.store(target, first, mask)
-            tl.store(target + HALF, second, mask)
-            if token >= kept_from:
-                target = kept + (token - kept_from) * (K_HEADS * 2 * HALF) + place
-                tl.store(target, first, mask)
-                tl.store(target + HALF, second, mask)
+            _store(
+                first, second, place, mask, keys, tl.load(locations + token), kept_keys, token - kept_from,
+                key_inverse, K_HEADS * 2 * HALF, HALF, True,
+            )  # fmt: skip
     else:
         place += (head - Q_HEADS - K_HEADS) * (2 * HALF)
         source = v + token * v_stride + place
-        target = values + tl.load(locations + token) * (K_HEADS * 2 * HALF) + place
-        tl.store(target, tl.load(source, mask), mask)
-        tl.store(target + HALF, tl.load(source + HALF, mask), mask)
+        _store(
+            tl.load(source, mask), tl.load(source + HALF, mask), place, mask, values, tl.load(locations + token),
+            kept_values, token - kept_from, value_inverse, K_HEADS * 2 * HALF, HALF, ROUNDS,
+        )  # fmt: skip
 
 
 def rotate_and_store_cuda(
@@ -89,22 +108,26 @@ def rotate_and_store_cuda(
     values: torch.Tensor,
     locations: torch.Tensor,
     kept_from: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    scales: KVScales,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     count, q_heads, head_dim = q.shape
     k_heads = k.shape[1]
     assert all(part.stride(2) == 1 and part.stride(1) == head_dim for part in (q, k, v))
     assert keys.is_contiguous() and values.is_contiguous() and rotation.cos_sin.is_contiguous()
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    kept = torch.empty((count - kept_from, k_heads, head_dim), dtype=k.dtype, device=k.device)
+    kept_keys = torch.empty((count - kept_from, k_heads, head_dim), dtype=k.dtype, device=k.device)
+    rounds = values.dtype == FP8
+    kept_values = torch.empty_like(kept_keys) if rounds else v[kept_from:]
     if count:
         # All heads of a program are of one kind, and their number is a power of two.
         together = math.gcd(q_heads, k_heads, _MOST_HEADS)
         pairs = triton.next_power_of_2(head_dim // 2)
         norm = rotation.q_gain is not None
         _rotate_and_store[(count, (q_heads + 2 * k_heads) // together)](
-            q, k, v, rotation.cos_sin, rotation.q_gain if norm else q, rotation.k_gain if norm else k, q_out, kept,
-            keys, values, locations, q.stride(0), k.stride(0), v.stride(0), kept_from, rotation.eps, Q_HEADS=q_heads,
-            K_HEADS=k_heads, HALF=head_dim // 2, NORM=norm, HEADS=together, PAIRS=pairs,
+            q, k, v, rotation.cos_sin, rotation.q_gain if norm else q, rotation.k_gain if norm else k, q_out,
+            kept_keys, kept_values, keys, values, locations, q.stride(0), k.stride(0), v.stride(0), kept_from,
+            rotation.eps, 1.0 / scales.key, 1.0 / scales.value, Q_HEADS=q_heads, K_HEADS=k_heads, HALF=head_dim // 2,
+            NORM=norm, HEADS=together, PAIRS=pairs, ROUNDS=rounds,
             num_warps=max(together * pairs // 256, 1), **dependent_launch(q.device),
         )  # fmt: skip
-    return q_out, kept
+    return q_out, kept_keys, kept_values

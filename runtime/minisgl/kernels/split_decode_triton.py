@@ -18,6 +18,8 @@ import triton.language as tl
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 from minisgl.kernels.rotary_triton import turned
 from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.stored_kv import UNSCALED, KVScales
+from minisgl.kernels.stored_kv_triton import as_stored
 
 SPLITS = 32
 BLOCK = 32
@@ -57,6 +59,9 @@ def _block(pool, page_row, position, end, inside, kv_head, column, KV_HEADS: tl.
 def _attend(query, query_behind, key, key_behind, value, inside, best, total, out, scale):
     """Update the softmax so far with `value` [tokens, HEAD_DIM] by the scores of both halves of the keys, for tokens
     that are `inside`."""
+    dtype: tl.constexpr = query.dtype
+    # Not where they are loaded: the first block would be waited for too early.
+    key, key_behind, value = key.to(dtype), key_behind.to(dtype), value.to(dtype)
     score = tl.dot(query_behind, tl.trans(key_behind), tl.dot(query, tl.trans(key))) * scale
     score = tl.where(inside[None, :], score, float("-inf"))
     highest = tl.maximum(best, tl.max(score, 1))
@@ -71,7 +76,7 @@ def _attend(query, query_behind, key, key_behind, value, inside, best, total, ou
 @triton.jit(do_not_specialize=["pages_per_row"], do_not_specialize_on_alignment=["slots", "lengths"])
 def _part(
     q, k, v, cos_sin, q_gain, k_gain, keys, values, page_table, slots, lengths, parts, sums, q_stride, k_stride,
-    v_stride, pages_per_row, scale, eps,
+    v_stride, pages_per_row, scale, key_inverse, value_inverse, eps,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
     VECTORS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
     PDL: tl.constexpr,
@@ -139,9 +144,15 @@ def _part(
         best, total, out = _attend(query, query_behind, key, key_behind, value, inside, best, total, out, scale)
     if last:
         if ROTATE:
-            tl.store(keys + place + pair, new_key)
-            tl.store(keys + place + HALF + pair, new_key_behind)
-            tl.store(values + place + column, new_value)
+            stored_key = as_stored(new_key, key_inverse, keys)
+            stored_key_behind = as_stored(new_key_behind, key_inverse, keys)
+            stored_value = as_stored(new_value, value_inverse, values)
+            tl.store(keys + place + pair, stored_key)
+            tl.store(keys + place + HALF + pair, stored_key_behind)
+            tl.store(values + place + column, stored_value)
+            # Later steps read what is stored.
+            new_key, new_key_behind = stored_key.to(query.dtype), stored_key_behind.to(query.dtype)
+            new_value = stored_value.to(query.dtype)
         products = query.to(tl.float32) * new_key.to(tl.float32)
         products += query_behind.to(tl.float32) * new_key_behind.to(tl.float32)
         score = tl.sum(products, 1) * scale
@@ -158,7 +169,7 @@ def _part(
 
 
 @triton.jit
-def _whole(parts, sums, result, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
+def _whole(parts, sums, result, value_scale, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
     wait_for_previous(PDL)
     head = tl.program_id(0).to(tl.int64)
@@ -167,7 +178,7 @@ def _whole(parts, sums, result, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, PD
     part_sum = tl.load(sums + place)
     part = tl.load(parts + place[:, None] * HEAD_DIM + column[None, :])
     weight = tl.exp2(part_sum - tl.max(part_sum, 0))
-    out = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0)
+    out = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0) * value_scale
     tl.store(result + head * HEAD_DIM + column, out.to(result.dtype.element_ty))
 
 
@@ -183,16 +194,17 @@ def split_decode(
     out: torch.Tensor,
     *,
     scale: float,
+    scales: KVScales = UNSCALED,
     window: int | None = None,
     new: NewTokens | None = None,
 ) -> None:
     """Attention of `q` [R, Hq, D] to the `lengths` [R] tokens of `slots` [R], or to the last `window` of them, into
     `out` [R, Hq, D], contiguous. The last two dimensions of `q` are contiguous.
 
-    `keys` and `values` [pages, page_size, Hkv, D] of one layer; all but each row's newest token were stored before the
-    step began. `new`: `q` is not rotated yet, and the newest tokens are not in the pool; the kernel stores them.
-    `parts` [R, Hq, SPLITS, D] and `sums` [R, Hq, SPLITS] float32 are scratch memory. `scale` multiplies the scores, in
-    units of log 2.
+    `keys` and `values` [pages, page_size, Hkv, D] of one layer with `scales`; all but each row's newest token were
+    stored before the step began. `new`: `q` is not rotated yet, and the newest tokens are not in the pool; the kernel
+    stores them. `parts` [R, Hq, SPLITS, D] and `sums` [R, Hq, SPLITS] float32 are scratch memory. `scale` multiplies
+    the scores, in units of log 2.
     """
     rows, heads, head_dim = q.shape
     assert q.stride(2) == 1 and q.stride(1) == head_dim and out.is_contiguous()
@@ -210,8 +222,9 @@ def split_decode(
     early = dependent_launch(q.device)
     _part[(kv_heads, SPLITS, rows)](
         q, k, v, cos_sin, q_gain, k_gain, keys, values, page_table, slots, lengths, parts, sums, q.stride(0),
-        k.stride(0), v.stride(0), page_table.stride(0), scale, eps, KV_HEADS=kv_heads, GROUP=group,
+        k.stride(0), v.stride(0), page_table.stride(0), scale * scales.key,
+        1.0 / scales.key, 1.0 / scales.value, eps, KV_HEADS=kv_heads, GROUP=group,
         HALF=head_dim // 2, PAGE=page_size, BLOCK=BLOCK, VECTORS=_VECTORS, SPLITS=SPLITS, WINDOW=window or 0,
         ROTATE=new is not None, NORM=norm, num_warps=4, num_stages=3, **early,
     )  # fmt: skip
-    _whole[(rows * heads,)](parts, sums, out, HEAD_DIM=head_dim, SPLITS=SPLITS, num_warps=4, **early)
+    _whole[(rows * heads,)](parts, sums, out, scales.value, HEAD_DIM=head_dim, SPLITS=SPLITS, num_warps=4, **early)

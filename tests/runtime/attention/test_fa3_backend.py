@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from minisgl.attention import fa3_backend
 from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
+from minisgl.kernels.stored_kv import FP8, KVScales
 from support.kernels.dense_attention import DenseCase, Sequences, small_shape
 
 
@@ -30,6 +31,7 @@ class Kernel:
         longest_query: int,
         longest_key: int,
         splits: int,
+        scales: KVScales,
     ) -> None:
         queries, keys = query_offsets.tolist(), key_offsets.tolist()
         assert queries[0] == 0 and queries[-1] == len(q) and splits >= 1
@@ -38,8 +40,9 @@ class Kernel:
             assert end - begin <= longest_query and last - first <= longest_key
             mask = torch.ones(end - begin, last - first, dtype=torch.bool).tril(last - first - (end - begin))
             query, key, value = (x.transpose(0, 1)[None] for x in (q[begin:end], k[first:last], v[first:last]))
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
-            out[begin:end] = attended[0].transpose(0, 1)
+            scale = scales.key * q.shape[-1] ** -0.5
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+            out[begin:end] = attended[0].transpose(0, 1) * scales.value
 
 
 @pytest.fixture
@@ -49,8 +52,10 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return kernel
 
 
-def _check(sequences: Sequences, *, page_size: int = 16, window: int | None = None) -> None:
-    shape = small_shape(page_size, window)
+def _check(
+    sequences: Sequences, *, page_size: int = 16, window: int | None = None, kv_dtype: torch.dtype | None = None
+) -> None:
+    shape = small_shape(page_size, window, kv_dtype)
     case = DenseCase(shape, sequences)
     result = case.run(Fa3Prefill(shape, TorchPrefill(shape)), TorchDecode(shape))
     torch.testing.assert_close(result.double(), case.expected(), atol=1e-5, rtol=1e-5)
@@ -132,3 +137,10 @@ def test_a_captured_call_serves_any_segments_with_the_same_number_of_tokens(
         )
     assert [queries for queries, _ in kernel.calls] == [60] * 4
     assert prefill.most_graph_keys == prefill.copied_keys
+
+
+@pytest.mark.parametrize("segments", [((0, 5), (0, 70)), ((64, 20), (0, 9), (33, 40))], ids=["new", "continued"])
+def test_a_pool_in_fp8_gives_the_same_attention_to_new_and_to_stored_keys(
+    kernel: Kernel, segments: tuple[tuple[int, int], ...]
+) -> None:
+    _check(Sequences(decode=(9, 33), segments=segments), kv_dtype=FP8)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
+from minisgl.kernels.stored_kv import FP8
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape, small_shape
 
 
@@ -59,6 +60,13 @@ def test_a_segment_reads_a_prefix_that_another_segment_of_the_step_computes(owne
         sequences = Sequences(decode=(9,), segments=((32, 6), (0, 40)), shares=(1, None))
     case = DenseCase(shape, sequences)
     torch.testing.assert_close(_run(case).double(), case.expected(), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("page_size", [3, 16])
+def test_a_pool_in_fp8_is_read_with_its_scales(page_size: int) -> None:
+    sequences = Sequences(decode=(33, 2, 100), segments=((0, 20), (64, 1), (7, 66)))
+    case = DenseCase(small_shape(page_size, kv_dtype=FP8), sequences)
+    torch.testing.assert_close(_run(case).double(), case.expected(), atol=2e-5, rtol=1e-5)
 
 
 def test_rows_are_split_if_a_gather_would_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from minisgl.attention.backend import AttentionShape
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import kv_pool
 from minisgl.engine.errors import EngineError
+from minisgl.kernels.stored_kv import FP8, KVScales
 
 
 class Ranks:
@@ -69,14 +70,23 @@ def test_unequal_devices_are_an_error_that_names_the_ranks() -> None:
     assert refused.value.code == "memory_imbalance"
 
 
-def test_audit_fills_all_but_the_dummy_page_with_nan() -> None:
-    kv = kv_pool.allocate(_shape(), layers=2, num_pages=3, audit=True)
-    assert kv.dummy_page == 3
+@pytest.mark.parametrize("kv_dtype", [None, FP8])
+def test_audit_fills_all_but_the_dummy_page_with_nan(kv_dtype: torch.dtype | None) -> None:
+    shape = replace(_shape(), kv_dtype=kv_dtype)
+    kv = kv_pool.allocate(shape, scales=[KVScales()] * 2, num_pages=3, audit=True)
+    assert kv.dummy_page == 3 and kv.keys.dtype == shape.stored_dtype
     for pool in (kv.keys, kv.values):
-        assert pool[:, :3].isnan().all() and (pool[:, 3] == 0).all()
+        assert pool[:, :3].float().isnan().all() and (pool[:, 3].float() == 0).all()
         pool.zero_()
     kv.poison(torch.tensor([1]))
-    assert kv.keys[:, 1].isnan().all() and not kv.keys[:, [0, 2, 3]].isnan().any()
+    keys = kv.keys.float()
+    assert keys[:, 1].isnan().all() and not keys[:, [0, 2, 3]].isnan().any()
+
+
+def test_a_page_in_fp8_takes_a_byte_per_number() -> None:
+    shape = _shape()
+    numbers = kv_pool.page_bytes(shape, 2) // shape.dtype.itemsize
+    assert kv_pool.page_bytes(replace(shape, kv_dtype=FP8), 2) == numbers
 
 
 def test_the_ranks_of_a_machine_without_gpu_share_its_memory() -> None:

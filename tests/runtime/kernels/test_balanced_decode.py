@@ -37,16 +37,26 @@ def test_attention_matches_float64(errors: dict[str, float], name: str) -> None:
 
 @pytest.mark.parametrize("window", [0, 4096])
 @pytest.mark.parametrize(
-    ("group", "head_dim", "block", "stages"), [(5, 128, 32, 3), (8, 64, 32, 6), (7, 64, 32, 6), (4, 256, 16, 3)]
+    ("group", "columns", "block", "stages", "kind"),
+    [
+        (5, 128, 32, 3, "bf16"),
+        (8, 64, 32, 6, "bf16"),
+        (7, 64, 32, 6, "bf16"),
+        (4, 256, 16, 3, "bf16"),
+        # Pairs of FP8 numbers, heads of 128, 64 and 256.
+        (5, 64, 32, 6, "i16"),
+        (7, 32, 32, 12, "i16"),
+        (4, 128, 16, 6, "i16"),
+    ],
 )
 def test_four_programs_fit_on_a_hopper_multiprocessor(
-    group: int, head_dim: int, block: int, stages: int, window: int
+    group: int, columns: int, block: int, stages: int, kind: str, window: int
 ) -> None:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    tiles = f"tensordesc<bf16[{block}, {head_dim}],{layout!r}>"
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2)
+    tiles = f"tensordesc<{kind}[{block}, {columns}],{layout!r}>"
     constants = {"KV_HEADS": 8, "GROUP": group, "VECTORS": MAX_GROUP, "STAGES": stages, "PDL": True}
     constants["WINDOW"] = window
-    types = {"keys": tiles, "values": tiles, "rows": "i32", "scale": "fp32"}
+    types = {"keys": tiles, "values": tiles, "rows": "i32", "scale": "fp32", "value_scale": "fp32"}
     types |= dict.fromkeys(("q", "result"), "*bf16") | dict.fromkeys(("parts", "sums"), "*fp32")
     shared = compiled(_attend, types, constants, options={"num_warps": 1}).metadata.shared
     assert 4 * (shared + RESERVED) <= SHARED_MEMORY

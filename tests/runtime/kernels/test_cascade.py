@@ -50,7 +50,7 @@ def test_two_programs_fit_on_a_hopper_multiprocessor(
     if "TILE_ROWS" in kernel.arg_names:
         constants["TILE_ROWS"] = 128 // group
     types = dict.fromkeys(("q", "keys", "values", "parts", "result"), "*bf16")
-    types |= {"sums": "*fp32", "rows": "i32", "pages_per_row": "i32", "scale": "fp32"}
+    types |= {"sums": "*fp32", "rows": "i32", "pages_per_row": "i32", "scale": "fp32", "value_scale": "fp32"}
     aligned = [name for name, type in types.items() if name in kernel.arg_names and type[0] == "*"]
     shared = compiled(kernel, types, constants, aligned=aligned, options=launch).metadata.shared
     assert programs * shared <= SHARED_MEMORY

@@ -26,6 +26,7 @@ from support.kernels.compiled_kernel import compiled
 from support.launcher import endless_kernel
 
 INT, FLOAT, LONGS, FLOATS, HALVES = "i32", "fp32", "*i64", "*fp32", "*bf16"
+FP8S = "*fp8e4nv"
 
 STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row"), INT) | {"locations": LONGS}
 SAMPLE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
@@ -50,6 +51,11 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             gather_keys_triton._gather,
             dict.fromkeys(("keys", "values", "key_out", "value_out"), HALVES),
             {"WIDTH": 1024, "COLUMNS": 1024, "ROWS": 8, "GUARD": 256},
+        ),
+        (
+            gather_keys_triton._gather,
+            dict.fromkeys(("keys", "values"), FP8S) | dict.fromkeys(("key_out", "value_out"), HALVES),
+            {"WIDTH": 1024, "COLUMNS": 1024, "ROWS": 16, "GUARD": 256},
         ),
         *(
             (
@@ -78,12 +84,15 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
         *(
             (
                 rotary_triton._rotate_and_store,
-                dict.fromkeys(("q", "k", "v", "q_gain", "k_gain", "q_out", "kept", "keys", "values"), HALVES)
+                dict.fromkeys(("q", "k", "v", "q_gain", "k_gain", "q_out", "kept_keys", "kept_values"), HALVES)
+                | dict.fromkeys(("keys", "values"), stored)
                 | dict.fromkeys(("q_stride", "k_stride", "v_stride", "kept_from"), INT)
-                | {"cos_sin": FLOATS, "locations": LONGS, "eps": FLOAT},
-                {"Q_HEADS": 16, "K_HEADS": 8, "HALF": 64, "NORM": norm, "HEADS": 8, "PAIRS": 64, "PDL": True},
+                | {"cos_sin": FLOATS, "locations": LONGS}
+                | dict.fromkeys(("eps", "key_inverse", "value_inverse"), FLOAT),
+                {"Q_HEADS": 16, "K_HEADS": 8, "HALF": 64, "NORM": norm, "HEADS": 8, "PAIRS": 64, "PDL": True}
+                | {"ROUNDS": stored == FP8S},
             )
-            for norm in (False, True)
+            for norm, stored in ((False, HALVES), (True, HALVES), (True, FP8S))
         ),
         *(
             (
@@ -105,24 +114,27 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
         *(
             (
                 split_decode_triton._part,
-                dict.fromkeys(("q", "k", "v", "q_gain", "k_gain", "keys", "values"), HALVES)
+                dict.fromkeys(("q", "k", "v", "q_gain", "k_gain"), HALVES)
+                | dict.fromkeys(("keys", "values"), stored)
                 | dict.fromkeys(("cos_sin", "parts", "sums"), FLOATS)
                 | dict.fromkeys(("q_stride", "k_stride", "v_stride", "pages_per_row"), INT)
-                | dict.fromkeys(("scale", "eps"), FLOAT),
+                | dict.fromkeys(("scale", "key_inverse", "value_inverse", "eps"), FLOAT),
                 {"KV_HEADS": 8, "GROUP": group, "HALF": head_dim // 2, "PAGE": 64, "BLOCK": 32, "VECTORS": 16}
                 | {"SPLITS": 32, "WINDOW": window, "ROTATE": rotate, "NORM": norm, "PDL": True},
             )
-            for group, head_dim, window, rotate, norm in (
-                (8, 128, 0, False, False),
-                (2, 128, 0, True, True),
-                (7, 64, 0, True, False),
-                (4, 256, 0, True, True),
-                (4, 128, 4096, True, False),
+            for group, head_dim, window, rotate, norm, stored in (
+                (8, 128, 0, False, False, HALVES),
+                (2, 128, 0, True, True, HALVES),
+                (7, 64, 0, True, False, HALVES),
+                (4, 256, 0, True, True, HALVES),
+                (4, 128, 4096, True, False, HALVES),
+                (5, 128, 0, True, True, FP8S),
+                (7, 64, 0, False, False, FP8S),
             )
         ),
         (
             split_decode_triton._whole,
-            {"parts": FLOATS, "sums": FLOATS, "result": HALVES},
+            {"parts": FLOATS, "sums": FLOATS, "result": HALVES, "value_scale": FLOAT},
             {"HEAD_DIM": 128, "SPLITS": 32, "PDL": True},
         ),
         *(

@@ -14,6 +14,7 @@ from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.paged import PagedAttention
 from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.stored_kv import FP8, KVScales, as_stored, put
 from minisgl.wire.shared_prefixes import SharedPrefix
 
 
@@ -39,6 +40,7 @@ def attention_shape(
     dtype: torch.dtype,
     device: str,
     window: int | None = None,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionShape:
     return AttentionShape(
         query_heads=query_heads,
@@ -49,10 +51,13 @@ def attention_shape(
         dtype=dtype,
         device=torch.device(device),
         window=window,
+        kv_dtype=kv_dtype,
     )
 
 
-def small_shape(page_size: int = 16, window: int | None = None) -> AttentionShape:
+def small_shape(
+    page_size: int = 16, window: int | None = None, kv_dtype: torch.dtype | None = None
+) -> AttentionShape:
     """A shape for backends on a CPU, with sequences of up to 256 tokens."""
     return attention_shape(
         query_heads=4,
@@ -63,6 +68,7 @@ def small_shape(page_size: int = 16, window: int | None = None) -> AttentionShap
         dtype=torch.float32,
         device="cpu",
         window=window,
+        kv_dtype=kv_dtype,
     )
 
 
@@ -136,22 +142,27 @@ class DenseCase:
         self._starts = [start for start, _ in new_tokens]
         self.q, self.k, self.v = (torch.cat(part).to(device) for part in (queries, new_keys, new_values))
         self.locations = torch.from_numpy(np.concatenate(locations)).to(device)
-        self.kv = PagedKV(keys.to(dtype).to(device), values.to(dtype).to(device))
+        self.scales = KVScales(0.03, 0.07) if shape.stored_dtype == FP8 else KVScales()
+        self.kv = PagedKV(
+            self._stored(keys.to(dtype), self.scales.key).to(device),
+            self._stored(values.to(dtype), self.scales.value).to(device),
+            (self.scales,),
+        )
 
         d = len(sequences.decode)
         prefill_lengths = np.array([length for _, length in sequences.segments], np.int32)
         offsets = np.concatenate(([0], np.cumsum(prefill_lengths))).astype(np.int32)
 
-        def put(values: np.ndarray) -> torch.Tensor:
+        def tensor(values: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(values.astype(np.int32)).to(device)
 
         self.batch = AttentionBatch(
-            page_table=put(table),
-            decode_slots=put(self.slots[:d]),
-            decode_lengths=put(np.array(sequences.decode)),
-            prefill_slots=put(self.slots[d:]),
-            query_offsets=put(offsets),
-            prefill_kv_lengths=put(np.array(lengths[d:])),
+            page_table=tensor(table),
+            decode_slots=tensor(self.slots[:d]),
+            decode_lengths=tensor(np.array(sequences.decode)),
+            prefill_slots=tensor(self.slots[d:]),
+            query_offsets=tensor(offsets),
+            prefill_kv_lengths=tensor(np.array(lengths[d:])),
             host_decode_lengths=np.array(sequences.decode, np.int32),
             host_prefill_starts=np.array([start for start, _ in sequences.segments], np.int32),
             host_prefill_lengths=prefill_lengths,
@@ -161,7 +172,11 @@ class DenseCase:
     def store(self) -> None:
         """Put the new tokens' keys and values into the pool, as `run` does."""
         for pool, new in ((self.kv.keys, self.k), (self.kv.values, self.v)):
-            pool[0].flatten(0, 1)[self.locations] = new
+            scale = self.scales.key if pool is self.kv.keys else self.scales.value
+            put(pool[0].flatten(0, 1), self.locations, self._stored(new, scale))
+
+    def _stored(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        return as_stored(x, self.shape.stored_dtype, scale)
 
     def use_prefixes(self, layout: CascadeLayout) -> None:
         """Give the batch its cascade tables."""
@@ -183,8 +198,8 @@ class DenseCase:
         results = []
         for start, q, (k, v) in zip(self._starts, self.queries, self._history, strict=True):
             group = self.shape.group
-            wide_k = k.double().repeat_interleave(group, 1)
-            wide_v = v.double().repeat_interleave(group, 1)
+            wide_k = (self._stored(k, self.scales.key).double() * self.scales.key).repeat_interleave(group, 1)
+            wide_v = (self._stored(v, self.scales.value).double() * self.scales.value).repeat_interleave(group, 1)
             scores = torch.einsum("qhd,khd->hqk", q.double(), wide_k) * self.shape.head_dim**-0.5
             distance = torch.arange(start, len(k))[:, None] - torch.arange(len(k))[None]
             hidden = (distance < 0) | (distance >= (self.shape.window or len(k)))

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from minisgl.kernels.stored_kv import FP8
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
@@ -32,6 +33,7 @@ class Case:
     stages: int = 3
     spans: int = 5
     window: int | None = None
+    fp8: bool = False
     late: bool = True
     """Copies arrive when they are waited for; False: as soon as they are begun."""
 
@@ -63,6 +65,9 @@ CASES = {
     "a window of whole blocks": Case(MANY, window=64),
     "a window of one token": Case(MANY, window=1, spans=9),
     "a window longer than all rows": Case(MANY, window=600),
+    "FP8": Case(MANY, fp8=True, group=5, spans=7),
+    "FP8, wide heads": Case((140, 150, 129), fp8=True, head_dim=128, stages=6),
+    "FP8, a window": Case(MANY, fp8=True, window=70, spans=7),
 }
 
 
@@ -121,7 +126,8 @@ class _Language:
     """The functions of `gl` that the kernel uses, for one program."""
 
     constexpr = object
-    int32, int64, float32 = torch.int32, torch.int64, torch.float32
+    int16, int32, int64 = torch.int16, torch.int32, torch.int64
+    float16, float32 = torch.float16, torch.float32
     static_range = range
 
     def __init__(self, programs: tuple[int, int], program: tuple[int, int]) -> None:
@@ -149,7 +155,7 @@ class _Language:
         return before
 
     def allocate_shared_memory(self, dtype: torch.dtype, shape: list[int], layout: object) -> _Shared | _Barriers:
-        return _Barriers(shape[0]) if dtype == torch.int64 else _Shared(torch.full(shape, math.nan, dtype=dtype))
+        return _Barriers(shape[0]) if dtype == torch.int64 else _Shared(_nothing(torch.empty(shape, dtype=dtype)))
 
     def arange(self, begin: int, end: int, layout: object) -> torch.Tensor:
         return torch.arange(begin, end)
@@ -216,7 +222,7 @@ class _Copies:
         rows, columns = map(int, place)
         tile = tiles.matrix[rows : rows + len(shared.memory), columns : columns + shared.memory.shape[1]]
         # Until it has come, what was there before is worth nothing.
-        shared.memory.fill_(math.nan)
+        shared.memory.copy_(_nothing(shared.memory))
 
         def arrive() -> int:
             shared.memory.copy_(tile)
@@ -239,6 +245,19 @@ class _Copies:
         assert barrier.expected == 0 and (barrier.phase + 1) % 2 == int(phase), "would wait for ever"
 
 
+def _nothing(memory: torch.Tensor) -> torch.Tensor:
+    """Memory like it, of numbers that are not finite; for pairs of FP8 numbers, too."""
+    if memory.dtype == torch.int16:
+        return torch.full_like(memory, 0x7F7F)
+    return torch.full_like(memory, math.nan)
+
+
+def _halves(pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel's function of this name."""
+    numbers = pairs.contiguous().view(FP8).to(torch.float16).unflatten(-1, (-1, 2))
+    return numbers[..., 0], numbers[..., 1]
+
+
 def _run(kernel: Any, programs: tuple[int, int], arguments: dict[str, Any], *, late: bool) -> None:
     """All programs, the last one first."""
     from minisgl.kernels import balanced_decode_gluon as module
@@ -251,12 +270,15 @@ def _run(kernel: Any, programs: tuple[int, int], arguments: dict[str, Any], *, l
             names["range"] = lambda *limits: map(torch.tensor, range(*map(int, limits)))
             names["start_next"] = names["wait_for_previous"] = lambda PDL: None
             names["mma_v2"] = lambda x, y, total: (x.double() @ y.double()).float() + total
-            for helper in ("_copy", "_add"):
+            names["_halves"] = _halves
+            names["_QUERY_SHRINK"] = module._QUERY_SHRINK.value
+            for helper in ("_copy", "_add", "_store"):
                 names[helper] = types.FunctionType(getattr(module, helper).fn.__code__, names)
             types.FunctionType(kernel.fn.__code__, names)(**arguments)
 
 
 def largest_error(case: Case) -> float:
+    from minisgl.kernels import balanced_decode_gluon as module
     from minisgl.kernels.balanced_decode_gluon import MAX_GROUP, Spans, _attend, cut_spans
 
     kv_heads = 2
@@ -269,6 +291,7 @@ def largest_error(case: Case) -> float:
         dtype=torch.float16,
         device="cpu",
         window=case.window,
+        kv_dtype=FP8 if case.fp8 else None,
     )
     # A row without a token is not one that is dense; its result is 0.
     dense = DenseCase(shape, Sequences(decode=[max(length, 1) for length in case.decode]))
@@ -282,12 +305,18 @@ def largest_error(case: Case) -> float:
     out = torch.full_like(dense.q, math.nan)
     arrivals = torch.zeros(rows, kv_heads, dtype=torch.int32)
     parts = torch.full((2 * case.spans, *dense.q.shape[1:]), math.nan)
-    pools = [_Tiles(pool[0].flatten(0, 1).flatten(1), case.block, case.head_dim) for pool in (kv.keys, kv.values)]
+    pools = []
+    for pool in (kv.keys, kv.values):
+        matrix = pool[0].flatten(0, 1).flatten(1)
+        matrix = matrix.view(torch.int16) if case.fp8 else matrix
+        pools.append(_Tiles(matrix, case.block, case.head_dim // (1 + case.fp8)))
     pointers = dict(q=dense.q, lengths=lengths, parts=parts, sums=parts[..., 0].clone(), arrivals=arrivals, result=out)
     arguments: dict[str, Any] = dict(zip(("keys", "values"), pools, strict=True)) | {
         name: _Pointer(memory) for name, memory in (pointers | spans._asdict()).items()
     }
-    arguments |= dict(rows=rows, scale=case.head_dim**-0.5 * math.log2(math.e), PDL=False)
+    scale = case.head_dim**-0.5 * math.log2(math.e) * dense.scales.key
+    arguments |= dict(rows=rows, scale=scale * (module._QUERY_SHRINK.value if case.fp8 else 1), PDL=False)
+    arguments |= dict(value_scale=dense.scales.value)
     arguments |= dict(KV_HEADS=kv_heads, GROUP=case.group, VECTORS=MAX_GROUP, STAGES=case.stages)
     arguments |= dict(WINDOW=case.window or 0)
     _run(_attend, (kv_heads, case.spans), arguments, late=case.late)

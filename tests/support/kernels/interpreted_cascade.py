@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from minisgl.attention.cascade import MAX_SPLITS, CascadeLayout
+from minisgl.kernels.stored_kv import FP8
 from minisgl.wire.shared_prefixes import SharedPrefix
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 
@@ -30,6 +31,7 @@ class Case:
     group: int = 2
     page_size: int = 64
     head_dim: int = 64
+    fp8: bool = False
     programs: int = 8
     """The smaller, the fewer parts the shared pages are divided into."""
 
@@ -52,6 +54,8 @@ CASES = {
     "pages of 16": Case((50, 33, 100, 49), [_group(2, 0, 1), _group(3, 2, 3)], page_size=16, group=64),
     "pages of 32": Case((100, 133, 97), [_group(3, 0, 1, 2)], page_size=32, programs=4),
     "pages of 128": Case((129, 300, 257), [_group(1, 0, 1)], page_size=128),
+    "FP8": Case((140, 150, 129), [_group(2, 0, 1, 2)], group=5, fp8=True),
+    "FP8, wide heads and pages of 16": Case((50, 33, 100), [_group(2, 0, 1)], head_dim=128, page_size=16, fp8=True),
 }
 
 
@@ -67,6 +71,7 @@ def largest_error(case: Case) -> float:
         longest=max(case.decode),
         dtype=torch.float16,
         device="cpu",
+        kv_dtype=FP8 if case.fp8 else None,
     )
     dense = DenseCase(shape, Sequences(decode=case.decode, prefixes=case.prefixes))
     layout = CascadeLayout(group=case.group, kv_heads=kv_heads, programs=case.programs, part_pages=1)
@@ -89,6 +94,7 @@ def largest_error(case: Case) -> float:
         torch.full(scratch, math.nan),
         out,
         scale=case.head_dim**-0.5 * math.log2(math.e),
+        scales=dense.scales,
         programs=case.programs,
     )
     error = float((out.flatten(1).double() - dense.expected()).abs().max())

@@ -15,6 +15,7 @@ import torch
 
 from minisgl.kernels.gather_keys import gather_keys, locate_keys
 from minisgl.kernels.key_rows import GUARD
+from minisgl.kernels.stored_kv import FP8, as_stored
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
 
@@ -24,6 +25,7 @@ class Case:
     page_size: int = 16
     heads: int = 2
     head_dim: int = 64
+    fp8: bool = False
     room: int = 0
     """Keys that there is place for behind the last one."""
 
@@ -36,6 +38,7 @@ CASES = {
     "room behind the last key": Case((33, 20, 0), room=700),
     "more segments than a block": Case((1, 2, 3) * 100, head_dim=16),
     "three heads of 96": Case((70, 9), heads=3, head_dim=96),
+    "FP8": Case((16, 15, 17, 64, 1), fp8=True),
     "longer than all blocks of a segment": Case((300, 17_000), heads=1, head_dim=16),
 }
 
@@ -52,6 +55,8 @@ def agrees(case: Case) -> bool:
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
     size = (pages, case.page_size, case.heads, case.head_dim)
     keys, values = (torch.randn(size, generator=generator, dtype=torch.float16) for _ in "kv")
+    if case.fp8:
+        keys, values = (as_stored(pool, FP8, 0.1) for pool in (keys, values))
     expected = locate_keys(table, slots, lengths, page_size=case.page_size, most_keys=most)
     located = locate_keys_cuda(table, slots, lengths, case.page_size, most)
     end = sum(case.lengths) + GUARD

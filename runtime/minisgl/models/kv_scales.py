@@ -1,0 +1,57 @@
+"""Scales of an FP8 KV cache that a checkpoint brings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from safetensors import safe_open
+
+from minisgl.kernels.stored_kv import KVScales
+from minisgl.models.checkpoint import StoredTensor, stored_tensors
+from minisgl.models.errors import ModelError
+
+_KEY_NAMES: Final = ("self_attn.k_scale", "self_attn.k_proj.k_scale", "self_attn.kv_scale")
+_VALUE_NAMES: Final = ("self_attn.v_scale", "self_attn.v_proj.v_scale", "self_attn.kv_scale")
+"""Names behind those of a layer: compressed-tensors', those of other tools, and one scale for both."""
+
+
+def read_kv_scales(directory: str | Path, layers: int) -> list[KVScales]:
+    """Scales of each layer, 1 where the checkpoint has none. Raises ModelError for scales that are no positive
+    numbers, that differ between heads, or that some layers lack."""
+    tensors = stored_tensors(Path(directory))
+    found = [
+        (_scale(tensors, f"model.layers.{i}.", _KEY_NAMES), _scale(tensors, f"model.layers.{i}.", _VALUE_NAMES))
+        for i in range(layers)
+    ]
+    given = [scale is not None for pair in found for scale in pair]
+    if any(given) and not all(given):
+        layer = given.index(False) // 2
+        raise ModelError(
+            "missing_tensor",
+            f"the checkpoint has scales of the KV cache for some layers, but not both for layer {layer}; compare the "
+            "files with the model's page, or serve without --kv-cache-dtype fp8",
+        )
+    return [KVScales(key or 1.0, value or 1.0) for key, value in found]
+
+
+def _scale(tensors: Mapping[str, StoredTensor], layer: str, names: tuple[str, ...]) -> float | None:
+    name = next((layer + each for each in names if layer + each in tensors), None)
+    if name is None:
+        return None
+    stored = tensors[name]
+    if math.prod(stored.shape) != 1:
+        raise ModelError(
+            "wrong_shape",
+            f"{stored.file.name}: {name} has shape {list(stored.shape)}; one scale per layer is supported, so serve "
+            "this checkpoint without --kv-cache-dtype fp8",
+        )
+    with safe_open(stored.file, framework="pt") as file:
+        scale = float(file.get_tensor(name).float())
+    if not (math.isfinite(scale) and scale > 0):
+        raise ModelError(
+            "corrupt_checkpoint", f"{stored.file.name}: {name} is {scale}, not a positive number; download it again"
+        )
+    return scale

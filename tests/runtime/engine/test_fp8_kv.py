@@ -1,0 +1,33 @@
+"""Whole engines with a KV cache in FP8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from minisgl import LLM, SamplingParams
+
+PROMPTS = [[5 + (i * 7 + row) % 90 for i in range(3 + 7 * row)] for row in range(6)]
+
+
+def _tokens(checkpoint: Path, *, max_step_tokens: int, num_pages: int) -> tuple[list[list[int]], int]:
+    with LLM(
+        str(checkpoint), device="cpu", detokenize=False, kv_cache_dtype="fp8", page_size=4, num_pages=num_pages,
+        max_running=8, max_step_tokens=max_step_tokens, audit=True,
+    ) as llm:  # fmt: skip
+        params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+        outputs = llm.generate(PROMPTS, [params] * len(PROMPTS))
+        return [list(output.token_ids) for output in outputs], llm.stats.kv_pool_bytes
+
+
+def test_tokens_do_not_depend_on_the_cuts_of_prompts_or_on_preemption(checkpoint: Path) -> None:
+    whole, _ = _tokens(checkpoint, max_step_tokens=512, num_pages=200)
+    cut, _ = _tokens(checkpoint, max_step_tokens=16, num_pages=200)
+    # Six answers need 90 pages.
+    preempted, _ = _tokens(checkpoint, max_step_tokens=64, num_pages=30)
+    assert whole == cut == preempted
+
+
+def test_the_cache_takes_one_byte_per_number(checkpoint: Path) -> None:
+    _, num_bytes = _tokens(checkpoint, max_step_tokens=512, num_pages=50)
+    with LLM(str(checkpoint), device="cpu", page_size=4, num_pages=50, max_running=8) as llm:
+        assert num_bytes == llm.stats.kv_pool_bytes // 4
