@@ -92,6 +92,8 @@ class GenerationEndpoint:
         try:
             request = await self._parsed(body)
             await self._constraints.check(request)
+            # Before it is submitted, because a client may prefer that unknown fields are refused.
+            response_headers = ignored_params(headers, request.ignored)
             record.model = response_model_name(request.model, self._tokenizers.model)
             waited = asyncio.get_running_loop().time() - record.started_at
             stream = self._tokenizers.submit(record, generate_messages(request, headers, waited), request.n, held)
@@ -104,7 +106,6 @@ class GenerationEndpoint:
         try:
             await self._accepted(stream, opening)
             record.response_id = secrets.token_hex(16)
-            response_headers = ignored_params(headers, request.ignored)
             if request.stream:
                 await opening.open(response_headers)
                 await _send_stream(record, request, stream, send)
