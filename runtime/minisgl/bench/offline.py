@@ -104,7 +104,7 @@ def run(model: str, sizes: Sizes, options: OfflineOptions, engine: Mapping[str, 
                 **start,
             }
             reference: dict[str, Metric] = {}
-            roofline = _roofline(llm, config)
+            roofline = _roofline(llm, config, kv_bytes=1 if engine.get("kv_cache_dtype") == "fp8" else 2)
             for name, variant in product(options.workloads, options.variants):
                 if name == "L":
                     measured, floor = _measure_long(llm, sizes, variant, options.seeds(), roofline)
@@ -268,10 +268,10 @@ def _counters(llm: LLM) -> dict[str, int]:
     }
 
 
-def _roofline(llm: LLM, config: ModelConfig) -> Roofline | None:
+def _roofline(llm: LLM, config: ModelConfig, *, kv_bytes: int) -> Roofline | None:
     """Roofline F1; None on hardware that was not measured."""
     hardware = hardware_of(next(iter(gpu_names()), "")) if llm.device == "cuda" else None
-    return None if hardware is None else Roofline(config, hardware, llm.tensor_parallel)
+    return None if hardware is None else Roofline(config, hardware, llm.tensor_parallel, kv_bytes)
 
 
 @contextmanager

@@ -95,6 +95,8 @@ class Roofline:
     model: ModelConfig
     hardware: Hardware
     tensor_parallel: int = 1
+    kv_bytes: int = 2
+    """Bytes of a number of the KV cache."""
 
     def forward(self, step: Forward) -> float:
         """One forward pass."""
@@ -111,7 +113,8 @@ class Roofline:
             layer += self._linear(hidden, 2 * model.intermediate_size // tp, rows, kind)
             layer += self._linear(model.intermediate_size // tp, hidden, rows, kind)
             pointwise_width = model.intermediate_size / tp
-        layer += self._operator(4 * step.pairs * heads, (step.kv_tokens * 2 * kv_width + 2 * rows * heads) * _BYTES)
+        kv = step.kv_tokens * 2 * kv_width * self.kv_bytes
+        layer += self._operator(4 * step.pairs * heads, kv + 2 * rows * heads * _BYTES)
         # Two add + norm (x and the residual in and out), qk-norm + RoPE + KV store (qkv in and out), SiLU · mul.
         pointwise = (2 * 4 * hidden + 2 * qkv + 3 * pointwise_width) * _BYTES
         layer += rows * pointwise / self.hardware.bandwidth

@@ -64,6 +64,13 @@ def test_weights_in_fp8_blocks_are_read_and_multiplied_in_half_the_time(batch: i
     assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.02)
 
 
+def test_a_kv_cache_in_fp8_is_read_in_half_the_time() -> None:
+    model = ModelConfig.parse(BUILTIN_CONFIGS["qwen3-14b"])
+    saved = Roofline(model, H200).decode(256, 1024) - Roofline(model, H200, kv_bytes=1).decode(256, 1024)
+    # Keys and values of 40 layers and 8 heads of 128.
+    assert saved == pytest.approx(256 * 1024 * 40 * 2 * 8 * 128 / H200.bandwidth, rel=0.01)
+
+
 def test_hardware_is_found_by_the_name_that_the_driver_reports() -> None:
     assert hardware_of("NVIDIA H200") is H200
     assert hardware_of("NVIDIA H100 80GB HBM3") is HARDWARE["h100"]
