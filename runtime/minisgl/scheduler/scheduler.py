@@ -112,6 +112,9 @@ class Scheduler:
         """Failures and acceptances that clients are not told yet."""
         self._unfinished: dict[bytes, Request] = {}
         self._deadlines: list[tuple[float, int, Request]] = []
+        self._joining: dict[int, Request] = {}
+        """Admitted requests by row, of which no plan has told the engine yet: all that a prompt may compute before its
+        grammar is compiled can be cached."""
         self._failed_rows: set[int] = set()
         """Rows whose logits were not finite, until they are released."""
         self._constraint_errors: dict[int, ConstraintError] = {}
@@ -230,9 +233,14 @@ class Scheduler:
             self._blocked_head = None
         updates: list[IntArray] = []
         decode, positions = self._plan_decode(updates)
-        segments, admitted = self._plan_prefill(decode, positions)
+        segments, joined = self._plan_prefill(decode, positions)
+        for request in joined:
+            assert request.slot is not None
+            self._joining[request.slot] = request
         if not len(decode) and not segments:
             return None
+        admitted = list(self._joining.values())
+        self._joining.clear()
 
         slots, prefill, prefill_tokens, new_rows, processors = decode, _NO_SEGMENTS, EMPTY, NO_ROWS, EMPTY
         if segments:
@@ -576,6 +584,7 @@ class Scheduler:
         preempting = self.table.phase[slot] == Phase.PREEMPTING
         self.pages.release(slot, damaged=slot in self._failed_rows)
         self._failed_rows.discard(slot)
+        self._joining.pop(slot, None)
         request = self.table.release(slot)
         if preempting:
             self.queue.push(request)

@@ -456,3 +456,22 @@ def test_a_matcher_that_refuses_a_token_is_an_error() -> None:
     constraint = Constraint(message(grammar="x"), Vocabulary(VOCAB, EOS), matcher)
     with pytest.raises(ConstraintError, match="token 3"):
         constraint.replay([4, 3])
+
+
+@OVERLAP
+def test_a_cached_prompt_that_waits_for_its_grammar_alone_joins_with_its_last_token(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets a row while there is nothing to compute, so no plan is made that could tell the engine."""
+    monkeypatch.setattr("minisgl.scheduler.scheduler.AHEAD_TOKENS", 1)
+    harness = Harness(overlap=overlap, page_size=1)
+    prompt = [1, 2, 3, 4, 5]
+    first = harness.submit(prompt, 2, ignore_eos=True)
+    harness.run()
+    answer = harness.submit(prompt, 6, grammar=GRAMMAR.text)
+    harness.scheduler.now += 1
+    assert harness.scheduler.plan() is None and harness.scheduler.table.num_in_use == 1
+    harness.grammars.compile(1)
+    harness.run()
+    assert first.tokens == first.expected() and answer.tokens == answer.expected()
+    harness.check_idle()
