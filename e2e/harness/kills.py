@@ -17,7 +17,7 @@ from harness.mixed_load import KINDS, Answer, Failed, read_whole
 STREAMS: Final = 8
 STARTED: Final = 6
 """Answers that must be in the middle at a kill."""
-_TOKENS: Final = 300
+_TOKENS: Final = 900
 _EDGE: Final = 0.2
 """Part at the beginning and at the end of an answer in which it does not count as in the middle."""
 _PATIENCE: Final = 300.0

@@ -12,16 +12,17 @@ import os, pathlib, signal, sys, time
 
 def is_rank(process):
     try:
-        return b"minisgl.launcher.child\\0" + sys.argv[1].encode() in (process / "cmdline").read_bytes()
+        arguments = (process / "cmdline").read_bytes().decode().split("\\0")
+        return "minisgl.launcher.child" in arguments and sys.argv[1] in (a.removeprefix("standby-") for a in arguments)
     except OSError:
         # It has just exited, like processes of other commands.
         return False
 
 me = str(os.getpid())
 pids = [p.name for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and p.name != me and is_rank(p)]
-assert len(pids) == 1, pids
 print(time.time())
-os.kill(int(pids[0]), signal.SIGKILL)
+# The oldest one: a standby that has taken over keeps its name, and the next standby starts after that.
+os.kill(min(map(int, pids)), signal.SIGKILL)
 """
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cluster.containers import ctr
 from harness.client import ClientPod
 from harness.continuity import Measurement, write_result
 from harness.kills import Kills, kills
@@ -48,7 +49,8 @@ def test_answers_go_on_when_ranks_are_killed(
     with kills(client.service_url("demo")) as found:
         for number in range(count):
             rank = number % 2
-            found.kill(partial(kill_rank, namespace, PODS[rank], rank), partial(is_back, number + 1))
+            restarts = launcher_status(namespace, PODS[0])["restarts"] + 1
+            found.kill(partial(kill_rank, namespace, PODS[rank], rank), partial(is_back, restarts))
     check(f"{count} ranks killed", found, measurement)
 
 
@@ -77,16 +79,23 @@ def test_answers_go_on_when_a_replica_is_killed(
 def _kill_pods(namespace: Namespace, found: Kills, *names: str) -> None:
     """Kill pods, make the API server forget them at once, and wait until others serve in their place."""
 
-    def uids() -> dict[str, str]:
-        ready = [("Ready", "True")]
+    def ready() -> dict[str, str]:
+        """UID of each ready engine pod by name."""
         return {
             pod["metadata"]["name"]: pod["metadata"]["uid"]
             for pod in namespace.pods("demo", "engine")
-            if ready[0] in [(c["type"], c["status"]) for c in pod["status"].get("conditions", [])]
+            if ("Ready", "True") in [(c["type"], c["status"]) for c in pod["status"].get("conditions", [])]
         }
 
-    before = uids()
+    before = ready()
+    pods = [pod for pod in namespace.pods("demo", "engine") if pod["metadata"]["name"] in names]
+
+    def kill() -> None:
+        for pod in pods:
+            container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+            ctr(pod["spec"]["nodeName"], "task", "kill", "--signal=SIGKILL", container)
+        namespace.kubectl("delete", "pod", *names, "--force", "--grace-period=0")
+
     found.kill(
-        lambda: namespace.kubectl("delete", "pod", *names, "--force", "--grace-period=0"),
-        lambda: (now := uids()).keys() == before.keys() and all(now[name] != before[name] for name in names),
+        kill, lambda: (now := ready()).keys() == before.keys() and all(now[name] != before[name] for name in names)
     )
