@@ -18,6 +18,8 @@ STREAMS: Final = 8
 STARTED: Final = 6
 """Answers that must be in the middle at a kill."""
 _TOKENS: Final = 900
+_BETWEEN: Final = 16
+"""Tokens that an answer must get between two losses, or the second one ends it."""
 _EDGE: Final = 0.2
 """Part at the beginning and at the end of an answer in which it does not count as in the middle."""
 _PATIENCE: Final = 300.0
@@ -31,6 +33,8 @@ class _Stream:
 
     length: int
     times: list[float] = field(default_factory=list)
+    at_last_kill: int = 0
+    """Number of chunks at the last kill, or at the begin."""
 
     @property
     def in_the_middle(self) -> bool:
@@ -74,9 +78,11 @@ class Kills:
 
     def kill(self, victim: Callable[[], object], back: Callable[[], Any]) -> None:
         """Kill while most answers are in the middle; wait until `back` is true and those answers go on."""
-        _wait("answers in the middle", lambda: len(self._in_the_middle()) >= STARTED)
+        _wait("answers in the middle", lambda: len(self._in_the_middle()) >= STARTED and self._have_gone_on())
         before = self._in_the_middle()
         counts = {id(stream): len(stream.times) for stream in before}
+        for stream in self._reading():
+            stream.at_last_kill = len(stream.times)
         victim()
         self.kills += 1
         _wait("the killed one", back)
@@ -106,6 +112,10 @@ class Kills:
 
     def _reading(self) -> list[_Stream]:
         return list(self._streams.values())
+
+    def _have_gone_on(self) -> bool:
+        """True if each answer that is being read has got enough since the last kill. A short one soon ends."""
+        return all(len(stream.times) >= stream.at_last_kill + _BETWEEN for stream in self._reading())
 
     def _in_the_middle(self) -> list[_Stream]:
         return [stream for stream in self._reading() if stream.in_the_middle]
