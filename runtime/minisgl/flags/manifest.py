@@ -48,6 +48,8 @@ CLUSTER_ONLY: Final[Mapping[str, str]] = {
     "parallelism.gpusPerPod": _NO_PODS,
     "parallelism.interconnect": _NO_PODS,
     "replicas": "one replica is served",
+    "autoscaling": "one replica is served",
+    "rollout": _NO_PODS,
     "suspend": "the model is served now",
     "engine.env.valueFrom": "set the variable in the environment",
     **dict.fromkeys(

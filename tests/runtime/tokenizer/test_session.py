@@ -22,7 +22,7 @@ from minisgl.wire.messages import (
     TokenLogprobs,
     Tokens,
 )
-from minisgl.wire.text import Accepted, Cancel, Finished, Generate, ScoredToken, TextFailed, Texts
+from minisgl.wire.text import NOT_TAKEN, Accepted, Cancel, Finished, Generate, ScoredToken, TextFailed, Texts
 from support.frontend.fake_scheduler import card, row
 from support.frontend.scored_answers import scores
 from support.tiny_tokenizers import byte_fallback, byte_level
@@ -330,7 +330,7 @@ def test_requests_are_refused_before_an_engine_is_connected() -> None:
     assert not session.begin(generate())
     (failed,) = session.take_to_frontend()
     assert isinstance(failed, TextFailed)
-    assert failed.code == "engine_unavailable"
+    assert failed.code == NOT_TAKEN
 
 
 def test_a_repeated_identifier_is_refused() -> None:
@@ -522,5 +522,5 @@ def test_a_closed_session_continues_its_requests() -> None:
     assert not session.begin(generate(b"b" * 16))
     (failed,) = session.take_to_frontend()
     assert isinstance(failed, TextFailed)
-    assert failed.code == "engine_unavailable"
+    assert failed.code == NOT_TAKEN
     assert answer(session, [*PROMPT], "stop")[1]
