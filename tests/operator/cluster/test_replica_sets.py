@@ -29,18 +29,20 @@ def scheduled(fits: bool, since: datetime) -> Manifest:
 
 
 def test_a_scale_down_keeps_the_replica_that_serves_and_its_revision(control_plane: LocalControlPlane) -> None:
+    # The broken revision stays, in the place of a replica that served.
+    rollout = {"strategy": "Recreate", "autoRollback": False}
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
-        cluster.apply(pvc_model("kept", replicas=2))
+        cluster.apply(pvc_model("kept", rollout=rollout, replicas=2))
         cluster.until(lambda: cluster.status("kept").get("readyReplicas") == 2, "two replicas")
         served = cluster.get("Pod", "kept-r1-0")
         assert served is not None
         waiting = {"name": "engine", "image": "broken", "imageID": "", "ready": False, "restartCount": 0}
         waiting["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
         cluster.statuses["kept-r0-0"] = {"phase": "Pending", "conditions": [], "containerStatuses": [waiting]}
-        cluster.apply(pvc_model("kept", replicas=2, engine={"image": "registry.example.com/broken:1"}))
+        cluster.apply(pvc_model("kept", rollout=rollout, replicas=2, engine={"image": "registry.example.com/broken:1"}))
         cluster.until(lambda: cluster.status("kept").get("failedRevision"), "the failed revision")
 
-        cluster.apply(pvc_model("kept", replicas=1, engine={"image": "registry.example.com/broken:1"}))
+        cluster.apply(pvc_model("kept", rollout=rollout, replicas=1, engine={"image": "registry.example.com/broken:1"}))
         cluster.until(lambda: stateful_sets(cluster) == {"kept-r1": 1}, "the removal of the broken replica")
         cluster.until_quiet(operator)
         live = cluster.get("Pod", "kept-r1-0")
@@ -49,7 +51,7 @@ def test_a_scale_down_keeps_the_replica_that_serves_and_its_revision(control_pla
         assert cluster.status("kept")["readyReplicas"] == 1
         assert "Correct the spec" in cluster.condition("kept", "Progressing")["message"]
 
-        cluster.apply(pvc_model("kept", replicas=1, engine={"image": "registry.example.com/good:1"}))
+        cluster.apply(pvc_model("kept", rollout=rollout, replicas=1, engine={"image": "registry.example.com/good:1"}))
         current = live["metadata"]["labels"][names.REVISION_LABEL]
         cluster.until(lambda: cluster.status("kept").get("revision") != current, "the new revision")
         cluster.until(lambda: cluster.status("kept").get("updatedReplicas") == 1, "the rollout")
