@@ -63,14 +63,19 @@ def test_requests_outlive_an_engine_pod(namespace: Namespace, client: ClientPod,
         namespace.wait("two replicas again", partial(is_served, namespace, 2))
 
 
+def _edit(namespace: Namespace, client: ClientPod, measurement: Measurement, name: str, *, strategy: str) -> None:
+    """Edit the engine of a model with one replica under load, until another replica serves."""
+    serve(namespace, cpu_model("demo", rollout={"strategy": strategy}))
+    before = engines(namespace)
+    with loaded(name, client.service_url("demo"), measurement):
+        namespace.patch("inferencemodel", "demo", EDITED)
+        namespace.wait("another replica", lambda: is_served(namespace, 1) and engines(namespace) != before)
+
+
 def test_requests_wait_for_the_only_replica_while_it_is_replaced(
     namespace: Namespace, client: ClientPod, measurement: Measurement
 ) -> None:
-    serve(namespace, cpu_model("demo", rollout={"strategy": "Recreate"}))
-    before = engines(namespace)
-    with loaded("recreate edit of one replica", client.service_url("demo"), measurement):
-        namespace.patch("inferencemodel", "demo", EDITED)
-        namespace.wait("another replica", lambda: is_served(namespace, 1) and engines(namespace) != before)
+    _edit(namespace, client, measurement, "recreate edit of one replica", strategy="Recreate")
 
 
 @pytest.mark.soak
@@ -93,11 +98,7 @@ def test_requests_outlive_a_drained_node(
 
 @pytest.mark.soak
 def test_requests_do_not_notice_a_surge(namespace: Namespace, client: ClientPod, measurement: Measurement) -> None:
-    serve(namespace, cpu_model("demo", rollout={"strategy": "Surge"}))
-    before = engines(namespace)
-    with loaded("surge edit", client.service_url("demo"), measurement):
-        namespace.patch("inferencemodel", "demo", EDITED)
-        namespace.wait("another replica", lambda: is_served(namespace, 1) and engines(namespace) != before)
+    _edit(namespace, client, measurement, "surge edit", strategy="Surge")
 
 
 @pytest.mark.soak
