@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 import torch
 
 from minisgl.attention.cascade import CascadeTables
+from minisgl.kernels.fp8_rows import E4M3_NAN
 from minisgl.kernels.stored_kv import FP8, KVScales
 from minisgl.wire.plan import EMPTY, IntArray
-
-_FP8_NAN: Final = 0x7F
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class PagedKV:
         """Fill `pages` [Z] with NaN, so that reading a page without an owner shows in the logits."""
         for pool in (self.keys, self.values):
             if pool.dtype == FP8:
-                pool.view(torch.uint8).index_fill_(1, pages, _FP8_NAN)
+                pool.view(torch.uint8).index_fill_(1, pages, E4M3_NAN)
             else:
                 pool.index_fill_(1, pages, float("nan"))
 

@@ -9,6 +9,8 @@ import torch
 BLOCK: Final = 128
 """Inputs that share a scale."""
 E4M3_MAX: Final = 448.0
+E4M3_NAN: Final = 0x7F
+"""Bits of an FP8 number that is not a number, without its sign."""
 SMALLEST: Final = 1e-10
 """Smallest scale times 448, for rows of zeros."""
 _ROWS_MULTIPLE: Final = 16

@@ -6,8 +6,9 @@ from typing import Final, NamedTuple
 
 import torch
 
+from minisgl.kernels.fp8_rows import E4M3_MAX
+
 FP8: Final = torch.float8_e4m3fn
-FP8_MAX: Final = 448.0
 
 
 class KVScales(NamedTuple):
@@ -25,7 +26,7 @@ def as_stored(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor
     if dtype != FP8:
         return x
     # The kernels multiply, too: then all devices store the same numbers.
-    return (x.float() * (1.0 / scale)).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return (x.float() * (1.0 / scale)).clamp(-E4M3_MAX, E4M3_MAX).to(FP8)
 
 
 def put(pool: torch.Tensor, rows: torch.Tensor, x: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
+from minisgl.kernels.fp8_rows import E4M3_NAN
 from minisgl.layers.dequantize import dequantize
 from minisgl.layers.parameters import Parameters, Source
 from minisgl.layers.quantization import BLOCK, WeightFormat
@@ -27,8 +28,6 @@ Progress = Callable[[int, int], None]
 """Callback with (bytes read, bytes to read) of this rank; called from any thread, one call at a time."""
 
 
-_E4M3_NAN: Final = 0x7F
-"""Bits of an FP8 number that is not a number, without its sign."""
 _CHUNK_WEIGHTS: Final = 1 << 24
 """Weights that are dequantized at a time: the numbers in between take many times the memory of the stored ones."""
 
@@ -119,7 +118,7 @@ def _check_finite(read: _Read) -> None:
     make every answer garbage."""
     source = read.source
     if source.into.dtype == torch.float8_e4m3fn:
-        finite = bool(((source.into.view(torch.uint8) & _E4M3_NAN) != _E4M3_NAN).all())
+        finite = bool(((source.into.view(torch.uint8) & E4M3_NAN) != E4M3_NAN).all())
     elif source.name.endswith(("weight_scale_inv", "weight_scale")):
         finite = bool(source.into.isfinite().all())
     else:
