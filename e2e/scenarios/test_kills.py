@@ -21,6 +21,8 @@ SOAK = partial(pytest.param, marks=[pytest.mark.soak, pytest.mark.timeout(3000)]
 
 def serve(namespace: Namespace, **spec: Any) -> None:
     model = cpu_model("demo", recovery={"maxRestarts": 1000}, **spec)
+    # Each choice of each answer has a row: an answer that waits for one would keep the others from their next kill.
+    model["spec"]["engine"]["args"] = ["--max-running=16", "--num-pages=1024"]
     model["spec"]["frontend"]["args"] = ["--queue-timeout=240"]
     namespace.apply(model)
     namespace.wait("all replicas", lambda: namespace.status("demo").get("readyReplicas") == spec.get("replicas", 1))
