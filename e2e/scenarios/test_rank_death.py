@@ -44,6 +44,7 @@ def test_a_killed_rank_restarts_in_its_pod_and_the_stream_goes_on(
         "messages": [{"role": "user", "content": "Hello"}],
         "stream": True,
         "max_tokens": 1500,
+        "temperature": 0,
         "ignore_eos": True,
     }
     url = f"{client.service_url('demo')}/v1/chat/completions"
