@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -39,11 +39,8 @@ def new_weight(
         declare(parameters, weight, projections, in_features, columns)
         return weight
     dense = parameters.new(*shape)
-    begin = 0
-    for name, out_features, rows in projections:
-        end = begin + rows.stop - rows.start
-        parameters.add_weight(name, (out_features, in_features), dense[begin:end], rows, columns)
-        begin = end
+    for (name, out_features, rows), part in _stacked(projections):
+        parameters.add_weight(name, (out_features, in_features), dense[part], rows, columns)
     return dense
 
 
@@ -76,35 +73,38 @@ def has_fp8_kernels(parameters: Parameters) -> bool:
 def _declare_blocks(
     parameters: Parameters, weight: Fp8Weight, projections: Sequence[Projection], in_features: int, columns: slice
 ) -> None:
-    begin = 0
-    for name, out_features, rows in projections:
-        end = begin + rows.stop - rows.start
+    for (name, out_features, rows), part in _stacked(projections):
         parameters.add_source(
-            f"{name}.weight", (out_features, in_features), weight.values[begin:end], rows, columns, dtypes=("F8_E4M3",)
+            f"{name}.weight", (out_features, in_features), weight.values[part], rows, columns, dtypes=("F8_E4M3",)
         )
         parameters.add_source(
             f"{name}.weight_scale_inv",
             (out_features // BLOCK, in_features // BLOCK),
-            weight.scales[begin // BLOCK : end // BLOCK],
+            weight.scales[_blocks(part)],
             _blocks(rows),
             _blocks(columns),
         )
-        begin = end
 
 
 def _declare_channels(
     parameters: Parameters, weight: Fp8Weight, projections: Sequence[Projection], in_features: int, columns: slice
 ) -> None:
-    begin = 0
-    for name, out_features, rows in projections:
-        end = begin + rows.stop - rows.start
-        values, scales = weight.values[begin:end], weight.scales[begin:end]
+    for (name, out_features, rows), part in _stacked(projections):
+        values, scales = weight.values[part], weight.scales[part]
         shape, kept = (out_features, in_features), parameters.format_of(name)
         if isinstance(kept, Fp8Channels) and kept.while_loading:
             parameters.add_quantized(name, shape, values, scales, rows, columns)
         else:
             parameters.add_source(f"{name}.weight", shape, values, rows, columns, dtypes=("F8_E4M3",))
             parameters.add_source(f"{name}.weight_scale", (out_features, 1), scales, rows)
+
+
+def _stacked(projections: Sequence[Projection]) -> Iterator[tuple[Projection, slice]]:
+    """Each projection and its rows in the weight, where one follows the other."""
+    begin = 0
+    for each in projections:
+        end = begin + each.rows.stop - each.rows.start
+        yield each, slice(begin, end)
         begin = end
 
 
