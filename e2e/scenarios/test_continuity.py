@@ -102,6 +102,29 @@ def test_requests_do_not_notice_a_surge(namespace: Namespace, client: ClientPod,
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["Surge", "Recreate"])
+def test_requests_outlive_an_image_that_is_rolled_back(
+    namespace: Namespace, client: ClientPod, measurement: Measurement, strategy: str
+) -> None:
+    serve(namespace, cpu_model("demo", rollout={"strategy": strategy, "progressDeadlineSeconds": 20}))
+    (image,) = _images(namespace)
+    with loaded(f"broken image, {strategy.lower()}", client.service_url("demo"), measurement):
+        namespace.patch("inferencemodel", "demo", {"spec": {"engine": {"image": "localhost/not-there:1"}}})
+        rolled_back = namespace.wait_for_condition("demo", "Progressing", "False", reason="RolledBack")
+        namespace.wait("the replica again", lambda: _serves_alone(namespace, image))
+    assert "within 20 s" in rolled_back["message"]
+
+
+def _images(namespace: Namespace) -> list[str]:
+    return [pod["spec"]["containers"][0]["image"] for pod in namespace.pods("demo", "engine")]
+
+
+def _serves_alone(namespace: Namespace, image: str) -> bool:
+    """True if the only engine pod has this image and its replica serves."""
+    return _images(namespace) == [image] and namespace.status("demo").get("readyReplicas") == 1
+
+
+@pytest.mark.soak
 def test_requests_outlive_changes_of_scale(namespace: Namespace, client: ClientPod, measurement: Measurement) -> None:
     """A model that is scaled to zero by hand refuses requests, with the time after which clients ask again."""
     serve(namespace, cpu_model("demo", replicas=3))
