@@ -38,12 +38,13 @@ from minisgl.engine.tables import Tables
 from minisgl.engine.warm_up import representative_layers, warm_up_plans
 from minisgl.kernels.compile_log import CompileLog
 from minisgl.kernels.preload import Preload
-from minisgl.kernels.stored_kv import KVScales
+from minisgl.kernels.stored_kv import FP8, KVScales
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.kv_scales import read_kv_scales
 from minisgl.models.random_weights import fill_random
 from minisgl.models.weights import load_weights
+from minisgl.wire.status import DataTypes
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +157,11 @@ class _EngineBuilder:
         self._cascade = _cascade(shape, config.max_running)
         attention = overview(*self._backends, self._cascade, config.max_running)
         logger.info("attention backends: %s", ", ".join(f"{kind} {name}" for kind, name in attention.items()))
+        [(weights, _)] = model.parameters.weights_by_type.most_common(1)
+        data_types = DataTypes(
+            weights=weights, kv_cache="fp8_e4m3" if shape.stored_dtype == FP8 else model.parameters.dtype_name
+        )
+        logger.info("weights in %s, KV cache in %s", data_types.weights, data_types.kv_cache)
         clock.end("kernels", device)
         limit = config.cuda_graph_max_batch
         self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
@@ -177,6 +183,7 @@ class _EngineBuilder:
             prefill_backend=prefill.name,
             decode_backend=decode.name,
             attention=attention,
+            data_types=data_types,
             transport=parallel.transport,
         )
         limits = EngineLimits(

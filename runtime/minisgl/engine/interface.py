@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from minisgl.wire.status import DataTypes
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     decode_backend: str = ""
     attention: dict[str, str] = {}
     """Attention backend by kind of attention, see `attention.overview`."""
+    data_types: DataTypes | None = None
     transport: str = ""
     """Transport of the ranks' collectives: `TensorParallel.transport`."""
 

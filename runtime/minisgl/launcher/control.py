@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from minisgl.wire.status import DataTypes
+
 STANDBY_READY: Final = "standing by"
 """Progress of a standby that has done its imports."""
 
@@ -51,6 +53,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     vocab_size: int = 0
     attention: dict[str, str] = {}
     """Attention backends, see `EngineStats.attention`."""
+    data_types: DataTypes | None = None
 
 
 class StartError(msgspec.Struct, frozen=True, tag="refused"):

@@ -44,7 +44,8 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
         return engine
 
     def ready(address: str, card: ModelCard) -> None:
-        control.ready(Ready(stats.transport, card.max_model_len, card.vocab_size, stats.attention))
+        length, vocabulary = card.max_model_len, card.vocab_size
+        control.ready(Ready(stats.transport, length, vocabulary, stats.attention, stats.data_types))
 
     grammars = checkpoint_grammars(config.engine)
     if grammars is not None:

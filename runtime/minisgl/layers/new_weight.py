@@ -37,8 +37,11 @@ def new_weight(
         )
         declare = _declare_blocks if isinstance(kept, Fp8Blocks) else _declare_channels
         declare(parameters, weight, projections, in_features, columns)
+        kind = "fp8-block" if isinstance(kept, Fp8Blocks) else "fp8-channel"
+        parameters.weights_by_type[kind] += weight.values.numel()
         return weight
     dense = parameters.new(*shape)
+    parameters.weights_by_type[parameters.dtype_name] += dense.numel()
     for (name, out_features, rows), part in _stacked(projections):
         parameters.add_weight(name, (out_features, in_features), dense[part], rows, columns)
     return dense

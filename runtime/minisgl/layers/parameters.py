@@ -6,6 +6,7 @@ weights, the check of a checkpoint's headers and the writer of tiny checkpoints.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -53,6 +54,9 @@ class Parameters:
         self.sources: list[Source] = []
         self.num_elements = 0
         self.num_bytes = 0
+        self.weights_by_type: Counter[str] = Counter()
+        """Number of weights of linear layers and experts, by the type in which they are kept: `fp8-block`,
+        `fp8-channel` or the name of the model's dtype."""
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Allocate a parameter, of the model's dtype by default. The caller adds the sources that fill all of it."""
@@ -60,6 +64,11 @@ class Parameters:
         self.num_elements += tensor.numel()
         self.num_bytes += tensor.numel() * tensor.element_size()
         return tensor
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the model's data type, such as `bfloat16`."""
+        return str(self.dtype).removeprefix("torch.")
 
     def format_of(self, layer: str) -> WeightFormat | None:
         """Format in which the checkpoint stores the weight of a linear layer; None: it is not quantized."""

@@ -112,6 +112,7 @@ class SparseFeedForward:
         self.router = parameters.replicated(f"{name}.gate.weight", moe.num_experts, hidden)
         self.gate_up = parameters.new(moe.num_experts, 2 * local, hidden)
         self.down = parameters.new(moe.num_experts, hidden, local)
+        parameters.weights_by_type[parameters.dtype_name] += self.gate_up.numel() + self.down.numel()
         for index in range(moe.num_experts):
             expert = f"{name}.experts.{index}"
             parameters.add_weight(f"{expert}.gate_proj", (size, hidden), self.gate_up[index, :local], part)

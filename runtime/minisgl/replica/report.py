@@ -140,6 +140,7 @@ def _status(
         tensor=options.identity.tensor_parallel,
         transport=short_transport(started.transport),
         attention=started.attention,
+        data_types=started.data_types,
         timings=info.timings,
         standbys=sum(standby.alive and standby.progress == STANDBY_READY for standby in standbys),
         restarts=info.restarts,

@@ -300,6 +300,8 @@ def _aggregate(name: str, values: list[Any]) -> Any:
     if name == "attention":
         kinds = dict.fromkeys(chain(*values))
         return {kind: ", ".join(sorted({each[kind] for each in values if kind in each})) for kind in kinds}
+    if name == "data_types":
+        return tuple(dict.fromkeys(chain(*values)))
     if isinstance(values[0], tuple):
         # Histograms; an older engine may send none.
         return tuple(map(sum, zip(*filter(None, values), strict=False)))

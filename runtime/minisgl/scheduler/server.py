@@ -94,6 +94,7 @@ def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
         page_size=scheduler.config.page_size,
         start_seconds=loop.engine.stats.start_seconds,
         attention=loop.engine.stats.attention,
+        data_types=() if (types := loop.engine.stats.data_types) is None else (types,),
         compiled_after_ready=loop.engine.stats.compiled_after_ready,
         draining=is_draining,
         **reported,

@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from minisgl.wire.status import DataTypes
+
 WIRE_VERSION: Final = 1
 """A peer with this version or the one before it is accepted."""
 
@@ -360,6 +362,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Duration of each phase of the engine's start, see `EngineStats.start_seconds`. Empty: not reported."""
     attention: dict[str, str] = {}
     """Attention backends by kind of attention, see `attention.overview`. Empty: not reported."""
+    data_types: tuple[DataTypes, ...] = ()
+    """Data types of weights and KV cache: one entry from an engine, each different one from several engines. Empty: not
+    reported."""
     compiled_after_ready: int = 0
     """Kernels that rank 0 compiled while it served, see `EngineStats.compiled_after_ready`."""
     draining: bool = False

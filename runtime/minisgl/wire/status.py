@@ -72,6 +72,16 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
 
 
+class DataTypes(msgspec.Struct, frozen=True, kw_only=True):
+    """Data types in which one engine runs. A type is written as in torch, such as `bfloat16`."""
+
+    weights: str
+    """Type of most weights as they are kept in memory: `fp8-block` (one scale per block of 128 × 128), `fp8-channel`
+    (one per output channel), or that of the model, also for quantized weights that were dequantized at the start."""
+    kv_cache: str
+    """Type of keys and values: `fp8_e4m3`, or that of the model."""
+
+
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_field="kind"):
     """Body of an engine pod. The leader (pod 0) reports its whole replica, a member pod its own ranks."""
 
@@ -94,6 +104,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_
     """Transport of NCCL or gloo between the ranks, such as `P2P/IPC`; empty for one rank, or when unknown."""
     attention: dict[str, str] = {}
     """Attention backends by kind of attention, as in the metric `attention_backend_info`; empty when unknown."""
+    data_types: DataTypes | None = None
+    """As in the metric `data_type_info`; None: unknown."""
     timings: dict[str, float]
     """Seconds of each stage of the last start, see `replica.start_timings.STAGES`."""
     standbys: int

@@ -15,6 +15,7 @@ from minisgl.engine.errors import EngineError
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
 from minisgl.toy.tiny import write_tiny_checkpoint
+from minisgl.wire.status import DataTypes
 
 
 def test_limits_follow_from_configuration_model_and_pool(start: Callable[..., CpuEngine], checkpoint: Path) -> None:
@@ -46,6 +47,16 @@ def test_dummy_weights_need_only_the_configuration(
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
     engine = start(model=str(tmp_path), dummy_weights=True)
     assert engine.stats.parameter_bytes > 0
+
+
+@pytest.mark.parametrize(("option", "kv_cache"), [("auto", "float32"), ("fp8", "fp8_e4m3")])
+def test_the_data_types_in_which_it_runs_are_reported(
+    option: str, kv_cache: str, start: Callable[..., CpuEngine], tmp_path: Path
+) -> None:
+    write_tiny_checkpoint(tmp_path, "qwen3-moe", quantization="fp8-block")
+    # A CPU has no kernels for FP8 weights.
+    engine = start(model=str(tmp_path), kv_cache_dtype=option)
+    assert engine.stats.data_types == DataTypes(weights="float32", kv_cache=kv_cache)
 
 
 def test_a_window_of_some_layers_that_is_shorter_than_the_context_is_rejected(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_weights_take_one_byte(tmp_path: Path, stays_fp8: Callable[[bool], None]
     stays_fp8(True)
     model = load(checkpoint).parameters
     linear = 2 * (256 * 3 * 256 + 256 * 256 + 3 * 256 * 512)
+    assert (dense.weights_by_type, model.weights_by_type) == ({"float32": linear}, {"fp8-block": linear})
     assert dense.num_bytes - model.num_bytes == linear * 3 - linear // 128**2 * 4
     assert model.num_elements - linear // 128**2 == dense.num_elements
 
@@ -173,6 +174,7 @@ def test_channels_and_weights_quantized_while_loading_give_the_logits_of_fake_qu
             model = load(checkpoint, parallel, config=config)
             weight = model.layers[0].attention.qkv.weight
             assert isinstance(weight, Fp8Weight) and weight.per_channel
+            assert set(model.parameters.weights_by_type) == {"fp8-channel"}
             return all_logits(model, SEQUENCES, parallel)
 
         exact = all_logits(load(plain), SEQUENCES)

@@ -85,6 +85,7 @@ def test_two_pods_recover_from_the_death_of_each_rank_and_of_a_pod(
     status = leader.wait_for(phase="Ready")
     assert status["transport"] == "gloo"
     assert status["attention"]["decode"] == "torch"
+    assert status["data_types"] == {"weights": "float32", "kv_cache": "float32"}
     assert [(rank["rank"], rank["pod"], rank["node"], rank["phase"]) for rank in status["ranks"]] == [
         (0, "m-r0-0", "node-0", "Ready"),
         (1, "m-r0-1", "node-1", "Ready"),

@@ -7,10 +7,13 @@ import pytest
 
 from minisgl.router.replicas import STALE_SECONDS, Replicas
 from minisgl.wire.messages import WIRE_VERSION, Status, Welcome
+from minisgl.wire.status import DataTypes
 from support.frontend.fake_scheduler import card
 
 OLD, NEW = {"tokenizer.json": "0" * 64}, {"tokenizer.json": "1" * 64}
 
+BFLOAT16 = DataTypes(weights="bfloat16", kv_cache="bfloat16")
+FP8 = DataTypes(weights="fp8-channel", kv_cache="fp8_e4m3")
 STATUS = Status(
     waiting=1,
     running=2,
@@ -28,6 +31,7 @@ STATUS = Status(
     finished=10,
     start_seconds={"load": 1.5},
     attention={"prefill": "fa3", "decode": "balanced"},
+    data_types=(BFLOAT16,),
     compiled_after_ready=1,
 )
 
@@ -180,13 +184,14 @@ def test_statuses_of_several_replicas_are_summed() -> None:
     replicas.status("0", STATUS)
     assert replicas.aggregate_status() == STATUS
     slower = {"load": 3.0, "capture": 0.5}
-    other = {"attention": {"prefill": "torch", "decode": "balanced"}, "compiled_after_ready": 2}
+    other = {"attention": {"prefill": "torch", "decode": "balanced"}, "compiled_after_ready": 2, "data_types": (FP8,)}
     replicas.status("1", msgspec.structs.replace(STATUS, draining=True, start_seconds=slower, **other))
     total = replicas.aggregate_status()
     assert total is not None
     assert total.start_seconds == slower
     assert total.attention == {"prefill": "fa3, torch", "decode": "balanced"}
     assert total.compiled_after_ready == 3
+    assert total.data_types == (BFLOAT16, FP8)
     assert (total.waiting, total.steps, total.queue_seconds, total.queue_times) == (2, 8, 1.0, (2, 4))
     assert (total.page_size, total.num_pages, total.draining) == (16, 20, False)
 

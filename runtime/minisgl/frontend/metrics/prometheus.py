@@ -79,6 +79,9 @@ def _engine(page: _Page, status: Status) -> None:
         name, text = "minisgl:attention_backend_info", "Attention backend by kind of attention."
         used = [(kind, backend) for kind, backends in status.attention.items() for backend in backends.split(", ")]
         page.info(name, text, [{"kind": kind, "backend": backend} for kind, backend in used])
+    if status.data_types:
+        name, text = "minisgl:data_type_info", "Data types of weights and KV cache."
+        page.info(name, text, [{"weights": each.weights, "kv_cache": each.kv_cache} for each in status.data_types])
     if status.start_seconds:
         name, text = "minisgl:engine_start_seconds", "Time of each phase of the engine's last start."
         page.labelled(name, "gauge", text, "phase", status.start_seconds)

@@ -13,6 +13,7 @@ from minisgl.frontend.metrics.counters import COUNT_EDGES, ITL_EDGES, LATENCY_ED
 from minisgl.frontend.metrics.prometheus import Snapshot, render
 from minisgl.frontend.metrics.types import Histogram
 from minisgl.wire.messages import Ack, Failed, FirstTokenWait, FromScheduler, Status, Submit
+from minisgl.wire.status import DataTypes
 from support.frontend.fake_scheduler import answer_with, row
 from support.frontend.served import eventually
 from support.frontend.stack import FrontendStack, ids
@@ -42,6 +43,10 @@ STATUS = Status(
     step_tokens=13,
     start_seconds={"load": 1.5, "capture": 0.5},
     attention={"prefill": "fa3", "prefill_with_prefix": "fa3, torch"},
+    data_types=(
+        DataTypes(weights="fp8-block", kv_cache="fp8_e4m3"),
+        DataTypes(weights="bfloat16", kv_cache="bfloat16"),
+    ),
     compiled_after_ready=3,
     deferred=1,
 )
@@ -96,6 +101,11 @@ def test_the_page_has_the_last_status_of_the_scheduler() -> None:
         {"kind": "prefill_with_prefix", "backend": "fa3"},
         {"kind": "prefill_with_prefix", "backend": "torch"},
     ]
+    types = [dict(labels) for name, labels in found if name == "minisgl:data_type_info"]
+    assert types == [
+        {"weights": "fp8-block", "kv_cache": "fp8_e4m3"},
+        {"weights": "bfloat16", "kv_cache": "bfloat16"},
+    ]
     assert found["minisgl:kernels_compiled_after_ready_total", ()] == 3
     assert found["minisgl:frontend_inflight", (("phase", "waiting"),)] == 2
     for prefix in ("minisgl", "vllm"):
@@ -133,7 +143,7 @@ VLLM_NAMES = """num_requests_waiting num_requests_running kv_cache_usage_perc ca
     request_num_preemptions num_requests_waiting_by_reason admission_rejections_total"""
 OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds frontend_inflight disconnects_total
     slow_clients_total timeouts_total request_errors_total engine_last_step_age_seconds engine_starts_total
-    engine_start_seconds attention_backend_info kernels_compiled_after_ready_total
+    engine_start_seconds attention_backend_info data_type_info kernels_compiled_after_ready_total
     requests_continued_total request_continue_gap_seconds
     requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds"""
 
