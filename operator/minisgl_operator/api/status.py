@@ -107,6 +107,17 @@ class RetryStatus(ApiModel):
     """Errors by node, the last one last."""
 
 
+class DataTypes(ApiModel):
+    """Data types in which a replica runs. A type is written as in torch, such as bfloat16."""
+
+    weights: Text | None = None
+    """Type of most weights as they are kept in memory: fp8-block (one scale per block of 128 by 128), fp8-channel (one
+    per output channel), or that of the model, also for quantized weights that were dequantized at the start because
+    the device has no kernels for them."""
+    kv_cache: Text | None = None
+    """Type of keys and values: fp8_e4m3, or that of the model."""
+
+
 class ReplicaStatus(ApiModel):
     """One replica, as its leader reports it."""
 
@@ -124,6 +135,8 @@ class ReplicaStatus(ApiModel):
     """Nodes of the pods."""
     transport: Text | None = None
     """Transport between the ranks: P2P/IPC, NET/Socket, gloo."""
+    data_types: DataTypes | None = None
+    """Data types of weights and KV cache; absent until the engine has reported them."""
     epoch: tuple[Annotated[Integer, Field(ge=0, le=_MAX_LONG)], ...] | None = Field(default=None, max_length=2)
     """Start of the leader in ms since 1970, and a counter of the starts of its ranks."""
     restarts: Count | None = None

@@ -56,6 +56,7 @@ RESERVED_ARGUMENTS: Final = (
     "--device",
     "--drain-timeout",
     "--dtype",
+    "--kv-cache-dtype",
     "--leader",
     "--link-port",
     "--max-model-len",
@@ -65,6 +66,7 @@ RESERVED_ARGUMENTS: Final = (
     "--plans-port",
     "--pod-index",
     "--pod-name",
+    "--quantization",
     "--ranks-per-pod",
     "--rendezvous-port",
     "--replica",
@@ -397,6 +399,13 @@ class EngineSpec(PodSettings):
 
     device: Literal["auto", "cpu"] = "auto"
     """auto: one GPU for each rank. cpu: no GPUs are requested, and ranks run on CPUs."""
+    quantization: Literal["fp8", "fp8-block", "int4"] | None = None
+    """Format in which the weights of a float16 or bfloat16 checkpoint are quantized while they are loaded: fp8, with
+    one scale per output channel; fp8-block and int4 are for benchmarks with --dummy-weights in args. Default: the
+    format of the checkpoint. A checkpoint that is quantized must have the default. What is in use is in
+    status.replicaStatuses[].dataTypes."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Data type of the KV cache. fp8: half the memory, with small changes of answers. auto: that of model.dtype."""
     args: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(default=(), max_length=64)
     """Additional arguments of `minisgl engine`."""
     env: Annotated[tuple[EnvironmentVariable, ...], Field(max_length=64), Unique("name")] = ()
@@ -418,6 +427,14 @@ class EngineSpec(PodSettings):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         _no_reserved_argument(RESERVED_ARGUMENTS),
+        Rule(
+            cel="!has(self.quantization) || self.quantization == 'fp8' || "
+            "(has(self.args) && self.args.exists(argument, argument == '--dummy-weights'))",
+            message="fp8-block and int4 quantize dummy weights only: use fp8, remove quantization if the checkpoint is "
+            "in this format, or add --dummy-weights to args",
+            field=".quantization",
+            holds=lambda engine: engine.quantization in (None, "fp8") or "--dummy-weights" in engine.args,
+        ),
         Rule(
             cel="!has(self.resources) || "
             "!(has(self.resources.requests) && self.gpuResourceName in self.resources.requests) && "

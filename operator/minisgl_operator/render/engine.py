@@ -143,6 +143,8 @@ def _arguments(model: InferenceModel, replica: str) -> list[str]:
         *("--device", "cuda" if spec.engine.device == "auto" else "cpu"),
         *("--dtype", spec.model.dtype),
         *(() if length is None else ("--max-model-len", str(length))),
+        *(() if spec.engine.quantization is None else ("--quantization", spec.engine.quantization)),
+        *(() if spec.engine.kv_cache_dtype == "auto" else ("--kv-cache-dtype", spec.engine.kv_cache_dtype)),
         *("--peer-domain", replica),
         *("--revision-label", "$(MINISGL_REVISION)"),
         *("--startup-timeout", str(spec.engine.startup_timeout_seconds)),

@@ -25,7 +25,7 @@ Status = dict[str, Any]
 _MAX_TEXT_LENGTH: Final = 1024
 _MAX_TIMINGS: Final = 32
 # Reported fields that a ready replica keeps while it does not answer for a moment.
-_REPORTED_FIELDS: Final = ("transport", "epoch", "restarts", "startupSeconds", "timings", "lastFailure")
+_REPORTED_FIELDS: Final = ("transport", "dataTypes", "epoch", "restarts", "startupSeconds", "timings", "lastFailure")
 
 
 def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
@@ -213,6 +213,7 @@ def _from_report(report: Report, failure: Report | None) -> dict[str, Any]:
     }
     found = {
         "transport": report.get("transport"),
+        "dataTypes": _data_types(report.get("data_types")),
         "epoch": report.get("epoch"),
         "restarts": report.get("restarts"),
         "startupSeconds": timings.get("total"),
@@ -230,6 +231,14 @@ def _from_report(report: Report, failure: Report | None) -> dict[str, Any]:
             }
         )
     return _without_empty(found)
+
+
+def _data_types(reported: Any) -> dict[str, str] | None:
+    """`data_types` of a report under their names in the status; None: not reported, as by version 0.1.0."""
+    if not isinstance(reported, Mapping):
+        return None
+    found = {"weights": reported.get("weights"), "kvCache": reported.get("kv_cache")}
+    return {name: truncate(each, _MAX_TEXT_LENGTH) for name, each in found.items() if isinstance(each, str)} or None
 
 
 def _from_previous(replica: Replica, previous: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ SETTINGS: Final[Mapping[str, tuple[str, type]]] = {
     "model.maxModelLen": ("max-model-len", int),
     "parallelism.tensor": ("tp", int),
     "engine.device": ("device", str),
+    "engine.quantization": ("quantization", str),
+    "engine.kvCacheDtype": ("kv-cache-dtype", str),
     "engine.startupTimeoutSeconds": ("startup-timeout", int),
     "drainSeconds": ("drain-timeout", int),
     "recovery.maxRestarts": ("max-restarts", int),

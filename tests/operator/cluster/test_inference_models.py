@@ -50,6 +50,7 @@ STATUS: dict[str, Any] = {
             "ranks": 2,
             "nodes": ["n0", "n1"],
             "transport": "gloo",
+            "dataTypes": {"weights": "fp8-channel", "kvCache": "fp8_e4m3"},
             "epoch": [1_795_000_000_000, 3],
             "restarts": 1,
             "startupSeconds": 3.25,

@@ -192,6 +192,25 @@ def test_all_replicas_have_one_revision_independent_of_frontends() -> None:
     assert revision(other, DEFAULTS) != revision(model, DEFAULTS)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "argument"),
+    [("quantization", "fp8", "--quantization"), ("kvCacheDtype", "fp8", "--kv-cache-dtype")],
+)
+def test_a_data_type_of_the_engine_is_an_argument_and_a_new_revision(field: str, value: str, argument: str) -> None:
+    plain = inference_model(source=CLAIM)
+    changed = inference_model({"engine": {field: value}}, source=CLAIM)
+    assert revision(changed, DEFAULTS) != revision(plain, DEFAULTS)
+    before, after = (
+        find(render(model, DEFAULTS), "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]["containers"][0]["args"]
+        for model in (plain, changed)
+    )
+    place = after.index(argument)
+    assert after[place : place + 2] == [argument, value]
+    assert after[:place] + after[place + 2 :] == before
+    default = inference_model({"engine": {"quantization": None, "kvCacheDtype": "auto"}}, source=CLAIM)
+    assert render(default, DEFAULTS) == render(plain, DEFAULTS)
+
+
 def test_the_hub_token_is_in_the_fetch_pod_only() -> None:
     source = {"huggingFace": HUB["huggingFace"] | {"tokenSecretRef": {"name": "hub"}}}
     manifests = render(inference_model(source=source), DEFAULTS)

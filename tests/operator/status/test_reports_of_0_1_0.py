@@ -104,6 +104,7 @@ async def test_a_ready_replica_appears_in_the_status() -> None:
     assert replica["phase"] == "Ready"
     assert (replica["ranks"], replica["readyRanks"]) == (2, 2)
     assert (replica["transport"], replica["epoch"], replica["restarts"]) == ("P2P/IPC", said["epoch"], 1)
+    assert "dataTypes" not in replica
     assert replica["timings"] == {"rendezvous": 0.5, "load": 3.0, "total": 8.0}
     assert replica["startupSeconds"] == 8.0
     assert replica["lastFailure"] == {

@@ -28,7 +28,8 @@ FAILURE = {
 
 def test_the_status_of_a_model_that_serves() -> None:
     scene = Scene(TWO_PODS | {"replicas": 2}, source=CLAIM)
-    scene.leader_reports("qwen-r0", transport="gloo")
+    types = {"weights": "bfloat16", "kv_cache": "fp8_e4m3"}
+    scene.leader_reports("qwen-r0", transport="gloo", data_types=types)
     status = scene.status()
     InferenceModelStatus.model_validate(status)
     conditions = {each["type"]: (each["status"], each["reason"]) for each in status.pop("conditions")}
@@ -67,12 +68,13 @@ def test_the_status_of_a_model_that_serves() -> None:
         "ranks": 2,
         "nodes": ["node-0", "node-1"],
         "transport": "gloo",
+        "dataTypes": {"weights": "bfloat16", "kvCache": "fp8_e4m3"},
         "epoch": [1767265200000, 1],
         "restarts": 0,
         "startupSeconds": 8.0,
         "timings": {"rendezvous": 0.5, "load": 3.0, "total": 8.0},
     }
-    assert "transport" not in replicas[1]
+    assert not {"transport", "dataTypes"} & set(replicas[1])
 
 
 def test_deriving_twice_gives_the_same() -> None:
@@ -147,16 +149,35 @@ def test_failures_of_replaced_pods_are_not_reported() -> None:
     assert "lastFailure" not in replica
 
 
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        (None, None),
+        ("fp8", None),
+        ({"weights": 8, "bits": "4"}, None),
+        ({"weights": "fp8-block", "kv_cache": None}, {"weights": "fp8-block"}),
+        ({"weights": "w" * 2000, "kv_cache": "bfloat16"}, {"weights": "w" * 1023 + "…", "kvCache": "bfloat16"}),
+    ],
+)
+def test_data_types_that_are_not_text_are_left_out(reported: object, expected: dict[str, str] | None) -> None:
+    scene = Scene(source=CLAIM)
+    scene.leader_reports("qwen-r0", data_types=reported)
+    status = scene.status()
+    InferenceModelStatus.model_validate(status)
+    assert status["replicaStatuses"][0].get("dataTypes") == expected
+
+
 def test_reported_fields_of_a_ready_replica_stay_while_it_does_not_answer() -> None:
     scene = Scene(TWO_PODS, source=CLAIM)
-    scene.leader_reports("qwen-r0", transport="gloo", last_failure=FAILURE)
+    types = {"weights": "fp8-channel", "kv_cache": "bfloat16"}
+    scene.leader_reports("qwen-r0", transport="gloo", data_types=types, last_failure=FAILURE)
     before = scene.status()
     scene.reports["qwen-r0-0"] = Unreachable("timed out")
     assert scene.status(before) == before
     scene.not_ready("qwen-r0-0")
     (replica,) = scene.status(before)["replicaStatuses"]
     assert replica["phase"] == "Unknown"
-    assert "transport" not in replica
+    assert not {"transport", "dataTypes"} & set(replica)
     assert replica["lastFailure"]["message"] == "last words", "or it would be a new event"
 
 

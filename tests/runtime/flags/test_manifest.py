@@ -74,6 +74,8 @@ def test_fields_with_a_flag_of_the_same_meaning_set_it(
         parallelism={"tensor": 2},
         engine={
             "device": "cpu",
+            "quantization": "fp8",
+            "kvCacheDtype": "fp8",
             "args": [
                 *("--page-size=32", "--audit", "--log-format", "json", "--hf-overrides", '{"rope_theta": 5}'),
                 "--stall-timeout=9.5",
@@ -93,6 +95,8 @@ def test_fields_with_a_flag_of_the_same_meaning_set_it(
         "max-model-len": 512,
         "tp": 2,
         "device": "cpu",
+        "quantization": "fp8",
+        "kv-cache-dtype": "fp8",
         "page-size": 32,
         "hf-overrides": '{"rope_theta":5}',
         "audit": True,
@@ -191,6 +195,8 @@ def test_a_manifest_that_a_cluster_accepts_is_accepted(case: Case, tmp_path: Pat
         (smallest(engine={"args": ["--no-such"]}), "spec.engine.args: the engine has no argument --no-such"),
         (smallest(engine={"args": ["--page-size=x"]}), "spec.engine.args: argument --page-size: 'x' is not"),
         (smallest(engine={"args": ["--tp=2"]}), "spec.engine.args: --tp is set by another field"),
+        (smallest(engine={"args": ["--quantization=fp8"]}), "spec.engine.args: --quantization is set by another field"),
+        (smallest(engine={"kvCacheDtype": True}), "spec.engine.kvCacheDtype: True is not text"),
         (smallest(engine={"args": "--audit"}), "spec.engine.args: '--audit' is not a list"),
         (smallest(parallelism={"tensor": "2"}), "spec.parallelism.tensor: '2' is not a whole number"),
         (smallest(parallelism={"tensor": True}), "spec.parallelism.tensor: True is not a whole number"),
@@ -207,11 +213,23 @@ def test_an_error_names_the_file_and_the_field(
     assert message in err
 
 
-def test_a_value_out_of_range_is_refused_like_a_wrong_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _file(tmp_path, smallest(parallelism={"tensor": 0}))
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (smallest(parallelism={"tensor": 0}), "spec.parallelism.tensor: '0' is not a whole number"),
+        (
+            smallest(engine={"quantization": "awq"}),
+            "spec.engine.quantization: 'awq' is not one of fp8, fp8-block, int4",
+        ),
+    ],
+)
+def test_a_value_out_of_range_is_refused_like_a_wrong_flag(
+    model: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _file(tmp_path, model)
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "-f", str(path)])
-    assert f"{path}: spec.parallelism.tensor: '0' is not a whole number" in capsys.readouterr().err
+    assert f"{path}: {message}" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_on_the_hub_requires_a_directory(

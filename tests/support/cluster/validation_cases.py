@@ -103,6 +103,8 @@ EVERYTHING: Final[Object] = {
     "suspend": True,
     "engine": {
         "device": "cpu",
+        "quantization": "fp8",
+        "kvCacheDtype": "fp8",
         "image": "registry.example.com:5000/engine@sha256:" + "0" * 64,
         "args": ["--page-size=16", "--max-running", "64"],
         "env": [
@@ -159,6 +161,7 @@ _RIGHT: Final = (
     Case("smallest", smallest()),
     Case("everything", smallest(**EVERYTHING)),
     Case("image source", _source(image={"reference": "models.example.com/qwen:1", "path": "qwen/fp8"})),
+    Case("dummy weights in FP8 blocks", smallest(engine={"quantization": "fp8-block", "args": ["--dummy-weights"]})),
     Case("longest name", smallest("a" * 40)),
     Case("Network without gpusPerPod", smallest(parallelism={"tensor": 2, "interconnect": "Network"})),
     Case("all ranks in one pod", smallest(parallelism={"tensor": 2, "gpusPerPod": 2, "interconnect": "SharedPod"})),
@@ -293,6 +296,26 @@ _WRONG_SHAPES: Final = (
 )
 _WRONG_PODS: Final = (
     Case("device", smallest(engine={"device": "tpu"}), "spec.engine.device"),
+    Case("quantization", smallest(engine={"quantization": "awq"}), "spec.engine.quantization"),
+    Case(
+        "quantization of dummy weights only",
+        smallest(engine={"quantization": "int4", "args": ["--page-size=16"]}),
+        "spec.engine.quantization",
+        "fp8-block and int4 quantize dummy weights only",
+    ),
+    Case(
+        "quantization by a field and by an argument",
+        smallest(engine={"quantization": "fp8", "args": ["--quantization=fp8"]}),
+        "spec.engine.args",
+        "args names an option that follows from other fields",
+    ),
+    Case(
+        "data type of the KV cache as an argument",
+        smallest(engine={"args": ["--kv-cache-dtype", "fp8"]}),
+        "spec.engine.args",
+        "args names an option that follows from other fields",
+    ),
+    Case("data type of the KV cache", smallest(engine={"kvCacheDtype": "float8"}), "spec.engine.kvCacheDtype"),
     Case("image with a blank", smallest(engine={"image": "a b"}), "spec.engine.image"),
     Case(
         "option of the operator",
