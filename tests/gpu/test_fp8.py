@@ -20,7 +20,7 @@ from minisgl.models.decoder import Decoder
 from minisgl.models.weights import load_weights
 from minisgl.toy.tiny import write_tiny_checkpoint
 from support.kernels.decode_kernels import draw, poisoned_outputs
-from support.numerics.fake_quantization import fake_quantized
+from support.numerics.fake_quantization import fake_quantized, record_quantized_inputs
 from support.numerics.ranks import all_logits, load
 
 CUDA = torch.device("cuda")
@@ -111,11 +111,14 @@ def test_logits_are_close_to_those_of_the_same_quantization_in_float32(arch: str
         assert isinstance(layer.attention.qkv.weight, Fp8Weight) and isinstance(layer.attention.out.weight, Fp8Weight)
     exact_weights = load(checkpoint)
     sequences = [[int(token) for token in torch.randint(3, 500, (length,))] for length in (1, 7, 90, 300)]
-    expected = all_logits(fake_quantized(checkpoint), sequences)
-    ours = all_logits(model, sequences).float().cpu()
+    with record_quantized_inputs() as recorded:
+        ours = all_logits(model, sequences).float().cpu()
+    assert len(recorded) == 4 * len(model.layers)
+    expected = all_logits(fake_quantized(checkpoint, recorded=recorded), sequences)
     unquantized = all_logits(exact_weights, sequences)
     distance = float((ours - expected).norm() / expected.norm())
-    of_quantization = float((expected - unquantized).norm() / unquantized.norm())
+    by_itself = all_logits(fake_quantized(checkpoint), sequences)
+    of_quantization = float((by_itself - unquantized).norm() / unquantized.norm())
     ours_of_quantization = float((ours - unquantized).norm() / unquantized.norm())
     print(f"{arch}: {distance:.4f}, fake quantization {of_quantization:.4f}, ours {ours_of_quantization:.4f}")
     assert distance < 0.02

@@ -2,31 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 
-from minisgl.kernels.fp8_rows import dequantize_rows
+from minisgl.kernels.fp8_rows import Fp8Rows, dequantize_rows
 from minisgl.kernels.quantize_rows import quantize_rows
+from minisgl.layers.fp8_weight import Activations, Fp8Weight, fp8_product
 from minisgl.layers.linear import linear
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder, FeedForward
 from support.numerics.ranks import load
 
 
-def fake_quantized(checkpoint: Path, config: ModelConfig | None = None, *, per_row: bool = False) -> Decoder:
+def fake_quantized(
+    checkpoint: Path,
+    config: ModelConfig | None = None,
+    *,
+    per_row: bool = False,
+    recorded: list[torch.Tensor] | None = None,
+) -> Decoder:
     """A model on a CPU with dequantized weights, whose linear layers round their inputs to FP8 in blocks of 128, or
-    `per_row`. `config`: that of the checkpoint by default."""
+    `per_row`. `config`: that of the checkpoint by default.
+
+    `recorded`: the rounded inputs of another model's layers, in order. They replace those of this model, after a check
+    that they are as near to the exact inputs as its own. Rounding in 16 bits moves an input by 1/16 of a step of FP8,
+    which changes the direction of one rounding in thirty; after two layers the errors of two models that round by
+    themselves have little in common, and a comparison of them would show nothing.
+    """
     model = load(checkpoint, config=config)
+    order = None if recorded is None else iter(recorded)
     for layer in model.layers:
         assert isinstance(layer.feed_forward, FeedForward)
         layers = layer.attention.qkv, layer.attention.out, layer.feed_forward.gate_up, layer.feed_forward.down
         for each in layers:
             assert isinstance(each.weight, torch.Tensor)
-            each.forward = partial(_product, each.weight, each.bias, per_row)  # type: ignore[method-assign]
+            each.forward = partial(_product, each.weight, each.bias, per_row, order)  # type: ignore[method-assign]
     return model
 
 
-def _product(weight: torch.Tensor, bias: torch.Tensor | None, per_row: bool, x: torch.Tensor) -> torch.Tensor:
-    return linear(dequantize_rows(quantize_rows(x, per_row=per_row)), weight, bias)
+@contextmanager
+def record_quantized_inputs() -> Iterator[list[torch.Tensor]]:
+    """Record the rounded inputs of each product with an FP8 weight: float32 on the CPU, in the order of products."""
+    recorded: list[torch.Tensor] = []
+
+    def recording(
+        x: Activations, weight: Fp8Weight, bias: torch.Tensor | None = None, *, in_parts: bool = False
+    ) -> torch.Tensor:
+        rows = x if isinstance(x, Fp8Rows) else quantize_rows(x, per_row=weight.per_channel)
+        recorded.append(dequantize_rows(rows).float().cpu())
+        return fp8_product(x, weight, bias, in_parts=in_parts)
+
+    with mock.patch("minisgl.layers.linear.fp8_product", recording):
+        yield recorded
+
+
+def _product(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    per_row: bool,
+    order: Iterator[torch.Tensor] | None,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    rounded = dequantize_rows(quantize_rows(x, per_row=per_row))
+    if order is not None:
+        theirs = next(order)
+        assert (theirs - x).norm() <= 1.05 * (rounded - x).norm(), "the recorded inputs are not these, rounded to FP8"
+        rounded = theirs
+    return linear(rounded, weight, bias)
