@@ -13,18 +13,18 @@ dimensions that RoPE rotates, which turn by at most 0.07 radians in 65,536 token
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from minisgl import LLM, SamplingParams
-from minisgl.config import EngineArgs
+from minisgl.config import Device, EngineArgs
 from minisgl.models.decoder import Decoder
 from support.numerics.rounded_kv import RoundedKV, RoundedKVAttention
 
@@ -131,12 +131,13 @@ def write_retrieval_model(folder: Path) -> Path:
 
 def _directions(count: int, size: int, seed: int) -> torch.Tensor:
     """[count, size] unit vectors."""
-    return F.normalize(torch.randn(count, size, generator=torch.Generator().manual_seed(seed)), dim=-1)
+    random = torch.randn(count, size, generator=torch.Generator().manual_seed(seed))
+    return random.div(random.norm(dim=-1, keepdim=True))
 
 
 def _keys(count: int, seed: int) -> torch.Tensor:
     """[count, KV heads, key size] unit vectors: each KV head has keys of its own."""
-    return _directions(count * _KV_HEADS, _KEY_DIM, seed).unflatten(0, (count, _KV_HEADS))
+    return _directions(count * _KV_HEADS, _KEY_DIM, seed).view(count, _KV_HEADS, _KEY_DIM)
 
 
 def _codes() -> torch.Tensor:
@@ -148,8 +149,9 @@ def _near_keys(words: torch.Tensor) -> torch.Tensor:
     """[words * NEAR, KV heads, key size] unit vectors with cosine `NEARNESS` to those of their word."""
     words = words.repeat_interleave(NEAR, 0)
     other = _keys(len(words), seed=2)
-    other = F.normalize(other - (other * words).sum(-1, keepdim=True) * words, dim=-1)
-    return NEARNESS * words + (1 - NEARNESS**2) ** 0.5 * other
+    other -= (other * words).sum(-1, keepdim=True) * words
+    other /= other.norm(dim=-1, keepdim=True)
+    return words * NEARNESS + other * math.sqrt(1 - NEARNESS**2)
 
 
 def _embeddings() -> torch.Tensor:
@@ -209,12 +211,12 @@ def found_in_float32(model: Decoder, stacks: Sequence[Haystack], kv: RoundedKV) 
     return found
 
 
-def found_by_engine(checkpoint: Path, stacks: Sequence[Haystack], **options: Unpack[EngineArgs]) -> int:
+def found_by_engine(checkpoint: Path, stacks: Sequence[Haystack], device: Device, options: EngineArgs) -> int:
     """Number of prompts for which an engine decodes the right two words: it finds the first one with the kernels of
     prompts and the second one with those of decoding."""
-    length = len(stacks[0].context) + 3
+    options = options | EngineArgs(max_model_len=len(stacks[0].context) + 3)
     found = 0
-    with LLM(str(checkpoint), detokenize=False, max_model_len=length, **options) as llm:
+    with LLM(str(checkpoint), device=device, detokenize=False, **options) as llm:
         params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
         for stack in stacks:
             # First alone, so that the others find the context in a prefix cache.
