@@ -5,22 +5,26 @@
 #
 # torch's caching allocator, which puts many tensors into one allocation and so hides accesses out of bounds, is turned
 # off. Graphs cannot be captured without it, so the tests that capture graphs run separately, with the allocator.
-# Files are checked at the same time, as most of it is work of the host. PYTHON is an interpreter with pytest.
+# Kernels are slow under it in proportion to their accesses to memory, so tests run at small sizes (tests/support/
+# kernels/sizes.py). Files are checked at the same time. PYTHON is an interpreter with pytest.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:?set OUT to a directory for the results}
 PYTHON=${PYTHON:-python3}
 SECONDS_EACH=${SECONDS_EACH:-480}
+export MINISGL_SMALL_GPU_TESTS=1
+# Threads of many processes at the same time would only wait for each other.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 mkdir -p "$OUT"
 : >"$OUT/sanitize.log"
 
 checked() { # NAME MARKERS FILE...: pytest under the sanitizer
   local name=$1 markers=$2 log began code
   shift 2
-  log=$OUT/sanitize-$(basename "${name//[ :]/-}").log
+  log=$OUT/sanitize-$(basename "${name//[ :,]/-}").log
   began=$(date +%s)
   timeout --kill-after=20 "$SECONDS_EACH" compute-sanitizer --tool memcheck --error-exitcode 9 --print-limit 20 \
-    "$PYTHON" -m pytest -q -m "$markers" -p no:cacheprovider -o addopts= --import-mode=importlib "$@" >"$log" 2>&1
+    "$PYTHON" -m pytest -v -m "$markers" -p no:cacheprovider -o addopts= --import-mode=importlib "$@" >"$log" 2>&1
   code=$?
   {
     echo "$name: exit code $code after $(($(date +%s) - began)) s"
@@ -32,6 +36,7 @@ checked() { # NAME MARKERS FILE...: pytest under the sanitizer
 files=("$@")
 [ $# -gt 0 ] || files=(
   tests/gpu/test_{pointwise,linear,batch_linear,experts,decode_kernels,balanced_decode,cascade,sampling,resample}.py
+  tests/gpu/test_{fp8,fp8_kv}.py
   # Ranks that wait for each other might wait forever.
   tests/gpu/test_one_shot_all_reduce.py::test_one_rank_alone
 )
@@ -39,9 +44,11 @@ running=()
 for file in "${files[@]}"; do
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 checked "$file" "gpu and not captures" "$file" &
   running+=($!)
+  if grep -q pytest.mark.captures "${file%%::*}"; then
+    checked "$file, graphs" "gpu and captures" "$file" &
+    running+=($!)
+  fi
 done
-checked "tests that capture graphs" "gpu and captures" "${files[@]}" &
-running+=($!)
 status=0
 for each in "${running[@]}"; do
   wait "$each" || status=1

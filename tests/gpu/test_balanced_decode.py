@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.engine.engine import create_engine
 from minisgl.wire.plan import StepPlan
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
+from support.kernels.sizes import sized, sized_device
 from support.numerics.gpu_engine import (
     Answer,
     answer,
@@ -26,7 +28,7 @@ from support.numerics.gpu_engine import (
 from support.numerics.random_load import RandomLoad, config
 from support.plans import Segment, make_plan, new_row
 
-LENGTHS = np.random.default_rng(0).integers(1, 2000, 70).tolist()
+LENGTHS = np.random.default_rng(0).integers(1, sized(2000, 500), sized(70, 20)).tolist()
 SHAPES_OF_BATCHES = {
     "many": (*LENGTHS, 1, 2, 31, 32, 33, 63, 64, 65, 2047),
     "few": (5, 1900, 64),
@@ -34,6 +36,7 @@ SHAPES_OF_BATCHES = {
     "short": tuple(range(1, 40)),
     "one long row among short ones": (*range(1, 20), 2000, *range(1, 20)),
 }
+GROUPS = (1, 2, 4, 5, 7, 8, 16)
 
 
 def _shape(
@@ -62,15 +65,20 @@ def _shape(
 def _check(shape: AttentionShape, decode: tuple[int, ...]) -> None:
     """Unowned pages and positions that are not written yet are NaN."""
     case = DenseCase(shape, Sequences(decode=decode))
-    result = case.run(TorchPrefill(shape), BalancedDecode(shape, None)).double().cpu()
+    with sized_device():
+        result = case.run(TorchPrefill(shape), BalancedDecode(shape, None)).double().cpu()
     expected = case.expected()
     assert result.isfinite().all()
     assert float((result - expected).norm() / expected.norm()) < 1e-2
     torch.testing.assert_close(result, expected, atol=3e-2, rtol=3e-2)
 
 
-@pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8, 16])
-@pytest.mark.parametrize("name", SHAPES_OF_BATCHES)
+@pytest.mark.parametrize(
+    ("name", "group"),
+    sized(
+        list(product(SHAPES_OF_BATCHES, GROUPS)), [*product(["many"], GROUPS), *product([*SHAPES_OF_BATCHES][1:], [2])]
+    ),
+)
 def test_attention_matches_float64(name: str, group: int) -> None:
     _check(_shape(group), SHAPES_OF_BATCHES[name])
 
@@ -111,8 +119,9 @@ def test_few_rows_go_to_the_other_backend() -> None:
 def test_a_graph_replays_for_other_lengths_and_gives_the_same_each_time() -> None:
     shape = _shape(kv_heads=8)
     decode = BalancedDecode(shape, None)
+    longest = sized(2000, 300)
     first, *others = (
-        DenseCase(shape, Sequences(decode=np.random.default_rng(seed).integers(1, 2000, 40).tolist()), seed=seed)
+        DenseCase(shape, Sequences(decode=np.random.default_rng(seed).integers(1, longest, 40).tolist()), seed=seed)
         for seed in range(4)
     )
     pages = max(case.kv.keys.shape[1] for case in (first, *others))
@@ -132,7 +141,8 @@ def test_a_graph_replays_for_other_lengths_and_gives_the_same_each_time() -> Non
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         load(first)
-        decode.prepare(batch)
+        with sized_device():
+            decode.prepare(batch)
         decode.begin(batch)
         decode.decode(0, kv, first.q, out)
         stream.synchronize()
@@ -146,7 +156,7 @@ def test_a_graph_replays_for_other_lengths_and_gives_the_same_each_time() -> Non
         for case in others:
             load(case)
             results = []
-            for _ in range(20):
+            for _ in range(sized(20, 3)):
                 out.fill_(torch.nan)
                 graph.replay()
                 results.append(out.clone())
@@ -184,11 +194,12 @@ def _answer(checkpoint: Path, plans: list[StepPlan], **settings: object) -> Answ
 @pytest.mark.captures
 def test_a_graph_is_bitwise_equal_to_an_eager_step_and_tokens_match_the_reference(checkpoint: Path) -> None:
     _shape()
-    plans = _plans(20)
+    steps = sized(20, 8)
+    plans = _plans(steps)
     eager, replayed = (
         _answer(checkpoint, plans, attention_backend="balanced", cuda_graph_max_batch=size) for size in (0, ROWS)
     )
-    assert (eager.stats.graph_replays, replayed.stats.graph_replays) == (0, 19)
+    assert (eager.stats.graph_replays, replayed.stats.graph_replays) == (0, steps - 1)
     assert_bitwise_equal(eager, replayed)
     assert_equal_where_the_gap_allows(plans, _answer(checkpoint, plans, attention_backend="torch"), eager)
 
@@ -199,6 +210,6 @@ def test_random_load(checkpoint: Path) -> None:
     _shape()
     settings = config(checkpoint, "cuda", rows=24, longest=512, max_step_tokens=1024, attention_backend="balanced")
     engine = create_engine(settings)
-    RandomLoad(engine, max_step_tokens=1024, seed=1).run(seconds=10)
+    RandomLoad(engine, max_step_tokens=1024, seed=1).run(seconds=sized(10, 3))
     assert engine.stats.decode_backend == "balanced"
     engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from minisgl.scheduler import shared_prefixes
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
+from support.kernels.sizes import sized
 from support.numerics.gpu_engine import (
     Answer,
     answer,
@@ -36,11 +38,31 @@ def _range(*limits: int) -> np.ndarray:
     return np.arange(*limits, dtype=np.int32)
 
 
-LENGTHS = (*range(513, 593), 3, 700, 64, 65, *range(1025, 1040), 1, 2000)
-"""80 rows, rows of their own, 15 rows, rows of their own."""
-TWO_GROUPS = Sequences(decode=LENGTHS, prefixes=(SharedPrefix(4, _range(80)), SharedPrefix(8, _range(84, 99))))
-ONE_GROUP = Sequences(decode=LENGTHS, prefixes=(SharedPrefix(3, _ints(*range(1, 82, 2), *range(85, 99, 2))),))
+LENGTHS = sized(
+    (*range(513, 593), 3, 700, 64, 65, *range(1025, 1040), 1, 2000),
+    (*range(129, 199), 3, 200, 64, 65, 1153, 1170, 1217, 1, 300),
+)
+"""80 rows, rows of their own, 15 rows, rows of their own. Small: 70 and 3 rows."""
+TWO_GROUPS = Sequences(
+    decode=LENGTHS,
+    prefixes=sized(
+        (SharedPrefix(4, _range(80)), SharedPrefix(8, _range(84, 99))),
+        # The longer prefix is divided into two parts.
+        (SharedPrefix(2, _range(70)), SharedPrefix(18, _range(74, 77))),
+    ),
+)
+ONE_GROUP = Sequences(
+    decode=LENGTHS,
+    prefixes=(
+        sized(
+            SharedPrefix(3, _ints(*range(1, 82, 2), *range(85, 99, 2))),
+            SharedPrefix(1, _ints(*range(1, 72, 2), 74, 76)),
+        ),
+    ),
+)
 NO_GROUP = Sequences(decode=LENGTHS)
+GROUPS = (1, 2, 4, 5, 7, 8, 16)
+SEQUENCES = {"two_groups": TWO_GROUPS, "one_group": ONE_GROUP, "no_group": NO_GROUP}
 
 
 def _shape(
@@ -79,11 +101,16 @@ def _check(shape: AttentionShape, sequences: Sequences) -> None:
     torch.testing.assert_close(result, expected, atol=3e-2, rtol=3e-2)
 
 
-@pytest.mark.parametrize("group", [1, 2, 4, 5, 7, 8, 16])
-@pytest.mark.parametrize("sequences", [TWO_GROUPS, ONE_GROUP, NO_GROUP], ids=["two_groups", "one_group", "no_group"])
-def test_attention_matches_float64(sequences: Sequences, group: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "group"),
+    sized(
+        list(product(SEQUENCES, GROUPS)),
+        [*product(["two_groups"], GROUPS), ("one_group", 2), ("no_group", 2)],
+    ),
+)
+def test_attention_matches_float64(name: str, group: int) -> None:
     """Unowned pages and positions that are not written yet are NaN."""
-    _check(_shape(group), sequences)
+    _check(_shape(group), SEQUENCES[name])
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 64])
@@ -165,7 +192,10 @@ OWN = [np.random.default_rng(row).integers(3, 500, 5 + 9 * row).tolist() for row
 """Row 0 holds the shared pages; the last four rows do not share them."""
 
 
-def _plans(*, shared: bool, pausing: bool, steps: int = 12) -> list[StepPlan]:
+STEPS = sized(12, 8)
+
+
+def _plans(*, shared: bool, pausing: bool) -> list[StepPlan]:
     """One prompt, then all others behind its pages, then decode steps of all rows. `pausing`: without row 3 in every
     other one, which is padded then."""
     sharing = range(ROWS - 4)
@@ -176,7 +206,7 @@ def _plans(*, shared: bool, pausing: bool, steps: int = 12) -> list[StepPlan]:
     prefill += [Segment(row, len(SHARED), OWN[row]) for row in sharing if row]
     prefill += [Segment(row, 0, prompts[row]) for row in range(ROWS - 4, ROWS)]
     plans = [make_plan(0, prefill=prefill, pages=pages, rows=[new_row(row) for row in range(ROWS)])]
-    for step in range(1, steps):
+    for step in range(1, STEPS):
         rows = [row for row in range(ROWS) if not pausing or step % 2 or row != 3]
         groups = [SharedPrefix(3, _ints(*(i for i, row in enumerate(rows) if row in sharing)))]
         missed = (step - 1) // 2 if pausing else 0
@@ -196,7 +226,7 @@ def _answer(checkpoint: Path, plans: list[StepPlan], **settings: object) -> Answ
 def test_tokens_match_rows_without_shared_reads(checkpoint: Path) -> None:
     plans = [_plans(shared=shared, pausing=True) for shared in (False, True)]
     plain, shared = (_answer(checkpoint, part) for part in plans)
-    assert plain.stats.cascade_steps == 0 and shared.stats.cascade_steps == 11
+    assert plain.stats.cascade_steps == 0 and shared.stats.cascade_steps == STEPS - 1
     assert_equal_where_the_gap_allows(plans[0], plain, shared)
 
 
@@ -204,10 +234,10 @@ def test_tokens_match_rows_without_shared_reads(checkpoint: Path) -> None:
 def test_a_graph_is_bitwise_equal_to_an_eager_step(checkpoint: Path) -> None:
     plans = _plans(shared=True, pausing=False)
     eager, replayed = (_answer(checkpoint, plans, cuda_graph_max_batch=size) for size in (0, ROWS))
-    assert eager.stats.cascade_steps == replayed.stats.cascade_steps == 11
+    assert eager.stats.cascade_steps == replayed.stats.cascade_steps == STEPS - 1
     if replayed.stats.decode_backend == "torch":
         pytest.skip("no backend that can be captured is here")
-    assert (eager.stats.graph_replays, replayed.stats.graph_replays) == (0, 11)
+    assert (eager.stats.graph_replays, replayed.stats.graph_replays) == (0, STEPS - 1)
     assert_bitwise_equal(eager, replayed)
 
 
@@ -217,6 +247,6 @@ def test_random_load_with_groups_of_all_sizes(checkpoint: Path, monkeypatch: pyt
     for name, value in (("MIN_GROUP_ROWS", 2), ("MIN_SAVED_TOKENS", 1), ("MIN_SAVED_SHARE", 0.0)):
         monkeypatch.setattr(shared_prefixes, name, value)
     engine = create_engine(config(checkpoint, "cuda", rows=24, longest=512, max_step_tokens=1024))
-    RandomLoad(engine, max_step_tokens=1024, seed=1).run(seconds=15)
+    RandomLoad(engine, max_step_tokens=1024, seed=1).run(seconds=sized(15, 3))
     engine.close()
     assert engine.stats.cascade_steps

@@ -18,6 +18,7 @@ from support.kernels.decode_kernels import (
     check_split_decode,
     draw,
 )
+from support.kernels.sizes import sized
 
 CUDA = torch.device("cuda")
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -135,7 +136,8 @@ def test_split_decode_that_rotates_and_stores(
 def test_a_long_chain_of_early_launches_equals_the_chain_with_waits(rows: int) -> None:
     """Every kernel reads what the one before wrote, and memory is used again and again: a kernel that does not wait,
     or writes too early, changes the result of one of many replays."""
-    hidden, heads, layers = 1024, 8, 12
+    hidden, heads, layers = 1024, 8, sized(12, 4)
+    replays = sized(200, 3)
     dtype = torch.bfloat16
     qkv_weights = [draw(3 * hidden + i, hidden, dtype=dtype, device=CUDA, scale=0.03)[i:] for i in range(layers)]
     weights = [draw(hidden + i, hidden, dtype=dtype, device=CUDA, scale=0.03)[i:].contiguous() for i in range(layers)]
@@ -179,13 +181,13 @@ def test_a_long_chain_of_early_launches_equals_the_chain_with_waits(rows: int) -
         graph.capture_begin()
         result = chain()
         graph.capture_end()
-        for _ in range(200):
+        for _ in range(replays):
             keys.zero_()
             values.zero_()
             graph.replay()
         stream.synchronize()
         differ = torch.zeros((), dtype=torch.int64, device=CUDA)
-        for _ in range(200):
+        for _ in range(replays):
             result.fill_(torch.nan)
             graph.replay()
             differ += (result != expected).sum()
@@ -198,7 +200,7 @@ def test_a_long_chain_of_early_launches_equals_the_chain_with_waits(rows: int) -
 @pytest.mark.parametrize("rows", [1, 3])
 def test_layers_with_attention_in_a_graph_equal_layers_with_waits(rows: int) -> None:
     """The kernel that rotates, stores and attends reads the pool while the projection before it still runs."""
-    hidden, q_heads, kv_heads, head_dim, layers = 1024, 8, 4, 64, 12
+    hidden, q_heads, kv_heads, head_dim, layers = 1024, 8, 4, 64, sized(12, 3)
     dtype, page, length = torch.bfloat16, 64, 200
     width = (q_heads + 2 * kv_heads) * head_dim
     qkv_weights = [
@@ -249,7 +251,7 @@ def test_layers_with_attention_in_a_graph_equal_layers_with_waits(rows: int) -> 
         result = chain(wait=False)
         graph.capture_end()
         differ = torch.zeros((), dtype=torch.int64, device=CUDA)
-        for _ in range(300):
+        for _ in range(sized(300, 3)):
             keys.copy_(history[0])
             values.copy_(history[1])
             result.fill_(torch.nan)

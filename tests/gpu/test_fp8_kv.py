@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +19,18 @@ from minisgl.kernels.stored_kv import FP8
 from minisgl.wire.shared_prefixes import SharedPrefix
 from support.kernels.decode_kernels import check_rotate_and_store, check_rotated_split_decode, check_split_decode
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
+from support.kernels.sizes import sized, sized_device
 from support.numerics.gpu_engine import answer, assert_bitwise_equal, engine_config
 from support.plans import Segment, make_plan, new_row
 
 CUDA = torch.device("cuda")
+FIRST_ROWS, OTHER_ROWS = (np.arange(*sized(*rows), dtype=np.int32) for rows in (((80,), (50,)), ((84, 99), (54, 60))))
 SHARED = Sequences(
-    decode=tuple(range(300, 400)),
-    prefixes=(SharedPrefix(4, np.arange(80, dtype=np.int32)), SharedPrefix(3, np.arange(84, 99, dtype=np.int32))),
+    decode=tuple(sized(range(300, 400), range(150, 211))),
+    prefixes=(SharedPrefix(sized(4, 2), FIRST_ROWS), SharedPrefix(sized(3, 1), OTHER_ROWS)),
 )
 MANY = (700, 1, 2, 31, 32, 33, 63, 64, 65, 2047, 17, 900, 128, 129)
+BATCHES = {"many": MANY, "one": (1234,), "short": tuple(range(1, 40))}
 
 
 def _shape(group: int = 5, head_dim: int = 128, page_size: int = 64, kv_heads: int = 2) -> AttentionShape:
@@ -50,14 +54,18 @@ def _assert_close(result: torch.Tensor, case: DenseCase) -> None:
 
 @pytest.mark.parametrize("page_size", [16, 64])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("group", [1, 5, 8])
-@pytest.mark.parametrize("decode", [MANY, (1234,), tuple(range(1, 40))], ids=["many", "one", "short"])
-def test_balanced_decode(decode: tuple[int, ...], group: int, head_dim: int, page_size: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "group"),
+    sized(list(product(BATCHES, [1, 5, 8])), [("many", 1), ("many", 5), ("many", 8), ("short", 5)]),
+)
+def test_balanced_decode(name: str, group: int, head_dim: int, page_size: int) -> None:
     shape = _shape(group, head_dim, page_size)
     if reason := balanced_backend.why_not(shape):
         pytest.skip(reason)
-    case = DenseCase(shape, Sequences(decode=decode))
-    _assert_close(case.run(TorchPrefill(shape), BalancedDecode(shape, None)), case)
+    case = DenseCase(shape, Sequences(decode=BATCHES[name]))
+    with sized_device():
+        result = case.run(TorchPrefill(shape), BalancedDecode(shape, None))
+    _assert_close(result, case)
 
 
 @pytest.mark.parametrize("sequences", [SHARED, Sequences(decode=MANY)], ids=["two_groups", "no_group"])
@@ -82,7 +90,7 @@ def test_prefill(segments: tuple[tuple[int, int], ...]) -> None:
 
 
 @pytest.mark.parametrize(("group", "head_dim"), [(5, 128), (7, 64), (4, 256)])
-@pytest.mark.parametrize("lengths", [(1,), (1028,), (64, 65, 700, 5000)])
+@pytest.mark.parametrize("lengths", [(1,), (1028,), (64, 65, 700, sized(5000, 2100))])
 def test_split_decode(lengths: tuple[int, ...], group: int, head_dim: int) -> None:
     check_split_decode(
         CUDA, lengths=lengths, kv_heads=2, group=group, head_dim=head_dim, page_size=64, dtype=torch.bfloat16,
@@ -110,7 +118,8 @@ def test_graphs_are_bitwise_equal_to_eager_steps(checkpoint: Path, rows: int) ->
     prompts = [list(range(3, 8 + 13 * row)) for row in range(rows)]
     prefill = [Segment(row, 0, prompt) for row, prompt in enumerate(prompts)]
     plans = [make_plan(0, prefill=prefill, pages=pages, rows=[new_row(row) for row in range(rows)])]
-    for step in range(1, 12):
+    steps = sized(12, 8)
+    for step in range(1, steps):
         plans.append(make_plan(step, decode=[(row, len(prompt) + step - 1) for row, prompt in enumerate(prompts)]))
     eager, replayed = (
         answer(
@@ -122,5 +131,5 @@ def test_graphs_are_bitwise_equal_to_eager_steps(checkpoint: Path, rows: int) ->
         )
         for size in (0, rows)
     )  # fmt: skip
-    assert replayed.stats.graph_replays == 11
+    assert replayed.stats.graph_replays == steps - 1
     assert_bitwise_equal(eager, replayed)
