@@ -23,8 +23,9 @@ checked() { # NAME MARKERS FILE...: pytest under the sanitizer
   shift 2
   log=$OUT/sanitize-$(basename "${name//[ :,]/-}").log
   began=$(date +%s)
+  # cuDNN's attention, which some tests compare with, reads masks of booleans four bytes at a time, beyond their end.
   timeout --kill-after=20 "$SECONDS_EACH" compute-sanitizer --tool memcheck --error-exitcode 9 --print-limit 20 \
-    "$PYTHON" -m pytest -v -m "$markers" -p no:cacheprovider -o addopts= --import-mode=importlib "$@" >"$log" 2>&1
+    --kernel-name-exclude kns=cudnn_generated "$PYTHON" -m pytest -v -m "$markers" -p no:cacheprovider -o addopts= --import-mode=importlib "$@" >"$log" 2>&1
   code=$?
   {
     echo "$name: exit code $code after $(($(date +%s) - began)) s"
