@@ -38,6 +38,12 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]
+{{- if .Values.rollouts.dryRun }}
+# Only in dry runs, which create nothing: whether admission accepts the pods of a new revision.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [create]
+{{- end }}
 # Only Events explain why a pod does not start.
 - apiGroups: [""]
   resources: [events]

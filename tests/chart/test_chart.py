@@ -75,11 +75,21 @@ def test_the_role_covers_exactly_the_kinds_of_children() -> None:
     written = {
         (group, resource)
         for rule in role["rules"]
-        if "create" in rule["verbs"] and rule["resources"] != ["events"]
+        if "create" in rule["verbs"] and rule["resources"] not in (["events"], ["pods"])
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
     assert written == children
+
+
+@pytest.mark.parametrize(("name", "kind"), [("default", "ClusterRole"), ("namespaced", "Role")])
+def test_dry_runs_of_pods_can_be_turned_off(name: str, kind: str) -> None:
+    def verbs(values: Object) -> set[str]:
+        rules = [rule for role in of_kind(rendered(values), kind) for rule in role["rules"]]
+        return {verb for rule in rules if "pods" in rule["resources"] for verb in rule["verbs"]}
+
+    assert verbs(MATRIX[name]) == {"list", "watch", "delete", "create"}
+    assert verbs(MATRIX[name] | {"rollouts": {"dryRun": False}}) == {"list", "watch", "delete"}
 
 
 def test_a_list_of_namespaces_needs_no_permissions_in_other_ones() -> None:

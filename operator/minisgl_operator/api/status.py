@@ -172,6 +172,21 @@ class AutoscalingStatus(ApiModel):
     """Time since which fewer replicas suffice."""
 
 
+class AdmissionStatus(ApiModel):
+    """The last dry run of the creation of a pod, before a replica that serves is drained."""
+
+    revision: Text
+    """Revision of the pod."""
+    result: Text
+    """Accepted, Refused, NoAnswer (tried again) or Skipped (the rollout goes on without an answer)."""
+    message: Message | None = None
+    """Response of the API server, or the reason why the check was skipped."""
+    attempts: Count | None = None
+    """Dry runs that were refused or had no answer."""
+    retry_at: datetime | None = None
+    """Time of the next dry run."""
+
+
 class RolloutStatus(ApiModel):
     """The rollout in progress, or the last one."""
 
@@ -180,13 +195,15 @@ class RolloutStatus(ApiModel):
     stable_revision: Text | None = None
     """The last revision that all replicas had, and with which one served."""
     started_at: datetime | None = None
-    """Time at which the first replica of the revision got pods."""
+    """Time at which the first replica of the revision got pods, or at which they were first refused."""
     served: bool | None = None
     """True if a replica of the revision has served."""
     failure: Message | None = None
     """Reason why the revision was given up."""
     strategy: Text | None = None
     """Surge, Recreate, or NoRoom, which is Recreate because an additional replica got no nodes."""
+    admission: AdmissionStatus | None = None
+    """Whether the API server accepts pods of the revision; absent until a replica that serves would be drained."""
 
 
 class InferenceModelStatus(ApiModel):

@@ -22,13 +22,14 @@ from minisgl_operator.api.objects import (
 from minisgl_operator.api.text import quote
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts import fetch_status as fetches
+from minisgl_operator.facts.admission import Admission, admission_of
 from minisgl_operator.facts.autoscaling import Decision, Load, until_next_decision
 from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
 from minisgl_operator.facts.gang import GangStarts, is_placed_together
 from minisgl_operator.facts.history import History
 from minisgl_operator.facts.load import load_of
 from minisgl_operator.facts.lost_nodes import Ending, ending
-from minisgl_operator.facts.observed import Observed
+from minisgl_operator.facts.observed import DryRun, Observed
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
 from minisgl_operator.facts.pods import cannot_run, component, containers_started, replica_name, serves_status
 from minisgl_operator.facts.progress import Progress, progress_of
@@ -123,7 +124,37 @@ class Facts:
         """Progress of the rollout of the spec's revision."""
         revision = self.spec_template.revision
         replicas, _ = existing_replicas(self.model.name, self.observed, self.routing, revision)
-        return progress_of(revision, self._recorded_rollout, replicas, self.model.spec.rollout, self.now)
+        before, after = (self._admission_of(revision, answer) for answer in (None, self.observed.dry_run))
+        refusal = after.message if after.refused else "" if before.refused else None
+        return progress_of(revision, self._recorded_rollout, replicas, self.model.spec.rollout, self.now, refusal)
+
+    @cached_property
+    def admission(self) -> Admission:
+        """What dry runs have shown about pods of the current revision."""
+        return self._admission_of(self.revision, self.observed.dry_run)
+
+    def _admission_of(self, revision: str, answer: DryRun | None) -> Admission:
+        return admission_of(revision, self._recorded_rollout, answer, self.now)
+
+    @cached_property
+    def replica_to_check(self) -> Replica | None:
+        """A replica that serves and that the rollout must not drain before a dry run has shown that the API server
+        accepts its new pods; None if nothing waits for that."""
+        if not self.startable or self.is_paused or self.admission.allows:
+            return None
+        serving = [each for each in self.replicas if each.has_old_template and not each.out_of_service]
+        no_room = self.model.spec.rollout.strategy == "Auto" and auto_strategy(self.replicas, self.now) == "NoRoom"
+        # Without room for an additional replica, one that serves would be drained next.
+        waits = no_room or any(not each.out_of_service for each in self._replaceable)
+        return next(iter(serving), None) if waits else None
+
+    @property
+    def seconds_until_check(self) -> float | None:
+        """Seconds until the next dry run; None if none is needed."""
+        retry_at = self.admission.retry_at
+        if self.replica_to_check is None or retry_at is None:
+            return None
+        return max(0.0, (retry_at - self.now).total_seconds())
 
     @property
     def seconds_until_deadline(self) -> float | None:
@@ -172,7 +203,8 @@ class Facts:
     def _selection(self) -> Selection:
         # Before the model is cached no replica is replaced, so a scale-down need not wait for the download.
         # An additional replica may still prove the revision until the deadline.
-        failed = self._is_known_to_fail and (self.strategy != "Surge" or self.progress.failure_recorded)
+        known = self._is_known_to_fail or self.admission.refused
+        failed = known and (self.strategy != "Surge" or self.progress.failure_recorded)
         rollout: Rollout = self.strategy if self.startable and not failed and not self.is_paused else ""
         return select(self.model.name, self.observed, self.routing, self.wanted, self.revision, rollout)
 
@@ -217,7 +249,8 @@ class Facts:
         """The strategy to record. NoRoom takes effect once it is recorded: it removes the replica that shows it."""
         if self.model.spec.rollout.strategy != "Auto" or self.strategy == "NoRoom":
             return self.strategy
-        return auto_strategy(self.replicas, self.now)
+        found = auto_strategy(self.replicas, self.now)
+        return "Surge" if found == "NoRoom" and not self.admission.allows else found
 
     @property
     def _recorded_rollout(self) -> Mapping[str, Any]:
@@ -231,6 +264,13 @@ class Facts:
 
     @cached_property
     def replicas_to_replace(self) -> tuple[Replica, ...]:
+        """Replicas that get the current template in place now."""
+        allowed = self.admission.allows or all(replica.out_of_service for replica in self._replaceable)
+        return self._replaceable if allowed else ()
+
+    @cached_property
+    def _replaceable(self) -> tuple[Replica, ...]:
+        """Replicas whose turn it is, whether or not the API server accepts their pods."""
         failed = self.revision_has_failed or self.is_paused
         return replicas_to_replace(self.replicas, failed, surge=self.strategy == "Surge")
 

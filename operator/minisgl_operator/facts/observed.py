@@ -39,6 +39,17 @@ class Rejection:
 
 
 @dataclass(frozen=True)
+class DryRun:
+    """The API server's response to the dry run of a pod of `revision`: HTTP status, 0 without a response; reason and
+    message of an error."""
+
+    revision: str
+    status: int
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class Observed:
     """One model and everything that belongs to it, at one moment.
 
@@ -54,6 +65,7 @@ class Observed:
     read_by_others: directories of the model's own cache that other models read as `source.pvc`; "" for all of it.
     nodes: nodes of the pods, without those that do not exist; None if the operator cannot read nodes.
     rejections: requests of the last plan that the API server rejected, or permissions that the operator lacks.
+    dry_run: the response to the dry run of the last plan; None without one.
     """
 
     model_object: Manifest
@@ -65,6 +77,7 @@ class Observed:
     read_by_others: frozenset[str] = frozenset()
     nodes: Nodes | None = None
     rejections: tuple[Rejection, ...] = ()
+    dry_run: DryRun | None = None
 
     def child(self, kind: str, name: str) -> Manifest | None:
         return self.children.get(Ref(kind, name))

@@ -42,6 +42,7 @@ _COMPONENT_OF_NAME: Final = {
 }
 _NOT_FOUND: Final = {"Secret": Reason.SECRET_NOT_FOUND, "ConfigMap": Reason.CONFIG_MAP_NOT_FOUND}
 _FORBIDDEN: Final = re.compile(r"is forbidden: (.*)")
+_DENIED: Final = re.compile(r"admission webhook .* denied the request.*")
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,19 @@ def creation_failure(messages: Iterable[str]) -> PodFailure | None:
         if invalid := _INVALID.search(message):
             pod, problem = invalid.groups()
             return PodFailure(Reason.POD_REFUSED, quote(problem), subject=_request_above_limit(pod, problem))
+        if denied := _DENIED.search(message):
+            return PodFailure(Reason.POD_REFUSED, quote(denied.group()))
     return None
+
+
+def pods_refused(stateful_set: Manifest, pods: int, events: Iterable[ObjectEvent]) -> bool:
+    """True if a StatefulSet lacks pods because the API server refuses them, for another reason than a full quota.
+    `pods`: number of those that exist."""
+    failed = [event.message for event in events if event.reason == "FailedCreate"]
+    if pods >= int(stateful_set["spec"]["replicas"]) or not failed:
+        return False
+    failure = creation_failure(failed[-1:])
+    return failure is not None and failure.reason != Reason.QUOTA_EXCEEDED
 
 
 def _request_above_limit(pod: str, problem: str) -> str:

@@ -18,7 +18,8 @@ class Progress:
     """State of the rollout of `revision`, which is the spec's.
 
     stable: the last revision that all replicas had and served; None if none is known.
-    started_at: time at which the first replica of the revision got pods; None before, and while rollouts are paused.
+    started_at: time at which the first replica of the revision got pods, or at which they were first refused; None
+        before, and while rollouts are paused.
     served: a replica of the revision has served.
     failure: reason why the revision was given up; "" if it was not.
     failure_recorded: the status has the failure. Only then is the revision rolled back: that removes what shows it.
@@ -40,9 +41,15 @@ class Progress:
 
 
 def progress_of(
-    revision: str, recorded: Mapping[str, Any], replicas: Iterable[Replica], settings: RolloutSpec, now: datetime
+    revision: str,
+    recorded: Mapping[str, Any],
+    replicas: Iterable[Replica],
+    settings: RolloutSpec,
+    now: datetime,
+    refusal: str | None = None,
 ) -> Progress:
-    """`recorded` is `status.rollout` as it was last written; the `replicas` have `revision` as their current one."""
+    """`recorded` is `status.rollout` as it was last written; the `replicas` have `revision` as their current one.
+    `refusal`: the message with which the API server refuses the pods of the revision, "" if that has just ended."""
     replicas = tuple(replicas)
     before = recorded if recorded.get("revision") == revision else {}
     new = [each for each in replicas if each.stateful_set is not None and not each.has_old_template]
@@ -54,8 +61,10 @@ def progress_of(
     started = parse_time(before["startedAt"]) if "startedAt" in before else None
     if settings.paused:
         started = None
-    elif started is None and any(each.size > 0 for each in new):
-        started = now
+    elif any(each.size > 0 for each in new) or refusal:
+        started = started or now
+    elif refusal == "":
+        started = None
     failure = "" if served else str(before.get("failure") or "")
     found = Progress(revision, stable, started, served, failure, failure_recorded=bool(failure))
     if served or found.failure or stable is None or settings.paused:
@@ -64,14 +73,18 @@ def progress_of(
     if failed is not None:
         return Progress(revision, stable, started, served, f"{failed.name} has failed{_last_output(failed)}")
     if found.seconds_until_deadline(settings, now) == 0:
-        text = f"no replica served within {settings.progress_deadline_seconds} s{_cause(new)}"
+        text = f"no replica served within {settings.progress_deadline_seconds} s{_cause(new, refusal)}"
         return Progress(revision, stable, started, served, text)
     return found
 
 
-def _cause(replicas: Iterable[Replica]) -> str:
+def _cause(replicas: Iterable[Replica], refusal: str | None) -> str:
     """The state of a pod that explains why no replica serves, as far as it is known."""
+    if refusal:
+        return f": the API server refuses its pods: {refusal}"
     for replica in replicas:
+        if replica.pods_refused:
+            return f": the API server refuses pods of {replica.name}"
         for pod in replica.pods:
             name = pod["metadata"]["name"]
             if is_unschedulable(pod):

@@ -13,6 +13,7 @@ from typing import Final, Literal, get_args
 from minisgl.wire.status import EnginePhase
 from minisgl_operator.api.objects import Manifest, controller_uid, has_condition, is_deleting
 from minisgl_operator.facts.observed import Observed, Report, Unreachable
+from minisgl_operator.facts.pod_failures import pods_refused
 from minisgl_operator.facts.pods import (
     cannot_run,
     component,
@@ -35,7 +36,8 @@ class Replica:
     """One replica, which may not exist yet.
 
     `report` is the leader's. `unreachable`: a pod has started, and its launcher did not answer the last probe.
-    `current_revision` is the revision that the spec asks for; `revision` is the replica's own.
+    `current_revision` is the revision that the spec asks for; `revision` is the replica's own. `pods_refused`: pods are
+    missing because the API server refuses them.
     """
 
     index: int
@@ -45,6 +47,7 @@ class Replica:
     pods: tuple[Manifest, ...]
     report: Report | None
     unreachable: bool
+    pods_refused: bool
     routing: Routing
 
     @cached_property
@@ -222,18 +225,21 @@ def replica_at(
     pods: tuple[Manifest, ...] = (),
 ) -> Replica:
     name = names.replica(model, index)
-    stateful_set = observed.child("StatefulSet", name)
+    live = observed.child("StatefulSet", name)
+    stateful_set = live if live is not None and _is_owned(live, observed) else None
     return Replica(
         index=index,
         name=name,
         current_revision=current_revision,
-        stateful_set=stateful_set if stateful_set is not None and _is_owned(stateful_set, observed) else None,
+        stateful_set=stateful_set,
         pods=pods,
         report=_leader_report(name, pods, observed),
         unreachable=any(
             containers_started(pod) and isinstance(observed.reports.get(pod["metadata"]["uid"]), Unreachable)
             for pod in pods
         ),
+        pods_refused=stateful_set is not None
+        and pods_refused(stateful_set, len(pods), observed.events_of(stateful_set)),
         routing=routing,
     )
 

@@ -21,7 +21,9 @@ def revision_has_failed(replicas: tuple[Replica, ...], known: bool) -> bool:
 
 
 def _cannot_start(replica: Replica) -> bool:
-    """True if it has failed for another reason than a lack of nodes."""
+    """True if it has failed for another reason than a lack of nodes or a full quota."""
+    if replica.pods_refused:
+        return True
     if replica.report is not None and replica.report.get("phase") == "Failed":
         return True
     return any(cannot_run(pod) and not is_unschedulable(pod) for pod in replica.pods)

@@ -53,7 +53,8 @@ def select(
     if any(replica.has_old_template and replica.serves is not False for replica in kept):
         if rollout in ("Recreate", "NoRoom"):
             # A quota may leave no room for any pod.
-            proving = [each for each in staying if _is_proving(each) and (rollout == "Recreate" or each.pods)]
+            stays = [each for each in staying if rollout == "Recreate" or each.pods or each.pods_refused]
+            proving = [each for each in stays if _is_proving(each)]
             kept += [replica for replica in staying[wanted:] if replica.serves is not False or replica in proving]
         elif rollout == "Surge":
             kept, size = _with_surge(staying, wanted)

@@ -31,9 +31,12 @@ def seconds_until_surge_ends(replicas: Iterable[Replica], now: datetime) -> floa
 
 
 def _end(replica: Replica) -> datetime | None:
-    """The time until which a new replica that lacks nodes may wait."""
+    """The time until which a new replica that lacks nodes may wait; None for another one. If the API server refuses its
+    pods, it would also refuse them in the place of an old replica."""
     live = replica.stateful_set
     if live is None or is_deleting(live) or replica.has_old_template:
+        return None
+    if replica.pods_refused:
         return None
     if replica.size and sum(bool(node_of(pod)) for pod in replica.pods) >= replica.size:
         return None

@@ -20,6 +20,7 @@ from minisgl_operator.facts.pods import node_of, replica_name, revision_of
 from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names, storage
 from minisgl_operator.render.availability import engine_budget
+from minisgl_operator.render.engine import first_pod
 from minisgl_operator.render.history import controller_revision
 
 _USED_BY_PODS: Final = frozenset({"PersistentVolumeClaim", "ServiceAccount"})
@@ -48,12 +49,24 @@ class Delete:
     lost_node: str | None = None
 
 
-Step = Apply | Delete
+@dataclass(frozen=True)
+class Check:
+    """Dry run of the creation of this pod of `revision`: what would admission refuse?"""
+
+    pod: Manifest
+    revision: str
+
+    @property
+    def ref(self) -> Ref:
+        return ref_of(self.pod)
+
+
+Step = Apply | Delete | Check
 
 
 def plan(facts: Facts) -> tuple[Step, ...]:
-    """Steps to send now, in this order: deletions first, then applies. More steps follow once the effect of these is
-    observed."""
+    """Steps to send now, in this order: deletions first, then applies, then a dry run. More steps follow once the
+    effect of these is observed."""
     if facts.model.metadata.deletion_timestamp is not None:
         return ()
     children = facts.observed.children
@@ -70,7 +83,15 @@ def plan(facts: Facts) -> tuple[Step, ...]:
             and ref.kind not in blocked
             and not (ref in children and is_deleting(children[ref]))
         ),
+        *_checks(facts),
     )
+
+
+def _checks(facts: Facts) -> Iterator[Check]:
+    """The dry run that must come before a replica that serves is drained."""
+    replica = facts.replica_to_check
+    if replica is not None and replica.stateful_set is not None and facts.admission.due(facts.now):
+        yield Check(first_pod(facts.model, facts.template, replica.stateful_set), facts.revision)
 
 
 def force_deletions(pods: Iterable[Manifest], nodes: Nodes | None, now: datetime) -> tuple[Delete, ...]:

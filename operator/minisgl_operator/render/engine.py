@@ -47,6 +47,29 @@ def stateful_set(model: InferenceModel, template: EngineTemplate, index: int) ->
     return manifest
 
 
+def first_pod(model: InferenceModel, template: EngineTemplate, stateful_set: Manifest) -> Manifest:
+    """Pod 0 of a replica with this template, as the controller of its existing StatefulSet would create it."""
+    name = stateful_set["metadata"]["name"]
+    body = template.for_replica(name, model.spec.recovery)
+    owner = {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "name": name,
+        "uid": stateful_set["metadata"]["uid"],
+        "controller": True,
+    }
+    pod = f"{name}-0"
+    metadata = {
+        **body["metadata"],
+        "name": pod,
+        "namespace": model.metadata.namespace,
+        "labels": body["metadata"]["labels"] | {names.POD_INDEX_LABEL: "0", names.POD_NAME_LABEL: pod},
+        "ownerReferences": [owner],
+    }
+    spec = {**body["spec"], "hostname": pod, "subdomain": name}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
 def peers_service(model: InferenceModel, index: int) -> Manifest:
     """DNS names of the pods of one replica, also before they are ready: ranks need them for the rendezvous."""
     name = names.replica(model.name, index)

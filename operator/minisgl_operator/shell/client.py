@@ -198,6 +198,12 @@ class Client:
     async def create(self, resource: Resource, namespace: str, body: Manifest) -> Manifest:
         return await self.request("POST", resource.path(namespace), {"fieldManager": MANAGER}, body)
 
+    async def dry_run(self, resource: Resource, namespace: str, body: Manifest) -> Manifest:
+        """Let the API server check the creation of an object, including admission, without creating it. Not retried: a
+        webhook may take its whole time limit."""
+        query = {"fieldManager": MANAGER, "dryRun": "All"}
+        return await self._once("POST", resource.path(namespace), query, body, "application/json")
+
     async def replace(self, resource: Resource, namespace: str, name: str, body: Manifest) -> Manifest:
         """Raises ApiError with status 409 when the object has changed since `body` was read."""
         return await self.request("PUT", resource.path(namespace, name), {"fieldManager": MANAGER}, body)

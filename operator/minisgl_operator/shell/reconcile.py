@@ -17,9 +17,9 @@ from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import ending, is_lost, seconds_until_next_deadline
 from minisgl_operator.facts.nodes import Nodes
-from minisgl_operator.facts.observed import ObjectEvent, Observed, Rejection
+from minisgl_operator.facts.observed import DryRun, ObjectEvent, Observed, Rejection
 from minisgl_operator.facts.pods import node_of
-from minisgl_operator.plan.plan import Apply, Delete, Step, force_deletions, plan, seconds_until_fetch
+from minisgl_operator.plan.plan import Apply, Check, Delete, Step, force_deletions, plan, seconds_until_fetch
 from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.names import MANAGED_BY, MANAGED_BY_LABEL
@@ -91,12 +91,12 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
     else:
         if not blocked:
             wanted = facts.wanted
-            rejections, changed, complete = await _send(context, key, plan(facts), model_object)
-            if changed or rejections:
-                observed = _observe(context, key, model_object, events, rejections)
+            sent = await _send(context, key, plan(facts), model_object)
+            if sent.changed or sent.rejections or sent.dry_run is not None:
+                observed = _observe(context, key, model_object, events, sent.rejections, sent.dry_run)
                 facts = replace(facts, observed=observed)
             # A report that came meanwhile may change the autoscaler's decision, and no event reports our own write.
-            if not complete or facts.wanted != wanted:
+            if not sent.complete or facts.wanted != wanted:
                 due.append(0.0)
         status = derive_status(facts, previous)
         due += [
@@ -106,6 +106,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
             facts.seconds_until_deadline,
             facts.seconds_until_scaling,
             facts.seconds_until_retry,
+            facts.seconds_until_check,
         ]
         if facts.conflicts:
             due.append(_RECHECK_CONFLICTS_SECONDS)
@@ -129,7 +130,7 @@ def _rollout(model_object: Manifest) -> object:
     InferenceModel drops it."""
     status = model_object.get("status", {})
     rollout = status.get("rollout") or {}
-    return status.get("failedRevision"), rollout.get("failure"), rollout.get("strategy")
+    return status.get("failedRevision"), rollout.get("failure"), rollout.get("strategy"), rollout.get("admission")
 
 
 def _earliest(*seconds: float | None) -> float | None:
@@ -146,8 +147,8 @@ async def _reconcile_deleted(context: Context, key: ModelKey, blocked: tuple[Rej
             # There may be no InferenceModel left that could have a condition.
             where = (pod["metadata"]["namespace"], pod["metadata"]["name"], node_of(pod))
             _log.warning("Pod %s/%s of a deleted model does not end, and its node %s is not known to be lost", *where)
-    rejections, *_ = await _send(context, key, () if blocked else force_deletions(pods, nodes, now))
-    return Result(failed=bool(rejections), after=seconds_until_next_deadline(pods, nodes, now))
+    sent = await _send(context, key, () if blocked else force_deletions(pods, nodes, now))
+    return Result(failed=bool(sent.rejections), after=seconds_until_next_deadline(pods, nodes, now))
 
 
 def _nodes_of(context: Context, pods: Iterable[Manifest]) -> Nodes | None:
@@ -162,6 +163,7 @@ def _observe(
     model_object: Manifest,
     events: Mapping[str, tuple[ObjectEvent, ...]],
     rejections: tuple[Rejection, ...],
+    dry_run: DryRun | None = None,
 ) -> Observed:
     objects = [one.body for one in context.store.of_model(key)]
     children = [one for one in objects if one["kind"] != POD.kind]
@@ -177,22 +179,31 @@ def _observe(
         read_by_others=context.store.directories_read(key.namespace, names.cache(key.name)),
         nodes=_nodes_of(context, pods),
         rejections=rejections,
+        dry_run=dry_run,
     )
+
+
+@dataclass(frozen=True)
+class Sent:
+    """`changed`: the store has changed. `complete`: False when a conflict turned up that the plan did not know of."""
+
+    rejections: tuple[Rejection, ...]
+    changed: bool
+    complete: bool
+    dry_run: DryRun | None = None
 
 
 async def _send(
     context: Context, key: ModelKey, steps: tuple[Step, ...], model_object: Manifest | None = None
-) -> tuple[tuple[Rejection, ...], bool, bool]:
+) -> Sent:
     """Send every step of a plan; `model_object` is the owner of applied children.
 
-    Returns the rejected steps, whether the store has changed, and whether the plan was complete: False when a conflict
-    turned up that it did not know of. A rejected step does not stop the others, unless the namespace is being deleted;
-    the next plan contains it again. A replica whose Service conflicts gets no StatefulSet: the next plan gives it
-    another index.
+    A rejected step does not stop the others, unless the namespace is being deleted; the next plan contains it again. A
+    replica whose Service conflicts gets no StatefulSet: the next plan gives it another index.
     """
     rejections: list[Rejection] = []
     conflicting: set[Ref] = set()
-    changed, complete = False, True
+    changed, complete, dry_run = False, True, None
     for step in steps:
         if step.ref.kind == "StatefulSet" and Ref("Service", step.ref.name) in conflicting:
             continue
@@ -200,6 +211,8 @@ async def _send(
             if isinstance(step, Apply):
                 assert model_object is not None
                 changed |= await context.applier.apply(key, step.manifest, model_object)
+            elif isinstance(step, Check):
+                dry_run = await _dry_run(context, key, step)
             else:
                 changed = True
                 await _delete(context, key, step)
@@ -212,7 +225,15 @@ async def _send(
             rejections.append(Rejection(step.ref, error.status, error.reason, error.message))
             if error.reason == Reason.NAMESPACE_TERMINATING.value:
                 break
-    return tuple(rejections), changed, complete
+    return Sent(tuple(rejections), changed, complete, dry_run)
+
+
+async def _dry_run(context: Context, key: ModelKey, step: Check) -> DryRun:
+    try:
+        await context.client.dry_run(POD, key.namespace, step.pod)
+    except ApiError as error:
+        return DryRun(step.revision, error.status, error.reason, error.message)
+    return DryRun(step.revision, 201)
 
 
 def _namespace_backoff(model_object: Manifest, now: datetime) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from minisgl_operator.api.conditions import Reason
+from minisgl_operator.facts.admission import Admission
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.render import names
+from minisgl_operator.status.admission import refusal
 from minisgl_operator.status.condition import Condition, shortened, suspended
 
 
@@ -14,6 +16,8 @@ def progressing(facts: Facts) -> Condition:
     outdated = [replica.name for replica in facts.replicas if replica.outdated]
     if outdated:
         message = f"Replicas with an old revision: {shortened(outdated)}. {_rollout_blocker_message(facts)}"
+        if facts.replica_to_check is not None and facts.admission.refused:
+            return Condition("False", Reason.POD_REFUSED, message)
         if len(facts.replicas) > facts.wanted:
             message += " Replicas beyond the wanted number are removed when the others have the current revision."
         return Condition("True", Reason.ROLLING_OUT, message)
@@ -62,6 +66,8 @@ def _rollout_blocker_message(facts: Facts) -> str:
             "The current revision does not start, so replicas that serve keep theirs: see EngineReady and Scheduled. "
             "Correct the spec, or add a replica with `kubectl scale` to try the revision again."
         )
+    if facts.replica_to_check is not None:
+        return _admission_message(facts.admission)
     blockers = facts.rollout_blockers
     if blockers and not facts.replicas_to_replace:
         first = min(blockers, key=lambda replica: (replica.outdated, replica.index))
@@ -83,7 +89,27 @@ def _rollout_blocker_message(facts: Facts) -> str:
             f"One replica is replaced at a time. New ones with other tokenizer files ({shortened(awaiting_files)}) get "
             "requests as soon as they are the majority."
         )
-    return "One replica is replaced at a time."
+    skipped = facts.admission.result == "Skipped"
+    return f"One replica is replaced at a time.{_skipped_message(facts.admission) if skipped else ''}"
+
+
+def _admission_message(admission: Admission) -> str:
+    """The dry run that the rollout waits for."""
+    if admission.refused:
+        author, remedy = refusal(admission.message)
+        return (
+            f"{author} refuses pods of the current revision, so no replica that serves is drained for it: "
+            f"{admission.message}. {remedy} The check is repeated, at least every 5 minutes."
+        )
+    failed = f" The last attempt failed: {admission.message}." if admission.message else ""
+    return f"The rollout continues when the API server has checked a pod of the current revision in a dry run.{failed}"
+
+
+def _skipped_message(admission: Admission) -> str:
+    return (
+        f" It was not checked before whether admission accepts their pods: {admission.message}. If it does not, they "
+        "fail after the old ones were drained."
+    )
 
 
 def _frontends_roll_out(facts: Facts) -> bool:

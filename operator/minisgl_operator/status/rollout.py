@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
+from minisgl_operator.facts.admission import Admission
 from minisgl_operator.facts.facts import Facts
 
 
@@ -16,11 +17,28 @@ def rollout_status(facts: Facts) -> dict[str, Any]:
         result["stableRevision"] = progress.stable
     if progress.stable not in (None, progress.revision):
         if progress.started_at is not None:
-            result["startedAt"] = progress.started_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            result["startedAt"] = _timestamp(progress.started_at)
         if progress.served:
             result["served"] = True
         if progress.failure:
             result["failure"] = progress.failure
     if any(replica.has_old_template for replica in facts.replicas):
         result["strategy"] = facts.next_strategy
+        if facts.admission.result != "Unchecked":
+            result["admission"] = _admission_status(facts.admission)
     return result
+
+
+def _admission_status(admission: Admission) -> dict[str, Any]:
+    result: dict[str, Any] = {"revision": admission.revision, "result": admission.result}
+    if admission.message:
+        result["message"] = admission.message
+    if admission.attempts:
+        result["attempts"] = admission.attempts
+    if admission.retry_at is not None:
+        result["retryAt"] = _timestamp(admission.retry_at)
+    return result
+
+
+def _timestamp(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -174,7 +174,11 @@ def _everything_it_can_do(cluster: OperatedCluster) -> None:
     cluster.until(lambda: cluster.get("PodDisruptionBudget", "asleep-engine") is None, "the budget's end")
     cluster.apply(pvc_model("full", replicas=2))
     cluster.until(lambda: cluster.status("full").get("readyReplicas") == 2, "two replicas")
-    cluster.apply(pvc_model("full", replicas=1, networkPolicy={"enabled": False}))
+    in_place = {"rollout": {"strategy": "Recreate"}, "engine": {"env": [{"name": "SETTING", "value": "b"}]}}
+    cluster.apply(pvc_model("full", replicas=2, **in_place))
+    cluster.until(lambda: cluster.status("full").get("updatedReplicas") == 2, "a rollout in place")
+    cluster.until(lambda: cluster.status("full").get("readyReplicas") == 2, "two replicas")
+    cluster.apply(pvc_model("full", replicas=1, networkPolicy={"enabled": False}, **in_place))
     cluster.until(lambda: cluster.get("StatefulSet", "full-r1") is None, "the second replica's end")
     cluster.until(lambda: cluster.get("Service", "full-r1") is None, "its Service's end")
     cluster.until(lambda: cluster.get("NetworkPolicy", "full-engine") is None, "the policy's end")
@@ -259,6 +263,34 @@ def test_without_the_permission_to_read_nodes_nothing_is_forced(
         uid = lost(cluster, "second")
         cluster.until(lambda: says_so(cluster, "second"), "the condition")
         assert operator.alive and not replaced(cluster, "second", uid)
+
+
+def test_without_the_permission_to_create_pods_a_rollout_is_not_checked_and_says_so(
+    control_plane: LocalControlPlane,
+) -> None:
+    in_place = {"rollout": {"strategy": "Recreate"}}
+    rules, _ = shipped_rules()
+    missing = without(rules, "pods", "create")
+    with (
+        OperatedCluster(control_plane) as cluster,
+        account(cluster, missing) as kubeconfig,
+        cluster.operator(kubeconfig=kubeconfig),
+    ):
+        cluster.apply(pvc_model("unchecked", **in_place))
+        cluster.until(lambda: cluster.ready("unchecked"), "Ready")
+        before = cluster.status("unchecked")["revision"]
+        cluster.hold = lambda name: name == "unchecked-r0-0"
+        # With two replicas the rollout waits between them.
+        cluster.apply(pvc_model("unchecked", engine={"env": [{"name": "SETTING", "value": "b"}]}, **in_place))
+
+        def says_so() -> bool:
+            found = cluster.status("unchecked").get("rollout", {}).get("admission", {})
+            return "the operator may not create pods" in found.get("message", "")
+
+        cluster.until(says_so, "the status")
+        cluster.hold = lambda name: False
+        cluster.until(lambda: cluster.status("unchecked")["revision"] != before, "the new revision")
+        cluster.until(lambda: cluster.ready("unchecked"), "Ready again")
 
 
 def test_a_missing_permission_to_watch_is_reported_and_waited_for(

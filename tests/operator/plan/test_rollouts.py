@@ -41,6 +41,12 @@ def counts(cluster: SimulatedCluster) -> dict[str, int]:
     }
 
 
+def roll_out(cluster: SimulatedCluster, image: str) -> None:
+    """Edit the image; the API server accepts its pods in a dry run."""
+    cluster.edit({"engine": {"image": image}})
+    cluster.reconcile()
+
+
 def everyone_works(cluster: SimulatedCluster) -> None:
     cluster.run_controllers()
     cluster.run_kubelets()
@@ -50,7 +56,7 @@ def everyone_works(cluster: SimulatedCluster) -> None:
 
 def test_a_replica_is_emptied_refilled_and_rollout_ready_before_the_next() -> None:
     cluster = settled({"replicas": 3})
-    cluster.edit({"engine": {"image": "engine:2"}})
+    roll_out(cluster, "engine:2")
     assert counts(cluster) == {"qwen-r0": 0}
     cluster.reconcile()
     assert counts(cluster) == {}, "its pods are not gone"
@@ -122,7 +128,7 @@ def test_a_rollout_to_other_tokenizer_files_completes_while_half_of_the_replicas
 
 def test_a_replica_is_rollout_ready_when_frontends_could_use_its_tokenizer_files() -> None:
     cluster = with_files({"replicas": 3})
-    cluster.edit({"engine": {"image": "engine:2"}})
+    roll_out(cluster, "engine:2")
     for _ in range(3):
         cluster.reconcile()
         cluster.run_controllers()
@@ -149,7 +155,7 @@ def test_a_rollout_with_unusable_tokenizer_files_stops_at_the_first_replica() ->
 def test_replicas_whose_files_no_frontend_can_use_are_replaced_one_after_the_other() -> None:
     cluster = with_files({"replicas": 3, "engine": {"image": "engine:unusable"}})
     assert (len(cluster.serving()), cluster.routed()) == (3, {})
-    cluster.edit({"engine": {"image": "engine:2"}})
+    roll_out(cluster, "engine:2")
     assert counts(cluster) == {"qwen-r0": 0}
     cluster.settle()
     assert len(cluster.routed()) == 3
@@ -224,7 +230,7 @@ def test_replicas_in_their_first_start_are_replaced_without_waiting() -> None:
 
 def test_reverting_during_a_rollout_restarts_only_replaced_replicas() -> None:
     cluster = settled({"replicas": 3})
-    cluster.edit({"engine": {"image": "engine:2"}})
+    roll_out(cluster, "engine:2")
     cluster.reconcile()
     everyone_works(cluster)
     kept = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items() if not name.startswith("qwen-r0")}
@@ -236,7 +242,7 @@ def test_reverting_during_a_rollout_restarts_only_replaced_replicas() -> None:
 
 def test_a_ready_frontend_without_report_blocks_the_rollout() -> None:
     cluster = settled({"replicas": 2})
-    cluster.edit({"engine": {"image": "engine:2"}})
+    roll_out(cluster, "engine:2")
     frontend = cluster.observed().pods[-1]
     observed = cluster.observed()
     reports = {**observed.reports, frontend["metadata"]["uid"]: Unreachable("timed out")}
@@ -247,7 +253,7 @@ def test_a_ready_frontend_without_report_blocks_the_rollout() -> None:
 
 def test_without_a_ready_frontend_ready_pods_are_available() -> None:
     cluster = settled({"replicas": 2})
-    cluster.edit({"engine": {"image": "engine:2"}})
+    roll_out(cluster, "engine:2")
     observed = cluster.observed()
     pods = tuple(pod for pod in observed.pods if pod["metadata"]["name"] != "frontend-pod")
     steps = _plan(cluster, type(observed)(**{**vars(observed), "pods": pods, "reports": {}}))

@@ -123,3 +123,31 @@ def test_a_paused_rollout_changes_no_replica_and_new_ones_get_the_last_revision(
     cluster.edit({"rollout": {"strategy": "Surge"}})
     cluster.settle()
     assert images(cluster) == 3 * ["engine:2"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_auto_does_not_take_pods_that_admission_refuses_for_a_lack_of_nodes(replicas: int) -> None:
+    cluster = settled(replicas, {"autoRollback": False})
+    cluster.refused = {"engine:2"}
+    cluster.edit({"engine": {"image": "engine:2"}})
+    for _ in range(3):
+        cluster.settle()
+        assert images(cluster) == replicas * ["engine:1"]
+        assert len(cluster.routed()) == replicas
+        cluster.now += timedelta(seconds=61)
+    assert cluster.raw["status"]["failedRevision"]
+    assert cluster.raw["status"]["rollout"]["strategy"] == "Surge"
+    cluster.refused = set()
+    cluster.settle()
+    assert images(cluster) == replicas * ["engine:2"]
+    assert len(cluster.routed()) == replicas
+
+
+def test_auto_takes_a_quota_that_leaves_no_room_for_a_lack_of_nodes() -> None:
+    cluster = settled(1, {})
+    cluster.quota = 1
+    cluster.edit({"engine": {"image": "engine:2"}})
+    cluster.settle()
+    cluster.now += timedelta(seconds=61)
+    cluster.settle()
+    assert images(cluster) == ["engine:2"]

@@ -42,6 +42,7 @@ def test_a_rollout_to_other_tokenizer_files_names_the_replicas_without_requests(
     scene = Scene({"replicas": 3}, source=CLAIM)
     scene.outdate("qwen-r1", "qwen-r2")
     scene.frontends_report("qwen-r0", waits_for_files=True)
+    scene.admission("Accepted")
     message = scene.conditions()["Progressing"]["message"]
     assert "other tokenizer files (qwen-r0) get requests as soon as they are the majority" in message
     assert "The rollout continues when" not in message

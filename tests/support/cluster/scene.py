@@ -62,6 +62,11 @@ class Scene:
     def child(self, kind: str, name: str) -> Manifest:
         return self.children[Ref(kind, name)]
 
+    def admission(self, result: str, message: str = "") -> None:
+        """Record the result of a dry run of a pod of the current revision."""
+        found = {"revision": self.revision, "result": result, "message": message}
+        self.raw["status"] = {"rollout": {"revision": self.revision, "admission": found}}
+
     def no_pods(self, prefix: str = "") -> None:
         """Remove pods with these names, and their reports."""
         for name in [name for name in self.pods if name.startswith(prefix)]:

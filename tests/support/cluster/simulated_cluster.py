@@ -9,6 +9,7 @@ import copy
 import itertools
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -18,9 +19,9 @@ from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import NODE_LOST_AFTER
 from minisgl_operator.facts.nodes import NodeState
-from minisgl_operator.facts.observed import Observed, Unreachable
+from minisgl_operator.facts.observed import DryRun, ObjectEvent, Observed, Unreachable
 from minisgl_operator.facts.pods import revision_of
-from minisgl_operator.plan.plan import Apply, Delete, Step, plan
+from minisgl_operator.plan.plan import Apply, Check, Delete, Step, plan
 from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.status.rollout import rollout_status
@@ -28,6 +29,7 @@ from support.frontend.simulated_frontend import SimulatedFrontend
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NODES = ("node-0", "node-1", "node-2")
+REFUSAL = "ValidatingAdmissionPolicy 'images' with binding 'images' denied request: this image is not allowed"
 _IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
 
 
@@ -36,8 +38,8 @@ class SimulatedCluster:
     tokenizer files of images that differ from the others; frontends cannot load `unusable` ones. `silent` has the names
     of pods whose launcher does not answer probes. `slots` is the number of engine pods for which nodes have room,
     shared with the `neighbours`; None: enough for all. The scheduler places pods in the order of their names, or as
-    `placement` shuffles them. `quota` is the number of engine pods that may exist; None: any. `downloads`: fetch Jobs
-    complete.
+    `placement` shuffles them. `quota` is the number of engine pods that may exist; None: any. Admission refuses pods
+    with `refused` images; `dry_run` is the HTTP status of a dry run instead. `downloads`: fetch Jobs complete.
 
     `nodes` are those that exist. The kubelet of one that is not ready does nothing, and `hanging` pods, by uid, are
     never ended by theirs. `sees_nodes`: the operator may read them."""
@@ -56,6 +58,10 @@ class SimulatedCluster:
         self.sees_nodes = True
         self.slots: int | None = None
         self.quota: int | None = None
+        self.refused: set[str] = set()
+        self.dry_run: int | None = None
+        self.dry_runs = 0
+        self.events: dict[str, tuple[ObjectEvent, ...]] = {}
         self.downloads = True
         self.neighbours: list[SimulatedCluster] = []
         self.placement: Random | None = None
@@ -116,7 +122,13 @@ class SimulatedCluster:
         pods = (*self._seen_pods.values(), self._frontend_pod)
         nodes = dict(self.nodes) if self.sees_nodes else None
         return Observed(
-            self.raw, children=children, conflicting=conflicting, pods=pods, reports=reports, nodes=nodes
+            self.raw,
+            children=children,
+            conflicting=conflicting,
+            pods=pods,
+            reports=reports,
+            events=self.events,
+            nodes=nodes,
         )
 
     def plan(self) -> tuple[Step, ...]:
@@ -124,17 +136,29 @@ class SimulatedCluster:
 
     def reconcile(self, calls: int | None = None) -> None:
         """Plan and send; a crash after `calls` requests loses the rest."""
+        answer = None
         for step in self.plan()[:calls]:
-            self.send(step)
+            if isinstance(step, Check):
+                answer = self._dry_run(step)
+            else:
+                self.send(step)
         if calls is None:
-            facts = Facts(self.model, self.observed(), self.defaults, self.now)
+            facts = Facts(self.model, replace(self.observed(), dry_run=answer), self.defaults, self.now)
             state = {
                 "failedRevision": facts.failed_revision,
                 "rollout": rollout_status(facts),
             }
             self.raw = {**self.raw, "status": {name: value for name, value in state.items() if value is not None}}
 
-    def send(self, step: Step) -> None:
+    def _dry_run(self, step: Check) -> DryRun:
+        self.dry_runs += 1
+        if self.dry_run is not None:
+            no_right = 'pods is forbidden: User "minisgl" cannot create resource "pods" in API group ""'
+            return DryRun(step.revision, self.dry_run, "", no_right if self.dry_run == 403 else "failed")
+        refusal = self._refusal(step.pod)
+        return DryRun(step.revision, 403, "Forbidden", refusal) if refusal else DryRun(step.revision, 201)
+
+    def send(self, step: Apply | Delete) -> None:
         if isinstance(step, Apply):
             self.apply(step.manifest)
         elif step.ref.kind == "Pod":
@@ -319,14 +343,26 @@ class SimulatedCluster:
 
     def _run_stateful_set(self, body: Manifest) -> None:
         name, uid, count = body["metadata"]["name"], body["metadata"]["uid"], body["spec"]["replicas"]
+        self.events.pop(uid, None)
         for index in range(count):
-            if self.quota is None or len(self.pods) < self.quota:
+            refusal = self._refusal(body["spec"]["template"])
+            if refusal and f"{name}-{index}" not in self.pods:
+                message = f"create Pod {name}-{index} in StatefulSet {name} failed error: {refusal}"
+                self.events[uid] = (ObjectEvent("FailedCreate", message),)
+            else:
                 self.pods.setdefault(f"{name}-{index}", self._make_pod(body, index))
         own = [pod for pod in self.pods.values() if controller_uid(pod) == uid]
         for pod in own:
             if int(pod["metadata"]["labels"][names.POD_INDEX_LABEL]) >= count:
                 self._terminate(pod)
         body["status"] = {"observedGeneration": body["metadata"]["generation"], "replicas": len(own)}
+
+    def _refusal(self, pod: Manifest) -> str:
+        """The message with which admission refuses a pod or a pod template; "" if it does not. Quotas come last."""
+        if self._image(pod) in self.refused:
+            return f'pods "qwen" is forbidden: {REFUSAL}'
+        full = self.quota is not None and len(self.pods) >= self.quota
+        return 'pods "qwen" is forbidden: exceeded quota: gpus, requested: pods=1' if full else ""
 
     def _make_pod(self, body: Manifest, index: int) -> Manifest:
         template = copy.deepcopy(body["spec"]["template"])
