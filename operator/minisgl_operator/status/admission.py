@@ -12,7 +12,8 @@ _AUTHORS: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], tuple[str
         re.compile(r"violates PodSecurity \"([^\"]+)\""),
         lambda found: (
             f'Pod Security of the namespace ("{found[1]}")',
-            "Change spec.engine.podTemplate, or the label pod-security.kubernetes.io/enforce of the namespace.",
+            "Remove what the message names from spec.engine, or from the webhook or policy that adds it to pods; or "
+            "change the label pod-security.kubernetes.io/enforce of the namespace.",
         ),
     ),
     (

@@ -42,6 +42,34 @@ def policy(cluster: OperatedCluster, name: str, expression: str) -> Iterator[Non
             cluster.control_plane.kubectl("delete", kind, name)
 
 
+@contextmanager
+def injection(cluster: OperatedCluster) -> Iterator[None]:
+    """A MutatingAdmissionPolicy that gives pods with a label the host's processes, as an agent for tracing needs them.
+    The operator's own pods meet every level of Pod Security."""
+    name = f"inject-{cluster.namespace}"
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    where = {"matchLabels": {"kubernetes.io/metadata.name": cluster.namespace}}
+    api = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": name}}
+    patch = '[JSONPatch{op: "add", path: "/spec/hostPID", value: true}]'
+    spec = {
+        "matchConstraints": {
+            "resourceRules": [rule],
+            "objectSelector": {"matchLabels": {"inject": "host"}},
+        },
+        "failurePolicy": "Fail",
+        "reinvocationPolicy": "Never",
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],
+    }
+    binding = {"policyName": name, "matchResources": {"namespaceSelector": where}}
+    kinds = ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")
+    cluster.control_plane.apply({**api, "kind": kinds[0], "spec": spec}, {**api, "kind": kinds[1], "spec": binding})
+    try:
+        yield
+    finally:
+        for kind in reversed(kinds):
+            cluster.control_plane.kubectl("delete", kind, name)
+
+
 def pod(name: str, **container: Any) -> dict[str, Any]:
     containers = [{"name": "one", "image": "example.com/one:1", **container}]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": containers}}
@@ -113,19 +141,18 @@ def test_a_rollout_goes_on_when_pod_security_allows_its_pods_again(
     def enforce(level: str) -> None:
         cluster.control_plane.kubectl("label", "--overwrite", "namespace", cluster.namespace, f"{label}={level}")
 
-    with cluster.operator():
+    with cluster.operator(), injection(cluster):
         enforce("privileged")
         cluster.apply(pvc_model("secured", **IN_PLACE))
         cluster.until(lambda: cluster.ready("secured"), "Ready")
         before = uid(cluster, "secured-r0-0")
         enforce("restricted")
         cluster.until(lambda: refuses(cluster, pod("probe")), "Pod Security")
-        volumes = [{"name": "host", "hostPath": {"path": "/dev"}}]
-        template = {"podTemplate": {"spec": {"volumes": volumes}}}
+        template = {"podTemplate": {"labels": {"inject": "host"}}}
         cluster.apply(pvc_model("secured", engine=template, **IN_PLACE))
         message = cluster.until(lambda: refused(cluster, "secured"), "the refusal")
         assert message.count("Pod Security of the namespace") == 1
-        assert 'restricted volume types (volume "host"' in message
+        assert "host namespaces (hostPID=true)" in message
         assert uid(cluster, "secured-r0-0") == before and cluster.ready("secured")
         enforce("privileged")
 

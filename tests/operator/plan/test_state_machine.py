@@ -21,7 +21,7 @@ from support.cluster.guarded_cluster import GuardedCluster
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
 from support.cluster.simulated_cluster import NODES
 
-IMAGES = ("engine:1", "engine:2", "engine:broken", "engine:unusable")
+IMAGES = ("engine:1", "engine:2", "engine:broken", "engine:unusable", "engine:refused")
 PARALLELISM = ({"tensor": 1}, {"tensor": 2, "gpusPerPod": 1}, {"tensor": 4, "gpusPerPod": 2})
 FOREIGN = (
     Ref("Service", "qwen"),
@@ -51,6 +51,7 @@ class Cluster(RuleBasedStateMachine):
         }
         self.cluster = GuardedCluster(raw_model(spec, source=source), DEFAULTS)
         self.cluster.broken = {"engine:broken"}
+        self.cluster.refused = {"engine:refused"}
         self.cluster.files = {"engine:2": "other", "engine:unusable": "unusable"}
         self.cluster.unusable = {"unusable"}
         self.cluster.placement = Random(seed)
@@ -243,7 +244,8 @@ class Cluster(RuleBasedStateMachine):
         manifests = render(self.cluster.model, DEFAULTS, sorted(index for index in indices if index is not None))
         wanted = {ref_of(manifest): manifest for manifest in manifests}
         kept = {ref for ref in self.cluster.objects if ref.kind in ("ControllerRevision", "PersistentVolumeClaim")}
-        assert len([ref for ref in kept if ref.kind == "ControllerRevision"]) <= 3
+        # The last three, and that of the last revision that served.
+        assert len([ref for ref in kept if ref.kind == "ControllerRevision"]) <= 4
         assert self.cluster.objects.keys() - kept == wanted.keys() - kept
         for ref, manifest in wanted.items():
             live = self.cluster.objects[ref]

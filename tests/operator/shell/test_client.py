@@ -72,6 +72,13 @@ async def test_a_request_fails_after_four_attempts(server: Server, client: Clien
     assert (error.value.status, error.value.reason, len(server.seen)) == (500, "InternalError", 4)
 
 
+async def test_a_dry_run_creates_nothing_and_is_sent_once(server: Server, client: Client) -> None:
+    server.answers = [web.json_response({"reason": "InternalError", "message": "webhook"}, status=500)]
+    with pytest.raises(ApiError, match="webhook"):
+        await client.dry_run(SERVICES, "team-a", {})
+    assert server.seen == ["POST /api/v1/namespaces/team-a/services?fieldManager=minisgl-operator&dryRun=All"]
+
+
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
 async def test_a_rejected_request_is_not_retried(server: Server, client: Client, status: int) -> None:
     server.answers = [web.json_response({"reason": "Why", "message": "no"}, status=status)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from minisgl_operator.api.objects import Ref, has_condition, is_deleting
 from minisgl_operator.facts.observed import Observed, Unreachable
 from minisgl_operator.facts.pods import component, containers_started, replica_name, revision_of
-from minisgl_operator.plan.plan import Delete, Step
+from minisgl_operator.plan.plan import Apply, Delete, Step
 from minisgl_operator.render import names
 from support.cluster.simulated_cluster import SimulatedCluster
 
@@ -18,6 +18,7 @@ class GuardedCluster(SimulatedCluster):
 
     def reconcile(self, calls: int | None = None) -> None:
         check_removals(self.observed(), self.plan())
+        check_drains(self.observed(), self.plan(), self.refused)
         super().reconcile(calls)
 
 
@@ -30,6 +31,17 @@ def check_removals(observed: Observed, steps: tuple[Step, ...]) -> None:
             if may_serve(observed, step.ref.name):
                 idle = [name for name in left if not may_serve(observed, name)]
                 assert not idle, f"deletes {step.ref.name}, which serves, and keeps {idle}"
+
+
+def check_drains(observed: Observed, steps: tuple[Step, ...], refused: set[str]) -> None:
+    """No replica that serves gets a template whose pods admission refuses."""
+    for step in steps:
+        if not isinstance(step, Apply) or step.ref.kind != "StatefulSet" or step.ref not in observed.children:
+            continue
+        template = step.manifest["spec"]["template"]
+        changes = revision_of(template) != revision_of(observed.children[step.ref]["spec"]["template"])
+        if changes and template["spec"]["containers"][0]["image"] in refused:
+            assert not may_serve(observed, step.ref.name), f"drains {step.ref.name} for pods that are refused"
 
 
 def may_serve(observed: Observed, replica: str) -> bool:
