@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import socket
+import threading
+from typing import Final
 
 from minisgl.logging import LogFormat, LogLevel, set_up
 from minisgl_operator.shell.client import Client, NoConnection, connection
@@ -18,6 +21,9 @@ from minisgl_operator.shell.watches import watch
 
 _log = logging.getLogger(__name__)
 
+_EXIT_SECONDS: Final = 5.0
+"""Time that remaining tasks have to end after the Lease was released."""
+
 
 def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
     """Return 0 after SIGTERM or SIGINT; 1 when the Lease was lost, watches stayed broken, another namespace may be
@@ -25,7 +31,21 @@ def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
     set_up("operator", level, format)
     # kopf logs one line for each watch event.
     logging.getLogger("kopf").setLevel("WARNING" if level == "info" else level.upper())
-    return asyncio.run(_run(config))
+    exit_anyway: list[threading.Timer] = []
+
+    async def run() -> int:
+        code = await _run(config)
+        # asyncio.run waits without limit for tasks that ignore their cancellation, as those of broken watches may.
+        exit_anyway.append(threading.Timer(_EXIT_SECONDS, os._exit, (code,)))
+        exit_anyway[0].daemon = True
+        exit_anyway[0].start()
+        return code
+
+    try:
+        return asyncio.run(run())
+    finally:
+        for timer in exit_anyway:
+            timer.cancel()
 
 
 async def _run(config: Config) -> int:

@@ -35,7 +35,7 @@ _CREDENTIALS: Final = timedelta(minutes=10)
 
 
 class WatchesHang(Exception):
-    """Watches that broke cannot be ended, so only a new process can begin them again."""
+    """Watches cannot be ended, so only a new process can begin them again."""
 
 
 async def watch(
@@ -112,7 +112,10 @@ async def _watch(
         await _end(running, others)
     except asyncio.CancelledError:
         running.cancel()
-        await asyncio.wait((running,))
+        try:
+            await _end(running, others)
+        except WatchesHang as error:
+            _log.warning("The operator stops without waiting longer: %s", error)
         raise
     finally:
         for helper in helpers:
@@ -132,7 +135,7 @@ async def _end(running: asyncio.Task[None], others: set[asyncio.Task[Any]]) -> N
             return
         for task in asyncio.all_tasks() - others:
             task.cancel()
-    raise WatchesHang(f"broken watches have not ended within {_END_ATTEMPTS * _END_SECONDS:g} s")
+    raise WatchesHang(f"watches have not ended within {_END_ATTEMPTS * _END_SECONDS:g} s")
 
 
 class _StopFlag(asyncio.Event):

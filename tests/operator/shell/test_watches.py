@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -142,3 +143,23 @@ async def test_a_missing_definition_is_not_waited_for(serve: Serve) -> None:
     with pytest.raises(Exception, match="not here"):
         await watches.watch(serve(Missing(errors=0)), (), lambda *_: None)
     assert len(lists) == 1
+
+
+async def test_watches_that_do_not_end_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of kopf that waits in its own `finally` ignores its cancellation."""
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def never_ends(**_: Any) -> None:
+        begun.set()
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await release.wait()
+
+    monkeypatch.setattr(watches.kopf, "operator", never_ends)
+    monkeypatch.setattr(watches, "_END_SECONDS", 0.01)
+    task = asyncio.create_task(watches.watch(Connection(host="http://127.0.0.1:1"), (), lambda *_: None))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
