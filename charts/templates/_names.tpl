@@ -77,6 +77,24 @@ fsGroup: 65532
 {{- with .Values.defaults.storageClassName -}}
 {{- $_ := set $defaults "storageClassName" . -}}
 {{- end -}}
+{{- $rollout := dict -}}
+{{- range $field := list "waves" "maxModels" -}}
+{{- with get $.Values.defaults.rollout $field -}}
+{{- $_ := set $rollout $field . -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.defaults.rollout.window -}}
+{{- if or .days (ne (int .startHour) 0) (ne (int .endHour) 24) -}}
+{{- $window := dict "startHour" .startHour "endHour" .endHour -}}
+{{- with .days -}}
+{{- $_ := set $window "days" . -}}
+{{- end -}}
+{{- $_ := set $rollout "window" $window -}}
+{{- end -}}
+{{- end -}}
+{{- with $rollout -}}
+{{- $_ := set $defaults "rollout" . -}}
+{{- end -}}
 {{- range $component := list "engine" "frontend" "fetch" -}}
 {{- $fields := dict -}}
 {{- range $field, $value := get $.Values.defaults $component -}}

@@ -15,6 +15,7 @@ import yaml
 from minisgl.version import __version__
 from minisgl_operator.api.defaults import ModelDefaults
 from minisgl_operator.api.pod_template import RESERVED_LABEL_PREFIXES, RESERVED_LABELS
+from minisgl_operator.api.upgrades import UpgradeSettings
 from minisgl_operator.shell import resources
 from minisgl_operator.shell.config import Config, add_arguments, parse
 from support.cluster.chart import CHART, MATRIX, NAMESPACE, HelmError, Object, helm, of_kind, pods, rendered
@@ -148,6 +149,19 @@ def test_defaults_of_models_reach_the_operator() -> None:
         if name not in ("engineImage", "imagePullPolicy", "imagePullSecrets")
     }
     assert _models(MATRIX["everything"]) == ModelDefaults.model_validate(given)
+
+
+@pytest.mark.parametrize(
+    ("values", "settings"),
+    [
+        ({"waves": [{"name": "a", "selector": {}}]}, {"waves": [{"name": "a", "selector": {}}], "maxModels": 1}),
+        ({"maxModels": 3}, {"maxModels": 3}),
+        ({"window": {"startHour": 22}}, {"window": {"startHour": 22, "endHour": 24}}),
+        ({"window": {"days": ["Sunday"]}}, {"window": {"days": ["Sunday"]}}),
+    ],
+)
+def test_each_value_of_rollout_alone_makes_upgrades_go_in_waves(values: Object, settings: Object) -> None:
+    assert _models({"defaults": {"rollout": values}}).rollout == UpgradeSettings.model_validate(settings)
 
 
 @pytest.mark.parametrize("identity", ["Fixed", "Namespace"])
@@ -301,6 +315,22 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"defaults": {"engine": {"labels": {"a": "b c"}}}}, "labels"),
         ({"defaults": {"frontend": {"runtimeClassName": "a"}}}, "runtimeClassName"),
         ({"defaults": {"frontend": {"annotations": {"serving.minisgl.io/a": ""}}}}, "annotations"),
+        ({"defaults": {"rollout": {"maxModels": -1}}}, "rollout/maxModels"),
+        ({"defaults": {"rollout": {"waves": [{"name": "a"}]}}}, "rollout/waves/0"),
+        ({"defaults": {"rollout": {"waves": [{"name": "others", "selector": {}}]}}}, "rollout/waves/0/name"),
+        ({"defaults": {"rollout": {"waves": [{"name": "a", "selector": {"stage": "b"}}]}}}, "waves/0/selector"),
+        (
+            {
+                "defaults": {
+                    "rollout": {
+                        "waves": [{"name": "a", "selector": {"matchExpressions": [{"key": "b", "operator": "In"}]}}]
+                    }
+                }
+            },
+            "values",
+        ),
+        ({"defaults": {"rollout": {"window": {"days": ["Mon"]}}}}, "window/days"),
+        ({"defaults": {"rollout": {"window": {"endHour": 25}}}}, "window/endHour"),
         ({"serviceAccount": {"create": False}}, "serviceAccount/name"),
         ({"fullnameOverride": "1st"}, "fullnameOverride"),
     ],

@@ -83,6 +83,8 @@ class Reason(StrEnum):
     ROLLING_OUT = "RollingOut"
     ROLLED_BACK = "RolledBack"
     PAUSED = "Paused"
+    UPGRADE_WAITING = "UpgradeWaiting"
+    UPGRADE_FAILED = "UpgradeFailed"
     SCALING = "Scaling"
 
     ALL_REPLICAS_SERVE = "AllReplicasServe"

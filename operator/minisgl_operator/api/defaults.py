@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from minisgl_operator.api.base import ApiModel, LabelValue, ObjectName, problem
 from minisgl_operator.api.pod_template import PodMetadata
 from minisgl_operator.api.scheduling import Resources, Toleration
+from minisgl_operator.api.upgrades import UpgradeSettings
 
 _MAX_PROBLEMS: Final = 5
 
@@ -61,6 +62,8 @@ class ModelDefaults(ApiModel):
     """Defaults for frontend pods."""
     fetch: FetchDefaults = FetchDefaults()
     """Defaults for fetch pods."""
+    rollout: UpgradeSettings | None = None
+    """How models get the pods of a new operator; default: all at once."""
 
     @classmethod
     def read(cls, text: str) -> Self:

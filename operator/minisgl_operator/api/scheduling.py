@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -31,6 +32,17 @@ class LabelRequirement(ApiModel):
     values: tuple[LabelValue, ...] = Field(default=(), max_length=64)
     """Values for In and NotIn; empty for Exists and DoesNotExist."""
 
+    def is_met_by(self, labels: Mapping[str, str]) -> bool:
+        match self.operator:
+            case "In":
+                return labels.get(self.key) in self.values
+            case "NotIn":
+                return labels.get(self.key) not in self.values
+            case "Exists":
+                return self.key in labels
+            case "DoesNotExist":
+                return self.key not in labels
+
 
 class LabelSelector(ApiModel):
     """Selects objects by label; an empty selector selects all."""
@@ -39,6 +51,11 @@ class LabelSelector(ApiModel):
     """Labels that an object must have, with their values."""
     match_expressions: tuple[LabelRequirement, ...] = Field(default=(), max_length=64)
     """Requirements that an object's labels must all meet."""
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """True if it selects an object with these labels."""
+        equal = all(labels.get(key) == value for key, value in self.match_labels.items())
+        return equal and all(each.is_met_by(labels) for each in self.match_expressions)
 
 
 class Toleration(ApiModel):

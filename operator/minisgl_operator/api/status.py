@@ -187,6 +187,21 @@ class AdmissionStatus(ApiModel):
     """Time of the next dry run."""
 
 
+class UpgradeStatus(ApiModel):
+    """Upgrade of the model to the pods of the running operator."""
+
+    state: Text
+    """Waiting: it keeps its pods until its turn. Excluded: it keeps them, and no other model waits for it. Upgrading,
+    Upgraded or Failed: it has had its turn. Current: it took no turn, as it is new, was edited or is suspended, or as
+    nothing has changed."""
+    wave: Text | None = None
+    """Wave of the model."""
+    target: Text | None = None
+    """Hash of the templates that the model has or gets; absent while it keeps older ones."""
+    spec_hash: Text | None = None
+    """Hash of the fields of the spec that can change pods, as the pods have them. An edit changes it."""
+
+
 class RolloutStatus(ApiModel):
     """The rollout in progress, or the last one."""
 
@@ -204,6 +219,8 @@ class RolloutStatus(ApiModel):
     """Surge, Recreate, or NoRoom, which is Recreate because an additional replica got no nodes."""
     admission: AdmissionStatus | None = None
     """Whether the API server accepts pods of the revision; absent until a replica that serves would be drained."""
+    upgrade: UpgradeStatus | None = None
+    """Upgrade to the pods of the running operator; absent if it upgrades all models at once."""
 
 
 class InferenceModelStatus(ApiModel):

@@ -529,6 +529,10 @@ class RolloutSpec(ApiModel):
     """Give replicas the last revision that served when the new one is given up. An edit of the engine tries again."""
     paused: Boolean = False
     """Keep the pods of existing replicas; new replicas get the last revision that served. Scaling goes on."""
+    upgrade: Literal["Wave", "Immediate", "Never"] = "Wave"
+    """When the model gets the pods of a new version of the operator. Wave: in its turn, if the operator upgrades models
+    in waves, otherwise at once. Immediate: at once. Never: only with an edit. An edit of a field that can change pods
+    always takes the new version at once."""
 
 
 class IpBlock(ApiModel):

@@ -39,8 +39,10 @@ from minisgl_operator.facts.rollout import replicas_to_replace, revision_has_fai
 from minisgl_operator.facts.routing import Routing
 from minisgl_operator.facts.selection import Rollout, Selection, select
 from minisgl_operator.facts.surge import Strategy, auto_strategy, seconds_until_surge_ends
+from minisgl_operator.facts.upgrade import Templates, Upgrade, upgrade_of
 from minisgl_operator.facts.wanted import autoscaled, wanted_replicas
-from minisgl_operator.render import engine, model_files, names, render
+from minisgl_operator.facts.waves import Turn
+from minisgl_operator.render import engine, frontend, model_files, names, render
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.engine_template import EngineTemplate
 
@@ -55,6 +57,8 @@ class Facts:
     observed: Observed
     defaults: Defaults
     now: datetime
+    turn: Turn | None = None
+    """The model's turn in an upgrade in waves; None if it has none."""
 
     @cached_property
     def desired(self) -> dict[Ref, Manifest]:
@@ -97,7 +101,7 @@ class Facts:
     def template(self) -> EngineTemplate:
         """The pod template that replicas should have: the spec's, unless that was given up or must wait."""
         wanted, stable = self.spec_template, self.stable_template
-        waits = self.is_paused or (self.progress.failure_recorded and self.model.spec.rollout.auto_rollback)
+        waits = self.keeps_engines or (self.progress.failure_recorded and self.model.spec.rollout.auto_rollback)
         return stable if waits and stable is not None else wanted
 
     @cached_property
@@ -114,6 +118,33 @@ class Facts:
     def is_paused(self) -> bool:
         return self.model.spec.rollout.paused
 
+    @cached_property
+    def upgrade(self) -> Upgrade | None:
+        """The model's upgrade to the templates of this operator; None if these apply at once."""
+        if self.defaults.models.rollout is None and self.model.spec.rollout.upgrade != "Never":
+            return None
+        templates = Templates(
+            frontend_revision=frontend.revision(self.model, self.defaults),
+            engine_revision=self.spec_template.revision,
+            frontend=self.frontend,
+            replicas=self._existing_replicas,
+            stable=self.progress.stable,
+        )
+        admitted = self.turn is not None and self.turn.admitted
+        return upgrade_of(
+            self.model, self.observed.model_object, templates, self.progress.failure, admitted=admitted
+        )
+
+    @property
+    def keeps_engines(self) -> bool:
+        """True if no existing replica is replaced, and new ones get the last revision that served."""
+        return self.is_paused or (self.upgrade is not None and self.upgrade.holds_engines)
+
+    @property
+    def keeps_frontends(self) -> bool:
+        """True if the frontends stay as they are."""
+        return self.upgrade is not None and self.upgrade.holds_frontends and self.frontend is not None
+
     @property
     def rolled_back(self) -> bool:
         """True if replicas get an older revision because the spec's was given up."""
@@ -122,11 +153,17 @@ class Facts:
     @cached_property
     def progress(self) -> Progress:
         """Progress of the rollout of the spec's revision."""
+        settings = self.model.spec.rollout
         revision = self.spec_template.revision
-        replicas, _ = existing_replicas(self.model.name, self.observed, self.routing, revision)
         before, after = (self._admission_of(revision, answer) for answer in (None, self.observed.dry_run))
         refusal = after.message if after.refused else "" if before.refused else None
-        return progress_of(revision, self._recorded_rollout, replicas, self.model.spec.rollout, self.now, refusal)
+        return progress_of(revision, self._recorded_rollout, self._existing_replicas, settings, self.now, refusal)
+
+    @cached_property
+    def _existing_replicas(self) -> tuple[Replica, ...]:
+        """Existing replicas, compared with the spec's revision."""
+        revision = self.spec_template.revision
+        return existing_replicas(self.model.name, self.observed, self.routing, revision)[0]
 
     @cached_property
     def admission(self) -> Admission:
@@ -205,7 +242,7 @@ class Facts:
         # An additional replica may still prove the revision until the deadline.
         known = self._is_known_to_fail or self.admission.refused
         failed = known and (self.strategy != "Surge" or self.progress.failure_recorded)
-        rollout: Rollout = self.strategy if self.startable and not failed and not self.is_paused else ""
+        rollout: Rollout = self.strategy if self.startable and not failed and not self.keeps_engines else ""
         return select(self.model.name, self.observed, self.routing, self.wanted, self.revision, rollout)
 
     @cached_property
@@ -271,7 +308,7 @@ class Facts:
     @cached_property
     def _replaceable(self) -> tuple[Replica, ...]:
         """Replicas whose turn it is, whether or not the API server accepts their pods."""
-        failed = self.revision_has_failed or self.is_paused
+        failed = self.revision_has_failed or self.keeps_engines
         return replicas_to_replace(self.replicas, failed, surge=self.strategy == "Surge")
 
     @property

@@ -130,6 +130,8 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
                 result[ref] = storage.with_removable_directories(
                     manifest, facts.model, facts.directories_in_use, others_obsolete=facts.unused_are_obsolete
                 )
+    if facts.keeps_frontends:
+        result.pop(Ref("Deployment", names.frontend(facts.model.name)))
     if (record := _new_record(facts)) is not None:
         result[ref_of(record)] = record
     return result

@@ -21,15 +21,16 @@ _NODE_STATES: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unrea
 _LEAVE_SECONDS: Final = FrontendSpec().leave_seconds
 
 
+def revision(model: InferenceModel, defaults: Defaults) -> str:
+    """Revision of the frontend's pod template that the spec asks for."""
+    return names.revision(_template(model, defaults))
+
+
 def deployment(model: InferenceModel, defaults: Defaults) -> Manifest:
     selector = names.selector(model.name, names.FRONTEND)
-    template = templates.template(
-        _pod_spec(model, defaults),
-        names.labels(model.name, names.FRONTEND),
-        templates.FRONTEND_ANNOTATIONS,
-        defaults.models.frontend,
-        model.spec.frontend.pod_template,
-    )
+    template = _template(model, defaults)
+    # Pods need no label: the Deployment's controller knows which ones are new.
+    labels = {names.REVISION_LABEL: names.revision(template)}
     spec = {
         "replicas": model.spec.frontend.replicas,
         "revisionHistoryLimit": 2,
@@ -38,7 +39,8 @@ def deployment(model: InferenceModel, defaults: Defaults) -> Manifest:
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": template,
     }
-    return child(model, "apps/v1", "Deployment", names.frontend(model.name), names.FRONTEND, {"spec": spec})
+    name = names.frontend(model.name)
+    return child(model, "apps/v1", "Deployment", name, names.FRONTEND, {"spec": spec}, labels=labels)
 
 
 def service(model: InferenceModel) -> Manifest:
@@ -60,6 +62,16 @@ def leaders_service(model: InferenceModel) -> Manifest:
         "ports": service_ports("control", "scheduler"),
     }
     return child(model, "v1", "Service", names.leaders(model.name), names.ENGINE, {"spec": spec})
+
+
+def _template(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
+    return templates.template(
+        _pod_spec(model, defaults),
+        names.labels(model.name, names.FRONTEND),
+        templates.FRONTEND_ANNOTATIONS,
+        defaults.models.frontend,
+        model.spec.frontend.pod_template,
+    )
 
 
 def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from minisgl_operator.shell.probe import Prober, pod_address
 from minisgl_operator.shell.reconcile import Context, reconcile
 from minisgl_operator.shell.resources import MODEL, WATCHED, Resource, selector
 from minisgl_operator.shell.store import Id, ModelKey, Store, object_id
+from minisgl_operator.shell.upgrades import Upgrades
 from minisgl_operator.shell.workqueue import WorkQueue
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Controller:
             nodes=self._nodes,
             pod_events=PodEvents(client),
             recorder=self._recorder,
+            upgrades=Upgrades(config.defaults.models.rollout, self.store.models, self.queue.add),
             defaults=config.defaults,
         )
         self._lag = LoopLag()
@@ -176,6 +178,7 @@ class Controller:
                 self.queue.retry(key)
             except Exception:
                 # A bug that one model triggers must not stop the others.
+                self._context.upgrades.leave_out(key, datetime.now(UTC))
                 _log.exception("Reconcile of %s/%s failed; retrying", *key)
                 self.queue.retry(key)
             finally:

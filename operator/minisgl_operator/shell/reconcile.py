@@ -19,6 +19,7 @@ from minisgl_operator.facts.lost_nodes import ending, is_lost, seconds_until_nex
 from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.observed import DryRun, ObjectEvent, Observed, Rejection
 from minisgl_operator.facts.pods import node_of
+from minisgl_operator.facts.waves import Turn
 from minisgl_operator.plan.plan import Apply, Check, Delete, Step, force_deletions, plan, seconds_until_fetch
 from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults
@@ -31,6 +32,7 @@ from minisgl_operator.shell.pod_events import PodEvents
 from minisgl_operator.shell.probe import Prober
 from minisgl_operator.shell.resources import POD, of_kind
 from minisgl_operator.shell.store import ModelKey, Store
+from minisgl_operator.shell.upgrades import Upgrades
 from minisgl_operator.status.status import derive_status, status_of_invalid_spec
 from minisgl_operator.status.transitions import events_for
 
@@ -61,6 +63,7 @@ class Context:
     nodes: NodeWatch
     pod_events: PodEvents
     recorder: Recorder
+    upgrades: Upgrades
     defaults: Defaults
 
 
@@ -74,9 +77,11 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
     """
     stored = context.store.model(key)
     if stored is None or stored.body["metadata"].get("deletionTimestamp"):
+        context.upgrades.forget(key, now)
         return await _reconcile_deleted(context, key, blocked, now)
     model_object = stored.body
     if (backoff := _namespace_backoff(model_object, now)) > 0:
+        context.upgrades.leave_out(key, now)
         result = await _reconcile_deleted(context, key, blocked, now)
         return replace(result, after=_earliest(backoff, result.after))
     await _recheck_conflicts(context, key, model_object)
@@ -87,9 +92,16 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
     try:
         facts = Facts(InferenceModel.parse(model_object), observed, context.defaults, now)
     except InvalidSpec as error:
+        context.upgrades.leave_out(key, now)
         status = status_of_invalid_spec(error, observed, previous, now)
     else:
-        if not blocked:
+        if blocked:
+            context.upgrades.leave_out(key, now)
+        else:
+            labels = model_object["metadata"].get("labels") or {}
+            if (turn := context.upgrades.turn(key, labels, facts.upgrade, now)) is not None:
+                facts = replace(facts, turn=turn)
+                due.append(_seconds_until_turn(turn, now))
             wanted = facts.wanted
             sent = await _send(context, key, plan(facts), model_object)
             if sent.changed or sent.rejections or sent.dry_run is not None:
@@ -130,7 +142,16 @@ def _rollout(model_object: Manifest) -> object:
     InferenceModel drops it."""
     status = model_object.get("status", {})
     rollout = status.get("rollout") or {}
-    return status.get("failedRevision"), rollout.get("failure"), rollout.get("strategy"), rollout.get("admission")
+    upgrade = rollout.get("upgrade")
+    # The end of an upgrade is that the model is Ready.
+    ready = upgrade and [each["status"] for each in status.get("conditions") or () if each["type"] == "Ready"]
+    names = ("failure", "strategy", "admission")
+    return status.get("failedRevision"), *(rollout.get(name) for name in names), upgrade, ready
+
+
+def _seconds_until_turn(turn: Turn, now: datetime) -> float | None:
+    """Seconds until upgrades may begin again; None if they may."""
+    return None if turn.opens_at is None else (turn.opens_at - now).total_seconds()
 
 
 def _earliest(*seconds: float | None) -> float | None:

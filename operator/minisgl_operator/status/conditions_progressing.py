@@ -8,12 +8,21 @@ from minisgl_operator.facts.facts import Facts
 from minisgl_operator.render import names
 from minisgl_operator.status.admission import refusal
 from minisgl_operator.status.condition import Condition, shortened, suspended
+from minisgl_operator.status.upgrade import upgrade_failed, upgrade_waiting
 
 
 def progressing(facts: Facts) -> Condition:
-    if facts.is_paused and any(replica.outdated for replica in facts.replicas):
-        return paused(facts)
+    if (failed := upgrade_failed(facts)) is not None:
+        return failed
     outdated = [replica.name for replica in facts.replicas if replica.outdated]
+    if facts.is_paused and outdated:
+        return paused(facts)
+    if facts.upgrade is not None and facts.upgrade.holds_engines and facts.upgrade.state == "Upgrading":
+        message = "Frontend pods get the operator's new version. Engines follow when all frontends are ready."
+        return Condition("True", Reason.ROLLING_OUT, message)
+    waiting = upgrade_waiting(facts)
+    if waiting is not None and outdated:
+        return waiting
     if outdated:
         message = f"Replicas with an old revision: {shortened(outdated)}. {_rollout_blocker_message(facts)}"
         if facts.replica_to_check is not None and facts.admission.refused:
@@ -37,7 +46,7 @@ def progressing(facts: Facts) -> Condition:
         return Condition("False", Reason.ROLLED_BACK, _rolled_back_message(facts))
     if facts.is_paused and facts.template is not facts.spec_template:
         return paused(facts)
-    return Condition("False", Reason.UP_TO_DATE, "No change is in progress.")
+    return waiting or Condition("False", Reason.UP_TO_DATE, "No change is in progress.")
 
 
 def paused(facts: Facts) -> Condition:

@@ -7,6 +7,7 @@ from typing import Any
 
 from minisgl_operator.facts.admission import Admission
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.status.upgrade import upgrade_status
 
 
 def rollout_status(facts: Facts) -> dict[str, Any]:
@@ -26,6 +27,8 @@ def rollout_status(facts: Facts) -> dict[str, Any]:
         result["strategy"] = facts.next_strategy
         if facts.admission.result != "Unchecked":
             result["admission"] = _admission_status(facts.admission)
+    if (upgrade := upgrade_status(facts)) is not None:
+        result["upgrade"] = upgrade
     return result
 
 

@@ -26,6 +26,7 @@ _IN_PROGRESS_REASONS: Final = frozenset(
         Reason.SUSPENDED,
         Reason.SCALED_TO_ZERO,
         Reason.UP_TO_DATE,
+        Reason.UPGRADE_WAITING,
         Reason.UNKNOWN,
     }
 )

@@ -66,6 +66,17 @@ MATRIX: Final[dict[str, Object]] = {
             },
             "frontend": {"nodeSelector": {"pool": "web"}, "resources": {"limits": {"memory": "1Gi"}}},
             "fetch": {"annotations": {"a": "b"}},
+            "rollout": {
+                "waves": [
+                    {"name": "canary", "selector": {"matchLabels": {"stage": "canary"}}},
+                    {
+                        "name": "large",
+                        "selector": {"matchExpressions": [{"key": "size", "operator": "In", "values": ["70b"]}]},
+                    },
+                ],
+                "maxModels": 2,
+                "window": {"days": ["Monday"], "startHour": 22, "endHour": 4},
+            },
         },
         "serviceAccount": {"annotations": {"a": "b"}},
         "metrics": {

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from minisgl.wire.status import WAIT_PARAMETER
 from minisgl_operator.api.crd import crd
+from minisgl_operator.api.defaults import ModelDefaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.names import MODEL_LABEL
@@ -350,10 +351,14 @@ class OperatedCluster:
         kubeconfig: Path | None = None,
         crash_after: int | None = None,
         also: tuple[str, ...] = (),
+        version: int = 1,
+        models: ModelDefaults | None = None,
     ) -> RunningOperator:
-        """Start an operator for this namespace and those in `also`. `crash_after` is a number of writes."""
+        """Start an operator for this namespace and those in `also`. `crash_after` is a number of writes. `version` is
+        the tag of its images."""
+        engine, frontend = f"example.com/engine:{version}", f"example.com/frontend:{version}"
         config = Config(
-            defaults=Defaults(self.namespace, "example.com/engine:1", "example.com/frontend:1"),
+            defaults=Defaults(self.namespace, engine, frontend, models=models or ModelDefaults()),
             watch_namespaces=(*also, self.namespace),
             resync_seconds=resync_seconds,
             probe_seconds=probe_seconds,

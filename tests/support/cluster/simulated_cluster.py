@@ -21,10 +21,12 @@ from minisgl_operator.facts.lost_nodes import NODE_LOST_AFTER
 from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.facts.observed import DryRun, ObjectEvent, Observed, Unreachable
 from minisgl_operator.facts.pods import revision_of
+from minisgl_operator.facts.waves import Turn
 from minisgl_operator.plan.plan import Apply, Check, Delete, Step, plan
 from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.status.rollout import rollout_status
+from minisgl_operator.status.status import derive_status
 from support.frontend.simulated_frontend import SimulatedFrontend
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -41,8 +43,12 @@ class SimulatedCluster:
     `placement` shuffles them. `quota` is the number of engine pods that may exist; None: any. Admission refuses pods
     with `refused` images; `dry_run` is the HTTP status of a dry run instead. `downloads`: fetch Jobs complete.
 
+    `full_status`: the operator writes all of the status, not only what plans read in general.
+
     `nodes` are those that exist. The kubelet of one that is not ready does nothing, and `hanging` pods, by uid, are
     never ended by theirs. `sees_nodes`: the operator may read them."""
+
+    full_status = False
 
     def __init__(self, raw: Manifest, defaults: Defaults) -> None:
         self.raw = raw
@@ -66,6 +72,7 @@ class SimulatedCluster:
         self.neighbours: list[SimulatedCluster] = []
         self.placement: Random | None = None
         self.now = START
+        self.turn: Turn | None = None
         self._frontend = SimulatedFrontend()
         self._uids = itertools.count(1)
         self._frontend_pod = self._make_frontend_pod()
@@ -131,8 +138,11 @@ class SimulatedCluster:
             nodes=nodes,
         )
 
+    def facts(self) -> Facts:
+        return Facts(self.model, self.observed(), self.defaults, self.now, self.turn)
+
     def plan(self) -> tuple[Step, ...]:
-        return plan(Facts(self.model, self.observed(), self.defaults, self.now))
+        return plan(self.facts())
 
     def reconcile(self, calls: int | None = None) -> None:
         """Plan and send; a crash after `calls` requests loses the rest."""
@@ -143,11 +153,13 @@ class SimulatedCluster:
             else:
                 self.send(step)
         if calls is None:
-            facts = Facts(self.model, replace(self.observed(), dry_run=answer), self.defaults, self.now)
+            facts = replace(self.facts(), observed=replace(self.observed(), dry_run=answer))
             state = {
                 "failedRevision": facts.failed_revision,
                 "rollout": rollout_status(facts),
             }
+            if self.full_status:
+                state |= derive_status(facts, {})
             self.raw = {**self.raw, "status": {name: value for name, value in state.items() if value is not None}}
 
     def _dry_run(self, step: Check) -> DryRun:
@@ -213,6 +225,8 @@ class SimulatedCluster:
                 continue
             if ref.kind == "StatefulSet":
                 self._run_stateful_set(body)
+            elif ref.kind == "Deployment":
+                self._run_deployment(body)
             elif ref.kind == "Job" and "status" not in body and self.downloads:
                 done = {"type": "Complete", "status": "True"}
                 body["status"] = {"conditions": [done], "completionTime": self.now.isoformat()}
@@ -363,6 +377,17 @@ class SimulatedCluster:
             return f'pods "qwen" is forbidden: {REFUSAL}'
         full = self.quota is not None and len(self.pods) >= self.quota
         return 'pods "qwen" is forbidden: exceeded quota: gpus, requested: pods=1' if full else ""
+
+    def _run_deployment(self, body: Manifest) -> None:
+        """Replace frontends at once; those with a broken image never become ready, and the old ones stay."""
+        count = body["spec"]["replicas"]
+        status = {"observedGeneration": body["metadata"]["generation"], "replicas": count}
+        if body["spec"]["template"]["spec"]["containers"][0]["image"] in self.broken:
+            late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+            status |= {"replicas": count + 1, "updatedReplicas": 1, "readyReplicas": count, "conditions": [late]}
+        else:
+            status |= {"updatedReplicas": count, "readyReplicas": count}
+        body["status"] = status
 
     def _make_pod(self, body: Manifest, index: int) -> Manifest:
         template = copy.deepcopy(body["spec"]["template"])

@@ -1,0 +1,139 @@
+"""Several simulated models, and one operator at a time that upgrades them in waves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minisgl_operator.api.defaults import ModelDefaults
+from minisgl_operator.api.objects import Manifest, Ref
+from minisgl_operator.facts.pods import component, revision_of
+from minisgl_operator.render import engine, frontend, names
+from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.shell.store import ModelKey
+from minisgl_operator.shell.upgrades import Upgrades
+from support.cluster.guarded_cluster import GuardedCluster
+from support.cluster.inference_models import CLAIM, raw_model
+
+WAVES = [{"name": "canary", "selector": {"matchLabels": {"stage": "canary"}}}]
+
+
+def operator_version(version: int, **rollout: Any) -> Defaults:
+    """The defaults of an operator of this version; without `rollout` it upgrades all models at once."""
+    models = ModelDefaults.model_validate({"rollout": rollout} if rollout else {})
+    return Defaults("minisgl-system", f"engine:{version}", f"frontend:{version}", models=models)
+
+
+class FleetModel(GuardedCluster):
+    """One model; `stage` is a label that waves select."""
+
+    full_status = True
+
+    def __init__(self, name: str, stage: str, spec: dict[str, Any], defaults: Defaults) -> None:
+        raw = raw_model(spec, source=CLAIM, name=name, uid=f"00000000-0000-4000-8000-{name:0>12}")
+        raw["metadata"]["labels"] = {"stage": stage}
+        super().__init__(raw, defaults)
+        self.key = ModelKey("team-a", name)
+        self.edited = False
+
+    def edit(self, spec: dict[str, Any]) -> None:
+        """An edit of a field that changes pods."""
+        super().edit(spec)
+        self.edited = True
+
+    def versions(self) -> list[Any]:
+        return [(body["metadata"].get("generation"), body.get("status")) for body in self.objects.values()]
+
+    def uids(self) -> list[str]:
+        return [pod["metadata"]["uid"] for pod in self.pods.values()]
+
+    @property
+    def frontends(self) -> Manifest:
+        return self.objects[Ref("Deployment", names.frontend(self.key.name))]
+
+    @property
+    def has_new_frontends(self) -> bool:
+        return revision_of(self.frontends) == frontend.revision(self.model, self.defaults)
+
+    @property
+    def has_new_engines(self) -> bool:
+        """True if a StatefulSet has the template of the current operator."""
+        return self._new_revision in self._revisions()
+
+    @property
+    def is_done(self) -> bool:
+        """True if everything has the templates of the current operator, and serves."""
+        ready = {replica for replica, revision in self.routed().items() if revision == self._new_revision}
+        wanted = self.model.spec.replicas
+        return self.has_new_frontends and self._revisions() <= {self._new_revision} and len(ready) >= wanted
+
+    @property
+    def state(self) -> str:
+        return str(self.raw.get("status", {}).get("rollout", {}).get("upgrade", {}).get("state", ""))
+
+    @property
+    def progressing(self) -> Manifest:
+        return next(dict(each) for each in self.raw["status"]["conditions"] if each["type"] == "Progressing")
+
+    @property
+    def _new_revision(self) -> str:
+        return engine.current_template(self.model, self.defaults).revision
+
+    def _revisions(self) -> set[str | None]:
+        sets = (body for ref, body in self.objects.items() if ref.kind == "StatefulSet" and component(body))
+        return {revision_of(body["spec"]["template"]) for body in sets}
+
+
+class Fleet:
+    def __init__(self, models: list[FleetModel]) -> None:
+        self.models = {model.key.name: model for model in models}
+        self.start_operator(models[0].defaults)
+
+    def start_operator(self, defaults: Defaults) -> None:
+        """Replace the operator; it knows nothing but what it observes."""
+        self.defaults = defaults
+        keys = [model.key for model in self.models.values()]
+        self.queued: set[ModelKey] = set(keys)
+        self._upgrades = Upgrades(defaults.models.rollout, lambda: keys, self.queued.add)
+        for model in self.models.values():
+            model.defaults = defaults
+            model.turn = None
+            model.edited = False
+
+    def reconcile(self, model: FleetModel) -> None:
+        self.queued.discard(model.key)
+        model.turn = None
+        upgrade = model.facts().upgrade
+        model.turn = self._upgrades.turn(model.key, model.raw["metadata"]["labels"], upgrade, model.now)
+        model.reconcile()
+
+    def run(self, model: FleetModel) -> None:
+        """Run everything else than the operator once."""
+        model.look()
+        model.run_controllers()
+        model.run_scheduler()
+        model.run_kubelets()
+        model.run_frontends()
+        model.look()
+
+    def settle(self) -> None:
+        """Run until nothing changes."""
+        for _ in range(60):
+            before = self._state()
+            for model in self.models.values():
+                self.reconcile(model)
+                self.run(model)
+            if before == self._state() and not self.queued:
+                return
+        raise AssertionError("not settled")
+
+    def _state(self) -> list[Any]:
+        return [
+            (_without_times(each.raw), each.versions(), sorted(each.uids()), each.routed())
+            for each in self.models.values()
+        ]
+
+
+def _without_times(raw: Manifest) -> Any:
+    conditions = raw.get("status", {}).get("conditions", ())
+    rollout = raw.get("status", {}).get("rollout")
+    return [(each["type"], each["status"], each["message"]) for each in conditions], rollout
