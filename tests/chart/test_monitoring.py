@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -50,15 +52,36 @@ def test_the_chart_has_the_rules_and_the_dashboard_unchanged() -> None:
     assert json.loads(text) == json.loads((CHART / "dashboards/minisgl.json").read_text())
 
 
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((CHART / "dashboards/minisgl.json").read_text())["panels"]
+    return found
+
+
 def test_panels_of_the_dashboard_do_not_overlap_and_have_descriptions() -> None:
     taken: set[tuple[int, int]] = set()
-    for panel in json.loads((CHART / "dashboards/minisgl.json").read_text())["panels"]:
+    for panel in panels():
         assert panel["description"]
         place = panel["gridPos"]
         cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
         assert not cells & taken and max(x for x, _ in cells) < 24
         taken |= cells
     assert len(queries()) > 20
+
+
+def test_numbers_of_the_dashboard_have_their_own_colors() -> None:
+    """Without them, Grafana shows each number from 80 on in red, and each smaller one in green."""
+    for panel in panels():
+        defaults = panel["fieldConfig"]["defaults"]
+        if panel["type"] == "stat":
+            assert defaults["color"]["mode"] == "fixed" or defaults["thresholds"]["steps"], panel["title"]
+
+
+def test_overrides_of_the_dashboard_match_series_by_their_legend() -> None:
+    for panel in panels():
+        legends = [target["legendFormat"] for target in panel["targets"]]
+        for override in panel["fieldConfig"]["overrides"]:
+            pattern = override["matcher"]["options"].strip("/")
+            assert any(re.search(pattern, legend) for legend in legends), (panel["title"], pattern)
 
 
 @pytest.mark.parametrize(
