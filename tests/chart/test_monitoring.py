@@ -84,6 +84,12 @@ def test_overrides_of_the_dashboard_match_series_by_their_legend() -> None:
             assert any(re.search(pattern, legend) for legend in legends), (panel["title"], pattern)
 
 
+def test_rejections_are_not_shown_as_errors_too() -> None:
+    [excluded] = re.findall(r'code!~"([^"]+)"', queries()["Requests per second B"])
+    page = (CHART.parent / "docs/api.md").read_text()
+    assert set(excluded.split("|")) == set(re.findall(r"^\| 429 \| `(\w+)`", page, re.MULTILINE))
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("default", {"any": True}), ("namespaced", {"matchNames": ["team-a", "team-b"]})],
