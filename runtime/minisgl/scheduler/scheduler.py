@@ -184,7 +184,6 @@ class Scheduler:
             if len(self._deadlines) > 2 * len(self._unfinished) + 64:
                 self._deadlines = [entry for entry in self._deadlines if self._unfinished.get(entry[2].id) is entry[2]]
                 heapq.heapify(self._deadlines)
-        self.counters.prompt_tokens += request.prompt_length
         return not message.grammar
 
     def abort(self, request_id: bytes) -> bool:
@@ -533,6 +532,7 @@ class Scheduler:
         self.pages.attach(slot, prefix)
         if first_time:
             assert request.cached is not None
+            self.counters.prompt_tokens += request.prompt_length
             self.counters.cached_tokens += request.cached
             request.admitted_at = self.now
             waited = self.now - request.queued_at

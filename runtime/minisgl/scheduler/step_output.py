@@ -70,7 +70,9 @@ class Counters(msgspec.Struct):
     mixed_steps: int = 0
     """Steps with both decode rows and prefill segments."""
     prompt_tokens: int = 0
+    """Tokens of prompts that were looked up in the prefix cache, at the first admission of each request."""
     cached_tokens: int = 0
+    """Those of them that were found there. Both are counted together, so that their ratio is a share at all times."""
     prefill_tokens: int = 0
     """Tokens computed by prefill segments; after a preemption also generated tokens."""
     generated_tokens: int = 0

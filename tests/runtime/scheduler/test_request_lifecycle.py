@@ -110,6 +110,20 @@ def test_prefill_computes_only_uncached_tokens() -> None:
     assert [answer.cached for answer in harness.answers.values()] == [0, 8, 8, 28]
 
 
+def test_a_prompt_in_the_queue_is_not_counted_as_looked_up() -> None:
+    harness = Harness(pages=200, page_size=4, rows=1)
+    for _ in range(3):
+        harness.submit([1] * 10, 3, ignore_eos=True)
+    counters = harness.scheduler.counters
+    assert (counters.prompt_tokens, counters.cached_tokens) == (0, 0)
+    seen = []
+    while harness.scheduler.num_waiting:
+        harness.step()
+        seen.append((counters.prompt_tokens, counters.cached_tokens))
+    assert sorted(set(seen)) == [(10, 0), (20, 8), (30, 16)]
+    harness.run()
+
+
 def test_a_full_hit_recomputes_the_last_page() -> None:
     harness = Harness(page_size=4)
     for _ in range(2):

@@ -182,7 +182,7 @@ def test_requests_of_a_disconnected_client_end(
         leaving.wait_for(lambda m: isinstance(m, Ack))
     leaving.wait_for(lambda m: isinstance(m, Tokens))
     leaving.socket.close(linger=0)
-    staying.wait_for(lambda m: isinstance(m, Status) and not m.running and not m.waiting and m.prompt_tokens >= 8)
+    staying.wait_for(lambda m: isinstance(m, Status) and not m.running and not m.waiting and m.prompt_tokens > 0)
 
 
 def test_an_invalid_message_drops_only_its_sender(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
