@@ -29,6 +29,8 @@ class ControlPlane:
     service_cidr: str
     service_api_ip: str
     pod_cidr: str
+    has_nodes: bool = True
+    """False: extensions are reached by the external name of their Service, as there are no pods."""
 
     @property
     def url(self) -> str:
@@ -96,7 +98,7 @@ class ControlPlane:
             "--allow-privileged=true",
             "--anonymous-auth=false",
             # Without kube-proxy, the API server reaches webhooks and extensions by pod address.
-            "--enable-aggregator-routing=true",
+            f"--enable-aggregator-routing={str(self.has_nodes).lower()}",
             f"--client-ca-file={pki}/ca.crt",
             f"--tls-cert-file={pki}/apiserver.crt",
             f"--tls-private-key-file={pki}/apiserver.key",
@@ -140,6 +142,9 @@ class ControlPlane:
             "--node-monitor-grace-period=16s",
             "--node-eviction-rate=10",
             "--secondary-node-eviction-rate=10",
+            # By default a load is read every 15 s, and must have been low for 300 s.
+            "--horizontal-pod-autoscaler-sync-period=1s",
+            "--horizontal-pod-autoscaler-downscale-stabilization=2s",
         ]
 
     def scheduler(self) -> list[str]:

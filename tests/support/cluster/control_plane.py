@@ -136,6 +136,7 @@ def running_control_plane(directory: Path) -> Iterator[LocalControlPlane]:
         service_cidr=SERVICE_CIDR,
         service_api_ip="10.96.0.1",
         pod_cidr="10.244.0.0/16",
+        has_nodes=False,
     )
     plane.prepare()
     running = LocalControlPlane(plane, free_port())
