@@ -177,7 +177,7 @@ class Facts:
     def replica_to_check(self) -> Replica | None:
         """A replica that serves and that the rollout must not drain before a dry run has shown that the API server
         accepts its new pods; None if nothing waits for that."""
-        if not self.startable or self.is_paused or self.admission.allows:
+        if not self.startable or self.keeps_engines or self.admission.allows:
             return None
         serving = [each for each in self.replicas if each.has_old_template and not each.out_of_service]
         no_room = self.model.spec.rollout.strategy == "Auto" and auto_strategy(self.replicas, self.now) == "NoRoom"

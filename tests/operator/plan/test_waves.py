@@ -335,3 +335,70 @@ def test_upgrades_begin_only_in_the_window() -> None:
     model.now = model.turn.opens_at
     made.settle()
     assert versions(model) == {"engine:2"}
+
+
+def test_an_upgrade_that_has_begun_goes_on_after_the_window() -> None:
+    made = fleet(2, canaries=0)
+    made.start_operator(operator_version(2, window={"startHour": 22, "endHour": 23}))
+    a, b = made.models.values()
+    a.now = b.now = datetime(2026, 1, 1, 22, 59, tzinfo=UTC)
+    for model in (a, b, a):
+        made.reconcile(model)
+    assert a.has_new_frontends and not a.has_new_engines
+    a.now = b.now = datetime(2026, 1, 1, 23, tzinfo=UTC)
+    made.settle()
+    assert (versions(a), versions(b)) == ({"engine:2"}, {"engine:1"})
+    assert b.turn is not None and b.turn.opens_at == datetime(2026, 1, 2, 22, tzinfo=UTC)
+
+
+def test_a_rollback_in_the_middle_takes_back_upgraded_models_in_waves_and_leaves_the_others() -> None:
+    made = fleet(3, canaries=2)
+    made.start_operator(operator_version(1, waves=WAVES))
+    made.settle()
+    made.start_operator(operator_version(2, waves=WAVES))
+    a, done, begun = made.models.values()
+    for _ in range(20):
+        for model in (a, begun, done):
+            made.reconcile(model)
+        made.run(done)
+    assert done.state == "Upgraded" and begun.has_new_frontends and not begun.has_new_engines
+    made.start_operator(operator_version(1, waves=WAVES))
+    uids = a.uids()
+    for model in (a, done, begun):
+        made.reconcile(model)
+    assert begun.has_new_frontends, "an upgrade in progress turns back at once"
+    assert done.state == "Waiting" and versions(done) == {"engine:2"}, "its pods stay until its turn"
+    made.settle()
+    assert all(versions(model) == {"engine:1"} and model.is_done for model in (a, done, begun))
+    assert a.uids() == uids
+
+
+def test_a_model_that_is_created_meanwhile_has_the_new_version_and_takes_no_turn() -> None:
+    made = fleet(2)
+    made.start_operator(operator_version(2, waves=WAVES))
+    a, canary = made.models.values()
+    canary.broken = {"engine:2"}
+    made.settle()
+    new = FleetModel("z", "other", {"replicas": 1}, made.defaults)
+    made.create(new)
+    made.settle()
+    assert new.is_done and new.state == "Current"
+    assert a.state == "Waiting"
+
+
+@pytest.mark.parametrize("broken", [True, False], ids=["failed", "in progress"])
+def test_the_others_go_on_when_a_model_is_deleted_in_its_turn(broken: bool) -> None:
+    made = fleet(2)
+    made.start_operator(operator_version(2, waves=WAVES))
+    a, canary = made.models.values()
+    if broken:
+        canary.broken = {"engine:2"}
+        made.settle()
+    else:
+        made.reconcile(a)
+        made.reconcile(canary)
+    assert canary.has_new_frontends and not a.has_new_frontends
+    made.delete(canary)
+    assert a.key in made.queued
+    made.settle()
+    assert versions(a) == {"engine:2"}

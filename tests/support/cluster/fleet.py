@@ -91,13 +91,23 @@ class Fleet:
     def start_operator(self, defaults: Defaults) -> None:
         """Replace the operator; it knows nothing but what it observes."""
         self.defaults = defaults
-        keys = [model.key for model in self.models.values()]
-        self.queued: set[ModelKey] = set(keys)
-        self._upgrades = Upgrades(defaults.models.rollout, lambda: keys, self.queued.add)
+        self.queued: set[ModelKey] = set(self._keys())
+        self._upgrades = Upgrades(defaults.models.rollout, self._keys, self.queued.add)
         for model in self.models.values():
             model.defaults = defaults
             model.turn = None
             model.edited = False
+
+    def create(self, model: FleetModel) -> None:
+        self.models[model.key.name] = model
+
+    def delete(self, model: FleetModel) -> None:
+        del self.models[model.key.name]
+        self._upgrades.forget(model.key, model.now)
+        self.queued.discard(model.key)
+
+    def _keys(self) -> list[ModelKey]:
+        return [model.key for model in self.models.values()]
 
     def reconcile(self, model: FleetModel) -> None:
         self.queued.discard(model.key)
