@@ -1,22 +1,26 @@
-"""Experts of Qwen3-30B-A3B, with the roofline: `python benchmarks/experts.py [TOKENS …]`.
+"""Experts of Qwen3-30B-A3B, with the roofline: `python benchmarks/experts.py [TOKENS …] [--fp8]`.
 
 Times are µs of one layer's router, experts and weighted sum in a CUDA graph of many layers, with weights that do not
-stay in the L2 cache, for each implementation. The roofline is one read of the weights of the selected experts.
+stay in the L2 cache, for each implementation; with `--fp8` also with weights in FP8 blocks. The roofline is one read of
+the weights of the selected experts in bf16.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
 from graph_timing import microseconds
-from minisgl.kernels.experts_triton import Tiles, run_chosen, weighted_sum
+from minisgl.kernels.experts_triton import Scales, Tiles, run_chosen, weighted_sum
 from minisgl.kernels.experts_vector_gluon import run_experts_vector
+from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX
 from minisgl.layers.activation import silu_and_mul
+from minisgl.layers.fp8_weight import Fp8Weight
 from minisgl.layers.linear import linear
 from minisgl.moe.experts import experts_grouped
 from minisgl.moe.mixture import mixture_of_experts
@@ -40,6 +44,11 @@ CANDIDATES = {
     ],
     256: [Tiles(256, 64, 64, 128, 64, 3, 8), Tiles(256, 64, 64, 128, 64, 4, 8)],
 }
+FP8_CANDIDATES = [
+    Tiles(rows, outputs, 128, down, 128, stages, warps)
+    for rows in (16, 32, 64, 128)
+    for outputs, down, stages, warps in ((64, 128, 3, 4), (64, 64, 3, 4), (64, 64, 4, 4), (128, 128, 3, 8))
+]
 Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -71,6 +80,39 @@ def implementations(tokens: int) -> dict[str, Implementation]:
     return found | {"grouped": grouped}
 
 
+def quantized(weight: torch.Tensor) -> Fp8Weight:
+    """[experts, out, in] in blocks."""
+    experts, outputs, inputs = weight.shape
+    blocks = weight.view(experts, outputs // BLOCK, BLOCK, inputs // BLOCK, BLOCK)
+    scales = blocks.abs().amax((2, 4)).float() / E4M3_MAX
+    values = (blocks / scales[:, :, None, :, None].bfloat16()).clamp(-E4M3_MAX, E4M3_MAX)
+    return Fp8Weight(values.to(torch.float8_e4m3fn).view(weight.shape), scales)
+
+
+Fp8Implementation = Callable[[torch.Tensor, torch.Tensor, Fp8Weight, Fp8Weight], torch.Tensor]
+
+
+def fp8_selected(x: torch.Tensor, logits: torch.Tensor, gate_up: Fp8Weight, down: Fp8Weight) -> torch.Tensor:
+    return mixture_of_experts(x, logits, gate_up, down, silu_and_mul, TOP_K, renormalize=True)
+
+
+def fp8_implementations(tokens: int) -> dict[str, Fp8Implementation]:
+    found: dict[str, Fp8Implementation] = {"fp8 selected": fp8_selected}
+    for tiles in FP8_CANDIDATES:
+        if not tokens // 64 <= tiles.rows <= max(tokens // 4, 16) or tokens == 1:
+            continue
+
+        def by_tiles(
+            x: torch.Tensor, logits: torch.Tensor, gate_up: Fp8Weight, down: Fp8Weight, tiles: Tiles = tiles
+        ) -> torch.Tensor:
+            weights, experts = route(logits, TOP_K, renormalize=True)
+            scales = Scales(gate_up.scales, down.scales)
+            return weighted_sum(run_chosen(x, experts, gate_up.values, down.values, tiles, scales), weights)
+
+        found["fp8 " + "x".join(map(str, tiles))] = by_tiles
+    return found
+
+
 def choose_experts(x: torch.Tensor, routers: list[torch.Tensor], call: int) -> object:
     return route(linear(x, routers[call % COPIES]), TOP_K, renormalize=True)
 
@@ -86,34 +128,55 @@ def draw(*size: int) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokens", nargs="*", type=int, default=TOKENS, help="default: %(default)s")
-    tokens_of = parser.parse_args().tokens
+    parser.add_argument("--fp8", action="store_true", help="also experts in FP8 blocks")
+    parser.add_argument("--selected", action="store_true", help="only the implementations that are in use")
+    args = parser.parse_args()
     started = time.monotonic()
     routers = [draw(EXPERTS, HIDDEN) * HIDDEN**-0.5 for _ in range(COPIES)]
     gate_ups = [draw(EXPERTS, 2 * WIDTH, HIDDEN) * HIDDEN**-0.5 for _ in range(COPIES)]
     downs = [draw(EXPERTS, HIDDEN, WIDTH) * WIDTH**-0.5 for _ in range(COPIES)]
+    fp8_gate_ups = [quantized(each) for each in gate_ups] if args.fp8 else []
+    fp8_downs = [quantized(each) for each in downs] if args.fp8 else []
     print(f"{torch.cuda.get_device_name()}; µs of a layer")
-    for tokens in tokens_of:
+    for tokens in args.tokens:
         x = draw(tokens, HIDDEN)
         logits = linear(x, routers[0])
         used = len(route(logits, TOP_K, renormalize=True)[1].unique())
         size = 3 * WIDTH * HIDDEN
         roofline = max(2 * used * size / BANDWIDTH, 2 * tokens * TOP_K * size / PEAK)
         routing = microseconds(partial(choose_experts, x, routers), CALLS)
-        exact = grouped(x, logits, gate_ups[0], downs[0]).float()
         print(f"T={tokens} {used} experts, roofline {roofline * 1e6:.1f}, routing {routing:.1f}", flush=True)
-        for name, run in implementations(tokens).items():
-
-            def layer(i: int, x: torch.Tensor = x, run: Implementation = run) -> torch.Tensor:
-                return run(x, linear(x, routers[i % COPIES]), gate_ups[i % COPIES], downs[i % COPIES])
-
-            try:
-                error = float((layer(0).float() - exact).norm() / exact.norm())
-                took = microseconds(layer, CALLS)
-                print(f"    {name:32} {took:8.1f}  {'' if error < 1e-2 else f'WRONG {error:.1e}'}", flush=True)
-            except Exception as error:
-                print(f"    {name:32} FAILED {type(error).__name__} {str(error)[:100]}", flush=True)
-                torch.cuda.synchronize()
+        measure(tokens, x, routers, gate_ups, downs, implementations(tokens), args.selected)
+        if args.fp8:
+            measure(tokens, x, routers, fp8_gate_ups, fp8_downs, fp8_implementations(tokens), args.selected)
     print(f"{time.monotonic() - started:.0f} s")
+
+
+def measure(
+    tokens: int,
+    x: torch.Tensor,
+    routers: list[torch.Tensor],
+    gate_ups: list[Any],
+    downs: list[Any],
+    candidates: Mapping[str, Callable[..., torch.Tensor]],
+    only_selected: bool,
+) -> None:
+    dense = [each.dequantized().bfloat16() if isinstance(each, Fp8Weight) else each for each in (gate_ups[0], downs[0])]
+    exact = grouped(x, linear(x, routers[0]), *dense).float()
+    for name, run in candidates.items():
+        if only_selected and not name.endswith("selected"):
+            continue
+
+        def layer(i: int, run: Callable[..., torch.Tensor] = run) -> torch.Tensor:
+            return run(x, linear(x, routers[i % COPIES]), gate_ups[i % COPIES], downs[i % COPIES])
+
+        try:
+            error = float((layer(0).float() - exact).norm() / exact.norm())
+            took = microseconds(layer, CALLS)
+            print(f"    {name:44} {took:8.1f}  {'' if error < 1e-2 else f'WRONG {error:.1e}'}", flush=True)
+        except Exception as error:
+            print(f"    {name:44} FAILED {type(error).__name__} {str(error)[:100]}", flush=True)
+            torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

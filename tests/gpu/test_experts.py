@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import support.kernels.experts
-from minisgl.kernels import dependent_launch_triton, experts_vector_gluon
+from minisgl.kernels import dependent_launch_triton, experts_vector_gluon, fp8_experts_vector_gluon
+from minisgl.kernels.dequantize_blocks_triton import dequantize_blocks
 from minisgl.kernels.experts_triton import MAX_TOKENS, fits
 from minisgl.layers.activation import gelu_and_mul, silu_and_mul
 from minisgl.layers.norm import RMSNorm
@@ -15,8 +16,8 @@ from minisgl.layers.pre_norm import normalize_and_project
 from minisgl.moe.experts import experts_one_by_one, run_experts
 from minisgl.moe.mixture import mixture_of_experts as mixture
 from minisgl.moe.routing import route
-from support.kernels.decode_kernels import assert_close
-from support.kernels.experts import Sizes, by_plain_torch
+from support.kernels.decode_kernels import assert_close, poisoned_outputs
+from support.kernels.experts import Sizes, by_plain_torch, in_fp8
 
 QWEN3_30B = Sizes(2048, 768, 128, 8)
 SIZES = {
@@ -125,6 +126,69 @@ def test_any_logits_work_in_selection_and_experts(value: float) -> None:
     out = mixture(x, logits, gate_up, down, silu_and_mul, 8, renormalize=True)
     torch.cuda.synchronize()
     assert bool(out.isfinite().all()) is (value == 0)
+
+
+FP8_SIZES = {
+    "30B-A3B": QWEN3_30B._replace(experts=32),
+    "two ranks of 30B-A3B": SIZES["two ranks of 30B-A3B"],
+    "few experts": FEW,
+}
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 9, 60, 129, 300, MAX_TOKENS + 50])
+@pytest.mark.parametrize("sizes", FP8_SIZES.values(), ids=FP8_SIZES)
+def test_experts_in_fp8(sizes: Sizes, tokens: int, renormalize: bool) -> None:
+    x, gate_up, down = draw(sizes, tokens, torch.bfloat16)
+    stored = in_fp8(gate_up), in_fp8(down)
+    logits = torch.randn(tokens, sizes.experts, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
+    logits = logits.bfloat16()
+    shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
+    assert fp8_experts_vector_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width) is (tokens <= 3)
+    with poisoned_outputs():
+        ours = mixture(x, logits, *stored, silu_and_mul, sizes.top_k, renormalize=renormalize)
+    dense = [each.dequantized() for each in stored]
+    expected = by_plain_torch(torch.double, x, shares, experts, *dense)
+    # Plain torch rounds the weights too.
+    assert_close(ours, expected, by_plain_torch(torch.bfloat16, x, shares, experts, *dense))
+
+
+def test_blocks_are_dequantized_as_on_a_cpu() -> None:
+    stored = in_fp8(draw(FEW, 1, torch.bfloat16)[1])
+    with poisoned_outputs():
+        ours = dequantize_blocks(*stored, torch.bfloat16)
+    assert torch.equal(ours, stored.dequantized().bfloat16())
+
+
+@pytest.mark.captures
+@torch.inference_mode()
+def test_fp8_kernels_that_start_early_read_no_data_of_an_earlier_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = QWEN3_30B._replace(experts=32)
+    x, gate_up, down = draw(sizes, 1, torch.bfloat16)
+    stored = in_fp8(gate_up), in_fp8(down)
+    routers = [torch.randn(sizes.experts, sizes.hidden, device="cuda").bfloat16() for _ in range(4)]
+    norm = RMSNorm(Parameters(torch.bfloat16, torch.device("cuda")), "norm", sizes.hidden, 1e-6)
+    norm.weight.fill_(1.0)
+
+    def layers() -> torch.Tensor:
+        y, residual = x, torch.zeros_like(x)
+        for router in routers:
+            y, logits, residual = normalize_and_project(norm, router, y, residual)
+            y = mixture(y, logits, *stored, silu_and_mul, sizes.top_k, renormalize=True)
+        return y
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        layers()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layers()
+    monkeypatch.setattr(dependent_launch_triton, "_has_dependent_launch", lambda device: False)
+    for seed in range(20):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        torch.testing.assert_close(captured, layers(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.kernels import dependent_launch_triton
 from minisgl.kernels.fp8_linear_gluon import Tile, fp8_linear, fp8_tile
+from minisgl.kernels.fp8_row_gluon import fits_row, fp8_row, normed_fp8_row
 from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX, Fp8Rows, dequantize_rows
 from minisgl.kernels.fp8_rows_triton import rms_norm_fp8, silu_and_mul_fp8
 from minisgl.kernels.norm_triton import rms_norm_cuda
@@ -27,11 +29,16 @@ from support.numerics.ranks import all_logits, load
 CUDA = torch.device("cuda")
 
 
-def weight_of(outputs: int, inputs: int) -> Fp8Weight:
+def row_of(inputs: int) -> torch.Tensor:
+    return draw(1, inputs, dtype=torch.bfloat16, device=CUDA)
+
+
+def weight_of(outputs: int, inputs: int, *, per_channel: bool = False) -> Fp8Weight:
     # Torch turns what exceeds the largest number into NaN.
     wide = draw(outputs, inputs, dtype=torch.bfloat16, device=CUDA, scale=100.0).clamp(-E4M3_MAX, E4M3_MAX)
     values = wide.to(torch.float8_e4m3fn)
-    scales = draw(outputs // BLOCK, inputs // BLOCK, dtype=torch.float32, device=CUDA).abs() * 0.01 * inputs**-0.5
+    blocks = (outputs, 1) if per_channel else (outputs // BLOCK, inputs // BLOCK)
+    scales = draw(*blocks, dtype=torch.float32, device=CUDA).abs() * 0.01 * inputs**-0.5
     return Fp8Weight(values, scales + 1e-4)
 
 
@@ -63,13 +70,66 @@ def test_a_product(rows: int, tile: Tile) -> None:
 def test_a_product_of_any_size_and_number_of_rows(outputs: int, inputs: int, rows: int, bias: bool) -> None:
     x, weight = draw(rows, inputs, dtype=torch.bfloat16, device=CUDA), weight_of(outputs, inputs)
     shift = draw(outputs, dtype=torch.bfloat16, device=CUDA) if bias else None
-    expected = exact(quantize_rows(x), weight)
+    # One row stays in 16 bits.
+    expected = exact(quantize_rows(x), weight) if rows > 1 else x.double() @ weight.dequantized().double().T
     expected = expected if shift is None else expected + shift.double()
     with poisoned_outputs():
         ours = fp8_product(x, weight, shift)
         parts = fp8_product(x, weight, shift, in_parts=True)
     assert_near(ours, expected)
     assert_near(parts if parts.dim() == 2 else parts.sum(0), expected)
+
+
+ROW_PRODUCTS = [
+    (7168, 5120),
+    (1152, 896),
+    (128, 128),
+    (768, 1408),
+    (256, 8192),
+    (256, 8320),
+    (1280, 17408),
+    (384, 32768),
+]
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), sized(ROW_PRODUCTS, ROW_PRODUCTS[1:5]))
+def test_a_product_of_one_row(outputs: int, inputs: int, bias: bool, per_channel: bool) -> None:
+    x, weight = row_of(inputs), weight_of(outputs, inputs, per_channel=per_channel)
+    shift = draw(outputs, dtype=torch.bfloat16, device=CUDA) if bias else None
+    expected = x.double() @ weight.dequantized().double().T
+    expected = expected if shift is None else expected + shift.double()
+    assert fits_row(x, weight.values)
+    with poisoned_outputs():
+        ours = fp8_row(x, weight.values, weight.scales, shift)
+    assert_near(ours, expected)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1536, 896), (256, 128), (1536, sized(8192, 2048)), (3328, 5120)])
+def test_a_product_of_one_row_behind_its_norm(
+    outputs: int, inputs: int, begins: bool, gated: bool, per_channel: bool
+) -> None:
+    x, weight = row_of(inputs), weight_of(outputs, inputs, per_channel=per_channel)
+    residual = None if begins else row_of(inputs) * 3
+    gain, shift = 1 + draw(inputs, dtype=torch.bfloat16, device=CUDA), row_of(outputs)[0]
+    stream = x if residual is None else x + residual
+    normed = rms_norm_cuda(stream, None, gain, 1e-6)
+    expected = normed.double() @ weight.dequantized().double().T + shift.double()
+    expected = silu_and_mul(expected) if gated else expected
+    with poisoned_outputs():
+        ours, ours_stream = normed_fp8_row(x, residual, gain, 1e-6, weight.values, weight.scales, shift, gated=gated)
+    assert torch.equal(ours_stream, stream)
+    assert_near(ours, expected, 8e-3)
+
+
+def test_a_row_that_does_not_fit_is_quantized() -> None:
+    x, weight = row_of(33_024), weight_of(128, 33_024)
+    assert not fits_row(x, weight.values)
+    assert_near(fp8_product(x, weight), exact(quantize_rows(x), weight))
 
 
 def test_large_sums_keep_their_precision() -> None:
@@ -126,6 +186,65 @@ def test_logits_are_close_to_those_of_the_same_quantization_in_float32(arch: str
     print(f"{arch}: {distance:.4f}, fake quantization {of_quantization:.4f}, ours {ours_of_quantization:.4f}")
     assert distance < 0.02
     assert ours_of_quantization < 1.2 * of_quantization
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3-moe"])
+def test_logits_of_one_row_are_those_of_the_dequantized_weights(arch: str, tmp_path: Path) -> None:
+    """No input is quantized."""
+    checkpoint = write_tiny_checkpoint(
+        tmp_path,
+        arch,
+        hidden=256,
+        intermediate=512,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        expert_intermediate=256,
+        quantization="fp8-block",
+    )
+    model = Decoder(ModelConfig.read(checkpoint), TensorParallel(), torch.bfloat16, "cuda")
+    load_weights(model.parameters, checkpoint)
+    assert set(model.parameters.weights_by_type) == {"fp8-block"}
+    exact_weights = load(checkpoint)
+    tokens = range(5, 400, 13)
+    with record_quantized_inputs() as recorded:
+        ours = torch.cat([all_logits(model, [[token]]).float().cpu() for token in tokens])
+    expected = torch.cat([all_logits(exact_weights, [[token]]) for token in tokens])
+    distance = float((ours - expected).norm() / expected.norm())
+    print(f"{arch}: {distance:.4f}, {len(recorded)} products")
+    assert distance < 0.015
+
+
+@pytest.mark.captures
+def test_rows_that_start_early_read_no_data_of_an_earlier_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launched one after the other in the ordinary way, the same kernels give the same."""
+    weights = [weight_of(1024, 1024) for _ in range(3)]
+    wide, narrow = weight_of(4096, 1024), weight_of(1024, 2048)
+    gain = torch.ones(1024, dtype=torch.bfloat16, device=CUDA)
+    x = row_of(1024)
+
+    def step() -> torch.Tensor:
+        y, stream = x, torch.zeros_like(x)
+        for _ in range(5):
+            for weight in weights:
+                y, stream = normed_fp8_row(y, stream, gain, 1e-6, weight.values, weight.scales)
+            y = fp8_row(y, weights[0].values, weights[0].scales)
+            y, stream = normed_fp8_row(y, stream, gain, 1e-6, wide.values, wide.scales, gated=True)
+            y = fp8_row(y, narrow.values, narrow.scales)
+        return y + stream
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    side.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    monkeypatch.setattr(dependent_launch_triton, "_has_dependent_launch", lambda device: False)
+    for seed in range(20):
+        x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        torch.testing.assert_close(captured, step(), rtol=0, atol=0)
 
 
 @pytest.mark.captures

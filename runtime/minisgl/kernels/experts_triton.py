@@ -2,7 +2,8 @@
 """Feed-forward of the selected experts on CUDA for a decode step or a short prompt. It reads the experts' weights once:
 the programs of an expert multiply them with all of its tokens, padded to the size of a tensor-core product.
 
-A pair is a token and one of its experts: pair p is expert choice p % K of token p // K.
+A pair is a token and one of its experts: pair p is expert choice p % K of token p // K. Weights in FP8 have a scale per
+block of 128 × 128; they become 16 bits in registers, and each product of 128 inputs is scaled in float32.
 """
 
 import math
@@ -14,6 +15,7 @@ import triton.language as tl
 
 from minisgl.kernels.activation_triton import silu_times_up
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
+from minisgl.kernels.fp8_rows import BLOCK as FP8_BLOCK
 
 MAX_TOKENS = 2048
 """Most tokens: above this, torch's grouped product is faster where it has a kernel."""
@@ -43,17 +45,35 @@ def _some_pairs(pairs, first, count, ROWS: tl.constexpr):
     return tl.load(pairs + place, there, other=0).to(tl.int64), there
 
 
+@triton.jit
+def _add_product(total, weights, part, scales, start, SCALED: tl.constexpr):
+    """Add to `total` [outputs, rows] the product of `weights` with `part`, inputs from `start` on. `scales`: those of
+    the outputs' block of FP8 weights."""
+    if SCALED:
+        total += tl.dot(weights.to(part.dtype), part) * tl.load(scales + start // SCALED)
+    else:
+        total = tl.dot(weights, part, total)
+    return total
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _gate_up(
-    x, pairs_of, counts, weight, out, tokens, INPUTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    x, pairs_of, counts, weight, scales, out, tokens, INPUTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_N outputs of one expert, for ROWS of its tokens at a time."""
+    """Each program: BLOCK_N outputs of one expert, for ROWS of its tokens at a time. SCALED: inputs and outputs that
+    share a scale; 0 without scales."""
     expert = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     gate = weight + expert.to(tl.int64) * (2 * WIDTH * INPUTS) + n[:, None] * INPUTS + k[None, :]
     up = gate + WIDTH * INPUTS
+    gate_scales = scales
+    up_scales = scales
+    if SCALED:
+        block = expert * (2 * WIDTH // SCALED) + tl.program_id(0) * BLOCK_N // SCALED
+        gate_scales += block * (INPUTS // SCALED)
+        up_scales = gate_scales + WIDTH // SCALED * (INPUTS // SCALED)
     start_next(PDL)
     wait_for_previous(PDL)
     count = tl.load(counts + expert)
@@ -64,22 +84,26 @@ def _gate_up(
         ups = tl.zeros((BLOCK_N, ROWS), tl.float32)
         for start in range(0, INPUTS, BLOCK_K):
             part = tl.load(rows + start, there[None, :], other=0.0)
-            gates = tl.dot(tl.load(gate + start), part, gates)
-            ups = tl.dot(tl.load(up + start), part, ups)
+            gates = _add_product(gates, tl.load(gate + start), part, gate_scales, start, SCALED)
+            ups = _add_product(ups, tl.load(up + start), part, up_scales, start, SCALED)
         value = silu_times_up(gates, ups, out.dtype.element_ty)
         tl.store(out + pair[None, :] * WIDTH + n[:, None], value, there[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _down(
-    x, pairs_of, counts, weight, out, tokens, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    x, pairs_of, counts, weight, scales, out, tokens, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of one expert, for ROWS of its pairs at a time."""
     expert = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     matrix = weight + expert.to(tl.int64) * (OUTPUTS * WIDTH) + n[:, None] * WIDTH + k[None, :]
+    block_scales = scales
+    if SCALED:
+        block = expert * (OUTPUTS // SCALED) + tl.program_id(0) * BLOCK_N // SCALED
+        block_scales += block * (WIDTH // SCALED)
     start_next(PDL)
     wait_for_previous(PDL)
     count = tl.load(counts + expert)
@@ -89,7 +113,7 @@ def _down(
         total = tl.zeros((BLOCK_N, ROWS), tl.float32)
         for start in range(0, WIDTH, BLOCK_K):
             part = tl.load(rows + start, there[None, :], other=0.0)
-            total = tl.dot(tl.load(matrix + start), part, total)
+            total = _add_product(total, tl.load(matrix + start), part, block_scales, start, SCALED)
         tl.store(out + pair[None, :] * OUTPUTS + n[:, None], total.to(out.dtype.element_ty), there[None, :])
 
 
@@ -126,13 +150,14 @@ class Tiles(NamedTuple):
 
 
 def fits(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
-    """Whether `run_experts_cuda` supports these shapes."""
+    """Whether `run_experts_cuda` supports these shapes. Only this file has products with experts in FP8."""
     hidden, width = gate_up.shape[2], gate_up.shape[1] // 2
+    fp8 = gate_up.dtype == torch.float8_e4m3fn
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and (0 < len(x) <= MAX_TOKENS or not _torch_has_grouped_product(x))
         and hidden % 128 == 0
-        and width % 32 == 0
+        and width % (FP8_BLOCK if fp8 else 32) == 0
         and x.is_contiguous()
     )
 
@@ -143,20 +168,38 @@ def _torch_has_grouped_product(x: torch.Tensor) -> bool:
     return x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
 
 
+class Scales(NamedTuple):
+    """Scales of experts in FP8, in float32."""
+
+    gate_up: torch.Tensor
+    """[E, 2 N / 128, hidden / 128]."""
+    down: torch.Tensor
+    """[E, hidden / 128, N / 128]."""
+
+
 def run_experts_cuda(
-    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    scales: Scales | None = None,
 ) -> torch.Tensor:
     """Compute `run_experts` with SiLU for supported shapes. `weights` and `experts` are contiguous; sums are in
-    float32."""
-    tiles = choose_tiles(experts.numel() / len(down), down.shape[2])
-    return weighted_sum(run_chosen(x, experts, gate_up, down, tiles), weights)
+    float32. `scales`: those of experts in FP8."""
+    tiles = choose_tiles(experts.numel() / len(down), down.shape[2], fp8=scales is not None)
+    return weighted_sum(run_chosen(x, experts, gate_up, down, tiles, scales), weights)
 
 
-def choose_tiles(pairs_per_expert: float, width: int) -> Tiles:
+def choose_tiles(pairs_per_expert: float, width: int, *, fp8: bool = False) -> Tiles:
     """Tiles by load, measured with benchmarks/experts.py on Qwen3-30B-A3B. An expert rarely has more than twice the
     average number of pairs."""
     inputs = math.gcd(width, 128)
     outputs = min(inputs, 64)
+    if fp8:
+        # A stage is a block of inputs, as large as one of half of them in 16 bits.
+        rows = 16 if pairs_per_expert <= 8 else 32 if pairs_per_expert <= 16 else 64
+        return Tiles(rows, 64, FP8_BLOCK, 64, FP8_BLOCK, 3, 4)
     if pairs_per_expert <= 8:
         return Tiles(16, outputs, 128, 128, inputs, 3, 4)
     if pairs_per_expert <= 32:
@@ -165,9 +208,17 @@ def choose_tiles(pairs_per_expert: float, width: int) -> Tiles:
 
 
 def run_chosen(
-    x: torch.Tensor, experts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, tiles: Tiles
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    tiles: Tiles,
+    scales: Scales | None = None,
 ) -> torch.Tensor:
     """Outputs of the pairs, [T * K, hidden]."""
+    # A product is scaled as a whole.
+    assert scales is None or (tiles.gate_up_inputs <= FP8_BLOCK and tiles.down_inputs <= FP8_BLOCK)
+    scaled = 0 if scales is None else FP8_BLOCK
     tokens, hidden = x.shape
     num_experts, width, top_k = len(gate_up), gate_up.shape[1] // 2, experts.shape[1]
     pairs = tokens * top_k
@@ -177,14 +228,15 @@ def run_chosen(
     _pairs_of_experts[(num_experts,)](experts, pairs_of, counts, pairs, tokens, BLOCK=1024, num_warps=4, **launch)
     inner = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     _gate_up[(width // tiles.gate_up_outputs, num_experts)](
-        x, pairs_of, counts, gate_up, inner, tokens, INPUTS=hidden, WIDTH=width, TOP_K=top_k, ROWS=tiles.rows,
-        BLOCK_N=tiles.gate_up_outputs, BLOCK_K=tiles.gate_up_inputs, num_warps=tiles.warps, num_stages=tiles.stages,
-        **launch,
+        x, pairs_of, counts, gate_up, gate_up if scales is None else scales.gate_up, inner, tokens, INPUTS=hidden,
+        WIDTH=width, TOP_K=top_k, ROWS=tiles.rows, BLOCK_N=tiles.gate_up_outputs, BLOCK_K=tiles.gate_up_inputs,
+        SCALED=scaled, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
     outer = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
     _down[(hidden // tiles.down_outputs, num_experts)](
-        inner, pairs_of, counts, down, outer, tokens, WIDTH=width, OUTPUTS=hidden, ROWS=tiles.rows,
-        BLOCK_N=tiles.down_outputs, BLOCK_K=tiles.down_inputs, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
+        inner, pairs_of, counts, down, down if scales is None else scales.down, outer, tokens, WIDTH=width,
+        OUTPUTS=hidden, ROWS=tiles.rows, BLOCK_N=tiles.down_outputs, BLOCK_K=tiles.down_inputs, SCALED=scaled,
+        num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
     return outer
 

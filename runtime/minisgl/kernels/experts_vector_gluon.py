@@ -48,7 +48,7 @@ def _part(row, k, BEGIN: gl.constexpr, INPUTS: gl.constexpr):
 
 
 @gluon.jit
-def _keys(logits, token, EXPERTS: gl.constexpr, BLOCK: gl.constexpr):
+def selection_keys(logits, token, EXPERTS: gl.constexpr, BLOCK: gl.constexpr):
     """Layout in which each warp has all logits of a token, spread over its lanes."""
     layout: gl.constexpr = gl.BlockedLayout([1, BLOCK // 32], [1, 32], [gl.num_warps(), 1], [1, 0])
     expert = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))
@@ -75,7 +75,7 @@ def _gate_up(
     wait_for_previous(PDL)
     # Not earlier: the next kernel reads the logits before it waits.
     start_next(PDL)
-    keys = _keys(logits, token, EXPERTS, BLOCK)
+    keys = selection_keys(logits, token, EXPERTS, BLOCK)
     for _ in range(pair % TOP_K):
         keys = gl.where(keys == gl.max(keys, 0), NO_EXPERT, keys)
     matrix = weight + expert_of(gl.max(keys, 0)).to(gl.int64) * (2 * WIDTH * INPUTS)
@@ -113,7 +113,7 @@ def _down(
     token = gl.program_id(1)
     n = gl.program_id(0) * warps + gl.arange(0, warps, layout=gl.SliceLayout(1, layout))
     k = gl.arange(0, _TILE, layout=gl.SliceLayout(0, layout))
-    keys = _keys(logits, token, EXPERTS, BLOCK)
+    keys = selection_keys(logits, token, EXPERTS, BLOCK)
     highest = logit_of(gl.max(keys, 0), dtype)
     total = 0.0
     if not RENORMALIZE:

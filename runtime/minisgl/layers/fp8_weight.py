@@ -12,12 +12,13 @@ from minisgl.kernels.quantize_rows import quantize_rows
 
 
 class Fp8Weight(NamedTuple):
-    """W [out, in] with one scale per block of 128 × 128, or one per output channel."""
+    """W [out, in], or that of each expert [experts, out, in], with one scale per block of 128 × 128, or one per output
+    channel."""
 
     values: torch.Tensor
-    """[out, in] float8_e4m3fn."""
+    """[…, out, in] float8_e4m3fn."""
     scales: torch.Tensor
-    """[out / 128, in / 128] or [out, 1] float32: what each value is multiplied with."""
+    """[…, out / 128, in / 128] or […, out, 1] float32: what each value is multiplied with."""
 
     @property
     def shape(self) -> torch.Size:
@@ -26,26 +27,41 @@ class Fp8Weight(NamedTuple):
     @property
     def per_channel(self) -> bool:
         """One scale per output channel; inputs have one per row."""
-        return len(self.scales) == len(self.values)
+        return self.scales.shape[-2] == self.values.shape[-2]
 
     def dequantized(self) -> torch.Tensor:
-        """[out, in] in float32."""
+        """[…, out, in] in float32."""
         if self.per_channel:
             return self.values.float() * self.scales
-        return self.values.float() * self.scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        return self.values.float() * self.scales.repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
 
 
 Activations: TypeAlias = torch.Tensor | Fp8Rows
 """[T, in], quantized where the operation before a product has done so."""
 
 
+def takes_row(x: torch.Tensor, weight: Fp8Weight) -> bool:
+    """Whether the product with `x` [T, in] is computed from one row in 16 bits. It follows from shapes alone, so that a
+    captured step can be replayed."""
+    if not x.is_cuda:
+        return False
+    from minisgl.kernels.fp8_row_gluon import fits_row
+
+    return fits_row(x, weight.values)
+
+
 def fp8_product(
     x: Activations, weight: Fp8Weight, bias: torch.Tensor | None = None, *, in_parts: bool = False
 ) -> torch.Tensor:
     """[T, in], [out, in] and [out] to [T, out] or, with `in_parts` and no bias, to partial sums [parts, T, out] in
-    float32. Activations that are not quantized are quantized first."""
-    if not isinstance(x, Fp8Rows) and not len(x):
-        return x.new_empty(0, len(weight.values))
+    float32. Activations that are not quantized are quantized first, but for one row on CUDA: it stays in 16 bits."""
+    if not isinstance(x, Fp8Rows):
+        if not len(x):
+            return x.new_empty(0, len(weight.values))
+        if takes_row(x, weight):
+            from minisgl.kernels.fp8_row_gluon import fp8_row
+
+            return fp8_row(x, weight.values, weight.scales, bias)
     rows = x if isinstance(x, Fp8Rows) else quantize_rows(x, per_row=weight.per_channel)
     if not weight.values.is_cuda:
         return F.linear(dequantize_rows(rows), weight.dequantized(), bias)

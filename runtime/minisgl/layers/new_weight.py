@@ -29,13 +29,13 @@ def new_weight(
     is if every projection has the same kind and no block is cut; everything else becomes the model's dtype."""
     columns = slice(0, in_features) if columns is None else columns
     shape = sum(each.rows.stop - each.rows.start for each in projections), columns.stop - columns.start
-    kept = _kept_format(parameters, projections, in_features, columns)
+    kept = kept_format(parameters, projections, in_features, columns)
     if kept is not None:
         scales = (shape[0] // BLOCK, shape[1] // BLOCK) if isinstance(kept, Fp8Blocks) else (shape[0], 1)
         weight = Fp8Weight(
             parameters.new(*shape, dtype=torch.float8_e4m3fn), parameters.new(*scales, dtype=torch.float32)
         )
-        declare = _declare_blocks if isinstance(kept, Fp8Blocks) else _declare_channels
+        declare = declare_blocks if isinstance(kept, Fp8Blocks) else _declare_channels
         declare(parameters, weight, projections, in_features, columns)
         kind = "fp8-block" if isinstance(kept, Fp8Blocks) else "fp8-channel"
         parameters.weights_by_type[kind] += weight.values.numel()
@@ -47,12 +47,14 @@ def new_weight(
     return dense
 
 
-def _kept_format(
+def kept_format(
     parameters: Parameters, projections: Sequence[Projection], in_features: int, columns: slice
 ) -> Fp8Blocks | Fp8Channels | None:
     """Format in which the weight stays; None: it becomes the model's dtype."""
+    if not has_fp8_kernels(parameters):
+        return None
     first, *others = (parameters.format_of(each.name) for each in projections)
-    if not has_fp8_kernels(parameters) or any(other != first for other in others):
+    if any(other != first for other in others):
         return None
     if isinstance(first, Fp8Channels):
         rows = sum(each.rows.stop - each.rows.start for each in projections)
@@ -73,9 +75,10 @@ def has_fp8_kernels(parameters: Parameters) -> bool:
     )
 
 
-def _declare_blocks(
+def declare_blocks(
     parameters: Parameters, weight: Fp8Weight, projections: Sequence[Projection], in_features: int, columns: slice
 ) -> None:
+    """Declare what fills a weight in FP8 blocks: `rows` of each projection one below the other, and `columns`."""
     for (name, out_features, rows), part in _stacked(projections):
         parameters.add_source(
             f"{name}.weight", (out_features, in_features), weight.values[part], rows, columns, dtypes=("F8_E4M3",)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.layers.activation import GatedActivation, silu_and_mul
-from minisgl.layers.fp8_weight import Activations, Fp8Weight
+from minisgl.layers.fp8_weight import Activations, Fp8Weight, takes_row
 from minisgl.layers.linear import ColumnParallelLinear, linear
 from minisgl.layers.new_weight import Weight
 from minisgl.layers.norm import RMSNorm
@@ -17,11 +17,11 @@ def project(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`x` and `residual` [T, hidden] to the projection of their sum's norm, and the sum: the new residual stream.
     Without a residual `x` begins the stream. The caller must not use `residual` again."""
+    if _is_one_kernel(x, projection.weight):
+        return _in_one_kernel(norm, projection.weight, x, residual, bias=projection.bias)
     if isinstance(projection.weight, Fp8Weight):
         rows, residual = norm.forward_fp8(x, residual, per_row=projection.weight.per_channel)
         return projection.forward(rows), residual
-    if _is_one_kernel(x, projection.weight):
-        return _in_one_kernel(norm, projection.weight, x, residual, bias=projection.bias)
     x, residual = norm.forward(x, residual)
     return projection.forward(x), residual
 
@@ -35,14 +35,14 @@ def project_gated(
     *,
     consumer: Weight,
 ) -> tuple[Activations, torch.Tensor]:
-    """`project`, then the `activation` of the projection's output, quantized if its `consumer` has FP8 weights."""
+    """`project`, then the `activation` of the projection's output, quantized if its `consumer` has FP8 weights and
+    takes it so."""
     weight = projection.weight
-    one_kernel = not isinstance(weight, Fp8Weight) and activation is silu_and_mul and _is_one_kernel(x, weight)
-    if one_kernel and not isinstance(consumer, Fp8Weight):
-        assert not isinstance(weight, Fp8Weight)
+    to_fp8 = isinstance(consumer, Fp8Weight) and not takes_row(x, consumer)
+    if activation is silu_and_mul and not to_fp8 and _is_one_kernel(x, weight):
         return _in_one_kernel(norm, weight, x, residual, bias=projection.bias, gated=True)
     x, residual = project(norm, projection, x, residual)
-    if isinstance(consumer, Fp8Weight) and x.is_cuda and activation is silu_and_mul:
+    if isinstance(consumer, Fp8Weight) and to_fp8 and x.is_cuda and activation is silu_and_mul:
         from minisgl.kernels.fp8_rows_triton import silu_and_mul_fp8
 
         return silu_and_mul_fp8(x, per_row=consumer.per_channel), residual
@@ -62,8 +62,10 @@ def normalize_and_project(
     return x, linear(x, weight), residual
 
 
-def _is_one_kernel(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def _is_one_kernel(x: torch.Tensor, weight: Weight) -> bool:
     """Decide by shapes alone, so that a captured step can be replayed."""
+    if isinstance(weight, Fp8Weight):
+        return takes_row(x, weight)
     if not x.is_cuda:
         return False
     from minisgl.kernels.skinny_linear_triton import fits_normed
@@ -73,7 +75,7 @@ def _is_one_kernel(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 def _in_one_kernel(
     norm: RMSNorm,
-    weight: torch.Tensor,
+    weight: Weight,
     x: torch.Tensor,
     residual: torch.Tensor | None,
     *,
@@ -81,6 +83,11 @@ def _in_one_kernel(
     gated: bool = False,
     normed: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(weight, Fp8Weight):
+        from minisgl.kernels.fp8_row_gluon import normed_fp8_row
+
+        assert normed is None
+        return normed_fp8_row(x, residual, norm.weight, norm.eps, weight.values, weight.scales, bias, gated=gated)
     from minisgl.kernels.skinny_linear_triton import normed_linear
 
     return normed_linear(x, residual, norm.weight, norm.eps, weight, bias, gated=gated, normed=normed)

@@ -10,7 +10,7 @@ import torch
 from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.rotation import Rotation
-from minisgl.layers.activation import GATED_ACTIVATIONS
+from minisgl.layers.activation import GATED_ACTIVATIONS, silu_and_mul
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minisgl.layers.new_weight import Projection
 from minisgl.layers.norm import RMSNorm
@@ -20,6 +20,7 @@ from minisgl.layers.rotary import Rotary
 from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
 from minisgl.models.config import ModelConfig, MoeConfig
 from minisgl.moe.mixture import mixture_of_experts
+from minisgl.moe.new_experts import new_experts
 
 
 class SelfAttention:
@@ -108,24 +109,23 @@ class SparseFeedForward:
         self._moe = moe
         self._activation = GATED_ACTIVATIONS[config.activation]
         hidden, size, part = config.hidden_size, moe.intermediate_size, parallel.shard(moe.intermediate_size)
-        local = part.stop - part.start
         self.router = parameters.replicated(f"{name}.gate.weight", moe.num_experts, hidden)
-        self.gate_up = parameters.new(moe.num_experts, 2 * local, hidden)
-        self.down = parameters.new(moe.num_experts, hidden, local)
-        parameters.weights_by_type[parameters.dtype_name] += self.gate_up.numel() + self.down.numel()
-        for index in range(moe.num_experts):
-            expert = f"{name}.experts.{index}"
-            parameters.add_weight(f"{expert}.gate_proj", (size, hidden), self.gate_up[index, :local], part)
-            parameters.add_weight(f"{expert}.up_proj", (size, hidden), self.gate_up[index, local:], part)
-            parameters.add_weight(f"{expert}.down_proj", (hidden, size), self.down[index], slice(None), part)
+        self.experts = new_experts(
+            parameters,
+            f"{name}.experts",
+            moe.num_experts,
+            hidden,
+            size,
+            part,
+            keep_fp8=self._activation is silu_and_mul,
+        )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, logits, residual = normalize_and_project(self.norm, self.router, x, residual)
         out = mixture_of_experts(
             x,
             logits,
-            self.gate_up,
-            self.down,
+            *self.experts,
             self._activation,
             self._moe.experts_per_token,
             renormalize=self._moe.renormalize,

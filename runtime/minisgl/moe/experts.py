@@ -10,21 +10,25 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.layers.activation import GatedActivation, silu_and_mul
+from minisgl.layers.fp8_weight import Fp8Weight
 
 
 def run_experts(
     x: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: torch.Tensor | Fp8Weight,
+    down: torch.Tensor | Fp8Weight,
     activation: GatedActivation,
 ) -> torch.Tensor:
     """x [T, H], weights and experts [T, K], gate_up [E, 2 N, H], down [E, H, N] to [T, H].
 
-    The order of sums is fixed on every device. On CUDA all shapes follow from T and nothing waits for the device, so
-    the call can be captured in a graph, except where a GPU has no kernel for torch's grouped product.
+    With experts in FP8, whose inputs are not quantized, the activation is SiLU. The order of sums is fixed on every
+    device. On CUDA all shapes follow from T and nothing waits for the device, so the call can be captured in a graph,
+    except where a GPU has no kernel for torch's grouped product.
     """
+    if isinstance(gate_up, Fp8Weight) or isinstance(down, Fp8Weight):
+        return _run_fp8_experts(x, weights, experts, gate_up, down, activation)
     if x.is_cuda:
         from minisgl.kernels.experts_triton import fits, run_experts_cuda, weighted_sum
 
@@ -37,6 +41,29 @@ def run_experts(
     else:
         chosen = experts_one_by_one(x, experts, gate_up, down, activation)
     return (chosen * weights.unsqueeze(-1)).sum(dim=1)
+
+
+def _run_fp8_experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: torch.Tensor | Fp8Weight,
+    down: torch.Tensor | Fp8Weight,
+    activation: GatedActivation,
+) -> torch.Tensor:
+    assert isinstance(gate_up, Fp8Weight) and isinstance(down, Fp8Weight) and activation is silu_and_mul
+    if not x.is_cuda:
+        dense = gate_up.dequantized().to(x.dtype), down.dequantized().to(x.dtype)
+        return run_experts(x, weights, experts, *dense, activation)
+    from minisgl.kernels.dequantize_blocks_triton import dequantize_blocks
+    from minisgl.kernels.experts_triton import Scales, fits, run_experts_cuda
+
+    if fits(x, gate_up.values):
+        scales = Scales(gate_up.scales, down.scales)
+        return run_experts_cuda(x, weights, experts, gate_up.values, down.values, scales)
+    # With many tokens, the products take longer than this pass.
+    dense = dequantize_blocks(*gate_up, x.dtype), dequantize_blocks(*down, x.dtype)
+    return run_experts(x, weights, experts, *dense, activation)
 
 
 def experts_one_by_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.layers.activation import GatedActivation, silu_and_mul
+from minisgl.layers.fp8_weight import Fp8Weight
 from minisgl.moe.experts import run_experts
 from minisgl.moe.routing import route
 
@@ -12,15 +13,21 @@ from minisgl.moe.routing import route
 def mixture_of_experts(
     x: torch.Tensor,
     router_logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: torch.Tensor | Fp8Weight,
+    down: torch.Tensor | Fp8Weight,
     activation: GatedActivation,
     top_k: int,
     *,
     renormalize: bool,
 ) -> torch.Tensor:
     """x [T, H], router_logits [T, E], gate_up [E, 2 N, H], down [E, H, N] to [T, H]."""
-    if x.is_cuda and activation is silu_and_mul:
+    if isinstance(gate_up, Fp8Weight) and isinstance(down, Fp8Weight):
+        from minisgl.kernels import fp8_experts_vector_gluon as fp8
+
+        if x.is_cuda and fp8.fits(x, len(down.values), top_k, down.shape[2]):
+            return fp8.run_fp8_experts_vector(x, router_logits, *gate_up, *down, top_k, renormalize=renormalize)
+    elif x.is_cuda and activation is silu_and_mul:
+        assert not isinstance(gate_up, Fp8Weight) and not isinstance(down, Fp8Weight)
         from minisgl.kernels.experts_vector_gluon import fits, run_experts_vector
 
         if fits(x, len(down), top_k, down.shape[2]):

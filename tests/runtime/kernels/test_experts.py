@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from minisgl.kernels import experts_triton
-from minisgl.kernels.experts_triton import choose_tiles
+from minisgl.kernels.experts_triton import Tiles, choose_tiles
 from support.kernels.compiled_kernel import compiled
 from support.kernels.interpreted_experts import CASES
 from support.kernels.interpreter import interpreted
@@ -27,11 +27,18 @@ def test_experts_match_float64(name: str, errors: dict[str, float]) -> None:
 @pytest.mark.parametrize(("architecture", "shared_memory"), [(80, 163 << 10), (89, 99 << 10), (90, 227 << 10)])
 @pytest.mark.parametrize("width", [768, 96])
 @pytest.mark.parametrize("pairs_per_expert", [8, 16, 32, 100])
-def test_tiles_fit_into_shared_memory(
-    pairs_per_expert: int, width: int, architecture: int, shared_memory: int
-) -> None:
-    tiles = choose_tiles(pairs_per_expert, width)
-    common = {"WIDTH": width, "ROWS": tiles.rows, "PDL": architecture >= 90}
+def test_tiles_fit_into_shared_memory(pairs_per_expert: int, width: int, architecture: int, shared_memory: int) -> None:
+    compile_kernels(choose_tiles(pairs_per_expert, width), width, architecture, shared_memory)
+
+
+@pytest.mark.parametrize("width", [768, 128])
+@pytest.mark.parametrize("pairs_per_expert", [8, 16, 32, 100])
+def test_tiles_of_experts_in_fp8_fit_into_shared_memory(pairs_per_expert: int, width: int) -> None:
+    compile_kernels(choose_tiles(pairs_per_expert, width, fp8=True), width, 90, 227 << 10, fp8=True)
+
+
+def compile_kernels(tiles: Tiles, width: int, architecture: int, shared_memory: int, *, fp8: bool = False) -> None:
+    common = {"WIDTH": width, "ROWS": tiles.rows, "SCALED": 128 if fp8 else 0, "PDL": architecture >= 90}
     for kernel, sizes in (
         (
             experts_triton._gate_up,
@@ -40,7 +47,8 @@ def test_tiles_fit_into_shared_memory(
         (experts_triton._down, {"OUTPUTS": 2048, "BLOCK_N": tiles.down_outputs, "BLOCK_K": tiles.down_inputs}),
     ):
         constants = common | sizes
-        types = dict.fromkeys(("x", "weight", "out"), "*bf16") | {"tokens": "i32"}
+        types = dict.fromkeys(("x", "weight", "scales", "out"), "*bf16") | {"tokens": "i32"}
+        types |= {"weight": "*fp8e4nv", "scales": "*fp32"} if fp8 else {}
         options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
         # What is copied ahead takes the memory.
         pointers = ("x", "pairs_of", "counts", "weight", "out")

@@ -10,8 +10,11 @@ pytest.importorskip("triton")
 
 from minisgl.kernels import (
     activation_triton,
+    dequantize_blocks_triton,
     experts_triton,
     experts_vector_gluon,
+    fp8_experts_vector_gluon,
+    fp8_row_gluon,
     gather_keys_triton,
     norm_triton,
     one_shot_all_reduce_triton,
@@ -30,9 +33,10 @@ FP8S = "*fp8e4nv"
 
 STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row"), INT) | {"locations": LONGS}
 SAMPLE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
-EXPERTS = dict.fromkeys(("x", "weight", "out", "chosen", "shares", "logits", "weights"), HALVES) | dict.fromkeys(
-    ("pairs", "tokens", "width"), INT
-)
+EXPERTS = dict.fromkeys(
+    ("x", "weight", "scales", "out", "chosen", "shares", "logits", "weights"), HALVES
+) | dict.fromkeys(("pairs", "tokens", "width"), INT)
+FP8_EXPERTS = EXPERTS | {"weight": FP8S, "scales": FLOATS}
 CHOICE = {"EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "PDL": True}
 SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
 
@@ -146,16 +150,51 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             )
         ),
         (experts_vector_gluon._gate_up, EXPERTS, CHOICE | {"INPUTS": 2048, "WIDTH": 768}),
+        *(
+            (
+                fp8_experts_vector_gluon._down,
+                FP8_EXPERTS,
+                CHOICE | {"WIDTH": 384, "HIDDEN": 2048, "RENORMALIZE": renormalize},
+            )
+            for renormalize in (False, True)
+        ),
+        (
+            fp8_experts_vector_gluon._gate_up,
+            FP8_EXPERTS,
+            CHOICE | {"INPUTS": 2048, "WIDTH": 768},
+        ),
+        *(
+            (
+                fp8_row_gluon._fp8_row,
+                dict.fromkeys(("x", "residual", "gain", "bias", "out", "stream"), HALVES)
+                | {"weight": FP8S, "scales": FLOATS, "units": INT, "eps": FLOAT},
+                {"INPUTS": inputs, "OUTPUTS": 4, "VECTOR": 8, "PDL": True}
+                | dict.fromkeys(("NORM", "ADD"), normed)
+                | {"BIAS": bias, "GATED": gated, "CHANNELS": channels},
+            )
+            for inputs, normed, bias, gated, channels in (
+                (5120, True, False, False, False),
+                (5120, True, True, True, True),
+                (896, True, True, True, False),
+                (4864, False, False, False, False),
+            )
+        ),
+        (
+            dequantize_blocks_triton._dequantize_blocks,
+            {"values": FP8S, "scales": FLOATS, "out": HALVES},
+            {"INPUTS": 2048, "BLOCK": 128},
+        ),
         (experts_triton._pairs_of_experts, EXPERTS, {"BLOCK": 1024, "PDL": True}),
         (
             experts_triton._gate_up,
             EXPERTS,
-            {"INPUTS": 2048, "WIDTH": 768, "TOP_K": 8, "ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128, "PDL": True},
+            {"INPUTS": 2048, "WIDTH": 768, "TOP_K": 8, "ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128}
+            | {"SCALED": 0, "PDL": True},
         ),
         (
             experts_triton._down,
             EXPERTS,
-            {"WIDTH": 96, "OUTPUTS": 2048, "ROWS": 32, "BLOCK_N": 128, "BLOCK_K": 32, "PDL": True},
+            {"WIDTH": 96, "OUTPUTS": 2048, "ROWS": 32, "BLOCK_N": 128, "BLOCK_K": 32, "SCALED": 0, "PDL": True},
         ),
         *(
             (experts_triton._weighted_sum, EXPERTS, {"TOP_K": 8, "PLACED": placed, "BLOCK": 1024, "PDL": True})

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX
 from minisgl.layers.activation import silu_and_mul
+from minisgl.layers.fp8_weight import Fp8Weight
 from minisgl.moe.experts import experts_one_by_one
 
 
@@ -27,6 +29,16 @@ def draw(sizes: Sizes, tokens: int, dtype: torch.dtype, device: str) -> tuple[to
     x = normal(tokens, sizes.hidden)
     gate_up = normal(sizes.experts, 2 * sizes.width, sizes.hidden, scale=sizes.hidden**-0.5)
     return x, gate_up, normal(sizes.experts, sizes.hidden, sizes.width, scale=sizes.width**-0.5)
+
+
+def in_fp8(weight: torch.Tensor) -> Fp8Weight:
+    """[experts, out, in] in blocks, whose scales differ."""
+    experts, outputs, inputs = weight.shape
+    blocks = weight.float().view(experts, outputs // BLOCK, BLOCK, inputs // BLOCK, BLOCK)
+    scales = blocks.abs().amax((2, 4)) / E4M3_MAX
+    values = (blocks / scales[:, :, None, :, None]).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    factors = 1 + torch.arange(scales.numel(), device=weight.device).view(scales.shape) % 7
+    return Fp8Weight(values.view(weight.shape), scales * factors)
 
 
 def choices(sizes: Sizes, tokens: int) -> torch.Tensor:

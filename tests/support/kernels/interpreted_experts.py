@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from support.kernels.experts import Sizes, by_plain_torch, choices, draw
+from support.kernels.experts import Sizes, by_plain_torch, choices, draw, in_fp8
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
 
@@ -19,9 +19,12 @@ class Case(NamedTuple):
     sizes: Sizes = Sizes(hidden=128, width=64, experts=6, top_k=2)
     crowded: bool = False
     """All tokens choose the same experts."""
+    fp8: bool = False
+    """Weights are in FP8 blocks."""
 
 
 DEFAULT = Case(1).sizes
+IN_BLOCKS = Sizes(hidden=256, width=128, experts=16, top_k=2)
 CASES = {
     "one token": Case(1),
     "experts that nobody chose": Case(3, DEFAULT._replace(experts=16, top_k=4)),
@@ -30,11 +33,14 @@ CASES = {
     "tiles of 32 tokens": Case(40),
     "tiles of 64 tokens": Case(90, DEFAULT._replace(experts=8), crowded=True),
     "tiles of 128 tokens": Case(150, DEFAULT._replace(experts=4)),
+    "one token, FP8": Case(1, IN_BLOCKS, fp8=True),
+    "more tokens of an expert than a tile has, FP8": Case(40, IN_BLOCKS, crowded=True, fp8=True),
+    "tiles of 32 tokens, FP8": Case(40, IN_BLOCKS._replace(experts=6), fp8=True),
 }
 
 
 def error(case: Case) -> float:
-    from minisgl.kernels.experts_triton import fits, run_experts_cuda
+    from minisgl.kernels.experts_triton import Scales, fits, run_experts_cuda
 
     # The interpreter rounds bfloat16 towards zero.
     x, gate_up, down = draw(case.sizes, case.tokens, torch.float16, "cpu")
@@ -42,8 +48,15 @@ def error(case: Case) -> float:
     if case.crowded:
         experts[:] = experts[0].clone()
     shares = torch.rand(experts.shape, generator=torch.Generator().manual_seed(0)).half()
-    assert fits(x, gate_up)
-    ours = run_experts_cuda(x, shares, experts, gate_up, down)
+    if case.fp8:
+        fp8_gate_up, fp8_down = in_fp8(gate_up), in_fp8(down)
+        assert fits(x, fp8_gate_up.values)
+        scales = Scales(fp8_gate_up.scales, fp8_down.scales)
+        ours = run_experts_cuda(x, shares, experts, fp8_gate_up.values, fp8_down.values, scales)
+        gate_up, down = fp8_gate_up.dequantized(), fp8_down.dequantized()
+    else:
+        assert fits(x, gate_up)
+        ours = run_experts_cuda(x, shares, experts, gate_up, down)
     exact = by_plain_torch(torch.double, x, shares, experts, gate_up, down)
     return float((ours.double() - exact).norm()) / float(exact.norm())
 
