@@ -31,6 +31,7 @@
 #   serve         25 s   a server with a tiny model: one question, metrics, and a clean exit
 #   online       420 s   a server with Qwen3-14B and dummy weights, under a synthetic chat trace at three speeds
 #   moe           60 s   Qwen3-30B-A3B, decode at batch 1 and 64
+#   fp8           90 s   FP8 blocks: workloads A and C on Qwen3-14B, C and C64 on Qwen3-30B-A3B
 #   load                 random load, $MINUTES (8) minutes
 #   tp2          500 s   on two GPUs: tests, all-reduce by size, workload A on Qwen3-14B
 #   tp4          700 s   on four GPUs: all-reduce by size, Qwen3-32B under 1,000 requests of the chat trace at three speeds
@@ -209,6 +210,10 @@ part() {
         replay 14b "${REQUESTS:-250}" 1.25 1.67 2.5
       ;;
     moe) bench offline-qwen3-30b-a3b qwen3-30b-a3b 240 --workload C C64 --repeat 2 ;;
+    fp8)
+      bench offline-qwen3-14b-fp8 qwen3-14b 120 --quantization fp8-block --workload A C
+      bench offline-qwen3-30b-a3b-fp8 qwen3-30b-a3b 120 --quantization fp8-block --workload C C64
+      ;;
     load)
       limited $((60 * ${MINUTES:-8} + 60)) "$PYTHON" -m support.numerics.random_load --minutes "${MINUTES:-8}" |
         tee "$OUT/random-load.json"

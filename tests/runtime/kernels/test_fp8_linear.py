@@ -50,7 +50,19 @@ def test_a_model_with_fp8_weights_launches_their_kernels(quantization: str) -> N
         with launches.recorded(Architecture.parse("9.0a")):
             rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
         kernels = {name.rpartition(".")[2] for name, _ in launches.keys}
-        assert {"_fp8_linear", "_add_rms_norm_fp8", "_quantize_rows"} <= kernels
+        assert {"_fp8_linear", "_add_rms_norm_fp8", "_quantize_rows", "_fp8_row"} <= kernels
+
+
+def test_a_model_with_experts_in_fp8_launches_their_kernels() -> None:
+    config = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-30b-a3b"], "num_hidden_layers": 2}, quantization="fp8-block")
+    for ranks, kept in ((1, True), (2, True), (4, False)):
+        launches = Launches()
+        with launches.recorded(Architecture.parse("9.0a")):
+            rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
+        files = {name.split(".")[-2] for name, _ in launches.keys}
+        assert ("fp8_experts_vector_gluon" in files) is ("dequantize_blocks_triton" in files) is kept
+        assert ("experts_vector_gluon" in files) is not kept
+        assert "experts_triton" in files
 
 
 @pytest.mark.parametrize("channels", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from minisgl.layers import new_weight
 from minisgl.layers.fp8_weight import Fp8Weight
 from minisgl.layers.new_weight import Weight
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import Decoder, DecoderLayer, FeedForward
+from minisgl.models.decoder import Decoder, DecoderLayer, FeedForward, SparseFeedForward
 from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import fill_random
+from minisgl.moe.new_experts import Experts
+from minisgl.toy.quantize import QUANTIZATION_CONFIGS
 from minisgl.toy.tiny import write_tiny_checkpoint
 from support.numerics.fake_quantization import fake_quantized
 from support.numerics.ranks import all_logits, load, run_ranks
@@ -32,9 +35,9 @@ def stays_fp8(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return switch
 
 
-def write(folder: Path, arch: str = "qwen3", **sizes: int) -> Path:
+def write(folder: Path, arch: str = "qwen3", **sizes: Any) -> Path:
     sizes = {"hidden": 256, "intermediate": 512, "heads": 4, "kv_heads": 4, "head_dim": 64} | sizes
-    return write_tiny_checkpoint(folder / arch, arch, quantization="fp8-block", **sizes)  # type: ignore[arg-type]
+    return write_tiny_checkpoint(folder / arch, arch, quantization="fp8-block", **sizes)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -67,6 +70,63 @@ def test_weights_take_one_byte(tmp_path: Path, stays_fp8: Callable[[bool], None]
     assert (dense.weights_by_type, model.weights_by_type) == ({"float32": linear}, {"fp8-block": linear})
     assert dense.num_bytes - model.num_bytes == linear * 3 - linear // 128**2 * 4
     assert model.num_elements - linear // 128**2 == dense.num_elements
+
+
+MOE = {"heads": 4, "kv_heads": 4, "head_dim": 64, "experts": 4, "expert_intermediate": 256}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_experts_stay_in_blocks_on_each_rank(size: int, tmp_path: Path, stays_fp8: Callable[[bool], None]) -> None:
+    checkpoint = write(tmp_path, "qwen3-moe", **MOE)
+    stays_fp8(False)
+    dense = load(checkpoint).layers[0].feed_forward
+    assert isinstance(dense, SparseFeedForward) and isinstance(dense.experts.gate_up, torch.Tensor)
+    gates, ups = dense.experts.gate_up.chunk(2, 1)
+    stays_fp8(True)
+
+    def experts(parallel: TensorParallel) -> Experts:
+        model = load(checkpoint, parallel)
+        assert set(model.parameters.weights_by_type) == {"fp8-block"}
+        feed_forward = model.layers[0].feed_forward
+        assert isinstance(feed_forward, SparseFeedForward)
+        return feed_forward.experts
+
+    for rank, ours in enumerate(run_ranks(size, tmp_path, experts)):
+        assert isinstance(ours.gate_up, Fp8Weight) and isinstance(ours.down, Fp8Weight)
+        expected = torch.cat([gates.chunk(size, 1)[rank], ups.chunk(size, 1)[rank]], 1)
+        assert torch.equal(ours.gate_up.dequantized(), expected)
+        assert torch.equal(ours.down.dequantized(), dense.experts.down.chunk(size, 2)[rank])
+
+
+def test_experts_in_blocks_give_finite_logits(tmp_path: Path, stays_fp8: Callable[[bool], None]) -> None:
+    stays_fp8(True)
+    config = ModelConfig.read(write(tmp_path, "qwen3-moe", **MOE))
+    model = Decoder(config, TensorParallel(), torch.float32, "cpu")
+    fill_random(model.parameters)
+    assert all_logits(model, SEQUENCES).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["width", "activation", "one expert"])
+def test_experts_without_kernels_are_dequantized(kind: str, tmp_path: Path, stays_fp8: Callable[[bool], None]) -> None:
+    """All of a layer, even if only one of them is not in blocks of 128 × 128."""
+    changes: dict[str, Any] = {
+        "width": {"expert_intermediate": 64},
+        "activation": {"activation": "gelu"},
+        "one expert": {
+            "config_extra": {
+                "quantization_config": QUANTIZATION_CONFIGS["fp8-block"]
+                | {"modules_to_not_convert": ["lm_head", "model.layers.0.mlp.experts.2.up_proj"]}
+            }
+        },
+    }
+    checkpoint = write(tmp_path, "qwen3-moe", **MOE | changes[kind])
+    stays_fp8(True)
+    model = load(checkpoint)
+    first, second = (layer.feed_forward for layer in model.layers)
+    assert isinstance(first, SparseFeedForward) and isinstance(second, SparseFeedForward)
+    assert isinstance(first.experts.gate_up, torch.Tensor) and isinstance(first.experts.down, torch.Tensor)
+    assert isinstance(second.experts.gate_up, Fp8Weight) is (kind == "one expert")
+    assert all_logits(model, SEQUENCES).isfinite().all()
 
 
 def test_a_shard_that_cuts_a_block_is_dequantized(tmp_path: Path, stays_fp8: Callable[[bool], None]) -> None:
