@@ -26,7 +26,7 @@ _BLOCK = gl.constexpr(BLOCK)
 _VECTOR = 8
 _MOST_INPUTS = 32_768
 _LONG_INPUTS = 8192
-"""Inputs from which 8 warps share an output."""
+"""Inputs above which 8 warps share an output."""
 _WEIGHT_REGISTERS = 40
 """Registers of a thread for the tiles of W that it reads ahead."""
 _LONG_WEIGHT_REGISTERS = 80
