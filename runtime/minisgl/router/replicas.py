@@ -7,6 +7,7 @@ from enum import IntEnum, auto
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
+from minisgl.router.ended_totals import EndedTotals, add_counters, sum_of
 from minisgl.router.queue_times import QueueTimes
 from minisgl.router.routing import PrefixIndex
 from minisgl.tokenizer.model_files import differing_files
@@ -107,6 +108,7 @@ class Replicas:
         self._loaded: Sequence[FileHashes] = ()
         """Tokenizer files that are loaded and can be switched to immediately."""
         self._by_address: dict[str, Replica] = {}
+        self._ended = EndedTotals()
         self._assessed: list[tuple[Replica, State, str]] | None = None
         """State of each replica and the reason why it is not routable; None: must be computed again."""
         self._routable: list[Replica] = []
@@ -128,6 +130,7 @@ class Replicas:
 
     def remove(self, address: str) -> None:
         assert not self._by_address[address].in_flight, "its requests must be resubmitted first"
+        self._keep_totals(address)
         del self._by_address[address]
         self._change()
 
@@ -143,6 +146,7 @@ class Replicas:
 
     def welcome(self, address: str, welcome: Welcome) -> None:
         assert not self[address].in_flight, "requests of an earlier start were taken away"
+        self._keep_totals(address)
         replica = self._by_address[address] = Replica(address)
         replica.welcome = welcome
         replica.last_message_at = self.now
@@ -164,6 +168,7 @@ class Replicas:
         self._change()
 
     def lost(self, address: str, reason: str) -> None:
+        self._keep_totals(address)
         last_welcome = self[address].known
         replica = self._by_address[address] = Replica(address)
         replica.last_welcome = last_welcome
@@ -228,12 +233,21 @@ class Replicas:
         )
 
     def aggregate_status(self) -> Status | None:
-        """Return the sums over all replicas. Counters of a replica that goes away go with it, as at a restart."""
-        statuses = [replica.status for replica in self if replica.status is not None]
-        if len(statuses) < 2:
-            return statuses[0] if statuses else None
-        columns = {name: [getattr(status, name) for status in statuses] for name in Status.__struct_fields__}
-        return Status(**{name: _aggregate(name, values) for name, values in columns.items()})
+        """Return the sums over all replicas. Counters include those of starts that are gone."""
+        reporting = [(replica, replica.status) for replica in self if replica.status is not None]
+        statuses = [status for _, status in reporting]
+        if not statuses:
+            return None
+        if len(statuses) > 1:
+            columns = {name: [getattr(status, name) for status in statuses] for name in Status.__struct_fields__}
+            statuses = [Status(**{name: _aggregate(name, values) for name, values in columns.items()})]
+        ended = self._ended.without({_start(replica) for replica, _ in reporting})
+        return add_counters(statuses[0], ended) if ended else statuses[0]
+
+    def _keep_totals(self, address: str) -> None:
+        replica = self[address]
+        if replica.status is not None:
+            self._ended.keep(_start(replica), replica.status)
 
     def _change(self) -> None:
         self._assessed = None
@@ -302,10 +316,12 @@ def _aggregate(name: str, values: list[Any]) -> Any:
         return {kind: ", ".join(sorted({each[kind] for each in values if kind in each})) for kind in kinds}
     if name == "data_types":
         return tuple(dict.fromkeys(chain(*values)))
-    if isinstance(values[0], tuple):
-        # Histograms; an older engine may send none.
-        return tuple(map(sum, zip(*filter(None, values), strict=False)))
-    return sum(values)
+    return sum_of(values)
+
+
+def _start(replica: Replica) -> tuple[str, tuple[int, int]]:
+    """Name and epoch of the start that the replica's status is of."""
+    return replica.name, (0, 0) if replica.welcome is None else replica.welcome.epoch
 
 
 def _view(replica: Replica, state: State, reason: str) -> ReplicaView:

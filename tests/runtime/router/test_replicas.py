@@ -4,6 +4,8 @@ import re
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minisgl.router.replicas import STALE_SECONDS, Replicas
 from minisgl.wire.messages import WIRE_VERSION, Status, Welcome
@@ -194,6 +196,59 @@ def test_statuses_of_several_replicas_are_summed() -> None:
     assert total.data_types == (BFLOAT16, FP8)
     assert (total.waiting, total.steps, total.queue_seconds, total.queue_times) == (2, 8, 1.0, (2, 4))
     assert (total.page_size, total.num_pages, total.draining) == (16, 20, False)
+
+
+def test_totals_do_not_fall_when_a_replica_restarts_or_goes_away() -> None:
+    """Prometheus would take a sum that falls for a restart of all replicas, and count the rest again."""
+    replicas = replicas_of(welcome(0), welcome(1))
+    busy = msgspec.structs.replace(STATUS, generated_tokens=1000, queue_times=(7, 5), queue_seconds=9.0)
+    young = msgspec.structs.replace(STATUS, generated_tokens=3, queue_times=(1, 0), queue_seconds=0.5)
+
+    def totals() -> tuple[int, tuple[int, ...], float]:
+        total = replicas.aggregate_status()
+        assert total is not None
+        return total.generated_tokens, total.queue_times, total.queue_seconds
+
+    for address in ("0", "1"):
+        replicas.status(address, busy)
+    assert totals() == (2000, (14, 10), 18.0)
+    replicas.lost("0", "gone")
+    assert totals() == (2000, (14, 10), 18.0)
+    # A connection that was lost for a moment: it is still the same start.
+    replicas.welcome("0", welcome(0))
+    assert totals() == (2000, (14, 10), 18.0)
+    replicas.status("0", busy)
+    assert totals() == (2000, (14, 10), 18.0)
+    replicas.welcome("0", welcome(0, epoch=(1, 2)))
+    replicas.status("0", young)
+    assert totals() == (2003, (15, 10), 18.5)
+    total = replicas.aggregate_status()
+    assert total is not None and (total.waiting, total.num_pages) == (2 * STATUS.waiting, 2 * STATUS.num_pages)
+    replicas.remove("1")
+    assert totals() == (2003, (15, 10), 18.5)
+    replicas.remove("0")
+    assert replicas.aggregate_status() is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["status", "lost", "again", "restart"])), max_size=300))
+def test_totals_are_those_of_all_starts(steps: list[tuple[int, str]]) -> None:
+    """However often replicas are lost, return or start anew."""
+    replicas = replicas_of(*map(welcome, range(3)))
+    epochs, tokens = [1] * 3, {(number, 1): 0 for number in range(3)}
+    for number, step in steps:
+        address = str(number)
+        if step == "restart":
+            epochs[number] += 1
+            tokens[number, epochs[number]] = 0
+        if step in ("restart", "again"):
+            replicas.welcome(address, welcome(number, epoch=(1, epochs[number])))
+        elif step == "lost":
+            replicas.lost(address, "gone")
+        elif replicas[address].welcome is not None:
+            tokens[number, epochs[number]] += 5
+            replicas.status(address, msgspec.structs.replace(STATUS, generated_tokens=tokens[number, epochs[number]]))
+    total = replicas.aggregate_status()
+    assert total is None or total.generated_tokens == sum(tokens.values())
 
 
 def test_a_view_has_the_mean_queue_time_of_the_last_half_minute_and_the_usage_of_the_cache() -> None:
