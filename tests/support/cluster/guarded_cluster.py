@@ -50,7 +50,9 @@ def may_serve(observed: Observed, replica: str) -> bool:
     revision = revision_of(stateful_set["spec"]["template"])
     pods = [pod for pod in observed.pods if replica_name(pod) == replica]
     reports = [(pod, observed.reports.get(pod["metadata"]["uid"])) for pod in pods]
-    if any(containers_started(pod) and isinstance(report, Unreachable) for pod, report in reports):
+    # A pod that is being deleted ends whatever happens to its replica.
+    unknown = (not is_deleting(pod) and containers_started(pod) and isinstance(it, Unreachable) for pod, it in reports)
+    if any(unknown):
         return True
     complete = 0 < stateful_set["spec"]["replicas"] <= len(pods)
     ready = all(has_condition(pod, "Ready") and not is_deleting(pod) and revision_of(pod) == revision for pod in pods)
